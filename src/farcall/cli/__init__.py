@@ -1,0 +1,42 @@
+"""The `farcall` command. One module per group of commands; `COMMANDS` lists them.
+
+Exit codes: 0 success, 1 failure, 2 bad usage, 130 ended by Ctrl-C. A command may add its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from farcall.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "demo": ("farcall.cli.demo:demo", "Run a demo, or list them."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_at=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="farcall")
+def cli() -> None:
+    """Remote calls, remote references and gradients across processes for PyTorch."""
+
+
+def main() -> int:
+    """Runs the command line and returns the exit code."""
+    try:
+        code = cli.main(prog_name="farcall", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:  # nobody reads our output any more, as in `farcall demo | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code if isinstance(code, int) else 0

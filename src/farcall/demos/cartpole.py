@@ -1,0 +1,220 @@
+"""CartPole with one agent and many observers: PyTorch's RPC tutorial, on farcall.
+
+Rank 0 is the agent. It owns the policy and learns. The other ranks are observers: each owns an
+environment, asks the agent for every action and reports every reward. Nobody writes a message by
+hand: the agent holds references (RRefs) to the observers, the observers get one to the agent, and
+both just call methods.
+
+The recipe is REINFORCE as in https://docs.pytorch.org/tutorials/intermediate/rpc_tutorial.html,
+but an episode ends when its environment says so, and a run repeats exactly for a given seed.
+`docs/cartpole.md` walks through this file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from farcall import rpc
+from farcall.demos.progress import Monitor, Progress
+
+ENVIRONMENT = "CartPole-v1"
+STATE, HIDDEN, ACTIONS = 4, 128, 2
+DROPOUT = 0.6
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run depends on: two runs with equal options take the same actions."""
+
+    observers: int
+    seed: int
+    gamma: float
+    max_episodes: int
+
+
+def goal() -> float:
+    """The running reward at which the environment counts as solved: 475."""
+    threshold = gymnasium.spec(ENVIRONMENT).reward_threshold
+    assert threshold is not None
+    return threshold
+
+
+class Policy(nn.Module):
+    """Says how likely each action is: two layers, 4-128-2, with dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(STATE, HIDDEN)
+        self.output = nn.Linear(HIDDEN, ACTIONS)
+
+    def forward(self, state: Tensor, mask: Tensor) -> Tensor:
+        """Log-probabilities `(..., 2)` for states `(..., 4)` under dropout masks `(..., 128)`."""
+        hidden = torch.relu(self.hidden(state) * mask)
+        return torch.log_softmax(self.output(hidden), dim=-1)
+
+
+class Trajectory:
+    """What the agent remembers of one observer's episode, and that observer's random numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets the episode. The random numbers go on."""
+        self.states: list[Tensor] = []
+        self.masks: list[Tensor] = []
+        self.actions: list[Tensor] = []
+        self.rewards: list[float] = []
+
+    def draw_mask(self) -> Tensor:
+        """A dropout mask `(128,)`, from this observer's own random numbers."""
+        kept = torch.rand(HIDDEN, generator=self.generator) >= DROPOUT
+        return kept / (1 - DROPOUT)
+
+    def returns(self, gamma: float) -> Tensor:
+        """For every step, the discounted sum of the rewards from there on."""
+        returns: list[float] = []
+        following = 0.0
+        for reward in reversed(self.rewards):
+            following = reward + gamma * following
+            returns.append(following)
+        return torch.tensor(returns[::-1])
+
+
+class Observer:
+    """Owns an environment and plays it as the agent says. Lives on its own worker."""
+
+    def __init__(self, observer_id: int, seed: int) -> None:
+        self.id = observer_id
+        self.env = gymnasium.make(ENVIRONMENT)
+        self.env.reset(seed=seed)
+
+    def run_episode(self, agent_rref: rpc.RRef[Agent]) -> None:
+        """Plays until the pole falls or time is up, with two calls to the agent every step."""
+        state, _ = self.env.reset()
+        done = False
+        while not done:
+            action = agent_rref.rpc_sync().select_action(self.id, torch.from_numpy(state))
+            state, reward, terminated, truncated, _ = self.env.step(action)
+            agent_rref.rpc_sync().report_reward(self.id, float(reward))
+            done = terminated or truncated
+
+
+class Agent:
+    """Owns the policy and improves it. Observers call its methods from their processes.
+
+    Several observers call at once, each in a thread of its own here. They share only the policy,
+    which nobody changes while episodes run; what they write is their own trajectory. So there is
+    nothing to lock.
+    """
+
+    def __init__(self, options: Options) -> None:
+        torch.manual_seed(options.seed)
+        self.options = options
+        self.policy = Policy()
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=1e-2)
+        self.running_reward = 0.0
+        self.env_steps = 0
+        self.calls = 0
+        self.trajectories: dict[int, Trajectory] = {}
+        self.observer_rrefs: list[rpc.RRef[Observer]] = []
+        self.agent_rref = rpc.RRef(self)
+        for observer_id in range(1, options.observers + 1):
+            seed = 1000 * options.seed + observer_id
+            observer = rpc.remote(f"observer{observer_id}", Observer, args=(observer_id, seed))
+            self.observer_rrefs.append(observer)
+            self.trajectories[observer_id] = Trajectory(seed)
+
+    def select_action(self, observer_id: int, state: Tensor) -> int:
+        """Called by observers: draws an action for `state`, shape `(4,)`, from the policy."""
+        trajectory = self.trajectories[observer_id]
+        mask = trajectory.draw_mask()
+        with torch.no_grad():
+            probabilities = self.policy(state, mask).exp()
+        action = torch.multinomial(probabilities, 1, generator=trajectory.generator)
+        trajectory.states.append(state)
+        trajectory.masks.append(mask)
+        trajectory.actions.append(action)
+        return int(action)
+
+    def report_reward(self, observer_id: int, reward: float) -> None:
+        """Called by observers: what the last action was worth."""
+        self.trajectories[observer_id].rewards.append(reward)
+
+    def play(self) -> None:
+        """Lets all observers play one episode at the same time, and waits for them."""
+        futures = [
+            observer_rref.rpc_async().run_episode(self.agent_rref)
+            for observer_rref in self.observer_rrefs
+        ]
+        for future in futures:
+            future.wait()
+
+    def learn(self) -> None:
+        """One REINFORCE step on the episodes just played: makes what paid off more likely."""
+        played = list(self.trajectories.values())
+        returns = torch.cat([trajectory.returns(self.options.gamma) for trajectory in played])
+        advantages = (returns - returns.mean()) / (returns.std() + torch.finfo(torch.float32).eps)
+        states = torch.stack([state for trajectory in played for state in trajectory.states])
+        masks = torch.stack([mask for trajectory in played for mask in trajectory.masks])
+        actions = torch.stack([action for trajectory in played for action in trajectory.actions])
+        log_probabilities = self.policy(states, masks).gather(1, actions).squeeze(1)
+        loss = -(log_probabilities * advantages).sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def train(self) -> Iterator[Progress]:
+        """Plays and learns until the environment counts as solved. Yields after every episode."""
+        start = time.perf_counter()
+        for episode in range(1, self.options.max_episodes + 1):
+            self.play()
+            self.learn()
+            progress = self.take_stock(episode, time.perf_counter() - start)
+            yield progress
+            if progress.solved:
+                return
+
+    def take_stock(self, episode: int, seconds: float) -> Progress:
+        """Counts the episode just played, and clears the trajectories for the next one."""
+        played = list(self.trajectories.values())
+        reward = min(sum(trajectory.rewards) for trajectory in played)
+        steps = sum(len(trajectory.rewards) for trajectory in played)
+        for trajectory in played:
+            trajectory.clear()
+        self.running_reward = 0.05 * reward + 0.95 * self.running_reward
+        self.env_steps += steps
+        self.calls += 2 * steps + len(played)
+        return Progress(
+            episode=episode,
+            reward=reward,
+            running_reward=self.running_reward,
+            env_steps=self.env_steps,
+            calls=self.calls,
+            seconds=seconds,
+            solved=self.running_reward > goal(),
+        )
+
+
+def run_worker(rank: int, options: Options, init_method: str, monitor: Monitor) -> None:
+    """What every process of the demo runs: rank 0 trains, the others wait for calls."""
+    torch.set_num_threads(1)
+    rpc.init_rpc(
+        "agent" if rank == 0 else f"observer{rank}",
+        rank=rank,
+        world_size=options.observers + 1,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=init_method),
+    )
+    if rank == 0:
+        for progress in Agent(options).train():
+            monitor.report(progress)
+            if monitor.stop_requested():
+                break
+    rpc.shutdown()

@@ -1,0 +1,154 @@
+"""Starts a demo's worker processes, follows them, and sees to it that all of them end.
+
+However a run ends, by itself, by Ctrl-C, or by the death of a worker, no process is left. On Ctrl-C
+the training worker is asked to stop after its episode, so that all workers leave as they do when
+the goal is met. The workers themselves don't see Ctrl-C: a terminal sends it to all of them at
+once, and only this process should decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import FrameType
+
+import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
+
+from farcall.demos.progress import Monitor, Progress
+
+GRACE_SECONDS = 5.0
+POLL_SECONDS = 0.2
+
+
+class WorkerFailed(Exception):
+    """A worker process raised or died. The message says which and how."""
+
+
+class Run:
+    """The worker processes of one run, and what is known of it so far.
+
+    Attributes:
+        history: the progress after every episode, in order.
+    """
+
+    def __init__(self, show: Callable[[Progress], None]) -> None:
+        self.history: list[Progress] = []
+        self._show = show
+        self._interrupts = 0
+        self._stop_by: float | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._interrupts > 0
+
+    def launch(self, worker: Callable[..., None], options: object, world_size: int) -> None:
+        """Runs `worker(rank, options, init_method, monitor)` in `world_size` processes.
+
+        They find each other through a file. Returns when all of them have ended. Call it once, in
+        the main thread: signals are handled there.
+
+        Raises:
+            WorkerFailed: a process raised or died; the others have been ended.
+        """
+        folder = tempfile.TemporaryDirectory(prefix="farcall-demo-", ignore_cleanup_errors=True)
+        with folder as path, _on_interrupt(self._count_interrupt):
+            self._start(worker, options, world_size, Path(path, "rendezvous").as_uri())
+            self._follow()
+
+    def _start(
+        self, worker: Callable[..., None], options: object, world_size: int, init_method: str
+    ) -> None:
+        self._connection, theirs = mp.get_context("spawn").Pipe()
+        arguments = (options, init_method, Monitor(theirs))
+        with theirs, _interrupts_blocked():
+            self._processes = spawn(  # type: ignore[no-untyped-call]
+                worker, args=arguments, nprocs=world_size, join=False, daemon=True
+            )
+
+    def _follow(self) -> None:
+        try:
+            while not self._ended():
+                wait([self._connection, *self._processes.sentinels], POLL_SECONDS)
+                self._receive()
+        except (ProcessExitedException, ProcessRaisedException) as failure:
+            raise WorkerFailed(f"rank {failure.error_index} failed: {failure}") from None
+        finally:
+            self._end_processes()
+            self._receive()
+            self._connection.close()
+
+    def _ended(self) -> bool:
+        if self.interrupted:
+            return self._stopped()
+        return bool(self._processes.join(timeout=0))
+
+    def _stopped(self) -> bool:
+        """Asks the workers to stop, once; true when they did, or had time enough to.
+
+        They get none before their first episode, when nothing would be lost, nor after a second
+        Ctrl-C.
+        """
+        if self._stop_by is None:
+            self._stop_by = time.monotonic() + (GRACE_SECONDS if self.history else 0)
+            with contextlib.suppress(OSError):
+                self._connection.send("stop")
+        alive = any(process.is_alive() for process in self._processes.processes)
+        return not alive or self._interrupts > 1 or time.monotonic() > self._stop_by
+
+    def _receive(self) -> None:
+        while (progress := self._next_progress()) is not None:
+            self.history.append(progress)
+            self._show(progress)
+
+    def _next_progress(self) -> Progress | None:
+        with contextlib.suppress(EOFError, OSError):  # the workers are gone
+            if self._connection.poll():
+                progress: Progress = self._connection.recv()
+                return progress
+        return None
+
+    def _count_interrupt(self, signum: int, frame: FrameType | None) -> None:
+        self._interrupts += 1
+
+    def _end_processes(self) -> None:
+        for process in self._processes.processes:
+            process.terminate()
+        for process in self._processes.processes:
+            process.join(GRACE_SECONDS)
+            process.kill()
+            process.join()
+
+
+@contextlib.contextmanager
+def _on_interrupt(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Blocks Ctrl-C here for a while, and for good in the processes started meanwhile.
+
+    Processes could as well inherit that it is ignored, but then one that comes meanwhile would be
+    lost here; this way it comes late. Where the system can't block signals, workers may complain.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # else `spawn` starts it, and then unblocks Ctrl-C
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

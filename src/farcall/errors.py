@@ -1,0 +1,136 @@
+"""What farcall raises.
+
+    FarcallError (RuntimeError)
+    |-- NotInitialized            a call before init_rpc or after shutdown
+    |-- UnknownWorker             no worker of that name or id (ValueError too)
+    |-- CallError                 how a call can end without its value
+    |   |-- RpcTimeout            the deadline passed (TimeoutError too)
+    |   |-- PeerLost              the peer died, left or was cut off (ConnectionError too)
+    |   |   `-- OwnerDied         ... and it owned the reference in use
+    |   |-- Cancelled             the call was cancelled
+    |   `-- RemoteError           the callee raised something that can't be rebuilt here
+    |-- SerializationError        an argument or result can't travel (TypeError too)
+    |   `-- FunctionNotFound      the callee has no such function (AttributeError too)
+    |-- Refused                   a policy of the callee forbids it (PermissionError too)
+    |-- InvalidReference          use of a reference that is gone or not ours
+    |-- RendezvousError           the workers did not find each other
+    |   |-- RendezvousTimeout     ... in time: names who is missing (TimeoutError too)
+    |   `-- DuplicateWorker       two workers want one name or one rank
+    `-- LinkError                 one connection failed
+        |-- AuthenticationFailed  the peer has another secret, or none
+        `-- BadFrame              bytes that are not a frame, or break a limit
+
+Everything is a RuntimeError because torch.distributed.rpc raises that: `except RuntimeError` in
+programs that move over goes on working. A remote function's own exception is raised as itself,
+with the remote traceback as its cause; it is not in this tree.
+"""
+
+from __future__ import annotations
+
+
+class FarcallError(RuntimeError):
+    """Base of everything farcall raises by itself."""
+
+
+class NotInitialized(FarcallError):
+    """There is no agent in this process: before `init_rpc`, or after `shutdown`."""
+
+
+class UnknownWorker(FarcallError, ValueError):
+    """No worker has this name or id. The message lists the known ones."""
+
+
+class CallError(FarcallError):
+    """A call ended without a value. Its subclasses say how."""
+
+
+class RpcTimeout(CallError, TimeoutError):
+    """The call's deadline passed. The callee may or may not have run the function."""
+
+
+class PeerLost(CallError, ConnectionError):
+    """The other worker died, left, or was cut off while the call was in flight.
+
+    Attributes:
+        worker: name of the worker that was lost.
+        cause: what was seen, in words.
+    """
+
+    def __init__(self, worker: str, cause: str) -> None:
+        super().__init__(worker, cause)
+        self.worker = worker
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"lost worker {self.worker!r}: {self.cause}"
+
+
+class OwnerDied(PeerLost):
+    """The worker that owned a reference is gone, and the value with it."""
+
+    def __str__(self) -> str:
+        return f"the owner {self.worker!r} of this reference is gone: {self.cause}"
+
+
+class Cancelled(CallError):
+    """The call was cancelled by its caller, or by the shutdown of its agent."""
+
+
+class RemoteError(CallError):
+    """The remote function raised an exception that can't be rebuilt in this process.
+
+    Attributes:
+        type_name: qualified name of the remote exception's type.
+        worker: name of the worker that raised it.
+        remote_traceback: the traceback there, as text.
+    """
+
+    def __init__(self, type_name: str, message: str, worker: str, remote_traceback: str) -> None:
+        super().__init__(type_name, message, worker, remote_traceback)
+        self.type_name = type_name
+        self.message = message
+        self.worker = worker
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        return f"{self.type_name} on worker {self.worker!r}: {self.message}"
+
+
+class SerializationError(FarcallError, TypeError):
+    """An argument or a result can't be sent, or can't be rebuilt on arrival."""
+
+
+class FunctionNotFound(SerializationError, AttributeError):
+    """The callee can't find the function that it was asked to run."""
+
+
+class Refused(FarcallError, PermissionError):
+    """The callee's policy does not allow this call."""
+
+
+class InvalidReference(FarcallError):
+    """A reference was used where it can't be, or after its value was dropped."""
+
+
+class RendezvousError(FarcallError):
+    """The workers could not find each other."""
+
+
+class RendezvousTimeout(RendezvousError, TimeoutError):
+    """Not all workers arrived in time. The message names who did and which ranks are missing."""
+
+
+class DuplicateWorker(RendezvousError):
+    """Another live worker already has this name or rank."""
+
+
+class LinkError(FarcallError, ConnectionError):
+    """A connection to one peer could not be made or was closed."""
+
+
+class AuthenticationFailed(LinkError):
+    """The peer could not prove that it knows our secret, or we could not prove it to the peer."""
+
+
+class BadFrame(LinkError):
+    """What arrived is not a frame, or breaks a limit. The link it came on is closed."""

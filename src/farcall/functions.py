@@ -1,0 +1,38 @@
+"""`rpc.functions`: marks on functions that are called remotely."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from farcall.runtime.inbound import ASYNC_MARK
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+__all__ = ["async_execution"]
+
+
+def async_execution(fn: F) -> F:
+    """Mark a function whose result is that of the `torch.futures.Future` which it returns.
+
+    When such a function is called remotely, no thread of the callee waits for the future: the
+    answer is sent when it is done. The future may come from `rpc_async`, from `then`, or from the
+    constructor. With `staticmethod` and `classmethod` this must be the inner decorator, with
+    `torch.jit.script` the outer one. Called locally, the function does what it would without.
+
+        @rpc.functions.async_execution
+        def add_on(to, x, y):
+            return rpc.rpc_async(to, torch.add, args=(x, y)).then(lambda f: f.wait() + 1)
+
+        rpc.rpc_sync("worker1", add_on, args=("worker2", torch.ones(2), 1))
+
+    Raises (at the caller): TypeError if the function returns anything but a future.
+    """
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    setattr(wrapper, ASYNC_MARK, fn)
+    return wrapper  # type: ignore[return-value]

@@ -1,0 +1,87 @@
+"""Who is who: the names that travel between workers.
+
+An *incarnation* is a random number drawn once for each life of a worker. A name may come back
+after a crash; its incarnation never does. Everything that must not be mistaken across a restart
+(links, references, calls) is keyed by incarnation, never by name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple, NewType
+
+import msgspec
+
+Incarnation = NewType("Incarnation", int)
+
+
+def new_incarnation() -> Incarnation:
+    """A fresh incarnation: 63 random bits, never 0 (so that 0 can mean "anyone")."""
+    return Incarnation(secrets.randbits(63) | 1)
+
+
+class WorkerInfo:
+    """Name and id (rank) of a worker, as `get_worker_info` returns it.
+
+    Immutable, hashable and picklable. Accepted wherever a worker is named; cheaper than the name.
+    """
+
+    __slots__ = ("id", "name")
+
+    name: str
+    id: int
+
+    def __init__(self, name: str, worker_id: int) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "id", worker_id)
+
+    def __setattr__(self, key: str, value: object) -> None:
+        raise AttributeError(f"WorkerInfo is immutable; can't set {key!r}")
+
+    def __reduce__(self) -> tuple[type[WorkerInfo], tuple[str, int]]:
+        return WorkerInfo, (self.name, self.id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WorkerInfo):
+            return NotImplemented
+        return self.id == other.id and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.id))
+
+    def __repr__(self) -> str:
+        return f"WorkerInfo(id={self.id}, name={self.name})"
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """What a worker tells the rendezvous about itself.
+
+    Attributes:
+        name: unique among live workers.
+        id: rank; unique among live workers.
+        incarnation: of this life.
+        addresses: URLs where it listens, best first ("tcp://10.0.0.1:3456", "inproc://w1").
+        host: identifies the machine (two workers with the same value share a loopback interface).
+        pid: process id, for messages.
+        main: fingerprint of the program that runs as `__main__`, or "" when it has none. Workers
+            with equal fingerprints may name functions of `__main__` to each other.
+    """
+
+    name: str
+    id: int
+    incarnation: int
+    addresses: tuple[str, ...] = ()
+    host: str = ""
+    pid: int = 0
+    main: str = ""
+
+    @property
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(self.name, self.id)
+
+
+class RefId(NamedTuple):
+    """Identity of a remote value: who minted it, and its number there."""
+
+    minted_by: int
+    number: int

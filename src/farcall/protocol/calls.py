@@ -1,0 +1,172 @@
+"""The life of calls between two workers, seen from either end.
+
+Caller (`Outgoing`), per call id:
+
+    state      event                  next       effect
+    ---------  ---------------------  ---------  ---------------------------------------------
+    -          begin                  OPEN
+    OPEN       outcome arrived        -          the record comes out: complete it
+    OPEN       abandon (timeout, ..)  ABANDONED  the record comes out; CANCEL must be sent
+    OPEN       retract (not sent)     ABANDONED  the record comes out; CANCEL must be sent
+    OPEN       peer lost              -          the record comes out: PeerLost
+    ABANDONED  outcome arrived        -          nothing to complete: the call is closed
+    ABANDONED  peer lost              -
+    -          outcome arrived        -          late or duplicate: ignored
+
+Callee (`Incoming`), per call id:
+
+    unseen     request                RUNNING    run it
+    unseen     cancel                 FINISHED   never run it, even if it arrives later; answer
+    RUNNING    request (duplicate)    RUNNING    ignored
+    RUNNING    cancel                 RUNNING    the record comes out: stop it if it can be
+    RUNNING    finish                 FINISHED   send the outcome
+    FINISHED   request (duplicate)    FINISHED   ignored
+    FINISHED   cancel                 FINISHED   answer again: the first answer was lost
+
+Invariants (tests cite them):
+
+CALL-1  A record comes out of `Outgoing` exactly once: every call has one outcome.
+CALL-2  `Incoming.request` is true at most once per call id: a function runs at most once.
+CALL-3  An abandoned call is closed by the callee's answer, after which it can't run any more.
+
+A caller numbers the calls to each peer 1, 2, 3 ..., so "seen" is one number and a small set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Generic, TypeVar
+
+Record = TypeVar("Record")
+
+
+class Outgoing(Generic[Record]):
+    """Calls made to one peer incarnation. `Record` is whatever the owner wants back at the end."""
+
+    __slots__ = ("_abandoned", "_last", "_open")
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._open: dict[int, Record] = {}
+        self._abandoned: set[int] = set()
+
+    def begin(self, record: Record) -> int:
+        """A new call: its id."""
+        self._last += 1
+        self._open[self._last] = record
+        return self._last
+
+    def outcome(self, call_id: int) -> Record | None:
+        """The callee's answer arrived. The record to complete, or None: late or duplicate."""
+        record = self._open.pop(call_id, None)
+        if record is None:
+            self._abandoned.discard(call_id)
+        return record
+
+    def abandon(self, call_id: int) -> Record | None:
+        """The caller gives up. The record to fail (then send CANCEL), or None: already over."""
+        record = self._open.pop(call_id, None)
+        if record is not None:
+            self._abandoned.add(call_id)
+        return record
+
+    def retract(self, call_id: int) -> Record | None:
+        """The request could not be sent. The record to fail, or None: already over.
+
+        Like `abandon`, if the peer is still there: without a CANCEL the callee would remember
+        every later call id one by one, for ever, waiting for this one.
+        """
+        return self.abandon(call_id)
+
+    def lost(self) -> list[Record]:
+        """The peer is gone: every open record, to be failed."""
+        records = list(self._open.values())
+        self._open.clear()
+        self._abandoned.clear()
+        return records
+
+    def peek(self, call_id: int) -> Record | None:
+        """The record of an open call."""
+        return self._open.get(call_id)
+
+    def is_closed(self, call_id: int) -> bool:
+        """Whether an answer to this call would be ignored."""
+        return call_id not in self._open
+
+    def abandoned(self) -> Iterator[int]:
+        """Calls whose CANCEL has not been answered; over a lossy network, send it again."""
+        return iter(tuple(self._abandoned))
+
+    def open_ids(self) -> Iterator[int]:
+        return iter(tuple(self._open))
+
+    def __len__(self) -> int:
+        """Calls without an outcome."""
+        return len(self._open)
+
+
+class CancelResult(Enum):
+    """What a CANCEL found."""
+
+    RUNNING = "running"  # the function is queued or running: its outcome will be the answer
+    ANSWER = "answer"  # it will never run, or it has ended: answer "cancelled" now
+
+
+class Incoming(Generic[Record]):
+    """Calls received from one peer incarnation."""
+
+    __slots__ = ("_running", "_seen_above", "_seen_to")
+
+    def __init__(self) -> None:
+        self._seen_to = 0
+        self._seen_above: set[int] = set()
+        self._running: dict[int, Record] = {}
+
+    def request(self, call_id: int, record: Record) -> bool:
+        """A request arrived. True: run it. False: it is a duplicate, or was cancelled."""
+        if not self._see(call_id):
+            return False
+        self._running[call_id] = record
+        return True
+
+    def finish(self, call_id: int) -> bool:
+        """The function ended. True: send the outcome. False: the caller is gone."""
+        return self._running.pop(call_id, None) is not None
+
+    def cancel(self, call_id: int) -> tuple[CancelResult, Record | None]:
+        """The caller gave up. With RUNNING comes the record, so that its owner can stop it."""
+        record = self._running.get(call_id)
+        if record is not None:
+            return CancelResult.RUNNING, record
+        self._see(call_id)
+        return CancelResult.ANSWER, None
+
+    def lost(self) -> list[Record]:
+        """The caller is gone: the records of what still runs for it."""
+        records = list(self._running.values())
+        self._running.clear()
+        return records
+
+    def has_seen(self, call_id: int) -> bool:
+        return call_id <= self._seen_to or call_id in self._seen_above
+
+    def __len__(self) -> int:
+        """Calls that are queued or running."""
+        return len(self._running)
+
+    def _see(self, call_id: int) -> bool:
+        if call_id == self._seen_to + 1:
+            self._seen_to = call_id
+            if self._seen_above:
+                self._close_gap()
+            return True
+        if self.has_seen(call_id):
+            return False
+        self._seen_above.add(call_id)
+        return True
+
+    def _close_gap(self) -> None:
+        while self._seen_to + 1 in self._seen_above:
+            self._seen_to += 1
+            self._seen_above.remove(self._seen_to)

@@ -1,0 +1,451 @@
+"""The reference protocol: who holds which remote value, and when it may go.
+
+*Owner*: the process that has the value. *Holder*: another process with a live `RRef` to it. We
+count per process, not per `RRef` and not per copy sent, as in Birrell et al., "Network Objects"
+(SOSP 1993) with the sequence numbers of "Distributed Garbage Collection for Network Objects"
+(SRC 116): it survives loss, duplication, reordering and death.
+
+A holder's entry for a reference it does not own:
+
+    state        event                         next         effect
+    -----------  ----------------------------  -----------  -------------------------------------
+    -            create (it calls remote())    CREATING     the request registers us
+    -            arrive (in a message)         REGISTERING  REGISTER to the owner
+    CREATING     accepted                      CONFIRMED    messages waiting for it are handed on
+    CREATING     creation failed               CREATING     REGISTER to the owner (see below)
+    CREATING     registered, known             CONFIRMED    messages waiting for it are handed on
+    CREATING     registered, unknown           VOID         messages waiting for it are refused
+    REGISTERING  registered, known             CONFIRMED    messages waiting for it are handed on
+    REGISTERING  registered, unknown           VOID         messages waiting for it are refused
+    any          owner lost                    VOID         messages waiting for it are refused
+    CONFIRMED    no local use, no pin          -            RELEASE to the owner
+    VOID         no local use, no pin          -
+
+A message that carries references is a *transfer*. Its sender pins them until the receiver says
+RECEIVED, which it does when it is registered (or is the owner). A reference that arrives from a
+third party is handed to user code only when the owner has confirmed it: the owner alone decides,
+so a sender that dies mid-way can leave nobody with a reference to a value that is gone. From the
+owner itself it is handed on at once, for the owner's pin covers the wait. A request that carries
+nothing but its receiver's own references needs no RECEIVED: the call's outcome says the same.
+
+A holder sends RELEASE only after its registration was confirmed, so a RELEASE can't overtake the
+REGISTER that it ends; and sequence numbers grow, so neither can be mistaken for a later one.
+
+A `remote()` call that failed may have been accepted all the same: the ACCEPTED may be lost, or come
+after the answer to a CANCEL. Who believed the failure would leave the owner with a value for ever.
+So its holder asks, with a REGISTER of the creation's own sequence number. And until the owner has
+confirmed a creation, the reference goes to nobody (over a FIFO link, to nobody but its owner): a
+third party's REGISTER could be there before the request, and be refused.
+
+Invariants (tests cite them):
+
+REF-1  While any process holds a live reference, or one is in flight from a live sender, the
+       owner keeps the value.
+REF-2  When none is left, the owner drops the value, in bounded time.
+REF-3  Loss, duplication, reordering and death of any message or process break neither (a lost
+       owner excepted).
+REF-4  Values are destroyed exactly once.
+
+Methods take events; what has to be done collects in order and is fetched with `take`, REGISTER
+and RELEASE batched per owner. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from farcall.ids import RefId
+from farcall.protocol.ref_entries import (
+    Arrival,
+    Drop,
+    Held,
+    HeldState,
+    Instruction,
+    Owned,
+    Ready,
+    Send,
+    TransferKey,
+    Unavailable,
+)
+from farcall.wire import (
+    Pinned,
+    Received,
+    Reference,
+    Register,
+    Registered,
+    Release,
+    Released,
+)
+
+
+class Refs:
+    """The references of one worker incarnation: those it owns and those it holds."""
+
+    def __init__(self, me: int) -> None:
+        self._me = me
+        self._minted = 0
+        self._sequence = 0
+        self._owned: dict[RefId, Owned] = {}
+        self._held: dict[RefId, Held] = {}
+        self._releasing: dict[RefId, tuple[int, int]] = {}  # ref -> owner, sequence
+        self._transfers: dict[TransferKey, tuple[tuple[RefId, ...], bool]] = {}
+        self._arrivals: dict[TransferKey, Arrival] = {}
+        self._lost: dict[int, str] = {}
+        self._out: list[Instruction] = []
+        self._registers: dict[int, list[tuple[int, int, int]]] = {}
+        self._releases: dict[int, list[tuple[int, int, int]]] = {}
+
+    # What has to be done.
+
+    def take(self) -> list[Instruction]:
+        """What is to be done since the last call, in order; registrations come first."""
+        out: list[Instruction] = []
+        for owner, entries in self._registers.items():
+            out.append(Send(owner, Register(tuple(entries))))
+        out += self._out
+        for owner, entries in self._releases.items():
+            out.append(Send(owner, Release(tuple(entries))))
+        self._registers.clear()
+        self._releases.clear()
+        self._out.clear()
+        return out
+
+    # Local use: live RRefs, counted by the caller's handles.
+
+    def mint(self) -> RefId:
+        """A new identity, for `own` here or `create` elsewhere."""
+        self._minted += 1
+        return RefId(self._me, self._minted)
+
+    def own(self, ref: RefId) -> None:
+        """A value was made here, used once."""
+        self._owned[ref] = Owned(local=1)
+
+    def create(self, ref: RefId, owner: int, owner_name: str) -> int:
+        """A `remote()` call is being sent; used once here. The registration's sequence number."""
+        held = self._hold(ref, owner, owner_name, HeldState.CREATING)
+        held.local = 1
+        if owner in self._lost:
+            self._void(ref, held, self._lost[owner])
+        return held.sequence
+
+    def acquire(self, ref: RefId) -> None:
+        """One more local use of a reference that is in use."""
+        entry = self._owned.get(ref) or self._held[ref]
+        entry.local += 1
+
+    def release(self, ref: RefId) -> None:
+        """One local use less."""
+        owned = self._owned.get(ref)
+        if owned is not None:
+            owned.local -= 1
+            self._drop_if_free(ref, owned)
+            return
+        held = self._held[ref]
+        held.local -= 1
+        self._release_if_free(ref, held)
+
+    def state(self, ref: RefId) -> HeldState:
+        """How far the owner has confirmed us. References that live here are CONFIRMED."""
+        held = self._held.get(ref)
+        return HeldState.CONFIRMED if held is None else held.state
+
+    def void_cause(self, ref: RefId) -> tuple[str, str] | None:
+        """(owner's name, cause) if the reference can't be used any more."""
+        held = self._held.get(ref)
+        if held is None or held.state is not HeldState.VOID:
+            return None
+        return held.owner_name, held.cause
+
+    def knows(self, ref: RefId) -> bool:
+        return ref in self._owned or ref in self._held
+
+    def owns(self, ref: RefId) -> bool:
+        return ref in self._owned
+
+    # Creation by remote().
+
+    def accept_creation(self, ref: RefId, holder: int, sequence: int) -> None:
+        """Owner: a `remote()` request arrived, which registers its caller."""
+        owned = self._owned[ref] = Owned(local=0)
+        if holder not in self._lost:
+            owned.note(holder, sequence, holds=True)
+        self._drop_if_free(ref, owned)
+
+    def accepted(self, ref: RefId) -> None:
+        """Holder: the owner has made the value's place."""
+        held = self._held.get(ref)
+        if held is not None and held.state is HeldState.CREATING:
+            self._confirm(ref, held)
+
+    def creation_failed(self, ref: RefId, cause: str) -> None:
+        """Holder: the call ended without ACCEPTED, or was never sent: ask the owner if it is so.
+
+        The call must be closed: only what can't be accepted any more may be asked for.
+        """
+        held = self._held.get(ref)
+        if held is not None and held.state is HeldState.CREATING:
+            held.cause = cause or "its creation failed"
+            self._registers.setdefault(held.owner, []).append((*ref, held.sequence))
+
+    # Transfers: the sender.
+
+    def pin(self, key: TransferKey, refs: Sequence[RefId]) -> None:
+        """A message with these references is about to be sent to `key.peer`."""
+        only_receivers_own = not key.of_reply
+        for ref in refs:
+            entry = self._owned.get(ref)
+            if entry is not None:
+                entry.pins += 1
+                only_receivers_own = only_receivers_own and key.peer == self._me
+            else:
+                held = self._held[ref]
+                held.pins += 1
+                only_receivers_own = only_receivers_own and held.owner == key.peer
+        self._transfers[key] = (tuple(refs), only_receivers_own)
+
+    def unpin(self, key: TransferKey) -> None:
+        """RECEIVED arrived, or the message could not be sent."""
+        refs, _ = self._transfers.pop(key, ((), False))
+        for ref in refs:
+            owned = self._owned.get(ref)
+            if owned is not None:
+                owned.pins -= 1
+                self._drop_if_free(ref, owned)
+            else:
+                held = self._held[ref]
+                held.pins -= 1
+                self._release_if_free(ref, held)
+
+    def call_closed(self, key: TransferKey) -> None:
+        """The outcome of a call arrived: it says RECEIVED too if nothing was to be registered."""
+        transfer = self._transfers.get(key)
+        if transfer is not None and transfer[1]:
+            self.unpin(key)
+
+    # Transfers: the receiver.
+
+    def arrive(self, key: TransferKey, references: Sequence[Reference]) -> None:
+        """A message with references arrived from `key.peer`.
+
+        Ready or Unavailable follows, now or later. Until `taken_over` or Unavailable, the
+        references count as used here.
+        """
+        needs_answer = key.of_reply or any(r.owner != self._me for r in references)
+        arrival = Arrival(key, [], needs_answer)
+        gone: tuple[str, str] | None = None
+        for wire_ref in references:
+            ref = RefId(wire_ref.minted_by, wire_ref.number)
+            if wire_ref.owner == self._me:
+                owned = self._owned.get(ref)
+                if owned is None:
+                    gone = (wire_ref.owner_name, "it has dropped the value")
+                    continue
+                owned.local += 1
+            else:
+                held = self._held.get(ref)
+                if held is None:
+                    held = self._start_registration(ref, wire_ref)
+                held.local += 1
+                if held.state is HeldState.VOID:
+                    gone = (held.owner_name, held.cause)
+                elif held.state is not HeldState.CONFIRMED:
+                    held.waiting.append(arrival)
+                    arrival.unconfirmed += 1
+                    arrival.blocking += wire_ref.owner != key.peer
+            arrival.claimed.append(ref)
+        self._arrivals[key] = arrival
+        if gone is not None:
+            self._refuse(arrival, *gone)
+        self._advance(arrival)
+
+    def taken_over(self, key: TransferKey) -> None:
+        """The message was rebuilt: its references have local uses of their own now."""
+        arrival = self._arrivals.get(key)
+        if arrival is not None:
+            self._unclaim(arrival)
+            self._forget_if_done(arrival)
+
+    def asked(self, key: TransferKey) -> None:
+        """PINNED arrived for a message that can't arrive (again): say RECEIVED unless we wait."""
+        arrival = self._arrivals.get(key)
+        if arrival is None or not arrival.unconfirmed:
+            self._out.append(Send(key.peer, Received(key.of_reply), key.call_id))
+
+    # Messages of the protocol.
+
+    def on_register(self, holder: int, entries: Iterable[tuple[int, int, int]]) -> None:
+        """Owner: REGISTER arrived."""
+        if holder in self._lost:
+            return
+        answers = []
+        for minted_by, number, sequence in entries:
+            owned = self._owned.get(RefId(minted_by, number))
+            if owned is None:
+                answers.append((minted_by, number, sequence, False))
+            elif owned.note(holder, sequence, holds=True):
+                answers.append((minted_by, number, sequence, True))
+        if answers:
+            self._out.append(Send(holder, Registered(tuple(answers))))
+
+    def on_release(self, holder: int, entries: Sequence[tuple[int, int, int]]) -> None:
+        """Owner: RELEASE arrived."""
+        if holder in self._lost:
+            return
+        for minted_by, number, sequence in entries:
+            ref = RefId(minted_by, number)
+            owned = self._owned.get(ref)
+            if owned is not None and owned.note(holder, sequence, holds=False):
+                self._drop_if_free(ref, owned)
+        self._out.append(Send(holder, Released(tuple(entries))))
+
+    def on_registered(self, entries: Iterable[tuple[int, int, int, bool]]) -> None:
+        """Holder: REGISTERED arrived."""
+        for minted_by, number, sequence, known in entries:
+            ref = RefId(minted_by, number)
+            held = self._held.get(ref)
+            if held is None or held.sequence != sequence or not held.is_unconfirmed:
+                continue
+            if known:
+                self._confirm(ref, held)
+            else:
+                self._void(ref, held, held.cause or "it has dropped the value")
+
+    def on_released(self, entries: Iterable[tuple[int, int, int]]) -> None:
+        """Holder: RELEASED arrived."""
+        for minted_by, number, sequence in entries:
+            ref = RefId(minted_by, number)
+            if self._releasing.get(ref, (0, 0))[1] == sequence:
+                del self._releasing[ref]
+
+    # Deaths and lossy networks.
+
+    def lost(self, peer: int, cause: str) -> None:
+        """An incarnation is gone for good. Nothing of it is listened to any more."""
+        if peer in self._lost:
+            return
+        self._lost[peer] = cause
+        for key in [key for key in self._transfers if key.peer == peer]:
+            self.unpin(key)
+        for ref, owned in list(self._owned.items()):
+            owned.forget(peer)
+            self._drop_if_free(ref, owned)
+        for ref, held in list(self._held.items()):
+            if held.owner == peer:
+                self._void(ref, held, cause)
+        self._releasing = {r: o for r, o in self._releasing.items() if o[0] != peer}
+
+    def tick(self) -> None:
+        """Repeat what was not answered. Only needed where messages can be lost."""
+        for ref, held in self._held.items():
+            if held.is_unconfirmed and (held.state is HeldState.REGISTERING or held.cause):
+                self._registers.setdefault(held.owner, []).append((*ref, held.sequence))
+        for ref, (owner, sequence) in self._releasing.items():
+            self._releases.setdefault(owner, []).append((*ref, sequence))
+        for key, (_, only_receivers_own) in self._transfers.items():
+            if not only_receivers_own:
+                self._out.append(Send(key.peer, Pinned(key.of_reply), key.call_id))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing waits for an answer: no registration, release, pin or arrival."""
+        return not (
+            self._releasing
+            or self._transfers
+            or self._arrivals
+            or any(held.is_unconfirmed for held in self._held.values())
+        )
+
+    def statistics(self) -> dict[str, int]:
+        """Sizes of the tables: references owned and held, releases and transfers unanswered."""
+        return {
+            "owned": len(self._owned),
+            "held": len(self._held),
+            "releasing": len(self._releasing),
+            "pinned_transfers": len(self._transfers),
+            "waiting_arrivals": len(self._arrivals),
+        }
+
+    # Inside.
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _hold(self, ref: RefId, owner: int, owner_name: str, state: HeldState) -> Held:
+        held = self._held[ref] = Held(owner, owner_name, self._next_sequence(), state)
+        # The new registration outranks an older release; its answer is not waited for any more.
+        self._releasing.pop(ref, None)
+        return held
+
+    def _start_registration(self, ref: RefId, wire_ref: Reference) -> Held:
+        held = self._hold(ref, wire_ref.owner, wire_ref.owner_name, HeldState.REGISTERING)
+        if wire_ref.owner in self._lost:
+            held.state, held.cause = HeldState.VOID, self._lost[wire_ref.owner]
+        else:
+            self._registers.setdefault(wire_ref.owner, []).append((*ref, held.sequence))
+        return held
+
+    def _drop_if_free(self, ref: RefId, owned: Owned) -> None:
+        if owned.is_free and self._owned.pop(ref, None) is not None:
+            self._out.append(Drop(ref))
+
+    def _release_if_free(self, ref: RefId, held: Held) -> None:
+        if not held.is_free:
+            return
+        if held.state is HeldState.VOID:
+            del self._held[ref]
+        elif held.state is HeldState.CONFIRMED:
+            del self._held[ref]
+            sequence = self._next_sequence()
+            self._releasing[ref] = (held.owner, sequence)
+            self._releases.setdefault(held.owner, []).append((*ref, sequence))
+
+    def _confirm(self, ref: RefId, held: Held) -> None:
+        held.state, held.cause = HeldState.CONFIRMED, ""
+        waiting, held.waiting = held.waiting, []
+        for arrival in waiting:
+            arrival.unconfirmed -= 1
+            arrival.blocking -= held.owner != arrival.key.peer
+            self._advance(arrival)
+        self._release_if_free(ref, held)
+
+    def _void(self, ref: RefId, held: Held, cause: str) -> None:
+        held.state, held.cause = HeldState.VOID, cause
+        waiting, held.waiting = held.waiting, []
+        for arrival in waiting:
+            arrival.unconfirmed -= 1
+            arrival.blocking -= held.owner != arrival.key.peer
+            if not arrival.handed_on:
+                self._refuse(arrival, held.owner_name, cause)
+            self._advance(arrival)
+        if self._held.get(ref) is held:
+            self._release_if_free(ref, held)
+
+    def _advance(self, arrival: Arrival) -> None:
+        if not (arrival.blocking or arrival.handed_on or arrival.failed):
+            arrival.handed_on = True
+            self._out.append(Ready(arrival.key))
+        if arrival.needs_answer and not arrival.unconfirmed:
+            arrival.needs_answer = False
+            self._out.append(
+                Send(arrival.key.peer, Received(arrival.key.of_reply), arrival.key.call_id)
+            )
+        self._forget_if_done(arrival)
+
+    def _refuse(self, arrival: Arrival, owner_name: str, cause: str) -> None:
+        if arrival.failed:
+            return
+        arrival.failed = True
+        self._out.append(Unavailable(arrival.key, owner_name, cause))
+        self._unclaim(arrival)
+
+    def _unclaim(self, arrival: Arrival) -> None:
+        claimed, arrival.claimed = arrival.claimed, []
+        for ref in claimed:
+            self.release(ref)
+
+    def _forget_if_done(self, arrival: Arrival) -> None:
+        if arrival.claimed or arrival.unconfirmed or not (arrival.handed_on or arrival.failed):
+            return
+        self._arrivals.pop(arrival.key, None)

@@ -1,0 +1,229 @@
+"""Remote calls and references, shaped like `torch.distributed.rpc`.
+
+    from farcall import rpc
+
+    rpc.init_rpc("worker0", rank=0, world_size=2)
+    total = rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3))
+    rpc.shutdown()
+
+The functions here work on the process's default agent, which `init_rpc` makes and `shutdown` ends;
+inside a function that was called remotely they work on the agent that received the call. All may
+be called from any thread. Timeouts are in seconds; 0 means none, and -1 (`UNSET_RPC_TIMEOUT`) the
+default given to `init_rpc`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from farcall import functions
+from farcall.errors import (
+    Cancelled,
+    FarcallError,
+    NotInitialized,
+    OwnerDied,
+    PeerLost,
+    RemoteError,
+    RpcTimeout,
+)
+from farcall.ids import WorkerInfo
+from farcall.rref import RRef, seconds_or_default
+from farcall.runtime.context import current_agent, default_agent, set_default_agent
+from farcall.runtime.future import Future
+from farcall.runtime.options import (
+    UNSET_RPC_TIMEOUT,
+    BackendType,
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+    validate_timeout,
+)
+from farcall.runtime.start import start_agent
+
+__all__ = [
+    "BackendType",
+    "Cancelled",
+    "FarcallError",
+    "Future",
+    "NotInitialized",
+    "OwnerDied",
+    "PeerLost",
+    "RRef",
+    "RemoteError",
+    "RpcBackendOptions",
+    "RpcTimeout",
+    "TensorPipeRpcBackendOptions",
+    "WorkerInfo",
+    "functions",
+    "get_worker_info",
+    "init_rpc",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]
+
+Worker = str | int | WorkerInfo
+
+_NAME = re.compile(r"[\w:-]{1,127}", re.ASCII)
+_starting = threading.Lock()
+_generation = 0
+
+
+def init_rpc(
+    name: str,
+    backend: BackendType | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Start this process's agent and meet the other workers.
+
+    Args:
+        name: of this worker, unique in the group: letters, digits, "_", ":" and "-", at most 127.
+        backend: accepted as in PyTorch.
+        rank: id of this worker, unique in the group; -1 takes it from the environment (`RANK`).
+        world_size: number of workers, all of which are waited for; None takes it from the
+            environment (`WORLD_SIZE`). If that has none either, workers join and leave at will.
+        rpc_backend_options: timeouts, rendezvous, threads, security; see `RpcBackendOptions`.
+
+    Raises:
+        RuntimeError: there is an agent already.
+        RendezvousTimeout: not all came in time (`rpc_timeout`); the message names the missing.
+        DuplicateWorker: another live worker has the name or rank.
+        ValueError, TypeError: an argument makes no sense; the message says which and why.
+    """
+    global _generation  # noqa: PLW0603
+    options = RpcBackendOptions() if rpc_backend_options is None else rpc_backend_options
+    if not isinstance(options, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    if backend is not None and not isinstance(backend, BackendType):
+        raise TypeError("Argument backend must be a member of BackendType")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not a worker name: 1 to 127 letters, digits, '_', ':' or '-'"
+        )
+    with _starting:
+        if default_agent() is not None:
+            raise RuntimeError("RPC is already initialized; call shutdown first")
+        generation = _generation
+        _generation += 1
+        set_default_agent(start_agent(name, rank, world_size, options, generation))
+
+
+def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:
+    """Leave the group and end this process's agent. `init_rpc` may be called again afterwards.
+
+    Args:
+        graceful: wait until all live workers have called this too and no call is in flight
+            anywhere (in a group without a world size: until none is in flight here). Dead workers
+            are not waited for. Otherwise end at once: what is in flight fails with Cancelled here
+            and PeerLost elsewhere.
+        timeout: seconds to wait for the others; 0 for no limit.
+
+    Raises:
+        NotInitialized: there is no agent.
+        RpcTimeout: the others were not ready in time. The agent is shut down nevertheless.
+    """
+    seconds = validate_timeout(timeout)
+    agent = current_agent()
+    try:
+        agent.shutdown(graceful, seconds)
+    finally:
+        if default_agent() is agent:
+            set_default_agent(None)
+
+
+def get_worker_info(worker_name: str | int | WorkerInfo | None = None) -> WorkerInfo:
+    """Name and id of a worker, or of this one.
+
+    Raises:
+        UnknownWorker: there is none; the message lists the known ones.
+        PeerLost: it is gone.
+        NotInitialized: before `init_rpc` or after `shutdown`.
+    """
+    agent = current_agent()
+    if worker_name is None:
+        return agent.me.info
+    return agent.directory.resolve(worker_name).worker.info
+
+
+def rpc_sync(
+    to: Worker,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
+    """Run a function on a worker and return its result.
+
+    Args:
+        to: name, id or `WorkerInfo` of a worker; may be this one.
+        func: anything callable. What can be imported goes by name: functions, classes, methods,
+            operators such as `torch.add`, TorchScript functions. Lambdas and closures go by value.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        timeout: seconds; 0 for no limit.
+
+    Raises:
+        The exception that the function raised, with the remote traceback as its cause
+            (`RemoteError` if it can't be rebuilt here).
+        RpcTimeout: no result in time. The function may have run, or may still be running.
+        PeerLost: the worker died or left.
+        SerializationError: an argument or the result can't be sent; the message names it.
+        FunctionNotFound: the worker has no such function.
+        UnknownWorker, NotInitialized, TypeError: the call makes no sense.
+    """
+    return current_agent().call(to, *_call(func, args, kwargs), seconds_or_default(timeout))
+
+
+def rpc_async(
+    to: Worker,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[Any]:
+    """Like `rpc_sync`, but returns a future at once.
+
+    The future is a `torch.futures.Future` that can also be awaited. Errors of the call end up in
+    it; only what is wrong with the arguments is raised here. The arguments' memory may be changed
+    as soon as this returns.
+    """
+    return current_agent().call_async(to, *_call(func, args, kwargs), seconds_or_default(timeout))
+
+
+def remote(
+    to: Worker,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[Any]:
+    """Run a function on a worker, leave the result there, and return a reference to it at once.
+
+    If the function raises, using the reference raises that. `timeout` bounds the making of the
+    reference, not the function: if the worker has not accepted the call in time, using the
+    reference raises RpcTimeout.
+    """
+    agent = current_agent()
+    return RRef.of(agent.remote(to, *_call(func, args, kwargs), seconds_or_default(timeout)))
+
+
+def _call(
+    func: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any] | None]:
+    """The same, checked."""
+    if not callable(func):
+        raise TypeError(f"func must be callable, not {type(func).__name__}")
+    if args is None:
+        args = ()
+    elif not isinstance(args, tuple | list):
+        raise TypeError(
+            f"args must be a tuple of the positional arguments, not {type(args).__name__}"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
+    return func, args, kwargs

@@ -1,0 +1,238 @@
+"""References to values on other workers, and calls of their methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from farcall.errors import RpcTimeout
+from farcall.ids import WorkerInfo
+from farcall.runtime.agent import Agent
+from farcall.runtime.context import current, current_agent
+from farcall.runtime.future import Future
+from farcall.runtime.inbound import Deferred, result_of
+from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
+from farcall.runtime.references import RefHandle
+from farcall.runtime.values import OwnedValue
+from farcall.serde import name_of
+
+T = TypeVar("T")
+
+
+class RRef(Generic[T]):
+    """A reference to a value that lives on one worker, its owner.
+
+    `RRef(value)` makes this worker the owner of `value`; `rpc.remote(...)` makes another worker the
+    owner of a result. References may be passed in any argument or result of a call, also inside
+    other objects; outside of calls they can't be pickled. The owner keeps the value while any
+    worker has a reference to it, or one is on its way.
+
+    Timeouts are in seconds; 0 means none, and -1 the default given to `init_rpc`. Thread-safe.
+    """
+
+    __slots__ = ("__weakref__", "_handle")
+
+    def __init__(self, value: T, type_hint: Any = None) -> None:
+        """Make this worker the owner of `value`.
+
+        Args:
+            value: anything; it need not be picklable unless somebody calls `to_here`.
+            type_hint: accepted as in PyTorch, where TorchScript uses it.
+
+        Raises:
+            NotInitialized: before `init_rpc` or after `shutdown`.
+        """
+        self._handle, place = current_agent().references.own()
+        place.set(value)
+
+    @classmethod
+    def of(cls, handle: RefHandle) -> RRef[T]:
+        """The reference for a handle of an agent."""
+        rref: RRef[T] = cls.__new__(cls)
+        rref._handle = handle
+        return rref
+
+    def __reduce__(self) -> tuple[Callable[..., RRef[Any]], tuple[RefHandle]]:
+        return RRef.of, (self._handle,)
+
+    def __repr__(self) -> str:
+        handle = self._handle
+        kind = "OwnerRRef" if handle.is_owner else "UserRRef"
+        reference = handle.reference
+        return (
+            f"{kind}(RRefId(created_on={reference.minted_by:x}, local_id={reference.number}), "
+            f"owner={reference.owner_name!r})"
+        )
+
+    @property
+    def _agent(self) -> Agent:
+        return self._handle.references.agent
+
+    # Where it lives.
+
+    def is_owner(self) -> bool:
+        """Whether the value lives on this worker."""
+        return self._handle.is_owner
+
+    def owner(self) -> WorkerInfo:
+        """The worker where the value lives."""
+        return WorkerInfo(self._handle.reference.owner_name, self._handle.reference.owner_id)
+
+    def owner_name(self) -> str:
+        """Name of the worker where the value lives."""
+        return self._handle.reference.owner_name
+
+    def confirmed_by_owner(self) -> bool:
+        """Whether the owner has confirmed that it knows of this worker's reference."""
+        return self._handle.references.is_confirmed(self._handle)
+
+    # The value.
+
+    def local_value(self) -> T:
+        """The value itself, on its owner. Waits for the function that makes it.
+
+        Raises:
+            InvalidReference: this worker is not the owner.
+            BaseException: what the function that was to make the value raised.
+        """
+        return _value(self._handle, math.inf)  # type: ignore[no-any-return]
+
+    def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
+        """The value itself on its owner, elsewhere a copy. Waits for the function that makes it.
+
+        Args:
+            timeout: seconds; 0 for no limit.
+
+        Raises:
+            RpcTimeout: the value was not here in time.
+            OwnerDied: the owner is gone.
+            PeerLost: the owner was lost meanwhile.
+            BaseException: what the function that was to make the value raised.
+        """
+        seconds = seconds_or_default(timeout)
+        if self._handle.is_owner:
+            return _value(self._handle, self._agent.outbound.deadline(seconds)[0])  # type: ignore[no-any-return]
+        self._handle.references.check_usable(self._handle)
+        return self._agent.call(self.owner(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
+
+    # Calls of its methods.
+
+    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """Calls methods on the owner: `rref.rpc_sync().method(*args)` returns the result."""
+        return _Methods(self._handle, self._agent.call, seconds_or_default(timeout))
+
+    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """Calls methods on the owner: `rref.rpc_async().method(*args)` returns a future."""
+        return _Methods(self._handle, self._agent.call_async, seconds_or_default(timeout))
+
+    def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """Calls methods on the owner: `rref.remote().method(*args)` returns a new RRef there."""
+        return _Methods(self._handle, _remote(self._agent), seconds_or_default(timeout))
+
+    def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
+        """Type of the value, or a future of it if not `blocking`; named as in PyTorch."""
+        seconds = seconds_or_default(timeout)
+        call = self._agent.call if blocking else self._agent.call_async
+        return call(self.owner(), type_of, (self._handle,), None, seconds)
+
+
+def seconds_or_default(timeout: float) -> float | None:
+    """A timeout as users give it, for an agent: None for its default.
+
+    Raises:
+        TypeError, ValueError: it is not a number of seconds.
+    """
+    if timeout == UNSET_RPC_TIMEOUT and timeout.__class__ is float:
+        return None
+    seconds = validate_timeout(timeout, allow_unset=True)
+    return None if seconds == UNSET_RPC_TIMEOUT else seconds
+
+
+class _Call(Protocol):
+    def __call__(
+        self,
+        to: WorkerInfo,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: None,
+        timeout: float | None,
+        /,
+    ) -> Any: ...
+
+
+def _remote(agent: Agent) -> _Call:
+    def remote(*call: Any) -> RRef[Any]:
+        return RRef.of(agent.remote(*call))
+
+    return remote
+
+
+class _Methods:
+    """Attributes are the methods of a remote value."""
+
+    __slots__ = ("_call", "_handle", "_timeout")
+
+    def __init__(self, handle: RefHandle, call: _Call, timeout: float | None) -> None:
+        self._handle = handle
+        self._call = call
+        self._timeout = timeout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._invoke, name)
+
+    def _invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        handle = self._handle
+        handle.references.check_usable(handle)
+        owner = WorkerInfo(handle.reference.owner_name, handle.reference.owner_id)
+        return self._call(owner, call_method, (handle, method, args, kwargs), None, self._timeout)
+
+
+# What runs on the owner.
+
+
+def _value(handle: RefHandle, deadline: float) -> Any:
+    """The value, waiting for it until `deadline` (`time.monotonic()` seconds)."""
+    place = handle.references.value_of(handle)
+    if not place.is_ready:
+        with handle.references.agent.waiting():
+            if not place.wait(deadline):
+                raise RpcTimeout("the value of this reference was not made in time")
+    return place.get()
+
+
+def fetch(handle: RefHandle) -> Any:
+    """Handler of `to_here`."""
+    return _when_made(handle, OwnedValue.get)
+
+
+def type_of(handle: RefHandle) -> Any:
+    """Handler of `_get_type`."""
+    return _when_made(handle, lambda place: type(place.get()))
+
+
+def _when_made(handle: RefHandle, read: Callable[[OwnedValue], Any]) -> Any:
+    """Read a value now, or let the call wait for it without a thread."""
+    place = handle.references.value_of(handle)
+    if place.is_ready:
+        return read(place)
+    future: Future[Any] = Future()
+
+    def made(place: OwnedValue, keep: RefHandle = handle) -> None:
+        try:
+            future.set_result(read(place))
+        except BaseException as error:
+            future.set_exception(error)
+
+    place.when_ready(made)
+    return Deferred(future)
+
+
+def call_method(handle: RefHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handler of the call proxies."""
+    context = current.get()
+    value = _value(handle, math.inf if context is None else context.deadline)
+    method = getattr(value, name)
+    handle.references.agent.policy.check(f"{name_of(type(value)) or ''}.{name}")
+    return result_of(method, method(*args, **kwargs))

@@ -1,0 +1,384 @@
+"""One worker: runs the protocol over a transport, and user functions in its executor.
+
+What no caller waits for is taken from the endpoint by the executor's leader and handled here
+(`handle`): outcomes of asynchronous calls, requests, the messages of the reference protocol, lost
+links. Calls out are in `outbound`, calls in are `inbound.Job`s.
+
+Locks: each `Peer` has one, held around its two call machines; nothing else is locked meanwhile,
+and no user code (functions, pickling, callbacks, destructors) runs under any lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from farcall.errors import Cancelled, LinkError, RpcTimeout
+from farcall.ids import RefId, Worker
+from farcall.protocol.calls import CancelResult
+from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.context import CallContext, current
+from farcall.runtime.deadlines import Deadlines
+from farcall.runtime.executor import Executor
+from farcall.runtime.future import Future
+from farcall.runtime.inbound import Job, Policy
+from farcall.runtime.leaving import Leaver
+from farcall.runtime.outbound import Function, Kwargs, Outbound, To
+from farcall.runtime.peers import Directory, Find, Peer
+from farcall.runtime.references import References, RefHandle
+from farcall.serde import DeviceMap, Dumped, Serializer
+from farcall.transport.base import Arrived, Endpoint, Event, Link
+from farcall.transport.loopback import LoopbackLink
+from farcall.wire import (
+    Accepted,
+    Cancel,
+    Dismiss,
+    Drain,
+    Drained,
+    Failure,
+    Frame,
+    Leaving,
+    Message,
+    Pinned,
+    Reference,
+    Reply,
+    Request,
+)
+
+logger = logging.getLogger("farcall")
+
+Args = Sequence[Any]
+CONTROL_SECONDS = 10.0  # a control message that can't be written for so long is sent again
+RETRY_SECONDS = 2.0
+GOODBYE_SECONDS = 0.2
+STOP_SECONDS = 5.0
+_NOT_IN_HANDLER = contextlib.nullcontext()
+
+
+class Agent:
+    """One worker of a group. Thread-safe.
+
+    Args:
+        me: this worker.
+        endpoint: where it listens already; the agent closes it.
+        workers: the workers known so far.
+        find: looks up workers that join later; None for a fixed group.
+        rpc_timeout: seconds that a call may take by default; 0 for no limit.
+        num_worker_threads: how many functions may run here at once.
+        serializer: how objects travel.
+        policy: which functions may be called here.
+        device_maps: peer's name -> where its tensors of each of our devices go.
+        on_close: called once at the end.
+    """
+
+    def __init__(
+        self,
+        me: Worker,
+        endpoint: Endpoint,
+        *,
+        workers: Iterable[Worker] = (),
+        find: Find | None = None,
+        rpc_timeout: float = 60.0,
+        num_worker_threads: int = 16,
+        serializer: Serializer | None = None,
+        policy: Policy | None = None,
+        device_maps: Mapping[str, DeviceMap] | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.me = me
+        self.endpoint = endpoint
+        self.rpc_timeout = rpc_timeout
+        self.serializer = serializer or Serializer()
+        self.policy = policy or Policy()
+        self.device_maps = dict(device_maps or {})
+        self.directory = Directory(me, [*workers, me], find)
+        self.executor = Executor(me.name, endpoint, self, num_worker_threads)
+        self.references = References(self, self.post, endpoint.wake)
+        members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
+        self.leaver = Leaver(me.incarnation, members, self.post)
+        self.loopback = LoopbackLink(me, self.executor.post)
+        self.deadlines: Deadlines[tuple[Peer, int, RefId | None]] = Deadlines()
+        self.outbound = Outbound(self)
+        self._repeat_at = math.inf
+        self._closing = threading.Lock()
+        self._closed = False
+        self._on_close = on_close
+        self.executor.start()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    # Calls; see `Outbound`.
+
+    def call(
+        self,
+        to: To,
+        function: Function,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Run a function on another worker (or this one) and wait for its value.
+
+        Args:
+            timeout: seconds; 0 for no limit, None for the agent's default.
+
+        Raises:
+            RpcTimeout, PeerLost, Cancelled, SerializationError: see `farcall.errors`.
+            BaseException: what the function raised, as itself if it can be rebuilt here.
+        """
+        return self.outbound.call(to, function, args, kwargs, timeout)
+
+    def call_async(
+        self,
+        to: To,
+        function: Function,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+        timeout: float | None = None,
+    ) -> Future[Any]:
+        """Like `call`, with a future of the value. Raises only what is wrong with the arguments."""
+        return self.outbound.call_async(to, function, args, kwargs, timeout)
+
+    def remote(
+        self,
+        to: To,
+        function: Function,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+        timeout: float | None = None,
+    ) -> RefHandle:
+        """Run a function elsewhere and leave its result there: a handle of it, at once.
+
+        `timeout` bounds the making of the reference, not the function.
+        """
+        return self.outbound.remote(to, function, args, kwargs, timeout)
+
+    def dump(self, value: Any, peer: Peer, handles: list[RefHandle]) -> Dumped:
+        """Pickle for a peer; the references met are appended to `handles`."""
+        return self.serializer.dump(
+            value,
+            externals=self.references.collector(handles),
+            by_value=not peer.same_program,
+            device_map=self.device_maps.get(peer.name),
+        )
+
+    @staticmethod
+    def waiting() -> contextlib.AbstractContextManager[None]:
+        """Around a wait for farcall: a handler that waits leaves its place to another."""
+        context = current.get()
+        return _NOT_IN_HANDLER if context is None else context.agent.executor.waiting()
+
+    def served(self) -> None:
+        """A call that we served has ended."""
+        self.leaver.end()
+
+    # Events; see `executor.Handler`.
+
+    def on_thread_start(self) -> None:
+        current.set(CallContext(self))
+
+    def handle(self, event: Event) -> None:
+        """The executor's leader took an event."""
+        worker = event.link.peer
+        peer = self.directory.of_incarnation(worker.incarnation) or self.directory.add(worker)
+        if isinstance(event, Arrived):
+            if peer.lost is None:
+                self._on_frame(peer, event.link, event.frame)
+        else:
+            self.lose(peer, event.cause)
+
+    def _on_frame(self, peer: Peer, link: Link, frame: Frame) -> None:
+        message = frame.message
+        match message:
+            case Request():
+                self._on_request(peer, link, frame)
+            case Reply() | Failure() | Accepted():
+                self.outbound.on_answer(peer, frame)
+            case Cancel():
+                self._on_cancel(peer, link, frame.call_id)
+            case _:
+                self._on_control(peer, message, frame.call_id)
+
+    def _on_request(self, peer: Peer, link: Link, frame: Frame) -> None:
+        peer.back_link = link
+        job = Job(self, peer, link, frame)
+        with peer.lock:
+            fresh = peer.incoming.request(frame.call_id, job)
+        if not fresh:
+            return
+        self.leaver.begin()
+        if job.request.references:
+            self.meet_owners(job.request.references)
+        job.start()
+
+    def _on_cancel(self, peer: Peer, link: Link, call_id: int) -> None:
+        with peer.lock:
+            found, job = peer.incoming.cancel(call_id)
+        if job is not None:
+            job.cancelled = True
+        if found is CancelResult.ANSWER:
+            answer = Failure("farcall.errors.Cancelled", "the call was cancelled", "")
+            with contextlib.suppress(LinkError, TimeoutError):
+                link.send(Frame(answer, call_id), time.monotonic() + CONTROL_SECONDS)
+
+    def _on_control(self, peer: Peer, message: Message, call_id: int) -> None:
+        match message:
+            case Pinned(of_reply=of_reply):
+                with peer.lock:
+                    arrived = (
+                        peer.outgoing.is_closed(call_id)
+                        if of_reply
+                        else peer.incoming.has_seen(call_id)
+                    )
+                if arrived:
+                    self.references.asked(TransferKey(peer.incarnation, call_id, of_reply))
+            case Leaving(reason=reason):
+                peer.left = reason
+            case Drain() | Drained() | Dismiss():
+                self.leaver.on_message(peer.incarnation, message)
+            case _:
+                self.references.on_message(peer.incarnation, message, call_id)
+
+    def before_sleep(self) -> float:
+        """The executor's leader has nothing to do: what is due, and when is it next?"""
+        self.references.drain()
+        for peer, call_id, created in self.deadlines.due(time.monotonic()):
+            self.outbound.expire(peer, call_id, created)
+        if self._repeat_at <= time.monotonic():
+            self._repeat_at = math.inf
+            self.references.repeat()
+        return min(self.deadlines.sleep_until(), self._repeat_at)
+
+    # Messages that belong to no call.
+
+    def post(self, to: int, message: Message, call_id: int) -> None:
+        """Send a control message to an incarnation; if it does not read, again later."""
+        peer = self.directory.of_incarnation(to)
+        if peer is None or peer.lost is not None:
+            return
+        if peer.worker is self.me:
+            self._on_control(peer, message, call_id)
+            return
+        frame = Frame(message, call_id)
+        deadline = time.monotonic() + CONTROL_SECONDS
+        try:
+            if peer.back_link is not None:
+                with contextlib.suppress(LinkError):
+                    peer.back_link.send(frame, deadline)
+                    return
+            self.endpoint.connect(peer.worker, deadline).send(frame, deadline)
+        except LinkError as error:
+            self.lose(peer, str(error))
+        except TimeoutError:
+            self._repeat_at = time.monotonic() + RETRY_SECONDS
+
+    def meet_owners(self, references: Iterable[Reference]) -> None:
+        """Learn of the owners of references that arrived, if they joined after us."""
+        for reference in references:
+            if self.directory.of_incarnation(reference.owner) is None:
+                worker = self.directory.find(reference.owner_name)
+                if worker is None or worker.incarnation != reference.owner:
+                    self.references.lost(reference.owner, "it is not in the group any more")
+
+    def watch(self, incarnation: int) -> None:
+        """Have a link to a worker, so that its death is noticed."""
+        peer = self.directory.of_incarnation(incarnation)
+        if peer is None or peer.lost is not None or peer.worker is self.me:
+            return
+        try:
+            self.endpoint.connect(peer.worker, time.monotonic() + CONTROL_SECONDS)
+        except LinkError as error:
+            self.lose(peer, str(error))
+
+    # Deaths, and the end.
+
+    def admit(self, name: str, incarnation: int) -> str | None:
+        """For the endpoint: a reason to refuse who dials in."""
+        if self._closed:
+            return "this worker is shutting down"
+        peer = self.directory.of_incarnation(incarnation)
+        if peer is not None and peer.lost is not None:
+            return f"this incarnation of {name!r} was declared lost: {peer.lost}"
+        return None
+
+    def lose(self, peer: Peer, cause: str) -> None:
+        """An incarnation is gone for good: everything that waits for it ends now."""
+        with peer.lock:
+            if peer.lost is not None or peer.worker is self.me:
+                return
+            peer.lost = cause
+            pending, jobs = peer.outgoing.lost(), peer.incoming.lost()
+        for job in jobs:
+            job.cancelled = True
+        expected = self._closed or peer.left is not None
+        logger.log(
+            logging.DEBUG if expected else logging.WARNING,
+            "%s: lost worker %r: %s",
+            self.me.name,
+            peer.name,
+            peer.left or cause,
+        )
+        self.endpoint.drop(peer.incarnation, cause)
+        self.outbound.fail(pending, peer.loss())
+        self.references.lost(peer.incarnation, peer.left or cause)
+        self.leaver.lost(peer.incarnation, self.watch)
+
+    def shutdown(self, graceful: bool = True, timeout: float = 0.0) -> None:
+        """Leave the group and free everything.
+
+        Args:
+            graceful: wait until all live workers of a fixed group have called this and nothing is
+                in flight between them (in a group that is not fixed: until nothing is in flight
+                here). The dead are not waited for.
+            timeout: seconds to wait for that; 0 for no limit.
+
+        Raises:
+            RpcTimeout: the others were not ready in time. This agent is shut down nevertheless.
+        """
+        try:
+            if graceful and not self._closed:
+                self._leave(time.monotonic() + timeout if timeout else math.inf, timeout)
+        finally:
+            self.close()
+
+    def _leave(self, deadline: float, timeout: float) -> None:
+        if self.leaver.leave(self.watch, deadline):
+            return
+        missing = [self.directory.of_incarnation(inc) for inc in self.leaver.missing]
+        names = ", ".join(repr(peer.name) for peer in missing if peer is not None)
+        raise RpcTimeout(
+            f"graceful shutdown of {self.me.name!r} took longer than {timeout} s: "
+            + (
+                f"{self.leaver.active} calls are in flight here"
+                if self.leaver.active
+                else f"waiting for {names}"
+            )
+        )
+
+    def close(self) -> None:
+        """Leave at once: calls in flight end as Cancelled here and as PeerLost elsewhere."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        for link in self.endpoint.links():
+            with contextlib.suppress(LinkError, TimeoutError):
+                link.send(Frame(Leaving()), time.monotonic() + GOODBYE_SECONDS)
+        if not self.executor.stop(STOP_SECONDS):
+            logger.warning("%s: shut down while functions are still running", self.me.name)
+        self.endpoint.close()
+        self.loopback.lose("this worker has shut down")
+        error = Cancelled(f"the agent of {self.me.name!r} was shut down")
+        for peer in self.directory.all():
+            with peer.lock:
+                pending = peer.outgoing.lost()
+            self.outbound.fail(pending, error)
+        self.references.close()
+        self._on_close()

@@ -1,0 +1,51 @@
+"""Which agent the running code belongs to, and which call it serves.
+
+The process's default agent is the one variable below `rpc.py` that is not part of an agent; only
+`rpc.py` sets it.
+"""
+
+from __future__ import annotations
+
+import math
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
+
+from farcall.errors import NotInitialized
+
+if TYPE_CHECKING:
+    from farcall.runtime.agent import Agent
+
+
+class CallContext(NamedTuple):
+    """Set while a handler runs, and in every thread of an agent."""
+
+    agent: Agent
+    deadline: float = math.inf  # time.monotonic() seconds; nested calls inherit what is left
+
+
+current: ContextVar[CallContext | None] = ContextVar("farcall_call", default=None)
+_default: Agent | None = None
+
+
+def set_default_agent(agent: Agent | None) -> None:
+    """Make this the agent of all code that does not run in a handler. For `rpc.py` only."""
+    global _default  # noqa: PLW0603
+    _default = agent
+
+
+def default_agent() -> Agent | None:
+    """The process's default agent, if there is one."""
+    return _default
+
+
+def current_agent() -> Agent:
+    """The agent that received the call being served; elsewhere, the process's default agent.
+
+    Raises:
+        NotInitialized: there is neither.
+    """
+    context = current.get()
+    agent = _default if context is None else context.agent
+    if agent is None:
+        raise NotInitialized("RPC has not been initialized. Call farcall.rpc.init_rpc first.")
+    return agent

@@ -1,0 +1,304 @@
+"""The threads of an agent: leader and followers.
+
+One thread at a time is the *leader*: it takes events from the endpoint and handles them itself,
+user functions included, so that a short call costs no hand-over between threads. The lead passes
+to another thread when the leader
+
+- enters a farcall wait (`waiting`): a nested call, `Future.wait`, `RRef.to_here`; or
+- has been busy with one event for a millisecond: a watchdog looks, as Go's sysmon does. It sleeps
+  when the agent is quiet.
+
+At most `max_running` user functions run at once; more are queued, and replies are still received.
+A function inside a farcall wait does not count, so nested and mutual calls of any depth never
+exhaust the bound; when its wait ends it goes on at once, even if that makes one more for a while.
+
+Locks: `_lock` guards every table here and is held for a few instructions; nothing that belongs to
+the user runs under it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from farcall.transport.base import Endpoint, Event
+
+logger = logging.getLogger("farcall")
+
+WATCH_SECONDS = 0.001
+QUIET_CHECKS = 50
+SPARE_THREADS = 2
+SPARE_SECONDS = 10.0
+
+
+class Handler(Protocol):
+    """What the agent does with events and time."""
+
+    def on_thread_start(self) -> None:
+        """Called first in every thread."""
+
+    def handle(self, event: Event) -> None:
+        """An event arrived. May call `Executor.submit`."""
+
+    def before_sleep(self) -> float:
+        """Do what is due. When is something due next: `time.monotonic()` seconds, or inf."""
+
+
+class Executor:
+    """See the module's description. All methods may be called from any thread."""
+
+    def __init__(self, name: str, endpoint: Endpoint, handler: Handler, max_running: int) -> None:
+        self._name = name
+        self._endpoint = endpoint
+        self._handler = handler
+        self._max_running = max_running
+        self._lock = threading.Lock()
+        self._events: deque[Event] = deque()
+        self._functions: deque[Callable[[], None]] = deque()
+        self._running: set[int] = set()
+        self._resting: list[threading.Lock] = []  # a bell for each thread that has nothing to do
+        self._threads: set[threading.Thread] = set()
+        self._started = 0
+        self._leader = 0  # thread that has the lead; 0: nobody
+        self._busy_since = math.inf  # since when the leader is busy with one event
+        self._turns = 0  # events the leaders took; the watchdog sees quiet by it
+        self._stopping = False
+        self._watch_needed = threading.Event()
+        self._watchdog_sleeps = False
+        self._watchdog = threading.Thread(
+            target=self._watch, name=f"farcall-watch-{name}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._watchdog.start()
+        with self._lock:
+            self._start_thread()
+
+    def stop(self, timeout: float) -> bool:
+        """Take no more events and end the threads. False: a user function still runs."""
+        with self._lock:
+            self._stopping = True
+            self._functions.clear()
+            while self._resting:
+                self._resting.pop().release()
+            threads = list(self._threads)
+        self._endpoint.wake()
+        self._watch_needed.set()
+        deadline = time.monotonic() + timeout
+        me = threading.current_thread()
+        for thread in [*threads, self._watchdog]:
+            if thread is not me:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(t.is_alive() for t in threads if t is not me)
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        with self._lock:
+            return list(self._threads)
+
+    # Work that comes in.
+
+    def post(self, event: Event) -> None:
+        """An event that did not come through the endpoint (a call to oneself)."""
+        with self._lock:
+            self._events.append(event)
+            self._find_thread()
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Run a user function, here and now if this is the leader and a place is free."""
+        me = threading.get_ident()
+        with self._lock:
+            here = self._leader == me and len(self._running) < self._max_running
+            if here:
+                self._running.add(me)
+            else:
+                self._functions.append(function)
+                if len(self._running) < self._max_running:
+                    self._find_thread()
+        if here:
+            self._run(me, function)
+
+    def _run(self, me: int, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except BaseException:
+            logger.exception("%s: an internal error while serving a call", self._name)
+        finally:
+            with self._lock:
+                self._running.discard(me)
+                if self._functions and self._leader == me:
+                    self._find_thread()
+
+    # Waiting inside user functions.
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The calling thread is about to wait for farcall: let another lead and run instead."""
+        me = threading.get_ident()
+        with self._lock:
+            ran = me in self._running
+            if ran:
+                self._running.discard(me)
+            if self._leader == me:
+                self._pass_lead()
+            elif ran and self._functions:
+                self._find_thread()
+        try:
+            yield
+        finally:
+            if ran:
+                with self._lock:
+                    self._running.add(me)
+
+    def _pass_lead(self) -> None:
+        self._leader = 0
+        self._busy_since = math.inf
+        self._find_thread()
+
+    def _find_thread(self) -> None:
+        """Somebody has to look for work: wake a follower or start one. Lock held."""
+        if self._resting:
+            self._resting.pop().release()
+        elif not self._stopping:
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        self._started += 1
+        thread = threading.Thread(
+            target=self._follow, name=f"farcall-{self._name}-{self._started}", daemon=True
+        )
+        self._threads.add(thread)
+        thread.start()
+
+    # The threads.
+
+    def _follow(self) -> None:
+        me = threading.get_ident()
+        self._handler.on_thread_start()
+        try:
+            while self._do_something(me):
+                pass
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def _do_something(self, me: int) -> bool:
+        """Run a queued function, lead, or rest. False: this thread is not needed any more."""
+        function: Callable[[], None] | None = None
+        event: Event | None = None
+        bell: threading.Lock | None = None
+        with self._lock:
+            if self._stopping:
+                return False
+            if self._functions and len(self._running) < self._max_running:
+                function = self._functions.popleft()
+                self._running.add(me)
+            elif self._events:
+                event = self._events.popleft()
+            elif self._leader:
+                if len(self._resting) >= SPARE_THREADS:
+                    return False
+                bell = threading.Lock()
+                bell.acquire()
+                self._resting.append(bell)
+            else:
+                self._leader = me
+            if (function or event) and not self._leader:
+                self._find_thread()
+        if function is not None:
+            self._run(me, function)
+        elif event is not None:
+            self._handle(event)
+        elif bell is not None:
+            return self._rest(bell)
+        else:
+            self._lead(me)
+        return True
+
+    def _rest(self, bell: threading.Lock) -> bool:
+        """Sleep until there is work. False: for so long that one thread less will do."""
+        if bell.acquire(timeout=SPARE_SECONDS):
+            return True
+        with self._lock:
+            if bell not in self._resting:
+                return True  # it rang after all, just now
+            self._resting.remove(bell)
+            return False
+
+    def _lead(self, me: int) -> None:
+        """Take and handle events until the lead is lost or the agent stops."""
+        event: Event | None = None
+        while not self._stopping:
+            self._begin_turn()
+            if event is not None:
+                self._handle(event)
+            due = self._before_sleep()
+            if not self._end_turn(me):
+                return
+            event = self._next(due)
+        with self._lock:
+            if self._leader == me:
+                self._leader = 0
+
+    def _handle(self, event: Event) -> None:
+        try:
+            self._handler.handle(event)
+        except BaseException:
+            logger.exception("%s: an internal error while handling %r", self._name, event)
+
+    def _before_sleep(self) -> float:
+        try:
+            return self._handler.before_sleep()
+        except BaseException:
+            logger.exception("%s: an internal error in a timer", self._name)
+            return time.monotonic() + 1.0
+
+    def _next(self, due: float) -> Event | None:
+        if self._events:
+            with self._lock:
+                return self._events.popleft()
+        timeout = None if due == math.inf else max(0.0, due - time.monotonic())
+        return self._endpoint.next(timeout)
+
+    def _begin_turn(self) -> None:
+        self._turns += 1
+        self._busy_since = time.monotonic()
+        if self._watchdog_sleeps:
+            self._watch_needed.set()
+
+    def _end_turn(self, me: int) -> bool:
+        """Whether this thread still leads."""
+        with self._lock:
+            if self._leader != me:
+                return False
+            self._busy_since = math.inf
+            return True
+
+    def _watch(self) -> None:
+        """The watchdog: pass the lead on when the leader is busy for too long."""
+        turns = quiet = 0
+        while not self._stopping:
+            time.sleep(WATCH_SECONDS)
+            if time.monotonic() - self._busy_since > WATCH_SECONDS:
+                with self._lock:
+                    if self._leader and time.monotonic() - self._busy_since > WATCH_SECONDS:
+                        self._pass_lead()
+            quiet = quiet + 1 if turns == self._turns else 0
+            turns = self._turns
+            if quiet >= QUIET_CHECKS:
+                self._sleep_until_needed()
+                quiet = 0
+
+    def _sleep_until_needed(self) -> None:
+        self._watch_needed.clear()
+        self._watchdog_sleeps = True
+        # A turn that began before the flag was set did not see it: look once more.
+        if self._busy_since == math.inf and not self._stopping:
+            self._watch_needed.wait()
+        self._watchdog_sleeps = False

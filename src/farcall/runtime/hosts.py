@@ -1,0 +1,72 @@
+"""Facts about this machine and program that workers tell each other: which host, which `__main__`.
+
+Nothing here is kept: every function looks anew. All are safe in any thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import uuid
+
+
+def host_id() -> str:
+    """Identifies this machine: two workers with the same value share a loopback interface.
+
+    Begins with the host name and a slash; the rest is opaque. On Linux it holds the boot id (two
+    machines may have one name) and the network namespace (two containers on one machine may have
+    one name, but not one loopback interface); elsewhere the hardware address.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{socket.gethostname()}/{boot}/{os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return f"{socket.gethostname()}/{uuid.getnode():012x}"
+
+
+def host_name(host: str) -> str:
+    """The name, for messages, of the machine that `host_id` identifies."""
+    return host.partition("/")[0]
+
+
+def main_fingerprint() -> str:
+    """SHA-256, in hex, of the file that runs as `__main__`; "" when there is none.
+
+    Workers with equal fingerprints run the same program, so they may name its functions to each
+    other. In a child that `multiprocessing` spawned, `__main__` is the parent's program imported
+    again, and so has the parent's fingerprint. Interactive sessions, `python -c` and programs in
+    archives have none.
+    """
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not path:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return ""
+
+
+def local_address_towards(host: str) -> str:
+    """The address of this machine that `host` would see, as text.
+
+    Asks the routing table; nothing is sent. Falls back to the address of this machine's name, and
+    to loopback when that has none either.
+
+    Args:
+        host: a name or address, usually of the machine where the workers meet.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        pass
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"

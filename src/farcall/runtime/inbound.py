@@ -1,0 +1,253 @@
+"""Serving a call: from the request frame to the reply frame."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import math
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from farcall.errors import (
+    Cancelled,
+    FarcallError,
+    LinkError,
+    OwnerDied,
+    Refused,
+    RpcTimeout,
+    SerializationError,
+)
+from farcall.ids import RefId
+from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.context import CallContext, current
+from farcall.runtime.peers import Peer
+from farcall.runtime.references import RefHandle, references_of
+from farcall.serde import Dumped, dump_failure
+from farcall.transport.base import Link, NotSent
+from farcall.wire import Accepted, Failure, Frame, Reply, Request
+
+if TYPE_CHECKING:
+    from farcall.runtime.agent import Agent
+
+logger = logging.getLogger("farcall")
+
+ASYNC_MARK = "_wrapped_async_rpc_function"
+
+
+class Deferred(NamedTuple):
+    """Returned by farcall's own handlers: the call's value is that of this future, later."""
+
+    future: torch._C.Future[Any]
+
+
+class Policy:
+    """Which functions may be called from elsewhere.
+
+    Args:
+        allow_functions: patterns (`fnmatch`) of "module:qualname"; None allows everything.
+    """
+
+    def __init__(self, allow_functions: Collection[str] | None = None) -> None:
+        self._patterns = None if allow_functions is None else tuple(allow_functions)
+
+    def check(self, function: str) -> None:
+        """Raises Refused unless the function, "module:qualname", may be called.
+
+        farcall's own handlers may always be: they check what they are asked to call.
+        """
+        if self._patterns is None or function.startswith("farcall.rref:"):
+            return
+        if not function:
+            raise Refused("this worker runs only functions that are named; this one came by value")
+        if not any(fnmatch.fnmatchcase(function, pattern) for pattern in self._patterns):
+            raise Refused(f"this worker does not allow calls of {function!r}")
+
+
+def result_of(function: Callable[..., Any], result: Any) -> Any:
+    """What a function's return value means: one marked async gives a future of the value.
+
+    Raises:
+        TypeError: a function marked with `async_execution` did not return a future.
+    """
+    if not hasattr(function, ASYNC_MARK):
+        return result
+    if isinstance(result, torch._C.Future):
+        return Deferred(result)
+    raise TypeError(
+        "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
+        f"but got {type(result).__name__}"
+    )
+
+
+class Job:
+    """One request that is being served. `run` is called once, by a thread of the executor."""
+
+    __slots__ = (
+        "agent",
+        "cancelled",
+        "deadline",
+        "frame",
+        "key",
+        "link",
+        "peer",
+        "place",
+        "request",
+    )
+
+    def __init__(self, agent: Agent, peer: Peer, link: Link, frame: Frame) -> None:
+        request = frame.message
+        assert isinstance(request, Request)
+        self.agent = agent
+        self.peer = peer
+        self.link = link
+        self.frame = frame
+        self.request = request
+        self.key = TransferKey(peer.incarnation, frame.call_id, of_reply=False)
+        timeout = request.timeout
+        self.deadline = time.monotonic() + timeout if timeout > 0 else math.inf
+        self.cancelled = False
+        self.place: RefId | None = None  # where the result goes, of a `remote()` call
+
+    def start(self) -> None:
+        """Accept the request, and run it as soon as its references may be used."""
+        request = self.request
+        if request.creates:
+            self.place = self._create(request)
+        if request.references:
+            self.agent.references.arrive(self.key, request.references, self._admitted)
+        else:
+            self.agent.executor.submit(self.run)
+
+    def _create(self, request: Request) -> RefId:
+        caller = self.peer.incarnation
+        place = RefId(caller, request.creates)
+        if caller != self.agent.me.incarnation:
+            self.agent.references.accept_creation(place, caller, request.sequence)
+        with self.peer.lock:
+            self.peer.incoming.finish(self.frame.call_id)
+        self._send(Frame(Accepted(), self.frame.call_id))
+        return place
+
+    def _admitted(self, error: OwnerDied | None) -> None:
+        if error is None:
+            self.agent.executor.submit(self.run)
+        else:
+            self._fail(error)
+
+    def run(self) -> None:
+        token = current.set(CallContext(self.agent, self.deadline))
+        try:
+            result = self._call()
+        except BaseException as error:
+            self._fail(error)
+        else:
+            if type(result) is Deferred:
+                result.future.add_done_callback(self._finish_later)
+            else:
+                self._succeed(result)
+        finally:
+            current.reset(token)
+
+    def _call(self) -> Any:
+        if self.cancelled:
+            raise Cancelled(f"the caller gave up on {self.request.function} before it was run")
+        if time.monotonic() > self.deadline:
+            raise RpcTimeout(f"{self.request.function} was not run before its deadline")
+        function, args, kwargs = self._load()
+        return result_of(function, function(*args, **kwargs))
+
+    def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        agent, request, frame = self.agent, self.request, self.frame
+        agent.policy.check(request.function)
+        handles: list[RefHandle] = []
+        if request.references:
+            handles = agent.references.handles(request.references)
+        try:
+            loaded = agent.serializer.load(frame.body, frame.buffers, references=handles)
+        finally:
+            if request.references:
+                agent.references.taken_over(self.key)
+        frame.body, frame.buffers = b"", ()
+        if request.function:
+            args, kwargs = loaded
+            return agent.serializer.functions.resolve(request.function), args, kwargs
+        function, args, kwargs = loaded
+        return function, args, kwargs
+
+    def _finish_later(self, future: torch._C.Future[Any]) -> None:
+        try:
+            result = future.value()
+        except BaseException as error:
+            self._fail(error)
+        else:
+            self._succeed(result)
+
+    # Outcomes.
+
+    def _succeed(self, result: Any) -> None:
+        if self.place is not None:
+            value = self.agent.references.place_of(self.place)
+            if value is not None:
+                value.set(result)
+            self.agent.served()
+            return
+        handles: list[RefHandle] = []
+        try:
+            dumped = self.agent.dump(result, self.peer, handles)
+        except Exception as error:
+            explained = SerializationError(
+                f"the result of {self.request.function or 'the function'} can't be sent: {error}"
+            )
+            explained.__cause__ = error
+            self._fail(explained)
+            return
+        self._answer(Reply(), dumped, handles)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.place is not None:
+            value = self.agent.references.place_of(self.place)
+            if value is not None:
+                value.fail(error)
+            elif not isinstance(error, FarcallError):
+                logger.error(
+                    "%s: %s raised, and nobody holds a reference to its result any more",
+                    self.agent.me.name,
+                    self.request.function,
+                    exc_info=error,
+                )
+            self.agent.served()
+            return
+        handles: list[RefHandle] = []
+        failure, dumped = dump_failure(
+            self.agent.serializer,
+            error,
+            externals=self.agent.references.collector(handles),
+            by_value=not self.peer.same_program,
+        )
+        self._answer(failure, dumped, handles)
+
+    def _answer(self, message: Reply | Failure, dumped: Dumped, handles: list[RefHandle]) -> None:
+        with self.peer.lock:
+            wanted = self.peer.incoming.finish(self.frame.call_id)
+        if wanted:
+            key = TransferKey(self.peer.incarnation, self.frame.call_id, of_reply=True)
+            if handles:
+                message.references = references_of(handles)
+                self.agent.references.pin(key, handles)
+            frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
+            if not self._send(frame) and handles:
+                self.agent.references.unpin(key)
+        self.agent.served()
+
+    def _send(self, frame: Frame) -> bool:
+        """Send to the caller. False: it won't get the frame, for it is gone or does not read."""
+        try:
+            self.link.send(frame, self.deadline)
+        except (LinkError, NotSent):
+            return False
+        except TimeoutError:
+            pass  # the rest of the frame follows when the caller reads again
+        return True

@@ -1,0 +1,129 @@
+"""Shutting down: is anything still going on here, and is everybody ready to go?"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from farcall.protocol.departure import Departure, Messages
+from farcall.runtime.references import Post
+from farcall.wire import Dismiss, Drain, Drained
+
+MAX_WAIT = threading.TIMEOUT_MAX
+
+
+class Leaver:
+    """Counts what goes on in an agent, and takes part in the group's departure. Thread-safe.
+
+    Args:
+        me: this worker's incarnation.
+        members: (id, incarnation) of all workers of a fixed group; empty when workers come and go.
+        post: sends a message.
+    """
+
+    def __init__(self, me: int, members: Sequence[tuple[int, int]], post: Post) -> None:
+        self._lock = threading.Lock()
+        self._post = post
+        self._active = 0
+        self._epoch = 0
+        self._leaving = False
+        self._departure = Departure(me, list(members)) if members else None
+        self._finished = threading.Event()
+
+    def begin(self) -> None:
+        """A call begins: one of ours, or one that we serve."""
+        with self._lock:
+            self._active += 1
+            if self._active == 1:
+                self._epoch += 1
+                if self._leaving and self._departure is not None:
+                    self._departure.busy()
+
+    def end(self) -> None:
+        """A call has ended."""
+        with self._lock:
+            self._active -= 1
+            if self._active or not self._leaving:
+                return
+        self._step(self._note_idle)
+
+    def _note_idle(self) -> Messages:
+        if self._active:
+            return []
+        if self._departure is None:
+            self._finished.set()
+            return []
+        return self._departure.idle(self._epoch)
+
+    def _step(self, event: Callable[[], Messages]) -> None:
+        with self._lock:
+            messages = event()
+            finished = self._departure is not None and self._departure.dismissed
+        for to, message in messages:
+            self._post(to, message, 0)
+        if finished:
+            self._finished.set()
+
+    def leave(self, watch: Callable[[int], None], deadline: float) -> bool:
+        """Wait until everybody is ready and idle (a group that is not fixed: until this one is).
+
+        Args:
+            watch: makes sure that the death of this incarnation will be noticed.
+            deadline: `time.monotonic()` seconds.
+
+        Returns:
+            False if the deadline passed first.
+        """
+        with self._lock:
+            self._leaving = True
+        self._step(self._note_idle)
+        departure = self._departure
+        if departure is not None:
+            self._step(departure.ready)
+            while not self._finished.is_set():
+                with self._lock:
+                    leader = departure.leader
+                watch(leader)
+                with self._lock:
+                    if departure.leader == leader:
+                        break
+        left = MAX_WAIT if deadline == math.inf else deadline - time.monotonic()
+        return self._finished.wait(max(0.0, min(left, MAX_WAIT)))
+
+    @property
+    def missing(self) -> list[int]:
+        """Incarnations that are known to be neither ready nor lost; complete at the leader."""
+        with self._lock:
+            return self._departure.missing if self._departure is not None else []
+
+    @property
+    def active(self) -> int:
+        """Calls that go on: ours without an outcome, and those that we serve."""
+        return self._active
+
+    def on_message(self, sender: int, message: Drain | Drained | Dismiss) -> None:
+        departure = self._departure
+        if departure is None:
+            return
+        match message:
+            case Drain():
+                self._step(lambda: departure.on_drain(sender, message))
+            case Drained():
+                self._step(lambda: departure.on_drained(sender, message))
+            case Dismiss():
+                with self._lock:
+                    departure.on_dismiss()
+                self._finished.set()
+
+    def lost(self, peer: int, watch: Callable[[int], None]) -> None:
+        """A member died or left."""
+        departure = self._departure
+        if departure is None:
+            return
+        self._step(lambda: departure.lost(peer))
+        with self._lock:
+            leader, leaving = departure.leader, self._leaving
+        if leaving and not self._finished.is_set():
+            watch(leader)

@@ -1,0 +1,337 @@
+"""What a user can set when a worker starts: `RpcBackendOptions` and its TensorPipe-shaped child.
+
+Both are ordinary classes with ordinary attributes, as users of torch.distributed.rpc expect: they
+subclass them and set attributes afterwards. What the constructors refuse never reaches an agent.
+Here are also the checks that other modules share: of a timeout, and of the address to listen on.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import logging
+import math
+import numbers
+import os
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_RPC_TIMEOUT = 60.0
+UNSET_RPC_TIMEOUT = -1.0
+DEFAULT_INIT_METHOD = "env://"
+DEFAULT_WORKER_THREADS = 16
+
+_TORCH_TRANSPORTS = frozenset({"shm", "uv", "ibv"})
+_TORCH_CHANNELS = frozenset(
+    {"basic", "cma", "mpt_uv", "xth", "cuda_basic", "cuda_gdr", "cuda_ipc", "cuda_xth"}
+)
+
+Device = int | str | torch.device
+# Any: the key type of a Mapping is invariant, so a plain dict[int, int] would not fit a union.
+DeviceMap = Mapping[Any, Device]
+
+
+class BackendType(enum.Enum):
+    """Which agent to run. There is one; the name is torch.distributed.rpc's, for its programs."""
+
+    TENSORPIPE = "tensorpipe"
+
+    def __repr__(self) -> str:
+        return f"BackendType.{self.name}"
+
+
+def validate_timeout(value: object, what: str = "timeout", *, allow_unset: bool = False) -> float:
+    """A timeout in seconds, checked: 0 is none, and so is infinity, which comes back as 0.
+
+    Args:
+        value: what the user passed.
+        what: its name, for messages.
+        allow_unset: also let `UNSET_RPC_TIMEOUT` (-1, "the agent's default") through.
+
+    Raises:
+        TypeError: not a real number, or a bool.
+        ValueError: negative or not a number (NaN).
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}")
+    seconds = float(value)
+    if allow_unset and seconds == UNSET_RPC_TIMEOUT:
+        return seconds
+    if math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"{what} must be 0 (none) or a positive number of seconds, not {value}")
+    return 0.0 if math.isinf(seconds) else seconds
+
+
+class RpcBackendOptions:
+    """How a worker runs, listens and whom it trusts.
+
+    Not safe to change while another thread starts an agent with it; the agent reads it once.
+
+    Args:
+        rpc_timeout: default limit of a call in seconds; 0 for none.
+        init_method: where the workers meet: "env://", "tcp://host:port" or "file:///path".
+        num_worker_threads: how many handlers may run at once.
+        secret: shared by all workers; text is encoded as UTF-8. Default: `FARCALL_SECRET` of the
+            environment, and no authentication when that isn't set either.
+        listen: "host" or "host:port" to listen on (port 0: any free one). Default:
+            `FARCALL_LISTEN` of the environment; else loopback without a secret, and all
+            interfaces ("0.0.0.0") with one.
+        insecure: listen where others can reach it even without a secret. Whoever reaches it can
+            run code in this process.
+        allow_functions: callers may run these only: patterns of "module:qualname", matched as by
+            `fnmatch.fnmatchcase`. None: all.
+        allow_by_value: let callers send functions as code (lambdas, closures).
+        allow_pickle: let callers send objects as pickles.
+        transports: names of the transports to use, best first.
+        device_maps: per callee name, which of its devices each device of this worker maps to; one
+            to one. An int is a CUDA device.
+        devices: CUDA devices that this worker uses.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: an argument has a value that makes no sense; the message says which.
+    """
+
+    def __init__(
+        self,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT,
+        init_method: str = DEFAULT_INIT_METHOD,
+        *,
+        num_worker_threads: int = DEFAULT_WORKER_THREADS,
+        secret: str | bytes | None = None,
+        listen: str | None = None,
+        insecure: bool = False,
+        allow_functions: Collection[str] | None = None,
+        allow_by_value: bool = True,
+        allow_pickle: bool = True,
+        transports: Sequence[str] = ("socket",),
+        device_maps: Mapping[str, DeviceMap] | None = None,
+        devices: Sequence[Device] | None = None,
+    ) -> None:
+        self.rpc_timeout = validate_timeout(rpc_timeout, "rpc_timeout")
+        self.init_method = init_method
+        self.num_worker_threads = _worker_threads(num_worker_threads)
+        self.secret = _secret(secret)
+        default_host = "127.0.0.1" if self.secret is None else "0.0.0.0"
+        self.listen: str = listen or os.environ.get("FARCALL_LISTEN") or default_host
+        self.insecure = insecure
+        self.allow_functions = _patterns(allow_functions)
+        self.allow_by_value = allow_by_value
+        self.allow_pickle = allow_pickle
+        self.transports = _names(transports, "transports")
+        self.device_maps = {to: _device_map(one) for to, one in (device_maps or {}).items()}
+        self.devices = _device_list(devices or ())
+
+    def set_device_map(self, to: str, device_map: DeviceMap) -> None:
+        """Add to the device map towards a callee. It must stay one to one.
+
+        Args:
+            to: name of the callee.
+            device_map: the callee's device for each device of this worker.
+
+        Raises:
+            ValueError: a device on either side would map to two.
+        """
+        merged = dict(self.device_maps.get(to, {}))
+        for source, target in _device_map(device_map).items():
+            if merged.get(source, target) != target:
+                raise ValueError(
+                    "`set_device_map` only supports 1-to-1 mapping, trying"
+                    f" to map {source} to {target} and {merged[source]}"
+                )
+            merged[source] = target
+        self.device_maps[to] = _device_map(merged)
+
+    def set_devices(self, devices: Sequence[Device]) -> None:
+        """Replace the list of CUDA devices that this worker uses.
+
+        Raises:
+            ValueError: one of them is not a CUDA device.
+        """
+        self.devices = _device_list(devices)
+
+
+class FarcallOptions(TypedDict, total=False):
+    """The keywords of `RpcBackendOptions` that torch.distributed.rpc has not."""
+
+    secret: str | bytes | None
+    listen: str | None
+    insecure: bool
+    allow_functions: Collection[str] | None
+    allow_by_value: bool
+    allow_pickle: bool
+    transports: Sequence[str]
+
+
+class TensorPipeRpcBackendOptions(RpcBackendOptions):
+    """The options under the name and with the arguments of torch.distributed.rpc's.
+
+    Args:
+        num_worker_threads, rpc_timeout, init_method, device_maps, devices: see
+            `RpcBackendOptions`, as is every further keyword.
+        _transports, _channels: TensorPipe's own; accepted and ignored.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: an argument has a value that makes no sense, or TensorPipe has no such
+            transport or channel.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = DEFAULT_WORKER_THREADS,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT,
+        init_method: str = DEFAULT_INIT_METHOD,
+        device_maps: Mapping[str, DeviceMap] | None = None,
+        devices: Sequence[Device] | None = None,
+        _transports: Sequence[str] | None = None,
+        _channels: Sequence[str] | None = None,
+        **farcall_options: Unpack[FarcallOptions],
+    ) -> None:
+        super().__init__(
+            rpc_timeout,
+            init_method,
+            num_worker_threads=num_worker_threads,
+            device_maps=device_maps,
+            devices=devices,
+            **farcall_options,
+        )
+        _ignore_tensorpipe("transport", _transports, _TORCH_TRANSPORTS)
+        _ignore_tensorpipe("channel", _channels, _TORCH_CHANNELS)
+
+
+def listen_address(options: RpcBackendOptions) -> tuple[str, int]:
+    """Host and port (0: any free one) to listen on, if that is safe: protected mode.
+
+    Warns (`RuntimeWarning`) when `insecure=True` opens an unprotected port to others.
+
+    Raises:
+        ValueError: others could connect without a secret, or the address makes no sense.
+    """
+    host, port = _host_and_port(options.listen)
+    if options.secret is not None or _is_loopback(host):
+        return host, port
+    if not options.insecure:
+        raise ValueError(
+            f"farcall refuses to listen on {host} without authentication: set FARCALL_SECRET to "
+            "the same secret on all workers (or the option secret=), listen on 127.0.0.1, or pass "
+            "insecure=True if everyone who can reach this port may run code in this process"
+        )
+    warnings.warn(
+        f"farcall listens on {host} without authentication: whoever can reach this port can run "
+        "code in this process",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return host, port
+
+
+def _host_and_port(listen: str) -> tuple[str, int]:
+    if listen.startswith("["):
+        host, bracket, rest = listen[1:].partition("]")
+        sensible = bracket == "]" and (not rest or rest.startswith(":"))
+        port = rest[1:] if rest else "0"
+    elif listen.count(":") > 1:  # an IPv6 address without brackets has no port
+        host, port, sensible = listen, "0", True
+    else:
+        host, colon, port = listen.partition(":")
+        sensible, port = True, port if colon else "0"
+    if not host or not sensible or not port.isdecimal() or int(port) >= 2**16:
+        raise ValueError(f"listen must be 'host' or 'host:port' (0 to 65535), not {listen!r}")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        # Other names aren't looked up: what they resolve to may change after this check.
+        return host == "localhost"
+
+
+def _secret(given: str | bytes | None) -> bytes | None:
+    if given is None:
+        return os.environ.get("FARCALL_SECRET", "").encode() or None
+    if not isinstance(given, str | bytes):
+        raise TypeError(f"secret must be text or bytes, not {type(given).__name__}")
+    if not given:
+        raise ValueError("secret is empty: pass None for no authentication")
+    return given.encode() if isinstance(given, str) else given
+
+
+def _worker_threads(count: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"num_worker_threads must be an int, not {type(count).__name__}")
+    if count <= 0:
+        raise ValueError(f"num_worker_threads must be positive, got {count}")
+    return count
+
+
+def _names(names: Sequence[str], what: str) -> tuple[str, ...]:
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{what} must be several strings, for instance a tuple, not {names!r}")
+    if not names:
+        raise ValueError(f"{what} is empty")
+    return tuple(names)
+
+
+def _patterns(patterns: Collection[str] | None) -> tuple[str, ...] | None:
+    if patterns is None:
+        return None
+    if not patterns:
+        return ()
+    names = _names(
+        tuple(patterns) if not isinstance(patterns, str) else patterns, "allow_functions"
+    )
+    for name in names:
+        # A pattern like "torch.add" would silently match nothing.
+        if ":" not in name and name != "*":
+            raise ValueError(f"allow_functions: {name!r} is not of the form 'module:qualname'")
+    return names
+
+
+def _device(device: Device) -> torch.device:
+    # torch itself reads a number as a device of whatever accelerator this machine has, and fails
+    # without one; a map may name the devices of another machine.
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+def _device_list(devices: Sequence[Device]) -> list[torch.device]:
+    full = [_device(device) for device in devices]
+    for device in full:
+        if device.type != "cuda":
+            raise ValueError(
+                f"`set_devices` expect a list of CUDA devices, but got device type {device.type}."
+            )
+    return full
+
+
+def _device_map(device_map: DeviceMap) -> dict[torch.device, torch.device]:
+    full: dict[torch.device, torch.device] = {}
+    reverse: dict[torch.device, torch.device] = {}
+    for key, value in device_map.items():
+        source, target = _device(key), _device(value)
+        if target in reverse:
+            raise ValueError(
+                "`device_map` only supports 1-to-1 mapping, "
+                f"trying to map {source} and {reverse[target]} to {target}"
+            )
+        full[source] = target
+        reverse[target] = source
+    return full
+
+
+def _ignore_tensorpipe(what: str, names: Sequence[str] | None, known: frozenset[str]) -> None:
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"Unknown {what}: {name}")
+        _log.debug("TensorPipe's %s %r is ignored: farcall has its own transports", what, name)

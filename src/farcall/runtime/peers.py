@@ -1,0 +1,153 @@
+"""The workers that an agent knows, and the calls between it and each of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from farcall.errors import PeerLost, UnknownWorker
+from farcall.ids import RefId, Worker, WorkerInfo
+from farcall.protocol.calls import Incoming, Outgoing
+from farcall.transport.base import Link
+
+if TYPE_CHECKING:
+    from farcall.runtime.future import Future
+    from farcall.runtime.inbound import Job
+
+Find = Callable[[str | int], Worker | None]
+
+
+class PendingCall:
+    """A call of ours without an outcome yet."""
+
+    __slots__ = ("created", "deadline", "function", "future", "pinned", "timeout")
+
+    def __init__(
+        self,
+        function: str,
+        deadline: float,
+        timeout: float,
+        future: Future[Any] | None = None,
+        created: RefId | None = None,
+    ) -> None:
+        self.function = function
+        self.deadline = deadline
+        self.timeout = timeout
+        self.future = future  # None: a thread waits inside `Link.exchange`, or it is a creation
+        self.created = created
+        self.pinned = False  # the request carries references
+
+
+class Peer:
+    """One incarnation of another worker. `lock` guards everything but the constants."""
+
+    def __init__(self, worker: Worker, same_program: bool) -> None:
+        self.worker = worker
+        self.same_program = same_program
+        self.lock = threading.Lock()
+        self.outgoing: Outgoing[PendingCall] = Outgoing()
+        self.incoming: Incoming[Job] = Incoming()
+        self.lost: str | None = None
+        self.left: str | None = None  # it said goodbye; links that end now are no crash
+        self.back_link: Link | None = None  # the link that it dialled
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
+
+    @property
+    def incarnation(self) -> int:
+        return self.worker.incarnation
+
+    def loss(self) -> PeerLost:
+        return PeerLost(self.name, self.left or self.lost or "its connection ended")
+
+
+class Directory:
+    """Workers by name, id and incarnation. Thread-safe.
+
+    `find` asks the rendezvous about workers that joined later; it may block.
+    """
+
+    def __init__(self, me: Worker, workers: Iterable[Worker], find: Find | None) -> None:
+        self._me = me
+        self._find = find
+        self._lock = threading.Lock()
+        self._by_incarnation: dict[int, Peer] = {}
+        self._by_key: dict[str | int | WorkerInfo, Peer] = {}
+        for worker in workers:
+            self.add(worker)
+
+    def add(self, worker: Worker) -> Peer:
+        """Learn of a worker, or more about one. A new incarnation takes its name over."""
+        with self._lock:
+            peer = self._by_incarnation.get(worker.incarnation)
+            if peer is None:
+                peer = Peer(worker, self._runs_same_program(worker))
+                self._by_incarnation[worker.incarnation] = peer
+            elif worker.addresses and not peer.worker.addresses:
+                peer.worker = worker
+            for key in (worker.name, worker.id, worker.info):
+                self._by_key[key] = peer
+            return peer
+
+    def _runs_same_program(self, worker: Worker) -> bool:
+        if worker.main and worker.main == self._me.main:
+            return True
+        return bool(worker.pid) and (worker.host, worker.pid) == (self._me.host, self._me.pid)
+
+    def of_incarnation(self, incarnation: int) -> Peer | None:
+        return self._by_incarnation.get(incarnation)
+
+    def resolve(self, to: str | int | WorkerInfo) -> Peer:
+        """The live worker of that name, id or info.
+
+        Raises:
+            UnknownWorker: there is none.
+            PeerLost: there was one, and it is gone.
+            TypeError: `to` is none of these.
+        """
+        peer = self._by_key.get(to) if isinstance(to, str | int | WorkerInfo) else None
+        if peer is not None and peer.lost is None:
+            return peer
+        return self._look_up(to, peer)
+
+    def _look_up(self, to: object, known: Peer | None) -> Peer:
+        if isinstance(to, WorkerInfo):
+            to = to.name
+        if not isinstance(to, str | int) or isinstance(to, bool):
+            raise TypeError(
+                f"a worker is named by a str, an int or a WorkerInfo, not by {type(to).__name__}"
+            )
+        worker = self._find(to) if self._find is not None else None
+        if worker is not None:
+            peer = self.add(worker)
+            if peer.lost is None:
+                return peer
+            known = peer
+        if known is not None:
+            raise known.loss()
+        kind = "name" if isinstance(to, str) else "id"
+        names = ", ".join(f"{p.name!r} (id {p.worker.id})" for p in self.live())
+        raise UnknownWorker(
+            f"{self._me.name!r} could not find destination {kind} {to!r}; known workers: {names}"
+        )
+
+    def find(self, name: str) -> Worker | None:
+        """Ask the rendezvous about a worker, and remember it."""
+        worker = self._find(name) if self._find is not None else None
+        if worker is not None:
+            self.add(worker)
+        return worker
+
+    def live(self) -> list[Peer]:
+        """Peers that are not lost, by id; this worker is among them."""
+        with self._lock:
+            peers = [peer for peer in self._by_incarnation.values() if peer.lost is None]
+        return sorted(peers, key=lambda peer: peer.worker.id)
+
+    def all(self) -> list[Peer]:
+        """Every incarnation ever met."""
+        with self._lock:
+            return list(self._by_incarnation.values())

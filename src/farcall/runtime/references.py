@@ -1,0 +1,305 @@
+"""References in a running agent: the protocol machine, its lock, and the values themselves.
+
+`RefHandle` is one live use of a reference in this process; an `RRef` is a thin dress for it. Its
+finalizer appends to a queue and wakes the agent's leader: it takes no lock and sends nothing.
+
+The machine is touched under `_lock` only; what it asks for is done after the lock is given up, so
+that values (with whatever destructors they have) never die under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farcall.errors import CallError, InvalidReference, OwnerDied
+from farcall.ids import RefId, Worker
+from farcall.protocol.ref_entries import Drop, HeldState, Ready, Send, TransferKey, Unavailable
+from farcall.protocol.refs import Refs
+from farcall.runtime.values import OwnedValue
+from farcall.serde import load_reference
+from farcall.wire import Message, Received, Reference, Register, Registered, Release
+from farcall.wire import Released as ReleasedMessage
+
+if TYPE_CHECKING:
+    from farcall.runtime.agent import Agent
+
+Continuation = Callable[[OwnerDied | None], None]
+
+
+class Post(Protocol):
+    """How the references send: the agent finds the link. Must not raise."""
+
+    def __call__(self, to: int, message: Message, call_id: int) -> None: ...
+
+
+class RefHandle:
+    """One live use of a reference in this process. Made by `References` only."""
+
+    __slots__ = ("__weakref__", "reference", "references")
+
+    def __init__(self, references: References, reference: Reference) -> None:
+        self.references = references
+        self.reference = reference
+
+    @property
+    def ref(self) -> RefId:
+        return RefId(self.reference.minted_by, self.reference.number)
+
+    @property
+    def is_owner(self) -> bool:
+        return self.reference.owner == self.references.me.incarnation
+
+    def __reduce__(self) -> Any:
+        raise InvalidReference(
+            "Can not pickle rref in python pickler, rref can only be pickled when using RPC: "
+            "pass it as an argument or return it from a remote function"
+        )
+
+    def __del__(self) -> None:
+        self.references.forget(self.reference)
+
+
+class References:
+    """The references of one agent. Thread-safe."""
+
+    def __init__(self, agent: Agent, post: Post, wake: Callable[[], None]) -> None:
+        self.agent = agent
+        self.me = agent.me
+        self._post = post
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._refs = Refs(self.me.incarnation)
+        self._values: dict[RefId, OwnedValue] = {}
+        self._parked: dict[TransferKey, Continuation] = {}
+        self._forgotten: deque[Reference] = deque()
+        self._creation_errors: dict[RefId, CallError] = {}
+
+    # Making and dropping.
+
+    def own(self) -> tuple[RefHandle, OwnedValue]:
+        """A new value of this process, empty yet."""
+        value = OwnedValue()
+        with self._lock:
+            ref = self._refs.mint()
+            self._refs.own(ref)
+            self._values[ref] = value
+        return RefHandle(self, self._reference_to(ref, self.me)), value
+
+    def create(self, owner: Worker) -> tuple[RefHandle, int]:
+        """The handle for a `remote()` call that is about to be sent, and its sequence number."""
+        with self._lock:
+            ref = self._refs.mint()
+            sequence = self._refs.create(ref, owner.incarnation, owner.name)
+        return RefHandle(self, self._reference_to(ref, owner)), sequence
+
+    @staticmethod
+    def _reference_to(ref: RefId, owner: Worker) -> Reference:
+        return Reference(ref.minted_by, ref.number, owner.incarnation, owner.name, owner.id)
+
+    def forget(self, reference: Reference) -> None:
+        """A handle was collected. Called from finalizers."""
+        self._forgotten.append(reference)
+        self._wake()
+
+    def drain(self) -> None:
+        """Count out the handles that were collected."""
+        if not self._forgotten:
+            return
+        with self._lock:
+            while self._forgotten:
+                gone = self._forgotten.popleft()
+                ref = RefId(gone.minted_by, gone.number)
+                self._refs.release(ref)
+                if self._creation_errors and not self._refs.knows(ref):
+                    self._creation_errors.pop(ref, None)
+        self.run()
+
+    # Creation by remote().
+
+    def accept_creation(self, ref: RefId, holder: int, sequence: int) -> OwnedValue:
+        """Owner: a `remote()` request arrived. Where its result goes."""
+        value = OwnedValue()
+        with self._lock:
+            self._values[ref] = value
+            self._refs.accept_creation(ref, holder, sequence)
+        self.run()
+        return value
+
+    def place_of(self, ref: RefId) -> OwnedValue | None:
+        """The place of a value that lives here; None when it was dropped."""
+        return self._values.get(ref)
+
+    def accepted(self, ref: RefId) -> None:
+        """Holder: ACCEPTED arrived."""
+        with self._lock:
+            self._creation_errors.pop(ref, None)
+            self._refs.accepted(ref)
+        self.run()
+
+    def creation_failed(self, ref: RefId, error: CallError) -> None:
+        """Holder: the request was never accepted, and never will be."""
+        with self._lock:
+            self._creation_errors[ref] = error
+            self._refs.creation_failed(ref, str(error))
+        self.run()
+
+    def creation_late(self, ref: RefId, error: CallError) -> None:
+        """Holder: the request was not accepted in time; it still may be."""
+        with self._lock:
+            if self._refs.state(ref) is HeldState.CREATING:
+                self._creation_errors[ref] = error
+
+    # Use.
+
+    def is_confirmed(self, handle: RefHandle) -> bool:
+        with self._lock:
+            return self._refs.state(handle.ref) is HeldState.CONFIRMED
+
+    def check_usable(self, handle: RefHandle) -> None:
+        """Raises what makes the reference unusable: its owner died, or its creation failed."""
+        ref = handle.ref
+        with self._lock:
+            cause = self._refs.void_cause(ref)
+            error = self._creation_errors.get(ref)
+        if error is not None:
+            raise error
+        if cause is not None:
+            raise OwnerDied(*cause)
+
+    def value_of(self, handle: RefHandle) -> OwnedValue:
+        """The place of a value that lives here.
+
+        Raises:
+            InvalidReference: it lives elsewhere.
+        """
+        value = self._values.get(handle.ref)
+        if value is None:
+            reference = handle.reference
+            raise InvalidReference(
+                f"local_value() of a reference is for its owner, worker {reference.owner_name!r}; "
+                f"this is {self.me.name!r}. Call to_here() to get a copy"
+            )
+        return value
+
+    # Transfers out.
+
+    def collector(self, found: list[RefHandle]) -> dict[type, Callable[[Any], tuple[Any, ...]]]:
+        """Reducers for `Serializer.dump` that note in `found` which references a message carries.
+
+        Every handle met is noted, also twice if the dump is tried again; `found` keeps them alive.
+        """
+
+        def reduce(handle: RefHandle) -> tuple[Any, ...]:
+            if handle.references is not self:
+                raise InvalidReference(
+                    f"a reference of agent {handle.references.me.name!r} can't be sent by agent "
+                    f"{self.me.name!r} of the same process"
+                )
+            self.check_usable(handle)
+            found.append(handle)
+            return load_reference, (len(found) - 1,)
+
+        return {RefHandle: reduce}
+
+    def pin(self, key: TransferKey, handles: Sequence[RefHandle]) -> None:
+        with self._lock:
+            self._refs.pin(key, [handle.ref for handle in handles])
+
+    def unpin(self, key: TransferKey) -> None:
+        with self._lock:
+            self._refs.unpin(key)
+        self.run()
+
+    def call_closed(self, key: TransferKey) -> None:
+        with self._lock:
+            self._refs.call_closed(key)
+        self.run()
+
+    # Transfers in.
+
+    def arrive(self, key: TransferKey, references: Sequence[Reference], then: Continuation) -> None:
+        """A message with references arrived. `then(None)` when it may be rebuilt, now or later."""
+        self._parked[key] = then
+        with self._lock:
+            self._refs.arrive(key, references)
+        self.run()
+
+    def handles(self, references: Sequence[Reference]) -> list[RefHandle]:
+        """Handles for the references of a message that may be rebuilt."""
+        with self._lock:
+            for reference in references:
+                self._refs.acquire(RefId(reference.minted_by, reference.number))
+        return [RefHandle(self, reference) for reference in references]
+
+    def taken_over(self, key: TransferKey) -> None:
+        with self._lock:
+            self._refs.taken_over(key)
+        self.run()
+
+    def asked(self, key: TransferKey) -> None:
+        with self._lock:
+            self._refs.asked(key)
+        self.run()
+
+    # Messages and deaths.
+
+    def on_message(self, sender: int, message: Message, call_id: int) -> None:
+        """REGISTER, REGISTERED, RELEASE, RELEASED or RECEIVED arrived."""
+        with self._lock:
+            match message:
+                case Register(entries=entries):
+                    self._refs.on_register(sender, entries)
+                case Registered(entries=answers):
+                    self._refs.on_registered(answers)
+                case Release(entries=entries):
+                    self._refs.on_release(sender, entries)
+                case ReleasedMessage(entries=entries):
+                    self._refs.on_released(entries)
+                case Received(of_reply=of_reply):
+                    self._refs.unpin(TransferKey(sender, call_id, of_reply))
+                case _:
+                    raise AssertionError(message)
+        self.run()
+
+    def lost(self, peer: int, cause: str) -> None:
+        with self._lock:
+            self._refs.lost(peer, cause)
+        self.run()
+
+    def repeat(self) -> None:
+        """Send again what was not answered, after a message could not be sent in time."""
+        with self._lock:
+            self._refs.tick()
+        self.run()
+
+    def run(self) -> None:
+        """Do what the machine asks for. Never called with the lock held."""
+        with self._lock:
+            instructions = self._refs.take()
+        for instruction in instructions:
+            match instruction:
+                case Send(to, message, call_id):
+                    self._post(to, message, call_id)
+                case Drop(ref):
+                    self._values.pop(ref, None)
+                case Ready(key):
+                    self._parked.pop(key)(None)
+                case Unavailable(key, owner_name, cause):
+                    self._parked.pop(key)(OwnerDied(owner_name, cause))
+
+    def statistics(self) -> dict[str, int]:
+        with self._lock:
+            return self._refs.statistics()
+
+    def close(self) -> None:
+        """The agent shuts down: every value may go."""
+        values, self._values = self._values, {}
+        values.clear()
+
+
+def references_of(handles: Sequence[RefHandle]) -> tuple[Reference, ...]:
+    """What a message says of the references that it carries."""
+    return tuple(handle.reference for handle in handles)

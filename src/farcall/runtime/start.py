@@ -1,0 +1,135 @@
+"""From options to a running agent: listen, meet the others, start."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+import torch
+
+from farcall.errors import RendezvousError
+from farcall.ids import Incarnation, Worker, new_incarnation
+from farcall.runtime.agent import Agent
+from farcall.runtime.hosts import host_id, host_name, local_address_towards, main_fingerprint
+from farcall.runtime.inbound import Policy
+from farcall.runtime.options import RpcBackendOptions, listen_address
+from farcall.runtime.rendezvous import Rendezvous
+from farcall.runtime.stores import open_store
+from farcall.serde import DeviceMap, Serializer
+from farcall.transport.handshake import Identity
+from farcall.transport.socket import SocketEndpoint
+
+WILDCARDS = ("0.0.0.0", "::")
+
+
+def start_agent(
+    name: str,
+    rank: int,
+    world_size: int | None,
+    options: RpcBackendOptions,
+    generation: int,
+) -> Agent:
+    """Listen, register with the rendezvous, wait for the others if the group is fixed, and start.
+
+    Args:
+        name: of this worker; unique in the group.
+        rank: id of this worker; -1 when the environment says it, or the group assigns it.
+        world_size: None or 0: the environment says it; if it does not, workers come and go.
+        options: how to run.
+        generation: number of the group at this store; all its workers must agree.
+
+    Raises:
+        RendezvousTimeout: somebody is missing; the message says who.
+        DuplicateWorker: name or rank is taken.
+        RendezvousError: the group can't form, for another reason that the message says.
+        LinkError: the address can't be listened on.
+        ValueError: options that contradict each other.
+    """
+    host, port = listen_address(options)
+    store, rank, size = open_store(options.init_method, rank, world_size, options.rpc_timeout)
+    rendezvous = Rendezvous(store, f"farcall/{generation}" if size else "farcall/open")
+    incarnation = new_incarnation()
+    starting = _Starting(name, rank, incarnation)
+    endpoint = SocketEndpoint(
+        starting.identity,
+        listen=(host, port),
+        advertise=[_advertised(host, options.init_method)],
+        secret=options.secret,
+        admit=starting.admit,
+    )
+    try:
+        me = Worker(
+            name=name,
+            id=rank,
+            incarnation=incarnation,
+            addresses=endpoint.addresses,
+            host=starting.identity.host,
+            pid=os.getpid(),
+            main=starting.identity.main,
+        )
+        workers = rendezvous.join(me, size, options.rpc_timeout)
+        me = next(worker for worker in workers if worker.incarnation == incarnation)
+        endpoint.me = Identity(name, me.id, incarnation, me.host, me.main)
+        _check_reachable(me, workers, options)
+        starting.agent = Agent(
+            me,
+            endpoint,
+            workers=[worker for worker in workers if worker is not me],
+            find=None if size else rendezvous.find,
+            rpc_timeout=options.rpc_timeout,
+            num_worker_threads=options.num_worker_threads,
+            serializer=Serializer(
+                allow_by_value=options.allow_by_value, allow_pickle=options.allow_pickle
+            ),
+            policy=Policy(options.allow_functions),
+            device_maps={to: _device_map(to, m) for to, m in options.device_maps.items()},
+            on_close=lambda: rendezvous.leave(me),
+        )
+    except BaseException:
+        endpoint.close()
+        raise
+    return starting.agent
+
+
+class _Starting:
+    """Stands in for the agent while its endpoint listens already and it does not exist yet."""
+
+    def __init__(self, name: str, rank: int, incarnation: Incarnation) -> None:
+        self.identity = Identity(name, rank, incarnation, host_id(), main_fingerprint())
+        self.agent: Agent | None = None
+
+    def admit(self, name: str, incarnation: int) -> str | None:
+        return None if self.agent is None else self.agent.admit(name, incarnation)
+
+
+def _advertised(host: str, init_method: str) -> str:
+    """Where the others reach a worker that listens on `host`."""
+    if host not in WILDCARDS:
+        return host
+    url = urlsplit(init_method)
+    master = os.environ.get("MASTER_ADDR") if url.scheme == "env" else url.hostname
+    return local_address_towards(master or "localhost")
+
+
+def _check_reachable(me: Worker, workers: list[Worker], options: RpcBackendOptions) -> None:
+    """A group over several machines needs more than loopback: say so now, not at the first call."""
+    if options.secret is not None or options.insecure:
+        return
+    for worker in workers:
+        if worker.host != me.host:
+            raise RendezvousError(
+                f"{me.name!r} is on machine {host_name(me.host)} and {worker.name!r} on "
+                f"{host_name(worker.host)}, but without a secret workers listen on loopback only: "
+                "set FARCALL_SECRET to the same secret on all workers"
+            )
+
+
+def _device_map(to: str, mapping: dict[torch.device, torch.device]) -> DeviceMap:
+    def place(device: torch.device) -> torch.device:
+        if device not in mapping:
+            raise ValueError(
+                f"no device of worker {to!r} is mapped to {device}: see set_device_map"
+            )
+        return mapping[device]
+
+    return place

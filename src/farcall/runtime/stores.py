@@ -1,0 +1,206 @@
+"""Opening the torch Store at which workers meet: `env://`, `tcp://host:port`, `file:///path`.
+
+It accepts what `torch.distributed.rendezvous` accepts, and torchrun's environment, but opens the
+stores itself: that function's TCPStore waits for all clients, and when one is missing its timeout
+names nobody. Who is missing is `farcall.runtime.rendezvous`'s business; here a worker only gets a
+store, and its place (rank, world size) as the arguments, the URL or the environment tell it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TypeVar
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+# torch passes these names on from C without saying so in a way that mypy's strict mode accepts.
+from torch.distributed import (  # type: ignore[attr-defined]
+    FileStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+
+from farcall.errors import RendezvousError, RendezvousTimeout
+
+# Stands for "no limit" where torch wants one: its stores count milliseconds in 32 bits.
+_NO_LIMIT = 7 * 24 * 3600.0
+
+_Result = TypeVar("_Result")
+
+
+def open_store(
+    init_method: str,
+    rank: int = -1,
+    world_size: int | None = None,
+    timeout: float = 60.0,
+) -> tuple[Store, int, int | None]:
+    """The store that a URL names, and this worker's rank and world size.
+
+    An argument wins over the URL's query (`?rank=0&world_size=2`), which wins over the environment
+    (`RANK`, `WORLD_SIZE`; `env://` only). Under torchrun the agent hosts the store; else rank 0
+    does, and the store lives as long as the object returned there. May block the calling thread
+    until the timeout; safe in any thread.
+
+    Args:
+        init_method: "env://" (with `MASTER_ADDR` and `MASTER_PORT`), "tcp://host:port" or
+            "file:///path".
+        rank: this worker's, or -1 when the URL or environment says it.
+        world_size: number of workers; None, 0 or -1 when the URL or environment says it.
+        timeout: seconds to wait for the store to appear; 0 for no limit.
+
+    Returns:
+        The store, the rank (-1: to be assigned, in a group without a world size) and the world
+        size (None: workers come and go).
+
+    Raises:
+        ValueError: a part is missing or makes no sense; the message says which.
+        RendezvousTimeout: nobody hosts a store at that address.
+        RendezvousError: the address can't be used, for instance because another program has it.
+    """
+    url = urlsplit(init_method)
+    if url.scheme not in ("env", "tcp", "file"):
+        raise ValueError(
+            f"init_method {init_method!r} is not understood: use env://, tcp://host:port or "
+            "file:///path"
+        )
+    query = dict(parse_qsl(url.query))
+    environment = os.environ if url.scheme == "env" else {}
+    rank = _place("rank", rank, query, environment)
+    size = _place("world_size", -1 if world_size is None else world_size, query, environment)
+    if size > 0 and rank < 0:
+        raise ValueError(
+            f"{init_method} rendezvous: the rank is missing: pass rank=, or set RANK with env://"
+        )
+    if 0 < size <= rank:
+        raise ValueError(f"rank {rank} is not below the world size {size}: ranks count from 0")
+    if url.scheme == "file":
+        store = _open_file(url, size, timeout)
+    else:
+        store = _open_tcp(*_master(url), rank, timeout, _use_libuv(query))
+    return store, rank, size if size > 0 else None
+
+
+def bounded(run: Callable[[], _Result], seconds: float, late: Exception) -> _Result:
+    """Run something that may never return (torch's stores have such calls), but wait only so long.
+
+    When the time is over `late` is raised, and the daemon thread that runs it is left behind.
+    """
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(run())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="farcall store", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise late
+    return results[0]
+
+
+def _place(name: str, given: int, query: Mapping[str, str], environment: Mapping[str, str]) -> int:
+    """Rank or world size: from the argument, the query or the environment; -1 for unknown."""
+    if given > 0 or (given == 0 and name == "rank"):
+        return given
+    text = query.get(name) or environment.get(name.upper()) or "-1"
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, not {text!r}") from None
+
+
+def _master(url: SplitResult) -> tuple[str, int]:
+    """Host and port of the store."""
+    if url.scheme == "env":
+        host = os.environ.get("MASTER_ADDR", "")
+        port_text = os.environ.get("MASTER_PORT", "")
+        for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port_text)):
+            if not value:
+                raise ValueError(f"env:// rendezvous: environment variable {name} is not set")
+        where = "MASTER_PORT"
+    else:
+        host = url.hostname or ""
+        port_text = url.netloc.rpartition("@")[2][len(_bracketed(host, url)) :].lstrip(":")
+        where = f"the port of {url.geturl()}"
+        if not host:
+            raise ValueError(f"tcp:// rendezvous: {url.geturl()} has no host")
+        if not port_text:
+            raise ValueError(f"tcp:// rendezvous: {url.geturl()} has no port")
+    if not port_text.isdecimal() or int(port_text) >= 2**16:
+        raise ValueError(f"{where} must be a number from 0 to 65535, not {port_text!r}")
+    return host, int(port_text)
+
+
+def _bracketed(host: str, url: SplitResult) -> str:
+    return f"[{host}]" if url.netloc.startswith("[") else host
+
+
+def _use_libuv(query: Mapping[str, str]) -> bool:
+    default = "0" if sys.platform == "win32" else "1"  # torch for Windows comes without libuv
+    return query.get("use_libuv", os.environ.get("USE_LIBUV", default)) == "1"
+
+
+def _open_tcp(host: str, port: int, rank: int, timeout: float, use_libuv: bool) -> Store:
+    hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    is_master = rank == 0 and not hosted_by_agent
+    seconds = timeout or _NO_LIMIT
+    host_of_store = "the torchrun agent" if hosted_by_agent else "rank 0"
+    late = RendezvousTimeout(
+        f"no store answered at {host}:{port} in {timeout:.1f} s: is {host_of_store} running, and "
+        "is that its address?"
+    )
+
+    def build() -> Store:
+        return TCPStore(
+            host,
+            port,
+            None,
+            is_master,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=True,
+            use_libuv=use_libuv,
+        )
+
+    try:
+        # Bounded because a client never returns when something accepts its connection but is not
+        # a store (seen with torch 2.13). Torch itself may exceed its timeout by a retry.
+        store = bounded(build, seconds + 5.0, late)
+    except RendezvousTimeout:
+        raise
+    except RuntimeError as error:
+        if is_master:
+            reason = str(error).splitlines()[0]
+            raise RendezvousError(
+                f"rank 0 can't host a store at {host}:{port}: {reason}"
+            ) from error
+        raise late from error
+    if hosted_by_agent:
+        # The agent's store outlives its workers: without this, workers that torchrun restarts
+        # would meet the records of the ones before.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return PrefixStore(f"farcall_attempt_{attempt}", store)
+    return store
+
+
+def _open_file(url: SplitResult, world_size: int, timeout: float) -> Store:
+    path = url.netloc + url.path
+    if not path:
+        raise ValueError("file:// rendezvous: the path is missing: use file:///path")
+    directory = os.path.dirname(os.path.abspath(path))
+    # FileStore itself tries to open a file in a missing directory until its timeout.
+    if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
+        raise RendezvousError(f"file:// rendezvous: can't create a file in {directory}")
+    store = FileStore(path, world_size)
+    store.set_timeout(timedelta(seconds=timeout or _NO_LIMIT))
+    return store

@@ -1,0 +1,65 @@
+"""The values that live in this process and are referred to from elsewhere."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class OwnedValue:
+    """The place of a remote value: empty until the function that makes it ends.
+
+    Set or failed once. Thread-safe.
+    """
+
+    __slots__ = ("_callbacks", "_error", "_lock", "_value")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[OwnedValue], None]] | None = []
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self._callbacks is None
+
+    def set(self, value: Any) -> None:
+        self._finish(value, None)
+
+    def fail(self, error: BaseException) -> None:
+        self._finish(None, error)
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            if self._callbacks is None:
+                return
+            self._value, self._error = value, error
+            callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks:
+            callback(self)
+
+    def when_ready(self, callback: Callable[[OwnedValue], None]) -> None:
+        """Call back once, in the thread that sets the value, or now if it is set."""
+        with self._lock:
+            if self._callbacks is not None:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def get(self) -> Any:
+        """The value. Raises what the function raised. Only when `is_ready`."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def wait(self, deadline: float) -> bool:
+        """Sleep until the value is there. False: the deadline passed first."""
+        done = threading.Event()
+        self.when_ready(lambda _: done.set())
+        if deadline == math.inf:
+            return done.wait()
+        return done.wait(max(0.0, deadline - time.monotonic()))

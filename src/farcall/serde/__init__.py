@@ -1,0 +1,25 @@
+"""Objects to pickle bytes and raw tensor buffers, and back. Knows no agent, link or protocol."""
+
+from __future__ import annotations
+
+from farcall.serde.exceptions import RemoteTraceback
+from farcall.serde.failures import dump_failure, load_failure
+from farcall.serde.functions import Functions, name_of, resolve
+from farcall.serde.loading import load_reference
+from farcall.serde.pickling import Externals
+from farcall.serde.serializer import Dumped, Serializer
+from farcall.serde.tensors import DeviceMap
+
+__all__ = [
+    "DeviceMap",
+    "Dumped",
+    "Externals",
+    "Functions",
+    "RemoteTraceback",
+    "Serializer",
+    "dump_failure",
+    "load_failure",
+    "load_reference",
+    "name_of",
+    "resolve",
+]

@@ -1,0 +1,60 @@
+"""What a message that is being unpickled needs from outside its bytes.
+
+Pickle calls module-level functions and hands them nothing but what the bytes say. A reference
+handle needs the agent's own object instead, and the autograd layer must know which tensors came
+in. Both hang on a context variable that is set only while one message is being loaded, so loads on
+other threads, and loads that user code starts inside a load, see their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+
+
+class _Arriving(NamedTuple):
+    references: Sequence[Any]
+    tensors: list[torch.Tensor] | None
+
+
+_arriving: ContextVar[_Arriving | None] = ContextVar("farcall_arriving", default=None)
+
+
+def inside_load() -> bool:
+    """Whether this runs inside a load that set a context (so a nested load must hide it)."""
+    return _arriving.get() is not None
+
+
+@contextmanager
+def arriving(references: Sequence[Any], tensors: list[torch.Tensor] | None) -> Iterator[None]:
+    """Make these what `load_reference` and `note_gradient_tensor` see, until the block ends."""
+    token = _arriving.set(_Arriving(references, tensors))
+    try:
+        yield
+    finally:
+        _arriving.reset(token)
+
+
+def load_reference(index: int) -> Any:
+    """The `index`-th of the references given to `Serializer.load`.
+
+    Reducers of reference handles name it as their rebuild function: `(load_reference, (index,))`.
+
+    Raises:
+        LookupError: outside of a load, or the message has fewer references.
+    """
+    current = _arriving.get()
+    if current is None or not 0 <= index < len(current.references):
+        raise LookupError(f"the message names reference {index}, but did not bring it")
+    return current.references[index]
+
+
+def note_gradient_tensor(tensor: torch.Tensor) -> None:
+    """Record that a tensor requiring grad arrived; its order equals that of `Dumped.tensors`."""
+    current = _arriving.get()
+    if current is not None and current.tensors is not None:
+        current.tensors.append(tensor)

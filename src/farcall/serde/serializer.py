@@ -1,0 +1,227 @@
+"""Objects to bytes and back: what an agent is given to serialize with.
+
+`dump` gives a pickle and the large buffers that stay out of it; `load` takes them as they arrived.
+Between the two, buffers are only passed on: the ones from `dump` are the sender's own memory, the
+ones given to `load` become the memory of the tensors in the result.
+
+A serializer has a policy and no other state: every method may run on any thread, at any depth of
+nesting, since pickling runs user code. No method holds a lock.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from farcall.errors import FarcallError, FunctionNotFound, SerializationError
+from farcall.serde.functions import SPAWNED_MAIN, Functions
+from farcall.serde.loading import arriving, inside_load
+from farcall.serde.pickling import Buffers, ByValuePickler, Externals, FastPickler
+from farcall.serde.tensors import DeviceMap
+from farcall.serde.unpickling import MainUnpickler, NamedUnpickler, PlainUnpickler, unpickle
+
+Body = bytes | bytearray | memoryview
+
+_PROTOCOL = 5
+# Searched by a regular expression because memoryview has no substring search.
+_NAMES_MAIN = re.compile(rb"__(?:mp_)?main__")
+_NAMES_SPAWNED_MAIN = re.compile(rb"__mp_main__")
+
+
+class Dumped(NamedTuple):
+    """A pickled object.
+
+    Attributes:
+        body: the pickle.
+        buffers: its out-of-band buffers, flat bytes, not copied: they show later changes.
+        tensors: the tensors in it that require grad, in the order in which `load` notes them.
+    """
+
+    body: bytes
+    buffers: list[memoryview]
+    tensors: Sequence[torch.Tensor] = ()
+
+
+class Serializer:
+    """Pickles what leaves and unpickles what arrives, within a policy.
+
+    Args:
+        allow_by_value: send lambdas, local functions and local classes as code, and take such.
+            False keeps honest peers to deployed code; it is no fence against hostile ones.
+        allow_pickle: take any pickle. False takes plain data, tensors, references, built-in and
+            farcall's exceptions only, and is a fence.
+    """
+
+    __slots__ = ("_unpickler", "allow_by_value", "allow_pickle", "functions")
+
+    def __init__(self, *, allow_by_value: bool = True, allow_pickle: bool = True) -> None:
+        self.allow_by_value = allow_by_value
+        self.allow_pickle = allow_pickle
+        self.functions = Functions()
+        self._unpickler: type[pickle.Unpickler] | None = None
+        if not allow_pickle:
+            self._unpickler = PlainUnpickler
+        elif not allow_by_value:
+            self._unpickler = NamedUnpickler
+
+    def dump(
+        self,
+        value: Any,
+        *,
+        externals: Externals | None = None,
+        by_value: bool = False,
+        device_map: DeviceMap | None = None,
+    ) -> Dumped:
+        """Pickle `value`.
+
+        Args:
+            value: any object that pickle or, if allowed, cloudpickle takes.
+            externals: reducers for exactly these types, before any other; they return what
+                `__reduce__` may return.
+            by_value: the peer runs another `__main__`: what is defined in ours goes by value.
+            device_map: where tensors of a device other than the CPU go to on the peer.
+
+        Raises:
+            SerializationError: something in it can't be pickled; the cause says what.
+        """
+        stream = io.BytesIO()
+        buffers = Buffers()
+        pickler = FastPickler(stream, _PROTOCOL, buffer_callback=buffers.take)
+        if externals:
+            pickler.externals = externals
+        if device_map is not None:
+            pickler.device_map = device_map
+        try:
+            pickler.dump(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            # What has no name raises one of these, and so does much that nothing can pickle.
+            if not self.allow_by_value or isinstance(error, FarcallError):
+                raise _unpicklable(error) from error
+            return self._dump_by_value(value, externals, by_value, device_map)
+        except Exception as error:
+            raise _unpicklable(error) from error
+        body = stream.getvalue()
+        if by_value and self.allow_by_value and _NAMES_MAIN.search(body):
+            return self._dump_by_value(value, externals, by_value, device_map)
+        return Dumped(body, buffers, pickler.tensors or ())
+
+    def _dump_by_value(
+        self,
+        value: Any,
+        externals: Externals | None,
+        main_by_value: bool,
+        device_map: DeviceMap | None,
+    ) -> Dumped:
+        stream = io.BytesIO()
+        buffers = Buffers()
+        pickler = ByValuePickler(stream, _PROTOCOL, buffer_callback=buffers.take)
+        if externals:
+            pickler.externals = externals
+        pickler.device_map = device_map
+        pickler.main_by_value = main_by_value
+        try:
+            pickler.dump(value)
+        except Exception as error:
+            raise _unpicklable(error) from error
+        return Dumped(stream.getvalue(), buffers, pickler.tensors or ())
+
+    def load(
+        self,
+        body: Body,
+        buffers: Sequence[Any] = (),
+        *,
+        references: Sequence[Any] = (),
+        tensors: list[torch.Tensor] | None = None,
+    ) -> Any:
+        """The object that `dump` pickled.
+
+        Args:
+            body: the pickle.
+            buffers: the out-of-band buffers in order; writable ones become tensors' memory.
+            references: what `load_reference` returns, by index.
+            tensors: gets the arriving tensors that require grad appended, in order.
+
+        Raises:
+            FunctionNotFound: the pickle names a module or attribute that does not exist here.
+            Refused: this serializer's policy forbids something in it.
+            SerializationError: any other failure; its cause says what.
+        """
+        if references or tensors is not None or inside_load():
+            with arriving(references, tensors):
+                return self._load(body, buffers)
+        return self._load(body, buffers)
+
+    def _load(self, body: Body, buffers: Sequence[Any]) -> Any:
+        try:
+            if self._unpickler is not None:
+                return unpickle(self._unpickler, body, buffers)
+            if SPAWNED_MAIN not in sys.modules and _NAMES_SPAWNED_MAIN.search(body):
+                return unpickle(MainUnpickler, body, buffers)
+            return pickle.loads(body, buffers=buffers)
+        except FarcallError:
+            raise
+        except Exception as error:
+            raise _unloadable(error) from error
+
+    def explain_unpicklable(
+        self,
+        function: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        error: BaseException,
+        *,
+        externals: Externals | None = None,
+        by_value: bool = False,
+        device_map: DeviceMap | None = None,
+    ) -> SerializationError:
+        """An error that names the first argument which can't be sent.
+
+        Args:
+            function: name of the function that was to be called, for the message.
+            args: positional arguments of the call; the message counts them from 0.
+            kwargs: keyword arguments of the call.
+            error: what `dump` raised for all of them together; stands in when each alone passes.
+            externals: as for `dump`; so are the others.
+        """
+        labelled = [(f"argument {index}", value) for index, value in enumerate(args)]
+        labelled += [(f"keyword argument {name!r}", value) for name, value in kwargs.items()]
+        for label, value in labelled:
+            try:
+                self.dump(value, externals=externals, by_value=by_value, device_map=device_map)
+            except SerializationError as found:
+                what = f"{label} ({type(value).__name__}) of {function} can't be sent"
+                explained = SerializationError(f"{what}: {_reason(found)}")
+                explained.__cause__ = found.__cause__ or found
+                return explained
+        explained = SerializationError(f"the call of {function} can't be sent: {_reason(error)}")
+        explained.__cause__ = error.__cause__ or error
+        return explained
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, SerializationError) and error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) or type(error).__name__
+
+
+def _unpicklable(error: Exception) -> Exception:
+    # Our own errors (a tensor on the wrong device) say it better than a wrapper would.
+    if isinstance(error, FarcallError):
+        return error
+    return SerializationError(f"can't be sent: {_reason(error)}")
+
+
+def _unloadable(error: Exception) -> SerializationError:
+    missing_attribute = isinstance(error, AttributeError) and str(error).startswith("Can't get ")
+    if isinstance(error, ImportError) or missing_attribute:
+        return FunctionNotFound(
+            f"the message names what this worker does not have: {error}; "
+            f"what the caller defines must be importable on the callee too"
+        )
+    return SerializationError(f"can't rebuild what arrived: {type(error).__name__}: {error}")

@@ -1,0 +1,266 @@
+"""Tensors and their storages as pickle: a rebuild function, a buffer, and how to read it.
+
+What is sent is the span of storage that a tensor covers, with its strides, unless the span is
+mostly holes; then a copy is. So transposed, channels_last and expanded tensors arrive as they
+left, and a small view of a huge storage is a small message. Large spans leave as out-of-band
+buffers over the tensor's own memory, and arrive as tensors over the received memory: writable, and
+keeping that memory alive. Tensors that require grad arrive as leaves that require grad.
+
+Rebuild functions trust nothing they are given: under the policy `allow_pickle=False` they are what
+a stranger's bytes can call. Stateless; safe from any thread.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from ctypes import string_at
+from typing import Any
+
+import torch
+
+from farcall.errors import SerializationError
+from farcall.serde.loading import note_gradient_tensor
+
+DeviceMap = Callable[[torch.device], torch.device]
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+# Up to this size copying into the pickle costs less than a buffer of its own in the frame.
+INLINE_BYTES = 16 << 10
+# Below this size holes are sent too: looking for them costs more.
+HOLES_ALLOWED_BYTES = 8 << 10
+
+_DTYPES: dict[str, torch.dtype] = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_MEMORY_FORMATS: dict[str, torch.memory_format] = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.memory_format)
+}
+_COMPRESSED_LAYOUTS: dict[torch.layout, str] = {
+    torch.sparse_csr: "sparse_csr",
+    torch.sparse_csc: "sparse_csc",
+    torch.sparse_bsr: "sparse_bsr",
+    torch.sparse_bsc: "sparse_bsc",
+}
+_LAYOUTS_BY_NAME = {name: layout for layout, name in _COMPRESSED_LAYOUTS.items()}
+_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+
+
+def reduce_tensor(tensor: torch.Tensor, device_map: DeviceMap | None = None) -> Reduced:
+    """The pickle reduction of a `torch.Tensor` (exactly) or `torch.nn.Parameter`.
+
+    Raises:
+        SerializationError: the tensor is not on the CPU and there is no map for its device, or its
+            storage was freed.
+    """
+    is_parameter = type(tensor) is torch.nn.Parameter
+    if (
+        not is_parameter
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not (tensor.is_quantized or tensor.is_nested)
+    ):
+        return _reduce_dense(tensor)
+    if is_parameter or tensor.requires_grad:
+        return rebuild_leaf, (tensor.detach(), tensor.requires_grad, is_parameter)
+    if tensor.layout is torch.sparse_coo:
+        parts = (tensor._indices(), tensor._values(), tuple(tensor.shape), tensor.is_coalesced())
+        return rebuild_coo, parts
+    if tensor.layout in _COMPRESSED_LAYOUTS:
+        return _reduce_compressed(tensor)
+    if tensor.is_cpu or tensor.is_meta:
+        reduced: Reduced = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        return reduced
+    return _reduce_device(tensor, device_map)
+
+
+def _reduce_dense(tensor: torch.Tensor) -> Reduced:
+    requires_grad = tensor.requires_grad
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    count = tensor.numel()
+    stride = tensor.stride()
+    data: bytearray | pickle.PickleBuffer
+    if not count:
+        data = bytearray()
+    else:
+        span = count
+        if not tensor.is_contiguous():
+            span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, stride, strict=True))
+            if span * tensor.itemsize > max(2 * tensor.nbytes, HOLES_ALLOWED_BYTES):
+                tensor = tensor.detach().clone(memory_format=torch.preserve_format)
+                stride = tensor.stride()
+                span = count
+        data = _bytes_of(tensor, span)
+    name = _DTYPE_NAMES[tensor.dtype]
+    if requires_grad:
+        return rebuild_tensor, (data, name, tuple(tensor.shape), stride, True)
+    if stride == (1,):
+        return rebuild_tensor, (data, name)
+    return rebuild_tensor, (data, name, tuple(tensor.shape), stride)
+
+
+def _bytes_of(tensor: torch.Tensor, span: int) -> bytearray | pickle.PickleBuffer:
+    length = span * tensor.itemsize
+    start = tensor.storage_offset() * tensor.itemsize
+    # FSDP and others free a tensor's memory behind its back; reading on would be a segfault.
+    if tensor.untyped_storage().nbytes() < start + length:
+        raise SerializationError(
+            f"can't send a tensor of shape {tuple(tensor.shape)}: its storage was resized to "
+            f"{tensor.untyped_storage().nbytes()} bytes"
+        )
+    if length < INLINE_BYTES:
+        # A quarter of the time that torch's way to numpy takes.
+        return bytearray(string_at(tensor.data_ptr(), length))
+    flat = tensor.detach().as_strided((span,), (1,)).view(torch.uint8)
+    # numpy's own export, since torch's tensors have none.
+    return pickle.PickleBuffer(flat.numpy().data)
+
+
+def _reduce_compressed(tensor: torch.Tensor) -> Reduced:
+    if tensor.layout in _BY_ROWS:
+        compressed, plain = tensor.crow_indices(), tensor.col_indices()
+    else:
+        compressed, plain = tensor.ccol_indices(), tensor.row_indices()
+    name = _COMPRESSED_LAYOUTS[tensor.layout]
+    return rebuild_compressed, (name, compressed, plain, tensor.values(), tuple(tensor.shape))
+
+
+def _reduce_device(tensor: torch.Tensor, device_map: DeviceMap | None) -> Reduced:
+    if device_map is None:
+        raise SerializationError(
+            f"can't send a tensor on {tensor.device}: farcall sends CPU tensors by default; move "
+            f"the tensor to the CPU, or map its device with set_device_map in the options"
+        )
+    target = device_map(tensor.device)
+    return rebuild_on_device, (tensor.cpu(), str(target))
+
+
+def reduce_untyped_storage(storage: torch.UntypedStorage) -> Any:
+    """The reduction of a storage: what tensor subclasses and quantized tensors are made of."""
+    if storage.device.type != "cpu":
+        raise SerializationError(
+            f"can't send a storage on {storage.device}: farcall sends CPU storages only"
+        )
+    if not storage.nbytes():
+        return rebuild_storage, (bytearray(),)
+    data = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return rebuild_storage, (_bytes_of(data, data.numel()),)
+
+
+def reduce_typed_storage(storage: torch.TypedStorage) -> Any:
+    """The reduction of a typed storage: its bytes, and its dtype."""
+    return rebuild_typed_storage, (storage._untyped_storage, _DTYPE_NAMES[storage.dtype])
+
+
+def reduce_memory_format(value: torch.memory_format) -> Reduced:
+    """The reduction of a memory format.
+
+    By torch's own it is an attribute "torch.channels_last" of the first module that happens to
+    have imported torch, which may be one that the peer does not have.
+    """
+    return rebuild_memory_format, (str(value).removeprefix("torch."),)
+
+
+# Rebuilding -------------------------------------------------------------------------------------
+
+
+def _writable(buffer: Any) -> Any:
+    """The buffer itself, or a copy when torch may not write to it."""
+    if type(buffer) is bytearray:
+        return buffer
+    view = memoryview(buffer)
+    return bytearray(view) if view.readonly else view
+
+
+def rebuild_tensor(
+    buffer: Any,
+    dtype_name: str,
+    shape: tuple[int, ...] | None = None,
+    stride: tuple[int, ...] = (1,),
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    """A tensor over `buffer` (without a copy if that is writable). No shape: one dimension."""
+    dtype = _DTYPES[dtype_name]
+    if len(buffer):
+        tensor = torch.frombuffer(_writable(buffer), dtype=dtype)
+        if shape is not None:
+            # In place: an ordinary view would show up in autograd as a view of a hidden base.
+            # torch checks that shape and stride stay inside the buffer.
+            tensor.as_strided_(shape, stride)
+    else:
+        if shape is not None and 0 not in shape:
+            raise ValueError(f"no bytes for a tensor of shape {shape}")
+        tensor = torch.empty_strided(shape or (0,), stride, dtype=dtype)
+    if requires_grad:
+        tensor.requires_grad_()
+        note_gradient_tensor(tensor)
+    return tensor
+
+
+def rebuild_leaf(data: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+    """A parameter, or a leaf of a kind that `rebuild_tensor` does not make."""
+    leaf = (
+        torch.nn.Parameter(data, requires_grad)
+        if is_parameter
+        else data.requires_grad_(requires_grad)
+    )
+    if requires_grad:
+        note_gradient_tensor(leaf)
+    return leaf
+
+
+def rebuild_coo(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool
+) -> torch.Tensor:
+    """A sparse COO tensor; its indices are checked."""
+    return torch.sparse_coo_tensor(
+        indices, values, shape, check_invariants=True, is_coalesced=is_coalesced
+    )
+
+
+def rebuild_compressed(
+    layout_name: str,
+    compressed: torch.Tensor,
+    plain: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+) -> torch.Tensor:
+    """A sparse CSR, CSC, BSR or BSC tensor; its indices are checked."""
+    return torch.sparse_compressed_tensor(
+        compressed,
+        plain,
+        values,
+        shape,
+        layout=_LAYOUTS_BY_NAME[layout_name],
+        check_invariants=True,
+    )
+
+
+def rebuild_on_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """The tensor on a device of this worker, as the sender's device map says."""
+    return tensor.to(device)
+
+
+def rebuild_memory_format(name: str) -> torch.memory_format:
+    """The memory format of this name."""
+    return _MEMORY_FORMATS[name]
+
+
+def rebuild_storage(buffer: Any) -> torch.UntypedStorage:
+    """A storage over `buffer`."""
+    if not len(buffer):
+        return torch.empty(0, dtype=torch.uint8).untyped_storage()
+    return torch.frombuffer(_writable(buffer), dtype=torch.uint8).untyped_storage()
+
+
+def rebuild_typed_storage(storage: torch.UntypedStorage, dtype_name: str) -> torch.TypedStorage:
+    """A typed view of a storage."""
+    return torch.TypedStorage(  # type: ignore[no-untyped-call]
+        wrap_storage=storage, dtype=_DTYPES[dtype_name], _internal=True
+    )

@@ -1,0 +1,290 @@
+"""The oracle of the simulator: knows everything, says what must not be.
+
+It is told what user code sees (references handed out and given back, functions run, calls ended)
+and what the machines ask for (values made and dropped), and judges by the invariants of
+`farcall.protocol.refs` and `calls`. Two words:
+
+*lost*: one incarnation has declared the other dead, rightly or not. From that moment neither owes
+the other anything: an owner forgets that holder, a holder gives that owner up.
+
+*on its way*: a message with references, from the moment it is sent until its receiver's user code
+has the references, the receiver refuses it, or the receiver would not accept it any more (a
+request cancelled before it was seen, a reply to a caller that has given up). Whether copies of it
+are still on the network does not matter: nobody but the receiver can know.
+
+What is a violation:
+
+REF-1  a) A live worker's user code has a reference to a dropped value, or to one never made (its
+          own `remote()` in the making excepted), and the owner lives and is not lost to it.
+       b) A reference is on its way to a value that is dropped, or was never made, and sender,
+          receiver and owner live and none of the three is lost to another.
+       c) A message is refused for want of a value, with sender, receiver and owner as in b).
+          Refusal is right when one of them is gone; a reference in user code never dangles.
+REF-2  In the end, when nothing is lost any more and nobody acts: an owner has a value that nobody
+       uses, a worker has an entry for a reference that its user code doesn't have, or waits for
+       an answer.
+REF-4  A value is dropped twice, made twice, or leaves its owner's table without a Drop.
+CALL-1 A call has two outcomes; or none in the end, at a live caller.
+CALL-2 A call runs twice.
+CALL-3 A call begins to run after its caller, having given up, got the callee's answer; or an
+       abandoned call is not closed in the end.
+
+`check` looks at everything, after every event. REF-3 is that all this holds under faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from farcall.ids import RefId
+from farcall.protocol.calls import Incoming, Outgoing
+from farcall.protocol.refs import Refs
+
+
+class Violation(NamedTuple):
+    """A broken promise: which, and what was seen."""
+
+    invariant: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.text}"
+
+
+class Transfer(NamedTuple):
+    """A message with references, as the oracle sees it."""
+
+    sender: int
+    receiver: int
+    call_id: int
+    of_reply: bool
+
+
+class Watched(Protocol):
+    """What the oracle looks at in a worker."""
+
+    incarnation: int
+    refs: Refs
+    handles: dict[RefId, int]
+
+    def would_accept(self, transfer: Transfer) -> bool:
+        """Whether this message would be accepted if it arrived now, or has been."""
+
+    def calls_out(self) -> dict[int, Outgoing[object]]:
+        """Its calls, by callee."""
+
+    def calls_in(self) -> dict[int, Incoming[object]]:
+        """Calls to it, by caller."""
+
+
+class Value:
+    """A remote value: who owns it, and how far its life has got."""
+
+    __slots__ = ("dropped", "made", "owner")
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        self.made = False
+        self.dropped = False
+
+
+class CallFate:
+    """What has happened to a call."""
+
+    __slots__ = ("abandoned", "answered", "ends", "runs")
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.ends = 0
+        self.abandoned = False
+        self.answered = False
+
+
+class Oracle:
+    """Judge of one schedule."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.workers: dict[int, Watched] = {}
+        self.values: dict[RefId, Value] = {}
+        self._lost: set[tuple[int, int]] = set()
+        self._on_the_way: dict[Transfer, tuple[RefId, ...]] = {}
+        self._calls: dict[tuple[int, int, int], CallFate] = {}
+
+    # Workers.
+
+    def joined(self, worker: Watched) -> None:
+        """A worker begins to live."""
+        self.workers[worker.incarnation] = worker
+
+    def died(self, incarnation: int) -> None:
+        """A worker has vanished, with all it had."""
+        del self.workers[incarnation]
+
+    def lost(self, worker: int, peer: int) -> None:
+        """`worker` has declared `peer` dead."""
+        self._lost.add((worker, peer))
+        self._lost.add((peer, worker))
+
+    # Values and references.
+
+    def minted(self, ref: RefId, owner: int) -> None:
+        """`remote()` was called, or a value is about to be owned."""
+        self.values[ref] = Value(owner)
+
+    def made(self, ref: RefId) -> None:
+        """The owner has made the value."""
+        value = self.values[ref]
+        if value.made:
+            self._report("REF-4", f"{_name(ref)} is made a second time")
+        value.made = True
+
+    def dropped(self, owner: int, ref: RefId) -> None:
+        """The owner was told to destroy the value."""
+        value = self.values[ref]
+        if value.dropped or not value.made or value.owner != owner:
+            self._report("REF-4", f"{_name(ref)} is dropped, but worker {owner} does not have it")
+        value.dropped = True
+
+    def sent(self, transfer: Transfer, refs: Sequence[RefId]) -> None:
+        """A message with references goes off."""
+        self._on_the_way[transfer] = tuple(refs)
+
+    def landed(self, transfer: Transfer) -> None:
+        """User code has the references of this message, or will never ask for them."""
+        self._on_the_way.pop(transfer, None)
+
+    def refused(self, transfer: Transfer, cause: str) -> None:
+        """The receiver refused a message for want of a value."""
+        refs = self._on_the_way.pop(transfer, ())
+        if refs and all(self._bound(transfer, self.values[ref].owner) for ref in refs):
+            self._report(
+                "REF-1", f"{_describe(transfer)} is refused ({cause}), but sender and owners live"
+            )
+
+    def senders(self) -> list[int]:
+        """Live workers with a message with references on its way."""
+        return [t.sender for t in self._on_the_way if t.sender in self.workers]
+
+    # Calls. A call is (caller, callee, call id).
+
+    def begun(self, caller: int, callee: int, call_id: int) -> None:
+        """A call was given its id."""
+        self._calls[caller, callee, call_id] = CallFate()
+
+    def ran(self, caller: int, callee: int, call_id: int) -> None:
+        """Its function begins to run."""
+        fate = self._calls[caller, callee, call_id]
+        fate.runs += 1
+        if fate.runs > 1:
+            self._report("CALL-2", f"call {call_id} of {caller} to {callee} runs again")
+        if fate.abandoned and fate.answered:
+            self._report("CALL-3", f"call {call_id} of {caller} to {callee} runs after its answer")
+
+    def abandoned(self, caller: int, callee: int, call_id: int) -> None:
+        """The caller gives up. Its outcome is reported apart."""
+        self._calls[caller, callee, call_id].abandoned = True
+
+    def answered(self, caller: int, callee: int, call_id: int) -> None:
+        """An answer of the callee arrived, in time or late."""
+        self._calls[caller, callee, call_id].answered = True
+
+    def ended(self, caller: int, callee: int, call_id: int) -> None:
+        """The caller's record came out."""
+        fate = self._calls[caller, callee, call_id]
+        fate.ends += 1
+        if fate.ends > 1:
+            self._report("CALL-1", f"call {call_id} of {caller} to {callee} has {fate.ends} ends")
+
+    # Judgement.
+
+    def check(self) -> None:
+        """What must hold after every event."""
+        values, workers = self.values, self.workers
+        for ref, value in values.items():
+            owner = workers.get(value.owner)
+            if owner is not None and owner.refs.owns(ref) is not (value.made and not value.dropped):
+                self._report("REF-4", f"{_name(ref)} came or went without being made or dropped")
+        for incarnation, worker in workers.items():
+            for ref in worker.handles:
+                value = values[ref]
+                if value.made and not value.dropped:
+                    continue
+                creating = not value.made and ref.minted_by == incarnation
+                if not creating and self._bound_pair(incarnation, value.owner):
+                    self._report("REF-1", f"worker {incarnation} has {_name(ref)}, which is gone")
+        for transfer in [t for t in self._on_the_way if not self._is_live(t)]:
+            del self._on_the_way[transfer]
+        for transfer, refs in self._on_the_way.items():
+            for ref in refs:
+                value = values[ref]
+                if value.made and not value.dropped:
+                    continue
+                # Over a FIFO link, a reference may follow the request that creates it.
+                creating = not value.made and ref.minted_by == transfer.sender
+                creating = creating and value.owner == transfer.receiver
+                if not creating and self._bound(transfer, value.owner):
+                    self._report("REF-1", f"{_describe(transfer)} carries {_name(ref)}, now gone")
+
+    def check_end(self) -> None:
+        """What must hold when all is quiet."""
+        for incarnation, worker in self.workers.items():
+            wanted = {ref for ref in worker.handles if self.values[ref].owner != incarnation}
+            seen = worker.refs.statistics()
+            expected = {"owned": len(self._used(incarnation)), "held": len(wanted)}
+            expected |= dict.fromkeys(seen.keys() - expected.keys(), 0)
+            if seen != expected:
+                self._report("REF-2", f"worker {incarnation} ends with {seen}, not {expected}")
+            if not worker.refs.is_settled:
+                self._report("REF-2", f"worker {incarnation} waits for an answer")
+            for callee, outgoing in worker.calls_out().items():
+                if len(outgoing) or list(outgoing.abandoned()):
+                    self._report("CALL-3", f"worker {incarnation} has open calls to {callee}")
+        for (caller, callee, call_id), fate in self._calls.items():
+            if caller in self.workers and not fate.ends:
+                self._report("CALL-1", f"call {call_id} of {caller} to {callee} has no outcome")
+
+    def _used(self, owner: int) -> set[RefId]:
+        """The values of this owner that user code of any worker not lost to it has."""
+        return {
+            ref
+            for incarnation, worker in self.workers.items()
+            if (incarnation, owner) not in self._lost
+            for ref in worker.handles
+            if self.values[ref].owner == owner and self.values[ref].made
+        }
+
+    def _is_live(self, transfer: Transfer) -> bool:
+        receiver = self.workers.get(transfer.receiver)
+        return (
+            receiver is not None
+            and transfer.sender in self.workers
+            and receiver.would_accept(transfer)
+        )
+
+    def _bound(self, transfer: Transfer, owner: int) -> bool:
+        """Whether sender, receiver and owner live and believe in each other."""
+        return (
+            self._bound_pair(transfer.sender, transfer.receiver)
+            and self._bound_pair(transfer.sender, owner)
+            and self._bound_pair(transfer.receiver, owner)
+        )
+
+    def _bound_pair(self, one: int, other: int) -> bool:
+        workers = self.workers
+        return one in workers and other in workers and (one, other) not in self._lost
+
+    def _report(self, invariant: str, text: str) -> None:
+        violation = Violation(invariant, text)
+        if violation not in self.violations:
+            self.violations.append(violation)
+
+
+def _name(ref: RefId) -> str:
+    return f"reference {ref.minted_by}.{ref.number}"
+
+
+def _describe(transfer: Transfer) -> str:
+    half = "reply" if transfer.of_reply else "request"
+    return f"{half} {transfer.call_id} from {transfer.sender} to {transfer.receiver}"

@@ -1,0 +1,184 @@
+"""The random program of a simulated schedule: what user code does, one act at a time.
+
+Every act says whether it could be done: a worker without references can't drop one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Protocol, TypeVar
+
+from farcall.ids import RefId
+from farcall.testing.sim_worker import SimWorker
+
+T = TypeVar("T")
+
+
+class Note(Protocol):
+    """Writes what happens into the log."""
+
+    def __call__(self, *what: object) -> None: ...
+
+
+class Program:
+    """What the workers do.
+
+    Args:
+        random: draws every choice.
+        workers: the live ones, by incarnation; kept up to date by the caller.
+        names: of all incarnations that ever were.
+        note: writes the log.
+    """
+
+    def __init__(
+        self,
+        random: Random,
+        workers: Mapping[int, SimWorker],
+        names: Mapping[int, str],
+        note: Note,
+    ) -> None:
+        self._draw = random.random
+        self._workers = workers
+        self._names = names
+        self._note = note
+        # Most faults hurt only who uses one value again and again.
+        self._values_left = random.choice((1, 1, 2, 20))
+
+    def act(self, worker: SimWorker) -> None:
+        """Let this worker do something, if it can."""
+        for _ in range(3):
+            if self.pick(ACTS)(self, worker):
+                return
+
+    def create(self, worker: SimWorker) -> bool:
+        """Call `remote()`."""
+        peer = self._peer(worker)
+        if peer is None or peer == worker.incarnation or not self._another_value():
+            return False
+        arguments = self._references(worker, peer) if self._draw() < 0.3 else []
+        fails = self._draw() < 0.03
+        ref = worker.create(peer, self._names[peer], arguments, fails)
+        self._note(worker.label, "remote()", ref, "at", self._names[peer], "with", arguments, fails)
+        return True
+
+    def keep_value(self, worker: SimWorker) -> bool:
+        """Own a local value."""
+        if not self._another_value():
+            return False
+        self._note(worker.label, "owns", worker.keep_value())
+        return True
+
+    def call(self, worker: SimWorker) -> bool:
+        """Call a function, most often with references."""
+        peer = self._peer(worker)
+        if peer is None:
+            return False
+        arguments = self._references(worker, peer)
+        if not arguments and self._draw() < 0.5:
+            return False
+        fails = self._draw() < 0.03
+        self._note(worker.label, "calls", self._names[peer], "with", arguments, "fails:", fails)
+        worker.call(peer, arguments, fails)
+        return True
+
+    def finish(self, worker: SimWorker) -> bool:
+        """Let a function end."""
+        if not worker.tasks:
+            return False
+        task = self.pick(worker.tasks)
+        results = self._references(worker, task.caller) if self._draw() < 0.7 else []
+        fails = self._draw() < 0.2
+        how = "fails" if fails else "ends"
+        self._note(worker.label, how, "call", task.call_id, "of", self._names[task.caller], results)
+        worker.finish(task, results, fails)
+        if self._draw() < 0.7:  # as its arguments go out of scope
+            for ref in task.arguments:
+                if ref in worker.handles:
+                    self._note(worker.label, "discards argument", ref)
+                    worker.discard(ref)
+        return True
+
+    def copy(self, worker: SimWorker) -> bool:
+        """Copy an `RRef`."""
+        if not worker.handles:
+            return False
+        ref = self.pick(list(worker.handles))
+        self._note(worker.label, "copies", ref)
+        worker.copy(ref)
+        return True
+
+    def discard(self, worker: SimWorker) -> bool:
+        """Drop an `RRef`."""
+        if not worker.handles:
+            return False
+        ref = self.pick(list(worker.handles))
+        self._note(worker.label, "discards", ref)
+        worker.discard(ref)
+        return True
+
+    def abandon(self, worker: SimWorker) -> bool:
+        """Give up on a call."""
+        calls = [(p, c) for p, outgoing in worker.outgoing.items() for c in outgoing.open_ids()]
+        if not calls:
+            return False
+        peer, call_id = self.pick(calls)
+        self._note(worker.label, "gives up on call", call_id, "to", self._names[peer])
+        worker.abandon(peer, call_id)
+        return True
+
+    def rebuild(self, worker: SimWorker) -> bool:
+        """Take over a message that user code may see."""
+        if not worker.rebuildable:
+            return False
+        key = self.pick(worker.rebuildable)
+        self._note(worker.label, "takes over", key)
+        worker.rebuild(key)
+        return True
+
+    def tick(self, worker: SimWorker) -> bool:
+        """Repeat what was not answered."""
+        self._note(worker.label, "ticks")
+        worker.tick()
+        return True
+
+    def _another_value(self) -> bool:
+        """Whether the program makes one more: it is sparing, but starts over when all are gone."""
+        if self._values_left <= 0 and any(worker.handles for worker in self._workers.values()):
+            return False
+        self._values_left -= 1
+        return True
+
+    def _peer(self, worker: SimWorker) -> int | None:
+        """Whom to call: anybody whom the worker has not declared lost, dead or alive."""
+        peers = [i for i in self._names if i not in worker.lost and self._draw() < 0.5]
+        return self.pick(peers) if peers else None
+
+    def _references(self, worker: SimWorker, peer: int) -> list[RefId]:
+        refs = [ref for ref in worker.handles if worker.may_send(ref, peer)]
+        if not refs:
+            return []
+        return [self.pick(refs) for _ in range(1 if self._draw() < 0.7 else 2)]
+
+    def pick(self, options: Sequence[T]) -> T:
+        """One of these, at random."""
+        return options[int(self._draw() * len(options))]
+
+
+Act = Callable[[Program, SimWorker], bool]
+
+ACTS: list[Act] = [
+    act
+    for weight, act in (
+        (5, Program.create),
+        (2, Program.keep_value),
+        (10, Program.call),
+        (10, Program.finish),
+        (1, Program.copy),
+        (7, Program.discard),
+        (3, Program.abandon),
+        (3, Program.rebuild),
+        (2, Program.tick),
+    )
+    for _ in range(weight)
+]

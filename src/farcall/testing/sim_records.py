@@ -1,0 +1,39 @@
+"""What a simulated worker is made of, and what it remembers of calls."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from farcall.ids import RefId
+from farcall.protocol.calls import Incoming, Outgoing
+from farcall.protocol.refs import Refs
+
+
+class Machines(NamedTuple):
+    """The classes a worker is made of; a planted bug replaces one."""
+
+    refs: type[Refs] = Refs
+    outgoing: type[Outgoing[Any]] = Outgoing
+    incoming: type[Incoming[Any]] = Incoming
+
+
+class Call:
+    """A call made from here."""
+
+    __slots__ = ("call_id",)
+
+    call_id: int
+
+
+class Task:
+    """A call that is queued or running here."""
+
+    __slots__ = ("answered", "arguments", "call_id", "caller", "is_creation", "started")
+
+    def __init__(self, caller: int, call_id: int, is_creation: bool) -> None:
+        self.caller = caller
+        self.call_id = call_id
+        self.is_creation = is_creation
+        self.started = False
+        self.answered = False
+        self.arguments: list[RefId] = []

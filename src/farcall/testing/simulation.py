@@ -1,0 +1,271 @@
+"""One schedule: a random program on simulated workers over a faulty network, judged all along.
+
+A schedule is drawn from one `random.Random(seed)`: the number of workers, the faults, the program
+and the order of everything. It has two parts. First the workers act: they call `remote()`, call
+each other with references, answer with references, copy and drop them, give up on calls, die, come
+back, are cut off. Then everything calms down: links are healed, losses noticed, functions end,
+calls without an answer time out, and messages are repeated until nobody waits for anything. The
+oracle checks after every event, and once more at the end.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from farcall.ids import RefId
+from farcall.testing.clock import ManualClock
+from farcall.testing.network import Faults, Network
+from farcall.testing.oracle import Oracle, Violation
+from farcall.testing.planted import PlantedBug, plant
+from farcall.testing.program import Program
+from farcall.testing.sim_worker import SimWorker
+from farcall.wire import Message
+
+MAX_ROUNDS = 12  # of ticks, in the end, until the machines must have settled
+
+
+class Event(NamedTuple):
+    """Something that happened, for the log."""
+
+    moment: float  # seconds
+    what: tuple[object, ...]
+
+    def __str__(self) -> str:
+        return f"{self.moment * 1000:9.3f} ms  {' '.join(str(part) for part in self.what)}"
+
+
+class Result(NamedTuple):
+    """What a schedule came to.
+
+    Attributes:
+        seed: replays it.
+        faults: what went wrong in it.
+        events: how many things happened.
+        violations: broken invariants; none is as it should be.
+        log: all events, in order; `str` of one is a line.
+    """
+
+    seed: int
+    faults: Faults
+    events: int
+    violations: tuple[Violation, ...]
+    log: tuple[Event, ...]
+
+
+def simulate(
+    seed: int,
+    faults: Faults | None = None,
+    *,
+    steps: int | None = None,
+    bug: PlantedBug | None = None,
+) -> Result:
+    """Run one schedule of the reference and call protocols.
+
+    Args:
+        seed: equal arguments give equal results.
+        faults: what goes wrong; drawn from the seed when None.
+        steps: length of the first part, in deliveries and acts; drawn from the seed when None.
+        bug: a mistake to plant in the machines, to see it found.
+    """
+    return _Schedule(seed, faults, steps, bug).run()
+
+
+class _Schedule:
+    def __init__(
+        self, seed: int, faults: Faults | None, steps: int | None, bug: PlantedBug | None
+    ) -> None:
+        random = Random(seed)
+        self._seed = seed
+        self._random = random
+        self._draw = random.random
+        self._faults = faults or Faults.drawn(random)
+        self._steps = steps or random.randrange(15, 90)
+        self._machines, self._worker_class = plant(bug)
+        self._clock = ManualClock()
+        self._network: Network[tuple[Message, int]] = Network(self._clock, random, self._faults)
+        self._oracle = Oracle()
+        self._log: list[Event] = []
+        self._incarnations = 0
+        self._workers: dict[int, SimWorker] = {}
+        self._names: dict[int, str] = {}
+        self._program = Program(random, self._workers, self._names, self._note)
+        self._dead: list[str] = []
+        self._notices: list[tuple[int, int]] = []  # (who, whom): will declare it lost
+        self._cuts: list[tuple[int, int, bool]] = []
+        self._delivery_rate = 0.3 + 0.5 * random.random()
+        for index in range(random.choice((2, 3, 3, 4, 5))):
+            self._start(f"w{index}")
+
+    def run(self) -> Result:
+        try:
+            while self._steps > 0 and not self._oracle.violations:
+                self._steps -= 1
+                self._step()
+                self._oracle.check()
+            if not self._oracle.violations:
+                self._settle()
+        except (KeyError, AttributeError, ValueError, AssertionError) as error:
+            violation = Violation("ERROR", f"a machine raised {type(error).__name__}: {error}")
+            self._oracle.violations.append(violation)
+        violations = tuple(self._oracle.violations)
+        return Result(self._seed, self._faults, len(self._log), violations, tuple(self._log))
+
+    # Steps.
+
+    def _step(self) -> None:
+        if self._notices and self._draw() < 0.3:
+            self._notice()
+            return
+        if self._draw() < self._delivery_rate and self._deliver():
+            return
+        faults, chance = self._faults, self._draw()
+        if chance < faults.crash:
+            self._crash()
+        elif chance < faults.crash + faults.partition:
+            self._cut()
+        elif self._cuts and self._draw() < 0.3:
+            self._heal()
+        elif self._dead and self._draw() < faults.restart:
+            self._start(self._dead.pop())
+        else:
+            self._program.act(self._program.pick(list(self._workers.values())))
+
+    def _deliver(self) -> bool:
+        arrival = self._network.deliver()
+        if arrival is None:
+            return False
+        source, target, (message, call_id) = arrival
+        worker = self._workers.get(target)
+        self._note(self._name(source), "->", self._name(target), message, "call", call_id)
+        if worker is not None:
+            worker.receive(source, message, call_id)
+        return True
+
+    def _send(self, source: int, target: int, message: Message, call_id: int) -> None:
+        self._network.send(source, target, (message, call_id))
+
+    def _start(self, name: str) -> None:
+        self._incarnations += 1
+        worker = self._worker_class(
+            name,
+            self._incarnations,
+            self._machines,
+            self._send,
+            self._oracle,
+            self._random,
+            self._faults.is_fifo,
+        )
+        self._workers[worker.incarnation] = worker
+        self._names[worker.incarnation] = worker.label
+        self._note(worker.label, "starts")
+        for incarnation in self._names:
+            if incarnation not in self._workers:
+                # It will find out when it tries to reach it.
+                self._will_notice(worker.incarnation, incarnation)
+
+    def _crash(self) -> None:
+        if len(self._workers) < 2:
+            return
+        # It hurts most in the middle of something.
+        busy = self._oracle.senders() if self._draw() < 0.5 else []
+        victim = self._workers[self._program.pick(busy or list(self._workers))]
+        self._note(victim.label, "dies")
+        del self._workers[victim.incarnation]
+        self._oracle.died(victim.incarnation)
+        self._notices = [n for n in self._notices if n[0] != victim.incarnation]
+        for worker in self._workers.values():
+            self._will_notice(worker.incarnation, victim.incarnation)
+        self._dead.append(victim.name)
+
+    def _will_notice(self, who: int, whom: int) -> None:
+        worker = self._workers.get(who)
+        if worker is not None and whom not in worker.lost and (who, whom) not in self._notices:
+            self._notices.append((who, whom))
+
+    def _notice(self) -> None:
+        who, whom = self._notices.pop(int(self._draw() * len(self._notices)))
+        self._note(self._name(who), "declares lost", self._name(whom))
+        self._workers[who].lose(whom)
+
+    def _cut(self) -> None:
+        if len(self._workers) < 2:
+            return
+        one, other = self._random.sample(sorted(self._workers), 2)
+        lasting = self._draw() < self._faults.lasting
+        self._note(self._name(one), "and", self._name(other), "are cut off, lasting:", lasting)
+        self._network.cut(one, other)
+        self._cuts.append((one, other, lasting))
+
+    def _heal(self) -> None:
+        one, other, lasting = self._cuts.pop(int(self._draw() * len(self._cuts)))
+        self._note(self._name(one), "and", self._name(other), "are healed, for good:", not lasting)
+        if lasting:
+            self._will_notice(one, other)
+            self._will_notice(other, one)
+        self._network.heal(one, other)
+
+    # The end.
+
+    def _settle(self) -> None:
+        self._note("everything calms down")
+        self._network.calm()
+        for one, other, lasting in self._cuts:
+            if lasting:
+                self._will_notice(one, other)
+                self._will_notice(other, one)
+        keep = self._program.pick((0.0, 0.5, 1.0))
+        kept: dict[int, set[RefId]] = {}
+        for _ in range(MAX_ROUNDS):
+            self._drain()
+            for worker in self._workers.values():
+                self._let_go(worker, keep, kept.setdefault(worker.incarnation, set()))
+            self._drain()
+            if self._is_quiet():
+                break
+            for worker in self._workers.values():
+                while self._program.abandon(worker):
+                    pass
+                self._program.tick(worker)
+            self._oracle.check()
+        self._oracle.check_end()
+
+    def _drain(self) -> None:
+        """Until nothing is on its way, no loss unnoticed, and no function runs."""
+        busy = True
+        while busy and not self._oracle.violations:
+            busy = bool(self._notices)
+            if self._notices and (self._draw() < 0.3 or not len(self._network)):
+                self._notice()
+            elif self._deliver():
+                busy = True
+            else:
+                for worker in self._workers.values():
+                    busy |= self._program.rebuild(worker) or self._program.finish(worker)
+            self._oracle.check()
+
+    def _let_go(self, worker: SimWorker, keep: float, kept: set[RefId]) -> None:
+        for ref in list(worker.handles):
+            if ref in kept:
+                continue
+            if self._draw() < keep:
+                kept.add(ref)
+                continue
+            self._note(worker.label, "discards all", ref)
+            while ref in worker.handles:
+                worker.discard(ref)
+
+    def _is_quiet(self) -> bool:
+        return not len(self._network) and all(
+            worker.refs.is_settled
+            and not any(len(o) or list(o.abandoned()) for o in worker.outgoing.values())
+            for worker in self._workers.values()
+        )
+
+    # Helpers.
+
+    def _name(self, incarnation: int) -> str:
+        return self._names[incarnation]
+
+    def _note(self, *what: object) -> None:
+        self._log.append(Event(self._clock.now, what))

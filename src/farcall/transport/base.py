@@ -1,0 +1,118 @@
+"""The contract of every transport.
+
+An `Endpoint` belongs to one agent. It listens, makes `Link`s to other workers on demand, and hands
+out what arrives as events. The rules, which the conformance suite checks on every transport:
+
+- A `Link` belongs to the side that dialled it: it sends requests, the other side answers on the
+  same link. Control messages may use a link in either direction.
+- Frames sent on one link by one thread arrive in that order, whole, once. A link either works or
+  is lost; there is no third state.
+- A lost link is reported once, as `LinkLost`, after the last frame that arrived on it.
+- `next` is called by one thread at a time; everything else by any thread at any time.
+- `send` returns when the frame's memory may be reused. It blocks while the peer does not read
+  (that is the back-pressure), at most until the deadline.
+- A frame that can't be decoded loses its own link and nothing else.
+
+Deadlines are `time.monotonic()` values in seconds; `math.inf` means none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from farcall.ids import Worker
+from farcall.wire import Frame, Kind
+
+# What ends a call at its caller; everything else on a link is for `Endpoint.next`.
+OUTCOMES = frozenset({Kind.REPLY, Kind.FAILURE, Kind.ACCEPTED})
+
+
+class NotSent(TimeoutError):
+    """The deadline passed before the first byte of a frame was written: the peer won't see it."""
+
+
+class Link(Protocol):
+    """A two-way connection to one incarnation of a worker."""
+
+    @property
+    def peer(self) -> Worker:
+        """Who is at the other end, as it said in the handshake (without addresses)."""
+
+    @property
+    def description(self) -> str:
+        """Which path this is, for people: "tcp 127.0.0.1:4711"."""
+
+    def send(self, frame: Frame, deadline: float) -> None:
+        """Write a frame.
+
+        Raises:
+            NotSent: the deadline passed before anything was written.
+            TimeoutError: the deadline passed in the middle. The peer gets the frame nevertheless.
+            LinkError: the link is lost.
+        """
+
+    def exchange(self, frame: Frame, deadline: float) -> Frame:
+        """Write a request and wait for the outcome with the same call id.
+
+        The waiting thread receives its own reply where the transport can do that.
+
+        Raises:
+            NotSent: the deadline passed before anything was written.
+            TimeoutError: the deadline passed later.
+            LinkError: the link is lost.
+        """
+
+
+class Arrived(NamedTuple):
+    """A frame arrived that no `exchange` waits for."""
+
+    link: Link
+    frame: Frame
+
+
+class LinkLost(NamedTuple):
+    """A link ended: the peer died, left, misbehaved, or was dropped."""
+
+    link: Link
+    cause: str
+
+
+Event = Arrived | LinkLost
+
+
+class Endpoint(Protocol):
+    """One agent's place on a network."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """URLs where others reach this endpoint, best first."""
+
+    def connect(self, worker: Worker, deadline: float) -> Link:
+        """The link that this side dialled to a worker; dials it on first use.
+
+        Raises:
+            LinkError: it can't be reached, or refused us.
+        """
+
+    def next(self, timeout: float | None) -> Event | None:
+        """The next event, or None: after `timeout` seconds, after a `wake`, or for no reason.
+
+        One thread at a time.
+        """
+
+    def wake(self) -> None:
+        """Make a running or the next `next` return. Cheap; callable from a finalizer."""
+
+    def links(self) -> list[Link]:
+        """Every link that is not lost."""
+
+    def drop(self, peer: int, cause: str) -> None:
+        """End all links with an incarnation. Each is reported as lost."""
+
+    def close(self) -> None:
+        """End all links without reporting them, stop listening, free everything."""
+
+
+Admit = Callable[[str, int], str | None]
+"""Asked for (name, incarnation) of everyone who dials in: a reason to refuse, or None."""

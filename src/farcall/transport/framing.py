@@ -1,0 +1,192 @@
+"""Frames out of a byte stream, read without waiting and with as few copies as possible.
+
+Small frames come through one buffer, many per system call. The raw buffers of a frame are received
+straight into the memory in which they are handed out.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+from collections import deque
+
+from farcall.errors import BadFrame, LinkError
+from farcall.wire import (
+    DEFAULT_LIMITS,
+    HEADER,
+    Buffer,
+    Frame,
+    Header,
+    Limits,
+    decode_header,
+    decode_message,
+    decode_table,
+    padding,
+)
+
+READ_SIZE = 1 << 16
+MAPPED_SIZE = 1 << 20
+MAX_VECTORS = 64
+_SCRATCH_SIZE = 64
+
+
+def allocate(length: int) -> Buffer:
+    """Writable memory of `length` bytes, aligned for vector instructions when it is large.
+
+    Large ones are mapped: their pages come zeroed from the kernel one by one as the data arrives,
+    instead of being cleared first and filled later; and a false claim costs nothing.
+    """
+    try:
+        return memoryview(mmap.mmap(-1, length)) if length >= MAPPED_SIZE else bytearray(length)
+    except (OSError, MemoryError, OverflowError, ValueError) as error:
+        raise BadFrame(f"no memory for a frame part of {length} bytes") from error
+
+
+class FrameReader:
+    """Reads frames from one non-blocking socket. Used by one thread at a time."""
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._memory = bytearray(READ_SIZE)
+        self._view = memoryview(self._memory)
+        self._start = 0
+        self._end = 0
+        self._header: Header | None = None
+        self._front: memoryview | None = None  # table, meta and body when they are too large
+        self._front_filled = 0
+        self._frame: Frame | None = None  # waits for its buffers
+        self._targets: deque[memoryview] = deque()
+        self._scratch = memoryview(bytearray(_SCRATCH_SIZE))
+
+    @property
+    def has_input(self) -> bool:
+        """Whether bytes are buffered: the next frame may be there without a system call."""
+        return self._end > self._start
+
+    def read(self, sock: socket.socket) -> Frame | None:
+        """The next whole frame, or None when more bytes have to arrive first.
+
+        Raises:
+            BadFrame: what arrived is not a frame, or breaks a limit.
+            LinkError: the stream ended.
+        """
+        while True:
+            frame = self._parse()
+            if frame is not None:
+                return frame
+            if not self._fill(sock):
+                return None
+
+    def _fill(self, sock: socket.socket) -> bool:
+        try:
+            if self._targets:
+                count = self._receive_buffers(sock)
+            elif self._front is not None:
+                count = sock.recv_into(self._front[self._front_filled :])
+                self._front_filled += count
+            else:
+                if self._start:
+                    self._compact()
+                count = sock.recv_into(self._view[self._end :])
+                self._end += count
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            raise LinkError(f"the connection broke: {error}") from error
+        if not count:
+            raise LinkError("the peer closed the connection")
+        return True
+
+    def _compact(self) -> None:
+        left = self._end - self._start
+        self._view[:left] = bytes(self._view[self._start : self._end])
+        self._start, self._end = 0, left
+
+    def _receive_buffers(self, sock: socket.socket) -> int:
+        targets = self._targets
+        views = [targets[i] for i in range(min(len(targets), MAX_VECTORS))]
+        count = sock.recvmsg_into(views)[0]
+        left = count
+        while left:
+            view = targets[0]
+            if len(view) <= left:
+                left -= len(view)
+                targets.popleft()
+            else:
+                targets[0] = view[left:]
+                left = 0
+        return count
+
+    def _parse(self) -> Frame | None:
+        if self._frame is not None:
+            if self._targets:
+                return None
+            frame, self._frame = self._frame, None
+            return frame
+        header = self._header
+        if header is None:
+            if self._end - self._start < HEADER.size:
+                return None
+            header = decode_header(
+                self._view[self._start : self._start + HEADER.size], self._limits
+            )
+            self._start += HEADER.size
+            self._header = header
+        front = self._take_front(header.front_length)
+        if front is None:
+            return None
+        self._header = None
+        return self._open_frame(header, front)
+
+    def _take_front(self, length: int) -> memoryview | None:
+        """Table, meta and body, once they are complete."""
+        if self._front is not None:
+            if self._front_filled < len(self._front):
+                return None
+            front, self._front = self._front, None
+            return front
+        if self._end - self._start >= length:
+            front = self._view[self._start : self._start + length]
+            self._start += length
+            return front
+        if length <= READ_SIZE:
+            return None
+        self._front = memoryview(allocate(length))
+        self._front_filled = self._end - self._start
+        self._front[: self._front_filled] = self._view[self._start : self._end]
+        self._start = self._end = 0
+        return None
+
+    def _open_frame(self, header: Header, front: memoryview) -> Frame | None:
+        table_end = header.table_length
+        meta_end = table_end + header.meta_length
+        message = decode_message(header, front[table_end:meta_end])
+        # A copy: the memory behind a small front is used again for the next frame.
+        body = bytes(front[meta_end:]) if len(front) <= READ_SIZE else front[meta_end:]
+        if not header.buffer_count:
+            return Frame(message, header.call_id, body)
+        lengths = decode_table(header, front[:table_end], self._limits)
+        buffers = [allocate(length) if length else bytearray() for length in lengths]
+        offset = HEADER.size + len(front)
+        for buffer, length in zip(buffers, lengths, strict=True):
+            pad = padding(offset)
+            if pad:
+                self._targets.append(self._scratch[:pad])
+            if length:
+                self._targets.append(memoryview(buffer))
+            offset += pad + length
+        self._frame = Frame(message, header.call_id, body, buffers)
+        self._take_buffered()
+        return self._parse()
+
+    def _take_buffered(self) -> None:
+        """What was read together with the front belongs to the buffers already."""
+        while self._targets and self._end > self._start:
+            view = self._targets[0]
+            count = min(len(view), self._end - self._start)
+            view[:count] = self._view[self._start : self._start + count]
+            self._start += count
+            if count == len(view):
+                self._targets.popleft()
+            else:
+                self._targets[0] = view[count:]

@@ -1,0 +1,279 @@
+"""The first messages on a connection: who is there, and does it know the secret?
+
+Runs over a connected stream socket before the first frame, so that nothing a stranger sends is
+ever unpickled. It knows sockets and msgpack, no frames, no worker state. The connector leads:
+
+    connector                        acceptor
+    Hello                      ->    checks version, secret or none, incarnation, name
+                               <-    Hello
+    Proof("connector")         ->    checks the proof, then asks `admit`
+                               <-    Proof("acceptor")
+
+Without a secret on both sides there are no proofs, and `admit` is asked before the acceptor's
+Hello. At every step a side may answer Refuse, whose reason the other side raises.
+
+A proof is HMAC-SHA256(secret, role | both hellos as they went over the wire). Each hello has a
+fresh nonce, so an old proof is worth nothing; the roles differ, so a proof sent back to its maker
+is worth nothing; names and incarnations are inside, so they can't be changed on the way. The
+construction is ISO/IEC 9798-4's mutual authentication by challenge and response. What follows the
+handshake is neither encrypted nor signed: against someone who can alter traffic, use TLS or a VPN.
+
+Nothing is read beyond the last message, so the socket can be handed to frame code as it is. What
+goes over the wire is in `introductions.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from farcall.errors import AuthenticationFailed, BadFrame, LinkError
+from farcall.transport.introductions import (
+    LENGTH,
+    NONCE_LENGTH,
+    PROTOCOL,
+    VERSION,
+    Channel,
+    Code,
+    Hello,
+    Identity,
+    Proof,
+    Refuse,
+    printable,
+)
+
+__all__ = ["Identity", "Security", "accept", "connect"]
+
+_CHECK_SECRET = "check FARCALL_SECRET on both workers"
+
+
+@dataclass(frozen=True)
+class Security:
+    """What protects the links of one agent. Immutable; the secret is not in its repr.
+
+    Attributes:
+        secret: shared by all workers; None for links without authentication.
+        tls: always None for now. When links get TLS this holds the `ssl.SSLContext`, and the
+            transport wraps a connection with it (`context.wrap_socket`) right after connecting or
+            accepting, before `connect` or `accept` of this module sees the socket: the handshake
+            then runs inside TLS, unchanged.
+    """
+
+    secret: bytes | None = field(default=None, repr=False)
+    tls: None = None
+
+
+class _Refusal(Exception):
+    """What this side says to the peer (`told`) and to its own caller (`message`), then gives up."""
+
+    def __init__(self, error: type[LinkError], message: str, told: str) -> None:
+        super().__init__(message)
+        self.error = error
+        self.message = message
+        self.told = told
+
+
+def connect(
+    sock: socket.socket,
+    me: Identity,
+    secret: bytes | None,
+    *,
+    expects: int,
+    deadline: float,
+    expects_name: str = "",
+) -> Identity:
+    """Introduce this worker over a socket that it connected, and learn who answers.
+
+    The socket is left open and with its timeout unchanged; on an error the caller closes it.
+    Blocks the calling thread; safe in any thread, one handshake per socket.
+
+    Args:
+        sock: a connected stream socket that nobody else reads or writes meanwhile.
+        me: this worker.
+        secret: the shared secret, or None when there is none.
+        expects: incarnation that must answer; 0 for anyone.
+        deadline: on `time.monotonic()`, in seconds; bounds the whole handshake.
+        expects_name: name of the worker that must answer; "" for anyone.
+
+    Raises:
+        AuthenticationFailed: the secrets differ, or only one side has one.
+        BadFrame: whatever answers is not farcall.
+        LinkError: another incarnation, name or version; refused; closed; or out of time.
+    """
+    return _guarded(sock, deadline, lambda link: _connect(link, me, secret, expects, expects_name))
+
+
+def accept(
+    sock: socket.socket,
+    me: Identity,
+    secret: bytes | None,
+    *,
+    deadline: float,
+    admit: Callable[[Identity], str | None],
+) -> Identity:
+    """Learn who connected, make it prove that it knows the secret, and introduce this worker.
+
+    The socket is left open and with its timeout unchanged; on an error the caller closes it.
+    Blocks the calling thread; safe in any thread, one handshake per socket.
+
+    Args:
+        sock: an accepted stream socket that nobody else reads or writes meanwhile.
+        me: this worker.
+        secret: the shared secret, or None when there is none.
+        deadline: on `time.monotonic()`, in seconds; bounds the whole handshake.
+        admit: called once with the peer (after it has proven itself, when there is a secret);
+            returns why it is refused, or None to let it in.
+
+    Raises:
+        AuthenticationFailed: the secrets differ, or only one side has one.
+        BadFrame: whatever connected is not farcall.
+        LinkError: it wants another incarnation, name or version; not admitted; closed; or out of
+            time.
+    """
+    return _guarded(sock, deadline, lambda link: _accept(link, me, secret, admit))
+
+
+def _guarded(sock: socket.socket, deadline: float, run: Callable[[Channel], Identity]) -> Identity:
+    """Run one side; tell the peer why it is refused; turn socket errors into LinkError."""
+    before = sock.gettimeout()
+    channel = Channel(sock, deadline)
+    try:
+        try:
+            return run(channel)
+        except _Refusal as refusal:
+            code: Code = "authentication" if refusal.error is AuthenticationFailed else "link"
+            _tell(channel, Refuse(refusal.told[:1000], code))
+            raise refusal.error(refusal.message) from None
+    except LinkError:
+        raise
+    except TimeoutError as error:
+        raise LinkError("the handshake was not finished in time: the peer is silent") from error
+    except OSError as error:
+        raise LinkError(f"the connection failed during the handshake: {error}") from error
+    finally:
+        sock.settimeout(before)
+
+
+def _tell(channel: Channel, refuse: Refuse) -> None:
+    try:
+        channel.send(refuse)
+    except OSError:
+        return  # the peer has gone already; our own caller still gets the reason
+
+
+def _connect(
+    channel: Channel, me: Identity, secret: bytes | None, expects: int, expects_name: str
+) -> Identity:
+    mine = channel.send(_hello(me, secret, expects, expects_name))
+    hello, theirs = channel.receive()
+    if not isinstance(hello, Hello):
+        raise BadFrame("the peer sent a proof before its hello")
+    _check_common(hello, secret)
+    _check_expected(hello.identity, expects, expects_name)
+    if secret is None:
+        return hello.identity
+    channel.send(Proof(_digest(secret, "connector", mine, theirs)))
+    _check_proof(channel, hello.identity, _digest(secret, "acceptor", mine, theirs))
+    return hello.identity
+
+
+def _accept(
+    channel: Channel,
+    me: Identity,
+    secret: bytes | None,
+    admit: Callable[[Identity], str | None],
+) -> Identity:
+    hello, theirs = channel.receive()
+    if not isinstance(hello, Hello):
+        raise BadFrame("the peer sent a proof before its hello")
+    # The acceptor finds every disagreement that an honest connector would find, and finds it
+    # first: a connector without a secret has no later message in which to be refused.
+    _check_common(hello, secret)
+    _check_expected(me, hello.expects, hello.expects_name)
+    answer = _hello(me, secret, 0, "")
+    if secret is None:
+        _check_admitted(hello.identity, admit)
+        channel.send(answer)
+        return hello.identity
+    mine = channel.send(answer)
+    _check_proof(channel, hello.identity, _digest(secret, "connector", theirs, mine))
+    _check_admitted(hello.identity, admit)
+    channel.send(Proof(_digest(secret, "acceptor", theirs, mine)))
+    return hello.identity
+
+
+def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) -> Hello:
+    return Hello(
+        protocol=PROTOCOL,
+        version=VERSION,
+        name=me.name,
+        id=me.id,
+        incarnation=me.incarnation,
+        expects=expects,
+        expects_name=expects_name,
+        host=me.host,
+        main=me.main,
+        nonce=secrets.token_bytes(NONCE_LENGTH),
+        secured=secret is not None,
+    )
+
+
+def _check_common(hello: Hello, secret: bytes | None) -> None:
+    if hello.protocol != PROTOCOL:
+        raise BadFrame(f"the peer speaks {printable(hello.protocol)!r}, not {PROTOCOL!r}")
+    if hello.version != VERSION:
+        _refuse(f"the workers speak versions {hello.version} and {VERSION} of the handshake")
+    if hello.secured == (secret is not None):
+        return
+    name = printable(hello.name)
+    if secret is None:
+        message = f"worker {name!r} has a secret and this worker has none: {_CHECK_SECRET}"
+        told = f"the other worker has no secret and yours has one: {_CHECK_SECRET}"
+    else:
+        message = f"worker {name!r} has no secret and this worker has one: {_CHECK_SECRET}"
+        told = f"the other worker has a secret and yours has none: {_CHECK_SECRET}"
+    raise _Refusal(AuthenticationFailed, message, told)
+
+
+def _check_expected(actual: Identity, expects: int, expects_name: str) -> None:
+    """Is this the worker that the connector wants?"""
+    name = printable(actual.name)
+    if expects_name not in ("", actual.name):
+        _refuse(f"worker {name!r} is at this address, not {printable(expects_name)!r}")
+    if expects not in (0, actual.incarnation):
+        _refuse(f"worker {name!r} at this address is another incarnation: it restarted")
+
+
+def _check_admitted(peer: Identity, admit: Callable[[Identity], str | None]) -> None:
+    reason = admit(peer)
+    if reason is not None:
+        raise _Refusal(LinkError, f"refused worker {printable(peer.name)!r}: {reason}", reason)
+
+
+def _check_proof(channel: Channel, peer: Identity, expected: bytes) -> None:
+    proof, _ = channel.receive()
+    if not isinstance(proof, Proof):
+        raise BadFrame("the peer sent a second hello instead of its proof")
+    if not hmac.compare_digest(proof.digest, expected):
+        name = printable(peer.name)
+        raise _Refusal(
+            AuthenticationFailed,
+            f"worker {name!r} could not prove that it knows our secret: {_CHECK_SECRET}",
+            f"your worker could not prove that it knows the secret: {_CHECK_SECRET}",
+        )
+
+
+def _digest(secret: bytes, role: str, connector: bytes, acceptor: bytes) -> bytes:
+    parts = (f"{PROTOCOL} {VERSION} {role}".encode(), connector, acceptor)
+    # Every part with its length: no two different transcripts give the same bytes.
+    transcript = b"".join(LENGTH.pack(len(part)) + part for part in parts)
+    return hmac.new(secret, transcript, hashlib.sha256).digest()
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise _Refusal(LinkError, reason, reason)

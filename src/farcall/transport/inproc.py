@@ -1,0 +1,181 @@
+"""Frames between agents of one process, through queues: for tests, and for several agents at once.
+
+Buffers are copied on the way, so that two workers never share memory by accident: a test that
+passes here must not fail between processes because a tensor turned out to be the same one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from farcall.errors import LinkError
+from farcall.ids import Worker
+from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost
+from farcall.transport.waiter import Waiter
+from farcall.wire import KINDS, Frame
+
+
+class InprocNetwork:
+    """Where the endpoints of one process find each other. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._endpoints: dict[str, InprocEndpoint] = {}
+
+    def add(self, address: str, endpoint: InprocEndpoint) -> None:
+        with self._lock:
+            if address in self._endpoints:
+                raise LinkError(f"{address} is already in use")
+            self._endpoints[address] = endpoint
+
+    def remove(self, address: str) -> None:
+        with self._lock:
+            self._endpoints.pop(address, None)
+
+    def find(self, address: str) -> InprocEndpoint | None:
+        with self._lock:
+            return self._endpoints.get(address)
+
+
+class InprocLink:
+    """One end of a link; `other` is the other end."""
+
+    def __init__(self, home: InprocEndpoint, peer: Worker, description: str) -> None:
+        self.home = home
+        self.peer = peer
+        self.description = description
+        self.other: InprocLink
+        self.lost: str | None = None
+        self.waiters: dict[int, Waiter[Frame]] = {}
+
+    def send(self, frame: Frame, deadline: float) -> None:
+        if self.lost is not None:
+            raise LinkError(self.lost)
+        copies = [bytearray(buffer) for buffer in frame.buffers]
+        self.other.home.receive(self.other, Frame(frame.message, frame.call_id, frame.body, copies))
+
+    def exchange(self, frame: Frame, deadline: float) -> Frame:
+        waiter = Waiter[Frame]()
+        self.home.watch(self, frame.call_id, waiter)
+        try:
+            self.send(frame, deadline)
+            return waiter.wait(deadline)
+        finally:
+            self.waiters.pop(frame.call_id, None)
+
+
+class InprocEndpoint:
+    """See `base.Endpoint`."""
+
+    def __init__(
+        self, network: InprocNetwork, me: Worker, admit: Admit = lambda name, incarnation: None
+    ) -> None:
+        self._network = network
+        self.me = me
+        self._admit = admit
+        self._address = f"inproc://{me.name}/{me.incarnation:x}"
+        self._lock = threading.Lock()  # guards the links and their waiters
+        # SimpleQueue.put may be called from a finalizer; a Condition's methods may not.
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._links: list[InprocLink] = []
+        self._dialled: dict[int, InprocLink] = {}
+        self._closed = False
+        network.add(self._address, self)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return (self._address,)
+
+    def connect(self, worker: Worker, deadline: float) -> InprocLink:
+        link = self._dialled.get(worker.incarnation)
+        if link is not None and link.lost is None:
+            return link
+        other = next(filter(None, map(self._network.find, worker.addresses)), None)
+        if other is None:
+            raise LinkError(f"worker {worker.name!r} is not listening on {worker.addresses}")
+        reason = other._admit(self.me.name, self.me.incarnation)
+        if reason is not None:
+            raise LinkError(f"worker {worker.name!r} refused: {reason}")
+        return self._dial(other)
+
+    def _dial(self, other: InprocEndpoint) -> InprocLink:
+        with self._lock:
+            known = self._dialled.get(other.me.incarnation)
+            if known is not None and known.lost is None:
+                return known
+            near = InprocLink(self, other.me, f"inproc to {other.me.name}")
+            far = InprocLink(other, self.me, f"inproc from {self.me.name}")
+            near.other, far.other = far, near
+            self._dialled[other.me.incarnation] = near
+            self._links.append(near)
+        other.attach(far)
+        return near
+
+    def attach(self, link: InprocLink) -> None:
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._links.append(link)
+        if closed:
+            link.other.home.lose(link.other, "the peer has closed")
+
+    def watch(self, link: InprocLink, call_id: int, waiter: Waiter[Frame]) -> None:
+        with self._lock:
+            if link.lost is not None:
+                raise LinkError(link.lost)
+            link.waiters[call_id] = waiter
+
+    def receive(self, link: InprocLink, frame: Frame) -> None:
+        with self._lock:
+            if link.lost is not None:
+                return
+            waiter = None
+            if KINDS[type(frame.message)] in OUTCOMES:
+                waiter = link.waiters.pop(frame.call_id, None)
+            if waiter is None:
+                self._events.put(Arrived(link, frame))
+                return
+        waiter.deliver(frame)
+
+    def lose(self, link: InprocLink, cause: str) -> None:
+        with self._lock:
+            if link.lost is not None:
+                return
+            link.lost = cause
+            waiters = list(link.waiters.values())
+            link.waiters.clear()
+            if link in self._links:
+                self._links.remove(link)
+            if not self._closed:
+                self._events.put(LinkLost(link, cause))
+        for waiter in waiters:
+            waiter.fail(cause)
+
+    def next(self, timeout: float | None) -> Event | None:
+        try:
+            return self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def wake(self) -> None:
+        self._events.put(None)
+
+    def links(self) -> list[Link]:
+        with self._lock:
+            return list(self._links)
+
+    def drop(self, peer: int, cause: str) -> None:
+        for link in [link for link in list(self._links) if link.peer.incarnation == peer]:
+            self.lose(link, cause)
+            link.other.home.lose(link.other, cause)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            links = list(self._links)
+        self._events.put(None)
+        self._network.remove(self._address)
+        for link in links:
+            self.lose(link, "this worker has shut down")
+            link.other.home.lose(link.other, "the peer has closed its end")

@@ -1,0 +1,152 @@
+"""The messages of the handshake, and how they travel: `handshake.py` says what they mean.
+
+A message is msgpack behind a little-endian u32 length of at most 4096 bytes, decoded into one of
+three types or refused. A channel reads not a byte beyond the message it is asked for, and keeps
+one deadline over all of them.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Annotated, Literal
+
+import msgspec
+
+from farcall.errors import AuthenticationFailed, BadFrame, LinkError
+
+PROTOCOL = "farcall"
+VERSION = 1
+LIMIT = 4096
+NONCE_LENGTH = 32
+
+LENGTH = struct.Struct("<I")
+
+Code = Literal["authentication", "link"]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a side of a link says it is; proven when the link has a secret.
+
+    The fields are those of the same name in `farcall.ids.Worker`.
+    """
+
+    name: str
+    id: int
+    incarnation: int
+    host: str = ""
+    main: str = ""
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
+    """Who I am. `expects` and `expects_name`: whom I want to talk to (0, "": anyone).
+
+    New fields go last and have defaults: a later version must be able to read an older hello, to
+    say clearly that the versions differ.
+    """
+
+    protocol: str
+    version: int
+    name: str
+    id: int
+    incarnation: Count
+    expects: Count
+    expects_name: str
+    host: str
+    main: str
+    nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_LENGTH, max_length=NONCE_LENGTH)]
+    secured: bool
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.name, self.id, self.incarnation, self.host, self.main)
+
+
+class Proof(msgspec.Struct, array_like=True, frozen=True, tag="proof"):
+    """I know the secret: the HMAC over both hellos."""
+
+    digest: bytes
+
+
+class Refuse(msgspec.Struct, array_like=True, frozen=True, tag="refuse"):
+    """I don't talk to you. The last message of a handshake."""
+
+    reason: str
+    code: Code
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Hello | Proof | Refuse).decode
+
+
+class Channel:
+    """Length-prefixed messages over a socket, all of them before one deadline."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+
+    def send(self, message: Hello | Proof | Refuse) -> bytes:
+        """Send a message; its bytes, as they are part of what is proven."""
+        data = _encode(message)
+        if len(data) > LIMIT:
+            raise LinkError(f"this worker's own {type(message).__name__} is over {LIMIT} bytes")
+        self._limit_time()
+        self._sock.sendall(LENGTH.pack(len(data)) + data)
+        return data
+
+    def receive(self) -> tuple[Hello | Proof, bytes]:
+        """The peer's next message and its bytes; raises what a Refuse says."""
+        prefix = self._read(LENGTH.size)
+        (length,) = LENGTH.unpack(prefix)
+        if not 0 < length <= LIMIT:
+            raise _stranger(prefix + self._glimpse())
+        data = self._read(length)
+        try:
+            message = _decode(data)
+        except msgspec.MsgspecError as error:
+            raise _stranger(prefix + data) from error
+        if isinstance(message, Refuse):
+            error_type = AuthenticationFailed if message.code == "authentication" else LinkError
+            raise error_type(f"the peer refused this connection: {printable(message.reason)}")
+        return message, data
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            self._limit_time()
+            piece = self._sock.recv(count - len(data))
+            if not piece:
+                raise LinkError("the peer closed the connection during the handshake")
+            data += piece
+        return data
+
+    def _limit_time(self) -> None:
+        # One deadline over all reads: a limit per read would let a peer that sends a byte now and
+        # then hold this thread for ever.
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        self._sock.settimeout(remaining)
+
+    def _glimpse(self) -> bytes:
+        """What else a stranger has sent already, for the message."""
+        self._sock.settimeout(0)
+        try:
+            return self._sock.recv(12)
+        except OSError:
+            return b""
+
+
+def _stranger(data: bytes) -> BadFrame:
+    return BadFrame(
+        f"something that is not farcall is on the other end: it sent {data[:12]!r}"
+        f"{'...' if len(data) > 12 else ''}"
+    )
+
+
+def printable(text: str) -> str:
+    """Words of a peer that has proven nothing yet, safe to show in a terminal or log."""
+    return "".join(char if char.isprintable() else "?" for char in text[:1000])

@@ -1,0 +1,293 @@
+"""Frames over TCP, in pure Python: runs everywhere, and is the path that TLS will take.
+
+One connection per direction of calling: whoever dials sends requests, the other answers. A thread
+accepts connections; handshakes run on threads of their own, so that a stranger who connects and
+says nothing delays nobody. Dead hosts are noticed by TCP keepalive, which the kernel answers even
+while a peer's interpreter is busy; dead processes by their closed connections, at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+from farcall.errors import LinkError
+from farcall.ids import Worker
+from farcall.transport import handshake
+from farcall.transport.base import Admit, Arrived, Event, Link, LinkLost
+from farcall.transport.handshake import Identity
+from farcall.transport.poller import WRITE, new_poller
+from farcall.transport.socket_link import SocketLink
+from farcall.wire import DEFAULT_LIMITS, Frame, Limits
+
+logger = logging.getLogger("farcall.transport")
+
+HANDSHAKE_SECONDS = 10.0
+MAX_HANDSHAKES = 32
+KEEPALIVE_IDLE_SECONDS = 15
+KEEPALIVE_INTERVAL_SECONDS = 5
+KEEPALIVE_PROBES = 3
+
+
+class SocketEndpoint:
+    """See `base.Endpoint`.
+
+    Args:
+        me: what to say of ourselves in handshakes.
+        listen: (host, port) to listen on; port 0 takes a free one.
+        advertise: host names or addresses under which others reach us.
+        secret: what links are authenticated with; None for none.
+        admit: asked about everyone who dials in.
+        limits: what a peer may make us allocate.
+
+    Raises:
+        LinkError: the address can't be listened on.
+    """
+
+    def __init__(
+        self,
+        me: Identity,
+        *,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        advertise: Sequence[str] = (),
+        secret: bytes | None = None,
+        admit: Admit = lambda name, incarnation: None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.me = me  # replaced once if the id is assigned after the endpoint listens
+        self._secret = secret
+        self._admit = admit
+        self._limits = limits
+        self._poller = new_poller()
+        self._events: deque[Event] = deque()
+        self._receiver = 0  # the thread inside `next`; others have to wake it
+        self._lock = threading.Lock()  # guards the tables of links
+        self._links: set[SocketLink] = set()
+        self._lost: list[SocketLink] = []
+        self._dialled: dict[int, SocketLink] = {}
+        self._dialling: dict[int, threading.Lock] = {}
+        self._closed = False
+        self._listener = _listen(*listen)
+        port = self._listener.getsockname()[1]
+        self._addresses = tuple(f"tcp://{_bracket(h)}:{port}" for h in advertise or [listen[0]])
+        self._handshakes = ThreadPoolExecutor(MAX_HANDSHAKES, f"farcall-handshake-{me.name}")
+        self._shaking: set[socket.socket] = set()
+        self._acceptor = threading.Thread(
+            target=self._accept_all, name=f"farcall-accept-{me.name}", daemon=True
+        )
+        self._acceptor.start()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    # Dialling.
+
+    def connect(self, worker: Worker, deadline: float) -> SocketLink:
+        link = self._dialled.get(worker.incarnation)
+        if link is not None and link.lost is None:
+            return link
+        with self._lock:
+            dialling = self._dialling.setdefault(worker.incarnation, threading.Lock())
+        with dialling:
+            link = self._dialled.get(worker.incarnation)
+            if link is None or link.lost is not None:
+                link = self._dial(worker, deadline)
+                self._dialled[worker.incarnation] = link
+            return link
+
+    def _dial(self, worker: Worker, deadline: float) -> SocketLink:
+        deadline = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
+        failures = []
+        for url in worker.addresses:
+            parts = urlsplit(url)
+            if parts.scheme != "tcp" or not parts.hostname or not parts.port:
+                continue
+            host = parts.hostname
+            try:
+                sock = socket.create_connection(
+                    (host, parts.port), timeout=max(0.001, deadline - time.monotonic())
+                )
+            except OSError as error:
+                failures.append(f"{url}: {error}")
+                continue
+            try:
+                peer = handshake.connect(
+                    sock, self.me, self._secret, expects=worker.incarnation, deadline=deadline
+                )
+            except BaseException:
+                sock.close()
+                raise
+            return self._start_link(sock, peer, f"tcp {host}:{parts.port}")
+        raise LinkError(
+            f"can't reach worker {worker.name!r}: {'; '.join(failures) or 'it has no TCP address'}"
+        )
+
+    # Accepting.
+
+    def _accept_all(self) -> None:
+        while True:
+            try:
+                sock, address = self._listener.accept()
+            except OSError:
+                return  # closed
+            with self._lock:
+                if self._closed:
+                    sock.close()
+                    return
+                self._shaking.add(sock)
+            try:
+                self._handshakes.submit(self._accept_one, sock, address)
+            except RuntimeError:  # shut down between the check and here
+                sock.close()
+                return
+
+    def _accept_one(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        try:
+            peer = handshake.accept(
+                sock,
+                self.me,
+                self._secret,
+                deadline=time.monotonic() + HANDSHAKE_SECONDS,
+                admit=lambda identity: self._admit(identity.name, identity.incarnation),
+            )
+            self._start_link(sock, peer, f"tcp from {address[0]}:{address[1]}")
+        except (LinkError, OSError) as error:
+            sock.close()
+            if not self._closed:
+                logger.warning(
+                    "%s: refused a connection from %s:%s: %s", self.me.name, *address[:2], error
+                )
+        finally:
+            with self._lock:
+                self._shaking.discard(sock)
+
+    def _start_link(self, sock: socket.socket, peer: Identity, description: str) -> SocketLink:
+        _tune(sock)
+        link = SocketLink(
+            sock,
+            Worker(peer.name, peer.id, peer.incarnation, host=peer.host, main=peer.main),
+            description,
+            self._poller,
+            self._limits,
+            self._on_frame,
+            self._on_lost,
+        )
+        with self._lock:
+            if self._closed:
+                sock.close()
+                raise LinkError("this worker has shut down")
+            self._links.add(link)
+        link.start()
+        return link
+
+    # Events.
+
+    def _on_frame(self, link: SocketLink, frame: Frame) -> None:
+        self._put(Arrived(link, frame))
+
+    def _on_lost(self, link: SocketLink, cause: str) -> None:
+        with self._lock:
+            self._links.discard(link)
+            self._lost.append(link)
+            if self._dialled.get(link.peer.incarnation) is link:
+                del self._dialled[link.peer.incarnation]
+        self._put(LinkLost(link, cause))
+
+    def _put(self, event: Event) -> None:
+        self._events.append(event)
+        if self._receiver not in (0, threading.get_ident()):
+            self._poller.wake()
+
+    def next(self, timeout: float | None) -> Event | None:
+        # Set before the events are looked at: whoever appends later sees it, and wakes us.
+        self._receiver = threading.get_ident()
+        try:
+            return self._events.popleft() if self._events else self._receive(timeout)
+        finally:
+            self._receiver = 0
+
+    def _receive(self, timeout: float | None) -> Event | None:
+        if self._lost:
+            self._free_lost()
+        ready = self._poller.wait(timeout)
+        for link, events in ready:
+            if events & WRITE:
+                link.write_residue()
+            link.service()
+        return self._events.popleft() if self._events else None
+
+    def _free_lost(self) -> None:
+        with self._lock:
+            lost, self._lost = self._lost, []
+        busy = [link for link in lost if not link.free()]
+        with self._lock:
+            self._lost += busy
+
+    def wake(self) -> None:
+        self._poller.wake()
+
+    # Ending.
+
+    def links(self) -> list[Link]:
+        with self._lock:
+            return list(self._links)
+
+    def drop(self, peer: int, cause: str) -> None:
+        with self._lock:
+            links = [link for link in self._links if link.peer.incarnation == peer]
+        for link in links:
+            link.lose(cause)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            links, shaking = list(self._links), list(self._shaking)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for sock in shaking:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for link in links:
+            link.lose("this worker has shut down")
+        self._handshakes.shutdown(wait=True)
+        self._acceptor.join()
+        self._free_lost()
+        self._poller.wake()
+        self._events.clear()
+        self._poller.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=512
+        )
+    except OSError as error:
+        raise LinkError(f"can't listen on {host}:{port}: {error}") from error
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,261 @@
+"""One stream connection: who may read it, who may write it, and how it ends.
+
+Reading is a role, held by one thread at a time (`read_role`): the endpoint's `next`, or a caller
+inside `exchange`, which takes the connection out of the poller meanwhile and receives its own
+reply. Writing is a role too (`_write_role`): a frame is written by one thread from its first byte
+to its last. A writer whose deadline passes in the middle of a frame leaves the rest as a residue,
+which `next` writes when the peer reads again; the role stays taken until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from farcall.errors import BadFrame, LinkError
+from farcall.ids import Worker
+from farcall.transport.base import OUTCOMES, NotSent
+from farcall.transport.framing import FrameReader
+from farcall.transport.poller import READ, WRITE, Poller
+from farcall.transport.waiter import MAX_WAIT, Waiter
+from farcall.wire import KINDS, Frame, Limits, encode
+
+MAX_VECTORS = 64
+MAX_POLL = 3600.0
+
+
+class SocketLink:
+    """See `base.Link`. The endpoint gets everything that no caller waits for by `on_frame`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: Worker,
+        description: str,
+        poller: Poller,
+        limits: Limits,
+        on_frame: Callable[[SocketLink, Frame], None],
+        on_lost: Callable[[SocketLink, str], None],
+    ) -> None:
+        sock.setblocking(False)
+        self.peer = peer
+        self.description = description
+        self.lost: str | None = None
+        self.fd = sock.fileno()
+        self.read_role = threading.Lock()
+        self._sock = sock
+        self._poller = poller
+        self._reader = FrameReader(limits)
+        self._write_role = threading.Lock()
+        self._residue: list[memoryview] = []
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._state = threading.Lock()  # guards `lost` and `_waiters` against each other
+        self._waiters: dict[int, Waiter[Frame]] = {}
+
+    def start(self) -> None:
+        self._poller.add(self.fd, self, READ)
+
+    # Writing.
+
+    def send(self, frame: Frame, deadline: float) -> None:
+        parts = encode(frame)
+        if not self._write_role.acquire(timeout=_wait_time(deadline)):
+            raise NotSent
+        if self.lost is not None:
+            self._write_role.release()
+            raise LinkError(self.lost)
+        try:
+            if len(parts) == 1:
+                sent = self._sock.send(parts[0])
+                rest = [] if sent == len(parts[0]) else [memoryview(parts[0])[sent:]]
+            else:
+                rest = [memoryview(part) for part in parts if len(part)]
+        except (BlockingIOError, InterruptedError):
+            rest = [memoryview(part) for part in parts]
+        except OSError as error:
+            self._write_role.release()
+            raise self._broken(error) from error
+        if rest:
+            self._send_rest(rest, deadline)
+        else:
+            self._write_role.release()
+
+    def _send_rest(self, rest: list[memoryview], deadline: float) -> None:
+        """Write on with the write role held; give it back, or leave it with a residue."""
+        try:
+            while True:
+                self._write_some(rest)
+                if not rest:
+                    break
+                if not self._wait(select.POLLOUT, deadline):
+                    self._leave_residue(rest)
+                    raise TimeoutError
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            self._write_role.release()
+            raise self._broken(error) from error
+        self._write_role.release()
+
+    def _write_some(self, rest: list[memoryview]) -> None:
+        """Write what the kernel takes now, and cut it off the front of `rest`."""
+        try:
+            count = self._sock.sendmsg(rest[:MAX_VECTORS])
+        except (BlockingIOError, InterruptedError):
+            return
+        done = 0
+        while done < len(rest) and count >= len(rest[done]):
+            count -= len(rest[done])
+            done += 1
+        del rest[:done]
+        if count:
+            rest[0] = rest[0][count:]
+
+    def _leave_residue(self, rest: list[memoryview]) -> None:
+        # First ask, then set: `free` must not find a residue while this thread still uses the fd.
+        self._poller.modify(self.fd, READ | WRITE)
+        self._residue = rest
+
+    def write_residue(self) -> None:
+        """The endpoint's `next` saw that the socket takes bytes again."""
+        rest = self._residue
+        if not rest:
+            return
+        try:
+            self._write_some(rest)
+        except OSError as error:
+            rest.clear()
+            self._broken(error)
+        if not rest:
+            self._poller.modify(self.fd, READ)
+            self._write_role.release()
+
+    # Reading.
+
+    def exchange(self, frame: Frame, deadline: float) -> Frame:
+        call_id = frame.call_id
+        waiter = Waiter[Frame]()
+        with self._state:
+            if self.lost is not None:
+                raise LinkError(self.lost)
+            self._waiters[call_id] = waiter
+        try:
+            self.send(frame, deadline)
+            if not self.read_role.acquire(blocking=False):
+                return waiter.wait(deadline)
+            return self._receive(call_id, waiter, deadline)
+        finally:
+            self._waiters.pop(call_id, None)
+
+    def _receive(self, call_id: int, waiter: Waiter[Frame], deadline: float) -> Frame:
+        """Read, with the read role held, until the outcome of this call comes."""
+        self._poller.modify(self.fd, 0)
+        try:
+            while not waiter.is_set:
+                frame = self._read()
+                if frame is None:
+                    if self.lost is None and not self._wait(select.POLLIN, deadline):
+                        raise TimeoutError
+                elif frame.call_id == call_id and KINDS[type(frame.message)] in OUTCOMES:
+                    return frame
+                else:
+                    self._route(frame)
+            return waiter.result()
+        finally:
+            leftover = self._reader.has_input
+            # Before the role is given back: after that the fd may be closed, and be another's.
+            if self.lost is None:
+                self._poller.modify(self.fd, READ | WRITE if self._residue else READ)
+            self.read_role.release()
+            if leftover:
+                self.service()
+
+    def service(self) -> None:
+        """Read everything that has arrived, unless a caller is reading."""
+        if not self.read_role.acquire(blocking=False):
+            return
+        try:
+            while (frame := self._read()) is not None:
+                self._route(frame)
+                if not self._reader.has_input:
+                    break
+        finally:
+            self.read_role.release()
+
+    def _read(self) -> Frame | None:
+        if self.lost is not None:
+            return None
+        try:
+            return self._reader.read(self._sock)
+        except (BadFrame, LinkError) as error:
+            self.lose(str(error))
+            return None
+
+    def _route(self, frame: Frame) -> None:
+        if KINDS[type(frame.message)] in OUTCOMES:
+            with self._state:
+                waiter = self._waiters.pop(frame.call_id, None)
+            if waiter is not None:
+                waiter.deliver(frame)
+                return
+        self._on_frame(self, frame)
+
+    def _wait(self, events: int, deadline: float) -> bool:
+        """Sleep until the socket is ready. False: the deadline passed first."""
+        poll = select.poll()
+        poll.register(self.fd, events)
+        while True:
+            left = MAX_POLL if deadline == math.inf else deadline - time.monotonic()
+            if poll.poll(max(0.0, min(left, MAX_POLL)) * 1000):
+                return True
+            if left <= MAX_POLL:
+                return False
+
+    # Ending.
+
+    def _broken(self, error: OSError) -> LinkError:
+        self.lose(f"the connection broke: {error}")
+        return LinkError(self.lost)
+
+    def lose(self, cause: str) -> None:
+        """End the link: wake everyone who waits on it, and report it once."""
+        with self._state:
+            if self.lost is not None:
+                return
+            self.lost = cause
+            waiters = list(self._waiters.values())
+            self._waiters.clear()
+        self._poller.remove(self.fd)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        for waiter in waiters:
+            waiter.fail(cause)
+        self._on_lost(self, cause)
+
+    def free(self) -> bool:
+        """Close the socket of a lost link, if no thread is inside it. False: try again later."""
+        if not self.read_role.acquire(blocking=False):
+            return False
+        try:
+            if self._residue:
+                self._residue = []
+                self._write_role.release()
+            if not self._write_role.acquire(blocking=False):
+                return False
+            self._sock.close()
+            self._write_role.release()
+            return True
+        finally:
+            self.read_role.release()
+
+
+def _wait_time(deadline: float) -> float:
+    if deadline == math.inf:
+        return MAX_WAIT
+    return max(0.0, min(deadline - time.monotonic(), MAX_WAIT))

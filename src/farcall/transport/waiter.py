@@ -1,0 +1,58 @@
+"""One thread waits for one thing that another thread will have."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Generic, TypeVar, cast
+
+from farcall.errors import LinkError
+
+MAX_WAIT = threading.TIMEOUT_MAX
+
+T = TypeVar("T")
+
+
+class Waiter(Generic[T]):
+    """Delivered to or failed once, by any thread; waited for by one. Built on a bare lock, which
+    is the cheapest thing in Python that sleeps.
+    """
+
+    __slots__ = ("_lock", "_value", "cause", "is_set")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._value: T | None = None
+        self.cause: str | None = None
+        self.is_set = False
+
+    def deliver(self, value: T) -> None:
+        self._value = value
+        self.is_set = True
+        self._lock.release()
+
+    def fail(self, cause: str) -> None:
+        """The link is lost."""
+        self.cause = cause
+        self.is_set = True
+        self._lock.release()
+
+    def wait(self, deadline: float) -> T:
+        """What was delivered. `deadline` in `time.monotonic()` seconds.
+
+        Raises:
+            TimeoutError: the deadline passed.
+            LinkError: the link was lost.
+        """
+        left = MAX_WAIT if deadline == math.inf else deadline - time.monotonic()
+        if not self.is_set and not self._lock.acquire(timeout=max(0.0, min(left, MAX_WAIT))):
+            raise TimeoutError
+        return self.result()
+
+    def result(self) -> T:
+        """What was delivered; only when `is_set`."""
+        if self.cause is not None:
+            raise LinkError(self.cause)
+        return cast(T, self._value)

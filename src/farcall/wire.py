@@ -1,0 +1,343 @@
+"""What travels on a link: frames, and the messages in them.
+
+A frame is
+
+    header       32 bytes, fixed (see `HEADER`)
+    table        buffer_count little-endian u64: the length of each buffer, in bytes
+    meta         meta_length bytes: the message, msgpack, of the type that `kind` names
+    body         body_length bytes: pickled user data, opaque here
+    buffers      each starts at the next multiple of 64 bytes from the start of the frame
+
+Decoding checks every length against `Limits` before anything is allocated. This module knows no
+socket: a transport moves the parts, and asks here how long they are and what they mean.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from farcall.errors import BadFrame
+
+MAGIC = b"fcal"
+VERSION = 1
+ALIGNMENT = 64
+
+# magic, version, kind, flags, meta_length, buffer_count, call_id, body_length
+HEADER = struct.Struct("<4sBBHIIQQ")
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    """What a frame means. The value is on the wire: append, never renumber."""
+
+    REQUEST = 1
+    REPLY = 2
+    FAILURE = 3
+    CANCEL = 4
+    ACCEPTED = 5
+    REGISTER = 6
+    REGISTERED = 7
+    RELEASE = 8
+    RELEASED = 9
+    RECEIVED = 10
+    LEAVING = 11
+    DRAIN = 12
+    DRAINED = 13
+    DISMISS = 14
+    PINNED = 15
+
+
+class Message(msgspec.Struct, array_like=True, gc=False):
+    """Base of the messages: positional on the wire, new fields go last and have defaults.
+
+    Not changed after construction.
+    """
+
+
+class Reference(Message):
+    """A reference inside a message: which value, and who owns it."""
+
+    minted_by: int
+    number: int
+    owner: int
+    owner_name: str
+    owner_id: int
+
+
+class Request(Message):
+    """Run a function. The body is pickled (args, kwargs), or (function, args, kwargs).
+
+    `function` is "module:qualname", or "" when the function itself is in the body. `timeout` is
+    in seconds from sending, 0 for none. `creates` is the number of the reference that shall hold
+    the result (0: the caller wants the result itself), `sequence` the caller's registration of it.
+    """
+
+    function: str
+    timeout: float = 0.0
+    creates: int = 0
+    sequence: int = 0
+    references: tuple[Reference, ...] = ()
+
+
+class Reply(Message):
+    """The call's value; pickled in the body."""
+
+    references: tuple[Reference, ...] = ()
+
+
+class Failure(Message):
+    """The call raised. The body is the pickled exception, or empty when it can't be pickled."""
+
+    type_name: str
+    message: str
+    traceback: str
+    references: tuple[Reference, ...] = ()
+
+
+class Cancel(Message):
+    """The caller gave up on the call. It is answered like any other outcome."""
+
+
+class Accepted(Message):
+    """The owner has made the reference that the request creates."""
+
+
+class Register(Message):
+    """The sender holds these references: (minted_by, number, sequence) each."""
+
+    entries: tuple[tuple[int, int, int], ...]
+
+
+class Registered(Message):
+    """The owner's answer to Register: (minted_by, number, sequence, known) each."""
+
+    entries: tuple[tuple[int, int, int, bool], ...]
+
+
+class Release(Message):
+    """The sender no longer holds these references: (minted_by, number, sequence) each."""
+
+    entries: tuple[tuple[int, int, int], ...]
+
+
+class Released(Message):
+    """The owner's answer to Release: (minted_by, number, sequence) each."""
+
+    entries: tuple[tuple[int, int, int], ...]
+
+
+class Received(Message):
+    """The references in this call's request (or reply) are registered: unpin them."""
+
+    of_reply: bool
+
+
+class Pinned(Message):
+    """The references in this call's request (or reply) are still pinned: have they arrived?"""
+
+    of_reply: bool
+
+
+class Leaving(Message):
+    """The sender leaves on purpose; the end of its links is not a crash."""
+
+    reason: str = "shut down"
+
+
+class Drain(Message):
+    """Asked of every worker by the leader of a graceful shutdown: tell me when you are idle."""
+
+    round: int
+
+
+class Drained(Message):
+    """Answer to Drain: idle since activity `epoch`, and ready to leave."""
+
+    round: int
+    epoch: int
+
+
+class Dismiss(Message):
+    """All workers are idle and ready: everyone may go."""
+
+
+MESSAGES: dict[Kind, type[Message]] = {
+    Kind.REQUEST: Request,
+    Kind.REPLY: Reply,
+    Kind.FAILURE: Failure,
+    Kind.CANCEL: Cancel,
+    Kind.ACCEPTED: Accepted,
+    Kind.REGISTER: Register,
+    Kind.REGISTERED: Registered,
+    Kind.RELEASE: Release,
+    Kind.RELEASED: Released,
+    Kind.RECEIVED: Received,
+    Kind.LEAVING: Leaving,
+    Kind.DRAIN: Drain,
+    Kind.DRAINED: Drained,
+    Kind.DISMISS: Dismiss,
+    Kind.PINNED: Pinned,
+}
+KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
+
+_encode_meta = msgspec.msgpack.Encoder().encode
+_decoders = {kind: msgspec.msgpack.Decoder(message) for kind, message in MESSAGES.items()}
+
+
+class Limits(NamedTuple):
+    """What a peer may make us allocate, per frame. All in bytes but `buffers`."""
+
+    meta: int = 64 << 20
+    body: int = 16 << 30
+    buffers: int = 1 << 20
+    buffer: int = 1 << 40
+    frame: int = 1 << 40
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class Header(NamedTuple):
+    """A decoded and checked frame header. Lengths in bytes."""
+
+    kind: Kind
+    flags: int
+    meta_length: int
+    buffer_count: int
+    call_id: int
+    body_length: int
+
+    @property
+    def table_length(self) -> int:
+        return 8 * self.buffer_count
+
+    @property
+    def front_length(self) -> int:
+        """Bytes between the header and the buffers' first padding."""
+        return self.table_length + self.meta_length + self.body_length
+
+
+class Frame:
+    """One message with its body and buffers. Immutable by convention; `buffers` are not copied."""
+
+    __slots__ = ("body", "buffers", "call_id", "message")
+
+    def __init__(
+        self,
+        message: Message,
+        call_id: int = 0,
+        body: Buffer = b"",
+        buffers: Sequence[Buffer] = (),
+    ) -> None:
+        self.message = message
+        self.call_id = call_id
+        self.body = body
+        self.buffers = buffers
+
+    def __repr__(self) -> str:
+        return (
+            f"Frame({self.message!r}, call_id={self.call_id}, "
+            f"body={len(self.body)} bytes, buffers={[len(b) for b in self.buffers]})"
+        )
+
+
+def padding(offset: int) -> int:
+    """Bytes from `offset` to the next multiple of the alignment."""
+    return -offset % ALIGNMENT
+
+
+_PADS = [bytes(n) for n in range(ALIGNMENT)]
+
+
+def encode(frame: Frame) -> list[Buffer]:
+    """The frame as a list of byte strings and buffers to be written one after the other.
+
+    Large bodies and buffers are passed through, not copied. Buffers must be flat bytes.
+    """
+    message = frame.message
+    meta = _encode_meta(message)
+    body, buffers = frame.body, frame.buffers
+    head = HEADER.pack(
+        MAGIC,
+        VERSION,
+        KINDS[type(message)],
+        0,
+        len(meta),
+        len(buffers),
+        frame.call_id,
+        len(body),
+    )
+    if not buffers:
+        if len(body) < 32768:
+            return [b"".join((head, meta, body))]
+        return [head + meta, body]
+    lengths = [len(buffer) for buffer in buffers]
+    table = struct.pack(f"<{len(lengths)}Q", *lengths)
+    parts: list[Buffer] = [head + table + meta, body]
+    offset = len(parts[0]) + len(body)
+    for buffer, length in zip(buffers, lengths, strict=True):
+        pad = -offset % ALIGNMENT
+        if pad:
+            parts.append(_PADS[pad])
+        parts.append(buffer)
+        offset += pad + length
+    return parts
+
+
+def decode_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
+    """Check and unpack the first `HEADER.size` bytes of a frame.
+
+    Raises:
+        BadFrame: not a frame of this version, or a length is over its limit.
+    """
+    magic, version, kind, flags, meta, count, call_id, body = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise BadFrame(f"not a farcall frame: it starts with {bytes(magic)!r}")
+    if version != VERSION:
+        raise BadFrame(f"frame version {version}; this farcall speaks version {VERSION}")
+    if kind not in MESSAGES:
+        raise BadFrame(f"unknown frame kind {kind}")
+    if meta > limits.meta:
+        raise BadFrame(f"frame claims {meta} bytes of metadata; the limit is {limits.meta}")
+    if count > limits.buffers:
+        raise BadFrame(f"frame claims {count} buffers; the limit is {limits.buffers}")
+    if body > limits.body:
+        raise BadFrame(f"frame claims a body of {body} bytes; the limit is {limits.body}")
+    return Header(Kind(kind), flags, meta, count, call_id, body)
+
+
+def decode_table(header: Header, table: Buffer, limits: Limits = DEFAULT_LIMITS) -> list[int]:
+    """The buffers' lengths, in bytes.
+
+    Raises:
+        BadFrame: a buffer, or the whole frame, is over its limit.
+    """
+    lengths = list(struct.unpack(f"<{header.buffer_count}Q", table))
+    total = header.body_length
+    for index, length in enumerate(lengths):
+        if length > limits.buffer:
+            raise BadFrame(
+                f"frame claims {length} bytes for buffer {index}; the limit is {limits.buffer}"
+            )
+        total += length
+    if total > limits.frame:
+        raise BadFrame(f"frame claims {total} bytes in all; the limit is {limits.frame}")
+    return lengths
+
+
+def decode_message(header: Header, meta: Buffer) -> Message:
+    """The message of a frame.
+
+    Raises:
+        BadFrame: the metadata is not a message of the header's kind.
+    """
+    try:
+        return _decoders[header.kind].decode(meta)
+    except msgspec.MsgspecError as error:
+        raise BadFrame(f"broken {header.kind.name} message: {error}") from error

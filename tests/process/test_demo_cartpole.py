@@ -1,0 +1,198 @@
+"""`farcall demo cartpole`, run as a user runs it: in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gymnasium")
+image = pytest.importorskip("matplotlib.image")
+
+COMMAND = (sys.executable, "-c", "import sys; from farcall.cli import main; sys.exit(main())")
+SECONDS = 100
+
+
+def run_farcall(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+def play_three_episodes(out: Path) -> subprocess.CompletedProcess[str]:
+    episodes = ("--max-episodes", "3", "--log-interval", "1")
+    return run_farcall("demo", "cartpole", "--observers", "2", *episodes, "--out", out)
+
+
+def start_demo(out: Path) -> subprocess.Popen[str]:
+    command = [*COMMAND, "demo", "cartpole", "--log-interval", "1", "--out", str(out)]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a process group of its own, as a shell makes one
+    )
+
+
+def read_until(process: subprocess.Popen[str], start: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(start):
+            return
+    assert process.stderr is not None
+    pytest.fail(f"the demo ended before it printed {start!r}: {process.stderr.read()}")
+
+
+def processes_of_session(session: int) -> dict[int, str]:
+    """The command lines of the session's living processes, by process id."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            command = (stat.parent / "cmdline").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_session) == session and state not in "ZX":
+            found[int(stat.parent.name)] = command
+    return found
+
+
+def assert_nothing_left(session: int) -> None:
+    deadline = time.monotonic() + 10
+    while left := processes_of_session(session):
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cartpole")
+
+
+@pytest.fixture(scope="module")
+def played(out: Path) -> subprocess.CompletedProcess[str]:
+    return play_three_episodes(out)
+
+
+def test_unsolved_run_says_so_in_one_line_and_exits_with_3(
+    played: subprocess.CompletedProcess[str],
+) -> None:
+    assert played.returncode == 3, played.stderr
+    lines = played.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:4]] == [["episode", str(n)] for n in (1, 2, 3)]
+    assert re.fullmatch(
+        r"cartpole unsolved after 3 episodes, [\d.]+ s: running reward [\d.]+, "
+        r"\d+ env steps/s, \d+ calls/s",
+        lines[4],
+    )
+    assert len(lines) == 5
+
+
+@pytest.mark.usefixtures("played")
+def test_summary_holds_the_numbers_of_the_run(out: Path) -> None:
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["solved"] is False
+    assert summary["episodes"] == 3
+    assert summary["observers"] == 2
+    assert {"seed", "gamma", "running_reward", "seconds"} <= summary.keys()
+    assert summary["env_steps"] >= 2 * sum(summary["rewards"])  # the reward is the lower one
+    assert summary["calls"] == 2 * summary["env_steps"] + 2 * 3
+    rate = summary["env_steps"] / summary["seconds"]
+    assert summary["env_steps_per_second"] == pytest.approx(rate)
+    assert summary["calls_per_second"] == pytest.approx(summary["calls"] / summary["seconds"])
+
+
+@pytest.mark.usefixtures("played")
+def test_reward_curve_is_a_readable_picture(out: Path) -> None:
+    assert (out / "reward.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    height, width, channels = image.imread(out / "reward.png").shape
+    assert (height > 100, width > 100, channels) == (True, True, 4)
+
+
+@pytest.mark.usefixtures("played")
+def test_equal_seeds_give_equal_runs_however_the_observers_interleave(
+    out: Path, tmp_path: Path
+) -> None:
+    again = play_three_episodes(tmp_path)
+    assert again.returncode == 3, again.stderr
+    first, second = (json.loads((path / "summary.json").read_text()) for path in (out, tmp_path))
+    assert first["rewards"] == second["rewards"]
+    assert first["env_steps"] == second["env_steps"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("moment", ["starting", "episode"])
+def test_ctrl_c_ends_all_processes_and_writes_what_was_reached(tmp_path: Path, moment: str) -> None:
+    process = start_demo(tmp_path)
+    read_until(process, moment)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stdout + stderr
+    assert_nothing_left(process.pid)
+    if moment == "episode":
+        assert stdout.splitlines()[-1].startswith("cartpole interrupted after")
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        assert (summary["outcome"], summary["solved"]) == ("interrupted", False)
+        assert summary["episodes"] >= 1
+        assert (tmp_path / "reward.png").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
+    process = start_demo(tmp_path)
+    read_until(process, "episode")
+    workers = [
+        pid
+        for pid, command in processes_of_session(process.pid).items()
+        if "multiprocessing.spawn" in command
+    ]
+    os.kill(max(workers), signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert "Error: rank" in stderr
+    assert stdout.splitlines()[-1].startswith("cartpole failed after")
+    assert_nothing_left(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--observers", "0"),
+        ("--gamma", "1.5"),
+        ("--gamma", "-0.1"),
+        ("--log-interval", "0"),
+        ("--max-episodes", "0"),
+        ("--seed", "-1"),
+        ("--out", "/dev/null/folder"),
+    ],
+)
+def test_bad_option_is_named_and_nothing_starts(option: str, value: str) -> None:
+    result = run_farcall("demo", "cartpole", option, value)
+    assert result.returncode == 2
+    assert option in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_missing_package_is_named_with_the_way_to_install_it(tmp_path: Path) -> None:
+    hide = "import sys; sys.modules['gymnasium'] = None; from farcall.cli import main; "
+    run = f"sys.argv[1:] = ['demo', 'cartpole', '--out', {str(tmp_path)!r}]; sys.exit(main())"
+    command = [sys.executable, "-c", hide + run]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert result.returncode == 1
+    assert 'pip install "farcall[demos]"' in result.stderr
+    assert "gymnasium" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_version_and_the_list_of_demos_need_no_demo() -> None:
+    assert re.match(r"farcall, version \d", run_farcall("--version").stdout)
+    assert "cartpole" in run_farcall("demo").stdout
+    assert "demo" in run_farcall("--help").stdout

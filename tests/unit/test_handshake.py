@@ -1,0 +1,346 @@
+"""The handshake: strangers are kept out, and both sides are told why.
+
+Every test runs both sides over a real socket pair, in threads; nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from farcall.errors import AuthenticationFailed, BadFrame, LinkError
+from farcall.transport.handshake import Identity, Security, accept, connect
+from farcall.transport.introductions import Hello, Proof, Refuse
+
+LEFT = Identity("left", 0, 11, "host-a", "main-a")
+RIGHT = Identity("right", 1, 22, "host-b", "main-b")
+SECRET = b"the right secret"
+
+Pair = tuple[socket.socket, socket.socket]
+Outcome = Identity | BaseException
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    left, right = socket.socketpair()
+    with left, right:
+        yield left, right
+
+
+def soon() -> float:
+    return time.monotonic() + 20.0
+
+
+def anyone(peer: Identity) -> None:
+    return None
+
+
+def both(one: Callable[[], Identity], other: Callable[[], Identity]) -> tuple[Outcome, Outcome]:
+    """Run two sides at once; what each returned or raised."""
+    outcomes: dict[int, Outcome] = {}
+
+    def run(index: int, side: Callable[[], Identity]) -> None:
+        try:
+            outcomes[index] = side()
+        except Exception as error:
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=run, args=item) for item in enumerate((one, other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes[0], outcomes[1]
+
+
+def meet(
+    pair: Pair,
+    left_secret: bytes | None,
+    right_secret: bytes | None,
+    *,
+    expects: int = 0,
+    expects_name: str = "",
+    admit: Callable[[Identity], str | None] = anyone,
+) -> tuple[Outcome, Outcome]:
+    """The left side connects, the right side accepts."""
+    return both(
+        lambda: connect(
+            pair[0], LEFT, left_secret, expects=expects, expects_name=expects_name, deadline=soon()
+        ),
+        lambda: accept(pair[1], RIGHT, right_secret, deadline=soon(), admit=admit),
+    )
+
+
+def say(sock: socket.socket, message: Hello | Proof | Refuse) -> None:
+    data = msgspec.msgpack.encode(message)
+    sock.sendall(struct.pack("<I", len(data)) + data)
+
+
+def hear_raw(sock: socket.socket) -> bytes:
+    (length,) = struct.unpack("<I", sock.recv(4, socket.MSG_WAITALL))
+    return sock.recv(length, socket.MSG_WAITALL)
+
+
+def hear(sock: socket.socket) -> Hello | Proof | Refuse:
+    return msgspec.msgpack.decode(hear_raw(sock), type=Hello | Proof | Refuse)
+
+
+def a_hello(secured: bool = True, **changes: object) -> Hello:
+    hello = Hello("farcall", 1, "left", 0, 11, 0, "", "", "", bytes(32), secured)
+    return msgspec.structs.replace(hello, **changes)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_both_sides_learn_who_the_other_is(pair: Pair, secret: bytes | None) -> None:
+    assert meet(pair, secret, secret, expects=22, expects_name="right") == (RIGHT, LEFT)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_nothing_beyond_the_handshake_is_read_and_the_timeout_is_kept(
+    pair: Pair, secret: bytes | None
+) -> None:
+    pair[0].settimeout(7.0)
+
+    def connect_and_go_on() -> Identity:
+        peer = connect(pair[0], LEFT, secret, expects=0, deadline=soon())
+        pair[0].sendall(b"first frame")
+        return peer
+
+    def accept_and_go_on() -> Identity:
+        peer = accept(pair[1], RIGHT, secret, deadline=soon(), admit=anyone)
+        assert pair[1].recv(11, socket.MSG_WAITALL) == b"first frame"
+        return peer
+
+    assert both(connect_and_go_on, accept_and_go_on) == (RIGHT, LEFT)
+    assert pair[0].gettimeout() == 7.0
+    assert pair[1].gettimeout() is None
+
+
+def test_wrong_secret_is_refused_on_both_sides_without_leaking_it(pair: Pair) -> None:
+    left, right = meet(pair, b"another secret", SECRET)
+    for outcome in (left, right):
+        assert isinstance(outcome, AuthenticationFailed)
+        assert "check FARCALL_SECRET on both workers" in str(outcome)
+        assert "another secret" not in str(outcome)
+        assert SECRET.decode() not in str(outcome)
+
+
+@pytest.mark.parametrize("secrets", [(SECRET, None), (None, SECRET)])
+def test_one_sided_secret_is_refused_on_both_sides(
+    pair: Pair, secrets: tuple[bytes | None, bytes | None]
+) -> None:
+    left, right = meet(pair, *secrets)
+    for outcome in (left, right):
+        assert isinstance(outcome, AuthenticationFailed)
+        assert "check FARCALL_SECRET on both workers" in str(outcome)
+    # Each side is told in its own terms who has the secret.
+    assert ("yours has one" in str(left)) == (secrets[0] is not None)
+    assert ("this worker has one" in str(right)) == (secrets[1] is not None)
+
+
+def test_acceptor_that_claims_no_secret_cannot_downgrade_a_connector(pair: Pair) -> None:
+    def impostor() -> Identity:
+        hear(pair[1])
+        say(pair[1], a_hello(secured=False))
+        answer = hear(pair[1])
+        assert isinstance(answer, Refuse)
+        return RIGHT
+
+    left, right = both(lambda: connect(pair[0], LEFT, SECRET, expects=0, deadline=soon()), impostor)
+    assert isinstance(left, AuthenticationFailed)
+    assert right == RIGHT
+
+
+def test_proof_reflected_to_its_maker_is_refused(pair: Pair) -> None:
+    """The impostor knows no secret: it sends back everything that the connector says."""
+
+    def mirror() -> Identity:
+        for _ in range(2):
+            data = hear_raw(pair[1])
+            pair[1].sendall(struct.pack("<I", len(data)) + data)
+        assert isinstance(hear(pair[1]), Refuse)
+        return RIGHT
+
+    left, right = both(lambda: connect(pair[0], LEFT, SECRET, expects=0, deadline=soon()), mirror)
+    assert isinstance(left, AuthenticationFailed)
+    assert right == RIGHT
+
+
+def test_replayed_proof_is_refused(pair: Pair) -> None:
+    """What a connector once said is said again to the same acceptor, word for word."""
+    heard: list[bytes] = []
+
+    def relay(there: socket.socket) -> Identity:
+        """Between an honest connector and acceptor; keeps what the connector says."""
+        for source, target in ((pair[1], there), (there, pair[1])) * 2:
+            data = hear_raw(source)
+            if source is pair[1]:
+                heard.append(data)
+            target.sendall(struct.pack("<I", len(data)) + data)
+        return RIGHT
+
+    def replay(there: socket.socket) -> Identity:
+        there.sendall(struct.pack("<I", len(heard[0])) + heard[0])
+        assert isinstance(hear(there), Hello)
+        there.sendall(struct.pack("<I", len(heard[1])) + heard[1])
+        answer = hear(there)
+        assert isinstance(answer, Refuse)
+        assert answer.code == "authentication"
+        return LEFT
+
+    def honest_acceptor(here: socket.socket) -> Callable[[], Identity]:
+        return lambda: accept(here, RIGHT, SECRET, deadline=soon(), admit=anyone)
+
+    there, here = socket.socketpair()
+    with there, here:
+        connector = threading.Thread(
+            target=lambda: connect(pair[0], LEFT, SECRET, expects=0, deadline=soon())
+        )
+        connector.start()
+        assert both(lambda: relay(there), honest_acceptor(here)) == (RIGHT, LEFT)
+        connector.join()
+        _, outcome = both(lambda: replay(there), honest_acceptor(here))
+    assert isinstance(outcome, AuthenticationFailed)
+
+
+def test_peer_without_the_proof_is_never_admitted(pair: Pair) -> None:
+    asked: list[Identity] = []
+
+    def admit(peer: Identity) -> None:
+        asked.append(peer)
+
+    meet(pair, b"wrong", SECRET, admit=admit)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\xff\xff\xff\xff" + b"x" * 10,
+        bytes(4),
+        struct.pack("<I", 6) + b"random",
+        struct.pack("<I", 2) + b"\x91\xa5",
+    ],
+    ids=["http", "4 GB length", "zero length", "not msgpack", "cut msgpack"],
+)
+@pytest.mark.parametrize(
+    "side",
+    [
+        lambda sock: accept(sock, RIGHT, SECRET, deadline=soon(), admit=anyone),
+        lambda sock: connect(sock, RIGHT, SECRET, expects=0, deadline=soon()),
+    ],
+    ids=["accept", "connect"],
+)
+def test_bytes_that_are_not_farcall_raise_bad_frame(
+    pair: Pair, data: bytes, side: Callable[[socket.socket], Identity]
+) -> None:
+    pair[0].sendall(data)
+    with pytest.raises(BadFrame, match="not farcall") as caught:
+        side(pair[1])
+    assert repr(data[:4])[2:-1] in str(caught.value)
+
+
+def test_message_shows_how_the_stranger_began(pair: Pair) -> None:
+    pair[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    with pytest.raises(BadFrame, match=r"it sent b'GET / HTTP/1'\.\.\."):
+        accept(pair[1], RIGHT, None, deadline=soon(), admit=anyone)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [a_hello(protocol="another"), a_hello(nonce=b"short"), Proof(bytes(32))],
+    ids=["other protocol", "short nonce", "proof first"],
+)
+def test_hello_that_breaks_the_rules_raises_bad_frame(pair: Pair, message: Hello | Proof) -> None:
+    say(pair[0], message)
+    with pytest.raises(BadFrame):
+        accept(pair[1], RIGHT, SECRET, deadline=soon(), admit=anyone)
+
+
+def test_half_a_hello_then_silence_ends_at_the_deadline(pair: Pair) -> None:
+    pair[0].sendall(struct.pack("<I", 100) + b"half")
+    with pytest.raises(LinkError, match="not finished in time"):
+        accept(pair[1], RIGHT, SECRET, deadline=time.monotonic() + 0.05, admit=anyone)
+
+
+def test_peer_that_sends_a_byte_now_and_then_does_not_move_the_deadline(pair: Pair) -> None:
+    done = threading.Event()
+
+    def drip() -> None:
+        pair[0].sendall(struct.pack("<I", 4000))
+        while not done.wait(0.005):
+            pair[0].sendall(b"x")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        with pytest.raises(LinkError, match="not finished in time"):
+            accept(pair[1], RIGHT, SECRET, deadline=time.monotonic() + 0.1, admit=anyone)
+    finally:
+        done.set()
+        dripping.join()
+
+
+def test_deadline_in_the_past_raises_at_once(pair: Pair) -> None:
+    with pytest.raises(LinkError, match="not finished in time"):
+        connect(pair[0], LEFT, None, expects=0, deadline=time.monotonic() - 1)
+
+
+def test_peer_that_hangs_up_raises_link_error(pair: Pair) -> None:
+    pair[0].sendall(struct.pack("<I", 100) + b"half")
+    pair[0].close()
+    with pytest.raises(LinkError, match="closed the connection"):
+        accept(pair[1], RIGHT, SECRET, deadline=soon(), admit=anyone)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_wrong_incarnation_is_refused_on_both_sides(pair: Pair, secret: bytes | None) -> None:
+    for outcome in meet(pair, secret, secret, expects=23):
+        assert type(outcome) is LinkError
+        assert "worker 'right' at this address is another incarnation: it restarted" in str(outcome)
+
+
+def test_wrong_name_is_refused_on_both_sides(pair: Pair) -> None:
+    for outcome in meet(pair, SECRET, SECRET, expects_name="third"):
+        assert type(outcome) is LinkError
+        assert "worker 'right' is at this address, not 'third'" in str(outcome)
+
+
+def test_other_version_is_refused_on_both_sides(pair: Pair) -> None:
+    say(pair[0], a_hello(version=2))
+    with pytest.raises(LinkError, match="versions 2 and 1"):
+        accept(pair[1], RIGHT, SECRET, deadline=soon(), admit=anyone)
+    answer = hear(pair[0])
+    assert isinstance(answer, Refuse)
+    assert "versions 2 and 1" in answer.reason
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_peer_that_is_not_admitted_is_told_why(pair: Pair, secret: bytes | None) -> None:
+    left, right = meet(pair, secret, secret, admit=lambda peer: f"{peer.name} was declared lost")
+    assert type(left) is type(right) is LinkError
+    assert "left was declared lost" in str(left)
+    assert "refused worker 'left': left was declared lost" in str(right)
+
+
+def test_words_of_a_stranger_are_shown_without_control_characters(pair: Pair) -> None:
+    say(pair[1], Refuse("\x1b[2Jgone", "link"))
+    with pytest.raises(LinkError) as caught:
+        connect(pair[0], LEFT, None, expects=0, deadline=soon())
+    assert "?[2Jgone" in str(caught.value)
+
+
+def test_limit_holds_for_our_own_hello(pair: Pair) -> None:
+    with pytest.raises(LinkError, match="over 4096 bytes"):
+        connect(pair[0], Identity("left", 0, 1, host="h" * 5000), None, expects=0, deadline=soon())
+
+
+def test_security_does_not_show_its_secret() -> None:
+    assert "right secret" not in repr(Security(SECRET))

@@ -1,0 +1,228 @@
+"""Options: torch.distributed.rpc's programs construct them unchanged; nonsense is refused early."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from farcall.runtime.options import (
+    UNSET_RPC_TIMEOUT,
+    BackendType,
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+    listen_address,
+    validate_timeout,
+)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FARCALL_SECRET", raising=False)
+    monkeypatch.delenv("FARCALL_LISTEN", raising=False)
+
+
+def test_defaults_are_those_of_torch() -> None:
+    for options in (RpcBackendOptions(), TensorPipeRpcBackendOptions()):
+        assert options.rpc_timeout == 60.0
+        assert options.init_method == "env://"
+        assert options.num_worker_threads == 16
+        assert options.device_maps == {}
+        assert options.devices == []
+        assert options.secret is None
+        assert options.transports == ("socket",)
+
+
+def test_base_takes_timeout_and_init_method_by_position() -> None:
+    options = RpcBackendOptions(3, "tcp://a:1")
+    assert (options.rpc_timeout, options.init_method) == (3.0, "tcp://a:1")
+
+
+def test_subclass_that_calls_the_constructor_itself_works() -> None:
+    class Mine(RpcBackendOptions):
+        def __init__(self, init_method: str) -> None:
+            RpcBackendOptions.__init__(self)
+            self.init_method = init_method
+
+    options = Mine("file:///x")
+    options.rpc_timeout = 5
+    assert (options.init_method, options.rpc_timeout) == ("file:///x", 5)
+
+
+def test_tensorpipe_options_take_the_keywords_of_the_base() -> None:
+    options = TensorPipeRpcBackendOptions(secret="s", allow_by_value=False, rpc_timeout=0)
+    assert options.secret == b"s"
+    assert options.allow_by_value is False
+    assert options.rpc_timeout == 0.0
+
+
+def test_backend_type_has_its_torch_name() -> None:
+    assert repr(BackendType.TENSORPIPE) == "BackendType.TENSORPIPE"
+    assert list(BackendType.__members__) == ["TENSORPIPE"]
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(2), np.int64(3)])
+def test_timeout_is_a_number_of_seconds(value: float) -> None:
+    seconds = validate_timeout(value)
+    assert seconds == value
+    assert type(seconds) is float
+
+
+def test_infinite_timeout_is_none() -> None:
+    assert validate_timeout(math.inf) == 0.0
+
+
+@pytest.mark.parametrize("value", [True, "1", None, datetime.timedelta(seconds=1), 1j])
+def test_timeout_of_another_type_is_refused(value: object) -> None:
+    with pytest.raises(TypeError, match="rpc_timeout must be a number of seconds, not "):
+        RpcBackendOptions(rpc_timeout=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [-0.5, math.nan, -math.inf, UNSET_RPC_TIMEOUT])
+def test_timeout_that_makes_no_sense_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="patience must be 0"):
+        validate_timeout(value, "patience")
+
+
+def test_unset_timeout_is_allowed_only_where_asked_for() -> None:
+    assert validate_timeout(-1, allow_unset=True) == UNSET_RPC_TIMEOUT
+    with pytest.raises(ValueError):
+        validate_timeout(-2, allow_unset=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: RpcBackendOptions(num_worker_threads=0), ValueError, "must be positive, got 0"),
+        (lambda: RpcBackendOptions(num_worker_threads=1.5), TypeError, "must be an int"),
+        (lambda: RpcBackendOptions(secret=""), ValueError, "secret is empty"),
+        (lambda: RpcBackendOptions(secret=5), TypeError, "secret must be text or bytes"),
+        (lambda: RpcBackendOptions(transports=()), ValueError, "transports is empty"),
+        (lambda: RpcBackendOptions(transports="socket"), TypeError, "several strings"),
+        (lambda: RpcBackendOptions(allow_functions="a:b"), TypeError, "several strings"),
+        (lambda: RpcBackendOptions(allow_functions=["a.b"]), ValueError, "'module:qualname'"),
+        (lambda: TensorPipeRpcBackendOptions(_transports=["x"]), ValueError, "transport: x"),
+        (lambda: TensorPipeRpcBackendOptions(_channels=["x"]), ValueError, "channel: x"),
+        (lambda: TensorPipeRpcBackendOptions(devices=["cpu"]), ValueError, "list of CUDA devices"),
+        (
+            lambda: TensorPipeRpcBackendOptions(device_maps={"w": {0: 1, 1: 1}}),
+            ValueError,
+            "`device_map` only supports 1-to-1 mapping, trying to map cuda:1 and cuda:0 to cuda:1",
+        ),
+    ],
+)
+def test_nonsense_is_refused_where_it_is_written(
+    build: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_tensorpipe_transports_are_accepted_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="farcall.runtime.options"):
+        TensorPipeRpcBackendOptions(_transports=["shm", "uv"], _channels=["basic"])
+    assert [record.levelname for record in caplog.records] == ["DEBUG"] * 3
+
+
+def test_allowed_functions_are_kept_as_patterns() -> None:
+    assert RpcBackendOptions(allow_functions={"operator:*"}).allow_functions == ("operator:*",)
+    assert RpcBackendOptions(allow_functions=[]).allow_functions == ()
+    assert RpcBackendOptions().allow_functions is None
+
+
+# --- devices
+
+
+def test_device_maps_grow() -> None:
+    options = TensorPipeRpcBackendOptions(device_maps={"w": {0: 1}})
+    options.set_device_map("w", {"cuda:1": "cuda:2", 0: 1})
+    options.set_device_map("v", {"cpu": torch.device("cuda", 0)})
+    assert options.device_maps == {
+        "w": {
+            torch.device("cuda:0"): torch.device("cuda:1"),
+            torch.device("cuda:1"): torch.device("cuda:2"),
+        },
+        "v": {torch.device("cpu"): torch.device("cuda:0")},
+    }
+
+
+def test_device_map_stays_one_to_one() -> None:
+    options = TensorPipeRpcBackendOptions(device_maps={"w": {0: 1}})
+    with pytest.raises(ValueError, match="trying to map cuda:0 to cuda:2 and cuda:1"):
+        options.set_device_map("w", {0: 2})
+    with pytest.raises(ValueError, match="1-to-1 mapping"):
+        options.set_device_map("w", {2: 1})
+    assert options.device_maps == {"w": {torch.device("cuda:0"): torch.device("cuda:1")}}
+
+
+def test_devices_are_replaced() -> None:
+    options = TensorPipeRpcBackendOptions(devices=[0])
+    options.set_devices(["cuda:1", 2])
+    assert options.devices == [torch.device("cuda:1"), torch.device("cuda:2")]
+    with pytest.raises(ValueError, match="device type cpu"):
+        options.set_devices(["cpu"])
+
+
+# --- protected mode
+
+
+def test_without_a_secret_a_worker_listens_on_loopback() -> None:
+    assert listen_address(RpcBackendOptions()) == ("127.0.0.1", 0)
+
+
+def test_with_a_secret_a_worker_listens_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert listen_address(RpcBackendOptions(secret="s")) == ("0.0.0.0", 0)
+    monkeypatch.setenv("FARCALL_SECRET", "from outside")
+    options = RpcBackendOptions()
+    assert options.secret == b"from outside"
+    assert listen_address(options) == ("0.0.0.0", 0)
+
+
+def test_environment_says_where_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARCALL_LISTEN", "localhost:5000")
+    assert listen_address(RpcBackendOptions()) == ("localhost", 5000)
+    assert listen_address(RpcBackendOptions(listen="127.0.0.2")) == ("127.0.0.2", 0)
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("127.0.0.1:80", ("127.0.0.1", 80)),
+        ("::1", ("::1", 0)),
+        ("[::1]", ("::1", 0)),
+        ("[::1]:9", ("::1", 9)),
+    ],
+)
+def test_loopback_addresses_are_safe(listen: str, address: tuple[str, int]) -> None:
+    assert listen_address(RpcBackendOptions(listen=listen)) == address
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0", "0.0.0.0:80", "::", "10.0.0.1", "somewhere"])
+def test_open_port_without_a_secret_is_refused(listen: str) -> None:
+    with pytest.raises(ValueError, match=r"refuses to listen on .* set FARCALL_SECRET .* insecure"):
+        listen_address(RpcBackendOptions(listen=listen))
+
+
+def test_insecure_opens_the_port_and_warns() -> None:
+    options = RpcBackendOptions(listen="0.0.0.0", insecure=True)
+    with pytest.warns(RuntimeWarning, match=r"listens on 0\.0\.0\.0 without authentication"):
+        assert listen_address(options) == ("0.0.0.0", 0)
+
+
+def test_insecure_does_not_warn_when_nothing_is_open() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        listen_address(RpcBackendOptions(insecure=True))
+        listen_address(RpcBackendOptions(insecure=True, secret="s"))
+
+
+@pytest.mark.parametrize("listen", [":80", "a:b", "a:70000", "[::1", "[::1]80", "a:", "[]:1"])
+def test_address_that_makes_no_sense_is_refused(listen: str) -> None:
+    with pytest.raises(ValueError, match="listen must be"):
+        listen_address(RpcBackendOptions(listen=listen, secret="s"))

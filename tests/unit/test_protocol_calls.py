@@ -1,0 +1,139 @@
+"""The call machines, transition by transition, as the tables in `farcall.protocol.calls` say."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farcall.protocol.calls import CancelResult, Incoming, Outgoing
+
+# The caller.
+
+
+def test_calls_to_a_peer_are_numbered_from_one():
+    outgoing: Outgoing[str] = Outgoing()
+    assert [outgoing.begin("a"), outgoing.begin("b"), outgoing.begin("c")] == [1, 2, 3]
+    assert len(outgoing) == 3
+    assert list(outgoing.open_ids()) == [1, 2, 3]
+
+
+def test_outcome_of_open_call_yields_its_record_once():  # CALL-1
+    outgoing: Outgoing[str] = Outgoing()
+    call = outgoing.begin("record")
+    assert not outgoing.is_closed(call)
+    assert outgoing.outcome(call) == "record"
+    assert outgoing.is_closed(call)
+    assert outgoing.outcome(call) is None
+    assert len(outgoing) == 0
+
+
+def test_abandoned_call_yields_its_record_once_and_waits_for_the_answer():  # CALL-1, CALL-3
+    outgoing: Outgoing[str] = Outgoing()
+    call = outgoing.begin("record")
+    assert outgoing.abandon(call) == "record"
+    assert outgoing.abandon(call) is None
+    assert outgoing.is_closed(call)
+    assert list(outgoing.abandoned()) == [call]
+    assert outgoing.outcome(call) is None
+    assert list(outgoing.abandoned()) == []
+
+
+def test_call_that_has_ended_can_not_be_abandoned():
+    outgoing: Outgoing[str] = Outgoing()
+    call = outgoing.begin("record")
+    outgoing.outcome(call)
+    assert outgoing.abandon(call) is None
+    assert list(outgoing.abandoned()) == []
+
+
+def test_lost_peer_ends_open_calls_and_forgets_abandoned_ones():
+    outgoing: Outgoing[str] = Outgoing()
+    outgoing.begin("open")
+    outgoing.abandon(outgoing.begin("abandoned"))
+    assert outgoing.lost() == ["open"]
+    assert outgoing.lost() == []
+    assert list(outgoing.abandoned()) == []
+    assert outgoing.outcome(1) is None
+
+
+def test_number_of_a_request_that_was_not_sent_is_cancelled_not_reused():
+    outgoing: Outgoing[str] = Outgoing()
+    call = outgoing.begin("unsent")
+    assert outgoing.retract(call) == "unsent"
+    assert list(outgoing.abandoned()) == [call]
+    assert outgoing.begin("next") == call + 1
+
+
+# The callee.
+
+
+def test_request_runs_once_however_often_it_arrives():  # CALL-2
+    incoming: Incoming[str] = Incoming()
+    assert incoming.request(1, "task")
+    assert not incoming.request(1, "task")
+    assert incoming.finish(1)
+    assert not incoming.request(1, "task")
+
+
+def test_cancelled_before_it_arrived_never_runs():  # CALL-3
+    incoming: Incoming[str] = Incoming()
+    assert incoming.cancel(1) == (CancelResult.ANSWER, None)
+    assert not incoming.request(1, "task")
+    assert len(incoming) == 0
+
+
+def test_cancel_of_a_running_call_yields_its_record_and_lets_it_end():
+    incoming: Incoming[str] = Incoming()
+    incoming.request(1, "task")
+    assert incoming.cancel(1) == (CancelResult.RUNNING, "task")
+    assert incoming.cancel(1) == (CancelResult.RUNNING, "task")
+    assert incoming.finish(1)
+
+
+def test_cancel_of_a_finished_call_is_answered_again():
+    incoming: Incoming[str] = Incoming()
+    incoming.request(1, "task")
+    incoming.finish(1)
+    assert incoming.cancel(1) == (CancelResult.ANSWER, None)
+    assert incoming.cancel(1) == (CancelResult.ANSWER, None)
+
+
+def test_outcome_is_not_sent_to_a_lost_caller():
+    incoming: Incoming[str] = Incoming()
+    incoming.request(1, "one")
+    incoming.request(2, "two")
+    incoming.finish(1)
+    assert incoming.lost() == ["two"]
+    assert not incoming.finish(2)
+
+
+def test_cancelling_an_unsent_call_closes_the_gap_in_what_the_callee_remembers():
+    incoming: Incoming[str] = Incoming()
+    for call in range(2, 100):
+        incoming.request(call, "task")
+    assert len(incoming._seen_above) == 98
+    incoming.cancel(1)
+    assert not incoming._seen_above
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.booleans())))
+def test_any_order_of_requests_and_cancels_runs_each_call_at_most_once(events):
+    incoming: Incoming[str] = Incoming()
+    seen: set[int] = set()
+    for call, is_request in events:
+        if is_request:
+            assert incoming.request(call, "task") is (call not in seen)  # CALL-2
+        else:
+            incoming.cancel(call)
+        seen.add(call)
+        assert all(incoming.has_seen(c) is (c in seen) for c in range(1, 13))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["outcome", "abandon", "retract"]), st.integers(1, 6))))
+def test_every_call_has_exactly_one_end_in_any_order_of_events(events):  # CALL-1
+    outgoing: Outgoing[int] = Outgoing()
+    for number in range(1, 7):
+        outgoing.begin(number)
+    ends = [getattr(outgoing, event)(call) for event, call in events]
+    ends = [end for end in [*ends, *outgoing.lost()] if end is not None]
+    assert sorted(ends) == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,443 @@
+"""Workers find each other at real stores, and say clearly when they don't."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import multiprocessing.queues
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from torch.distributed import FileStore, HashStore, Store, TCPStore
+
+from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
+from farcall.ids import Worker, new_incarnation
+from farcall.runtime.hosts import host_id, host_name, local_address_towards, main_fingerprint
+from farcall.runtime.rendezvous import Rendezvous
+from farcall.runtime.stores import bounded, open_store
+
+Outcome = list[Worker] | BaseException
+OpenStore = Callable[[], Store]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(params=["hash", "file", "tcp"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
+    """Opens one more connection to one store; a worker each, as in separate processes."""
+    if request.param == "hash":
+        store = HashStore()
+        return lambda: store
+    if request.param == "file":
+        return lambda: FileStore(str(tmp_path / "store"), -1)
+    limit = timedelta(seconds=20)
+    master = TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)
+
+    def client() -> Store:
+        return TCPStore("127.0.0.1", master.port, None, False, limit, wait_for_workers=False)
+
+    return client
+
+
+def worker(name: str, rank: int, **changes: int) -> Worker:
+    incarnation = changes.get("incarnation", new_incarnation())
+    return Worker(name, rank, incarnation, (f"inproc://{name}",), "box/0/0", changes.get("pid", 7))
+
+
+def join_all(
+    opened: OpenStore, workers: list[Worker], world_size: int, timeout: float = 20.0
+) -> list[Outcome]:
+    """All workers join at once, each from its own thread; what each returned or raised."""
+    outcomes: dict[int, Outcome] = {}
+
+    def join(index: int) -> None:
+        try:
+            outcomes[index] = Rendezvous(opened(), "a").join(workers[index], world_size, timeout)
+        except Exception as error:
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=join, args=(index,)) for index in range(len(workers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [outcomes[index] for index in range(len(workers))]
+
+
+# --- groups of fixed size
+
+
+def test_all_workers_of_a_group_learn_of_all_by_rank(opened: OpenStore) -> None:
+    workers = [worker(f"w{rank}", rank) for rank in range(4)]
+    shuffled = [workers[2], workers[0], workers[3], workers[1]]
+    assert join_all(opened, shuffled, 4) == [workers] * 4
+
+
+def test_groups_with_different_prefixes_do_not_meet() -> None:
+    store = HashStore()
+    first, second = worker("w", 0), worker("w", 0)
+    assert Rendezvous(store, "1").join(first, 1, 5.0) == [first]
+    assert Rendezvous(store, "2").join(second, 1, 5.0) == [second]
+
+
+def test_timeout_names_who_is_here_and_who_is_missing(opened: OpenStore) -> None:
+    outcomes = join_all(opened, [worker("w0", 0), worker("w2", 2)], 4, timeout=0.3)
+    assert [type(outcome) for outcome in outcomes] == [RendezvousTimeout] * 2
+    for outcome in outcomes:
+        assert (
+            "waited 0.3 s: 2 of 4 workers are here: w0 (rank 0), w2 (rank 2); "
+            "missing: rank 1, rank 3"
+        ) in str(outcome)
+
+
+def test_worker_that_comes_after_the_others_gave_up_fails_at_once(opened: OpenStore) -> None:
+    with pytest.raises(RendezvousTimeout, match=r"^init_rpc of 'w0' waited 0\.1 s"):
+        Rendezvous(opened(), "a").join(worker("w0", 0), 2, 0.1)
+    with pytest.raises(RendezvousTimeout, match=r"'w1' can't succeed: init_rpc of 'w0' waited"):
+        Rendezvous(opened(), "a").join(worker("w1", 1), 2, 1000.0)
+
+
+def test_duplicate_name_fails_all_workers_at_once(opened: OpenStore) -> None:
+    workers = [worker("w0", 0, pid=10), worker("same", 1, pid=11), worker("same", 2, pid=12)]
+    # One of the three ranks never comes: without the abort they would wait for 1000 s.
+    outcomes = join_all(opened, workers, 4, timeout=1000.0)
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
+        "DuplicateWorker",
+        "RendezvousError",
+        "RendezvousError",
+    ]
+    assert type(outcomes[0]) is RendezvousError
+    for outcome in outcomes:
+        message = str(outcome)
+        assert "two workers want the name 'same'" in message
+        assert "(rank 1, pid 11 on box)" in message
+        assert "(rank 2, pid 12 on box)" in message
+
+
+def test_duplicate_rank_fails_all_workers_at_once(opened: OpenStore) -> None:
+    workers = [worker("w0", 0), worker("w1", 1), worker("w2", 1)]
+    outcomes = join_all(opened, workers, 3, timeout=1000.0)
+    assert {type(outcome) for outcome in outcomes} == {DuplicateWorker, RendezvousError}
+    for outcome in outcomes:
+        assert "two workers want the rank 1" in str(outcome)
+        assert "'w1'" in str(outcome)
+        assert "'w2'" in str(outcome)
+
+
+def test_late_duplicate_does_not_disturb_a_group_that_met(opened: OpenStore) -> None:
+    workers = [worker("w0", 0), worker("w1", 1)]
+    join_all(opened, workers, 2)
+    with pytest.raises(DuplicateWorker):
+        Rendezvous(opened(), "a").join(worker("w1", 1), 2, 1000.0)
+    assert Rendezvous(opened(), "a").find("w1") == workers[1]
+
+
+def test_restarted_worker_takes_its_place_again_in_a_group_that_met(opened: OpenStore) -> None:
+    workers = [worker("w0", 0), worker("w1", 1)]
+    join_all(opened, workers, 2)
+    again = worker("w1", 1)
+    joined = Rendezvous(opened(), "a").join(again, 2, 20.0, is_dead=lambda old: True)
+    assert joined == [workers[0], again]
+
+
+def test_used_file_is_explained(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path / "store"), -1)
+    Rendezvous(store, "a").join(worker("w0", 0), 1, 5.0)
+    with pytest.raises(DuplicateWorker, match="needs a fresh file"):
+        Rendezvous(store, "a").join(worker("w0", 0), 1, 5.0)
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_rank_outside_the_group_is_refused(rank: int) -> None:
+    with pytest.raises(ValueError, match=r"not in 0\.\.1"):
+        Rendezvous(HashStore(), "a").join(worker("w", rank), 2, 5.0)
+
+
+def test_lost_store_is_a_rendezvous_error() -> None:
+    program = (
+        "import sys; from torch.distributed import TCPStore\n"
+        "store = TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)\n"
+        "print(store.port, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as host:
+        assert host.stdout is not None
+        port = int(host.stdout.readline())
+        store, _, _ = open_store(f"tcp://127.0.0.1:{port}", 1, 2, 20.0)
+        host.kill()
+        host.wait()
+        joined = worker("w1", 1)
+        with pytest.raises(RendezvousError, match="'w1' lost the store"):
+            Rendezvous(store, "a").join(joined, 2, 20.0)
+        Rendezvous(store, "a").leave(joined)  # best effort: no error
+
+
+# --- groups that workers join and leave
+
+
+def test_workers_of_a_dynamic_group_come_and_go(opened: OpenStore) -> None:
+    meeting = Rendezvous(opened(), "a")
+    one, two = worker("one", 0), worker("two", 1)
+    assert meeting.join(one, None, 5.0) == [one]
+    assert Rendezvous(opened(), "a").join(two, None, 5.0) == [one, two]
+    assert meeting.find("two") == meeting.find(1) == two
+    meeting.leave(two)
+    assert meeting.find("two") is meeting.find(1) is None
+    assert meeting.workers() == [one]
+    assert meeting.find("nobody") is meeting.find(9) is None
+
+
+def test_name_of_a_worker_that_left_may_be_taken_again(opened: OpenStore) -> None:
+    meeting = Rendezvous(opened(), "a")
+    first, second = worker("one", 0), worker("one", 0)
+    meeting.join(first, None, 5.0)
+    meeting.leave(first)
+    assert meeting.join(second, None, 5.0) == [second]
+    meeting.leave(first)  # the old incarnation can't sign the new one off
+    assert meeting.workers() == [second]
+
+
+def test_name_of_a_live_worker_is_taken_only_when_it_is_dead(opened: OpenStore) -> None:
+    meeting = Rendezvous(opened(), "a")
+    old, new = worker("one", 0, incarnation=1), worker("one", 3, incarnation=2)
+    meeting.join(old, None, 5.0)
+    with pytest.raises(DuplicateWorker, match="the name 'one'"):
+        meeting.join(new, None, 5.0)
+    assert meeting.workers() == [old]
+    assert meeting.join(new, None, 5.0, is_dead=lambda holder: holder == old) == [new]
+    assert meeting.find(3) == new
+    assert meeting.find(0) is None
+
+
+def test_duplicate_rank_leaves_the_name_free(opened: OpenStore) -> None:
+    meeting = Rendezvous(opened(), "a")
+    one = worker("one", 0)
+    meeting.join(one, None, 5.0)
+    with pytest.raises(DuplicateWorker, match="the rank 0"):
+        meeting.join(worker("two", 0), None, 5.0)
+    two = worker("two", 1)
+    assert meeting.join(two, None, 5.0) == [one, two]
+
+
+def test_workers_without_rank_get_ids_that_nobody_has(opened: OpenStore) -> None:
+    meeting = Rendezvous(opened(), "a")
+    meeting.join(worker("fixed", 1), None, 5.0)
+    for name in ("x", "y", "z"):
+        meeting.join(worker(name, -1), None, 5.0)
+    assert {one.name: one.id for one in meeting.workers()} == {"fixed": 1, "x": 0, "y": 2, "z": 3}
+
+
+def test_worker_without_rank_gets_its_former_id_again(opened: OpenStore) -> None:
+    meeting = Rendezvous(opened(), "a")
+    for name in ("x", "y"):
+        meeting.join(worker(name, -1), None, 5.0)
+    former = meeting.find("x")
+    assert former is not None
+    meeting.leave(former)
+    meeting.join(worker("x", -1), None, 5.0)
+    again = meeting.find("x")
+    assert again is not None
+    assert again.id == former.id
+    assert again.incarnation != former.incarnation
+
+
+def test_workers_that_join_at_once_get_different_ids(opened: OpenStore) -> None:
+    threads = [
+        threading.Thread(
+            target=lambda name: Rendezvous(opened(), "a").join(worker(name, -1), None, 5.0),
+            args=(f"w{number}",),
+        )
+        for number in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    workers = Rendezvous(opened(), "a").workers()
+    assert sorted(one.id for one in workers) == list(range(6))
+    assert sorted(one.name for one in workers) == [f"w{number}" for number in range(6)]
+
+
+# --- where the store is
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "USE_LIBUV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    return monkeypatch
+
+
+def set_master(monkeypatch: pytest.MonkeyPatch, port: int, **others: str) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **others}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_environment_says_rank_and_world_size(clean: pytest.MonkeyPatch) -> None:
+    set_master(clean, free_port(), RANK="0", WORLD_SIZE="3")
+    store, rank, world_size = open_store("env://", timeout=20.0)
+    assert isinstance(store, TCPStore)
+    assert (rank, world_size) == (0, 3)
+
+
+def test_arguments_win_over_the_environment(clean: pytest.MonkeyPatch) -> None:
+    set_master(clean, free_port(), RANK="5", WORLD_SIZE="9")
+    _, rank, world_size = open_store("env://", 0, 2, 20.0)
+    assert (rank, world_size) == (0, 2)
+
+
+def test_without_world_size_the_group_is_dynamic(clean: pytest.MonkeyPatch) -> None:
+    set_master(clean, free_port())
+    assert open_store("env://", 0, None, 20.0)[1:] == (0, None)
+
+
+def test_rank_zero_hosts_what_the_others_connect_to(clean: pytest.MonkeyPatch) -> None:
+    url = f"tcp://127.0.0.1:{free_port()}"
+    master, *place = open_store(f"{url}?rank=0&world_size=2", timeout=20.0)
+    assert place == [0, 2]
+    client, *place = open_store(url, 1, 2, 20.0)
+    assert place == [1, 2]
+    master.set("key", "value")
+    assert client.get("key") == b"value"
+
+
+def test_torchrun_hosts_the_store_and_restarts_do_not_meet(clean: pytest.MonkeyPatch) -> None:
+    agent = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    set_master(clean, agent.port, RANK="0", WORLD_SIZE="2", TORCHELASTIC_USE_AGENT_STORE="True")
+    store, rank, world_size = open_store("env://", timeout=20.0)
+    assert (rank, world_size) == (0, 2)
+    store.set("key", "value")
+    assert agent.num_keys() == 1  # rank 0 did not make a store of its own
+    clean.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not open_store("env://", timeout=20.0)[0].check(["key"])
+
+
+def test_file_is_a_meeting_place(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    one, *place = open_store(url, 0, 2, 20.0)
+    assert place == [0, 2]
+    other = open_store(url, 1, 2, 20.0)[0]
+    one.set("key", "value")
+    assert other.get("key") == b"value"
+
+
+@pytest.mark.parametrize(
+    ("url", "rank", "world_size", "message"),
+    [
+        ("env://", 0, 1, "MASTER_ADDR is not set"),
+        ("http://x:1", 0, 1, "use env://, tcp://host:port or file:///path"),
+        ("tcp://127.0.0.1", 0, 1, "has no port"),
+        ("tcp://:1", 0, 1, "has no host"),
+        ("tcp://127.0.0.1:x", 0, 1, "from 0 to 65535, not 'x'"),
+        ("tcp://[::1]:70000", 0, 1, "from 0 to 65535, not '70000'"),
+        ("tcp://127.0.0.1:1", -1, 2, "the rank is missing"),
+        ("tcp://127.0.0.1:1?rank=one", -1, 2, "rank must be a whole number, not 'one'"),
+        ("tcp://127.0.0.1:1", 2, 2, "rank 2 is not below the world size 2"),
+        ("file://", 0, 1, "path is missing"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    clean: pytest.MonkeyPatch, url: str, rank: int, world_size: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_store(url, rank, world_size, 5.0)
+
+
+def test_missing_port_variable_is_named(clean: pytest.MonkeyPatch) -> None:
+    clean.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ValueError, match="MASTER_PORT is not set"):
+        open_store("env://", 0, 1, 5.0)
+
+
+def test_file_in_a_missing_directory_fails_at_once(tmp_path: Path) -> None:
+    with pytest.raises(RendezvousError, match="can't create a file"):
+        open_store(f"file://{tmp_path}/missing/store", 0, 1, 1000.0)
+
+
+def test_master_that_is_not_there_is_named() -> None:
+    port = free_port()
+    with pytest.raises(RendezvousTimeout, match=rf"no store answered at 127\.0\.0\.1:{port}"):
+        open_store(f"tcp://127.0.0.1:{port}", 1, 2, 0.5)
+
+
+def test_port_that_another_program_has_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(RendezvousError, match=rf"can't host a store at 127\.0\.0\.1:{port}"):
+            open_store(f"tcp://127.0.0.1:{port}", 0, 2, 5.0)
+
+
+def test_call_that_never_returns_is_left_behind() -> None:
+    never = threading.Event()
+    with pytest.raises(RendezvousTimeout):
+        bounded(never.wait, 0.05, RendezvousTimeout("late"))
+    never.set()
+
+
+# --- across processes, and hosts
+
+
+def join_in_child(port: int, queue: multiprocessing.queues.Queue[object]) -> None:
+    store, rank, world_size = open_store(f"tcp://127.0.0.1:{port}", 1, 2, 100.0)
+    found = Rendezvous(store, "a").join(worker("child", rank), world_size, 100.0)
+    queue.put(([one.name for one in found], main_fingerprint(), host_id()))
+
+
+def test_processes_meet_and_know_that_they_share_host_and_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # pytest has no program file of its own: let this file be it, for parent and child.
+    program = ModuleType("__main__")
+    program.__file__ = os.path.abspath(__file__)
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    port = free_port()
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=join_in_child, args=(port, queue))
+    child.start()
+    store, _, _ = open_store(f"tcp://127.0.0.1:{port}", 0, 2, 100.0)
+    found = Rendezvous(store, "a").join(worker("parent", 0), 2, 100.0)
+    names = ["parent", "child"]
+    assert [one.name for one in found] == names
+    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    assert queue.get(timeout=100.0) == (names, digest, host_id())
+    assert main_fingerprint() == digest
+    child.join()
+
+
+def test_program_without_a_file_has_no_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    assert main_fingerprint() == ""
+    program.__file__ = "/no/such/file.py"
+    assert main_fingerprint() == ""
+
+
+def test_host_id_begins_with_the_name() -> None:
+    assert host_name(host_id()) == socket.gethostname()
+    assert host_id() == host_id()
+
+
+def test_address_towards_loopback_is_loopback() -> None:
+    assert local_address_towards("127.0.0.1") == "127.0.0.1"
+
+
+def test_address_towards_a_host_that_is_unknown_is_still_an_address() -> None:
+    assert socket.inet_aton(local_address_towards("no such host"))

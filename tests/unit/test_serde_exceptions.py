@@ -1,0 +1,307 @@
+"""Exceptions arrive as themselves, with the remote traceback; and sending them never fails."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import pickle
+import threading
+import traceback
+
+import pytest
+import torch
+
+from farcall import errors
+from farcall.serde import RemoteTraceback, Serializer, dump_failure, load_failure
+from farcall.wire import Failure
+
+SERIALIZER = Serializer()
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def travel(error: BaseException, serializer: Serializer = SERIALIZER) -> BaseException:
+    failure, dumped = dump_failure(serializer, raised(error))
+    buffers = [bytearray(buffer) for buffer in dumped.buffers]
+    return load_failure(serializer, failure, dumped.body, buffers, worker="w1")
+
+
+class TwoArguments(Exception):
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"{name} failed with {code}")
+        self.name = name
+        self.code = code
+
+
+class KeywordOnly(Exception):
+    def __init__(self, *, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+class OddNew(Exception):
+    def __new__(cls, first: int, second: int) -> OddNew:
+        return super().__new__(cls, first)
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first + second)
+
+
+class OwnReduce(Exception):
+    def __init__(self, name: str, extra: object = None) -> None:
+        super().__init__("fixed text")
+        self.name = name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return OwnReduce, (self.name + "!",)
+
+
+class ReduceRaises(Exception):
+    def __reduce__(self) -> tuple[object, ...]:
+        raise SystemExit(3)
+
+
+class UnloadableReduce(Exception):
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("not a number",)
+
+
+class StrRaises(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    name: str
+    code: int
+
+
+class OwnState(Exception):
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.restored = sorted(state)
+
+
+class MyOSError(OSError):
+    def __init__(self, path: str) -> None:
+        super().__init__(2, "gone", path)
+
+
+class MyStop(StopIteration):
+    pass
+
+
+class Quit(SystemExit):
+    pass
+
+
+class TimeoutAndRuntime(RuntimeError, TimeoutError):
+    pass
+
+
+SIMPLE = {
+    "ValueError": ValueError("a", 1),
+    "KeyError": KeyError("missing"),
+    "no args": ValueError(),
+    "two arguments": TwoArguments("job", 7),
+    "keyword only": KeywordOnly(name="n"),
+    "odd __new__": OddNew(1, 2),
+    "OSError": OSError(13, "denied", "/some/file"),
+    "FileNotFoundError": FileNotFoundError(2, "gone", "/x"),
+    "user OSError": MyOSError("/y"),
+    "UnicodeDecodeError": UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad byte"),
+    "StopIteration": StopIteration(5),
+    "user StopIteration": MyStop(5),
+    "ImportError": ImportError("x", name="mod", path="/p"),
+    "SyntaxError": SyntaxError("bad", ("file.py", 3, 1, "text")),
+    "SystemExit": SystemExit(3),
+    "user SystemExit": Quit(4),
+    "KeyboardInterrupt": KeyboardInterrupt(),
+    "two bases": TimeoutAndRuntime("late"),
+    "RpcTimeout": errors.RpcTimeout("late"),
+    "PeerLost": errors.PeerLost("w3", "connection reset"),
+    "OwnerDied": errors.OwnerDied("w3", "killed"),
+    "Refused": errors.Refused("no"),
+    "FunctionNotFound": errors.FunctionNotFound("a:b"),
+    "torch": torch.OutOfMemoryError("oom"),
+    "tensor in args": ValueError(torch.ones(3).tolist()),
+}
+FIELDS = ("errno", "strerror", "filename", "start", "reason", "object", "value", "code", "name")
+FIELDS += ("path", "lineno", "text", "worker", "cause")
+
+
+@pytest.mark.parametrize("error", SIMPLE.values(), ids=SIMPLE)
+def test_type_args_text_and_fields_survive(error: BaseException) -> None:
+    got = travel(error)
+    assert type(got) is type(error)
+    assert got.args == error.args
+    assert str(got) == str(error)
+    for field in FIELDS:
+        assert getattr(got, field, None) == getattr(error, field, None), field
+
+
+def test_traceback_cause_and_worker_are_attached() -> None:
+    def inner_function() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("second") from error
+
+    with pytest.raises(ValueError) as caught:
+        inner_function()
+    failure, dumped = dump_failure(SERIALIZER, caught.value)
+    assert (failure.type_name, failure.message) == ("ValueError", "second")
+    got = load_failure(SERIALIZER, failure, dumped.body, worker="w1")
+    assert isinstance(got.__cause__, RemoteTraceback)
+    assert "inner_function" in got.remote_traceback
+    assert "KeyError: 'first'" in got.remote_traceback
+    assert got.remote_worker == "w1"
+    shown = "".join(traceback.format_exception(got))
+    assert "inner_function" in shown
+    assert "on worker 'w1'" in shown
+
+
+def test_it_can_be_raised_twice() -> None:
+    got = travel(TwoArguments("a", 1))
+    for _ in range(2):
+        with pytest.raises(TwoArguments) as caught:
+            raise got
+        assert caught.value is got
+        assert isinstance(got.__cause__, RemoteTraceback)
+
+
+def test_attributes_and_notes_survive() -> None:
+    error = ValueError("x")
+    error.detail = {"rows": torch.ones(2)}
+    error.__notes__ = ["remember"]
+    got = travel(error)
+    assert torch.equal(got.detail["rows"], torch.ones(2))
+    assert got.__notes__ == ["remember"]
+
+
+def test_large_tensor_in_an_exception_goes_out_of_band() -> None:
+    _, dumped = dump_failure(SERIALIZER, ValueError(torch.zeros(10_000)))
+    assert [len(buffer) for buffer in dumped.buffers] == [40_000]
+    assert travel(ValueError(torch.zeros(10_000))).args[0].shape == (10_000,)
+
+
+def test_own_reduction_is_honoured() -> None:
+    got = travel(OwnReduce("n"))
+    assert type(got) is OwnReduce
+    assert got.name == "n!"
+
+
+def test_unpicklable_attributes_are_dropped_one_by_one() -> None:
+    error = TwoArguments("a", 1)
+    error.lock = threading.Lock()
+    got = travel(error)
+    assert type(got) is TwoArguments
+    assert (got.name, got.code) == ("a", 1)
+    assert not hasattr(got, "lock")
+
+
+def test_unpicklable_args_become_their_repr() -> None:
+    lock = threading.Lock()
+    got = travel(ValueError("why", lock, [1, lock]))
+    assert got.args == ("why", repr(lock), [1, repr(lock)])
+
+
+def test_exception_defined_locally_travels_by_value() -> None:
+    class Local(Exception):
+        pass
+
+    got = travel(Local("x"))
+    assert type(got).__name__ == "Local"
+    assert got.args == ("x",)
+
+
+def test_exception_groups_survive_even_with_unpicklable_members() -> None:
+    group_type = vars(builtins).get("ExceptionGroup")
+    if group_type is None:
+        return  # Python 3.10 has none
+    got = travel(group_type("many", [TwoArguments("a", 1), ValueError(threading.Lock())]))
+    assert type(got) is group_type
+    assert got.message == "many"
+    assert [type(member) for member in got.exceptions] == [TwoArguments, ValueError]
+    assert got.exceptions[0].code == 1
+
+
+@pytest.mark.parametrize("error", [ReduceRaises("x"), UnloadableReduce("x")])
+def test_what_cannot_be_rebuilt_is_a_remote_error(error: BaseException) -> None:
+    got = travel(error)
+    assert type(got) is errors.RemoteError
+    assert got.type_name == f"{__name__}.{type(error).__qualname__}"
+    assert (got.message, got.worker) == ("x", "w1")
+    assert type(error).__name__ in got.remote_traceback
+    assert isinstance(got.__cause__, RemoteTraceback)
+
+
+def test_type_missing_on_this_side_is_a_remote_error() -> None:
+    failure, dumped = dump_failure(SERIALIZER, TwoArguments("a", 1))
+    body = dumped.body.replace(b"TwoArguments", b"NoSuchThings")
+    got = load_failure(SERIALIZER, failure, body, worker="w1")
+    assert type(got) is errors.RemoteError
+    assert got.message == "a failed with 1"
+
+
+@pytest.mark.parametrize("body", [b"", b"garbage", pickle.dumps(3)])
+def test_any_body_gives_an_exception(body: bytes) -> None:
+    failure = Failure("mod.Type", "text", "the traceback")
+    got = load_failure(SERIALIZER, failure, body, worker="w1")
+    assert type(got) is errors.RemoteError
+    assert str(got) == "mod.Type on worker 'w1': text"
+
+
+def test_exception_whose_str_raises_still_travels() -> None:
+    failure, _ = dump_failure(SERIALIZER, StrRaises("x"))
+    assert "ValueError" in failure.message
+    assert type(travel(StrRaises("x"))) is StrRaises
+
+
+def test_frozen_dataclass_exception_arrives_whole() -> None:
+    got = travel(Frozen("x", 2))
+    assert type(got) is Frozen
+    assert (got.name, got.code) == ("x", 2)
+    assert isinstance(got.__cause__, RemoteTraceback)
+    assert got.remote_worker == "w1"
+
+
+def test_own_setstate_is_honoured() -> None:
+    error = OwnState("x")
+    error.detail = 1
+    assert travel(error).restored == ["detail"]
+
+
+def test_text_that_is_not_utf8_can_go_on_the_wire() -> None:
+    failure, _ = dump_failure(SERIALIZER, raised(ValueError("caf\udce9")))
+    failure.message.encode()
+    failure.traceback.encode()
+    assert travel(ValueError("caf\udce9")).args == ("caf\udce9",)
+
+
+def test_two_hops_keep_the_worker_of_origin_and_both_tracebacks() -> None:
+    first = travel(TwoArguments("a", 1))
+    failure, dumped = dump_failure(SERIALIZER, raised(first))
+    got = load_failure(SERIALIZER, failure, dumped.body, worker="w0")
+    assert type(got) is TwoArguments
+    assert got.remote_worker == "w1"
+    assert "on worker 'w1'" in got.remote_traceback
+
+
+def test_exceptions_as_plain_values_survive_too() -> None:
+    got = SERIALIZER.load(SERIALIZER.dump([TwoArguments("a", 1)]).body)
+    assert got[0].code == 1
+
+
+def test_builtin_and_farcall_exceptions_pass_without_pickle() -> None:
+    plain = Serializer(allow_pickle=False)
+    for error in (KeyError("k"), OSError(2, "gone"), errors.PeerLost("w2", "reset")):
+        got = travel(error, plain)
+        assert type(got) is type(error)
+        assert got.args == error.args
+    assert type(travel(TwoArguments("a", 1), plain)) is errors.RemoteError

@@ -1,0 +1,377 @@
+"""The serializer: code by value, policies, references, and errors that say what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import threading
+import types
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farcall.errors import FunctionNotFound, Refused, SerializationError
+from farcall.ids import WorkerInfo
+from farcall.serde import Dumped, Serializer, load_reference, tensors
+
+SERIALIZER = Serializer()
+NAMED_ONLY = Serializer(allow_by_value=False)
+PLAIN_ONLY = Serializer(allow_pickle=False)
+
+
+def arrive(dumped: Dumped, serializer: Serializer = SERIALIZER, **options: object) -> object:
+    buffers = [bytearray(buffer) for buffer in dumped.buffers]
+    return serializer.load(dumped.body, buffers, **options)  # type: ignore[arg-type]
+
+
+def travel(value: object, serializer: Serializer = SERIALIZER) -> object:
+    return arrive(serializer.dump(value), serializer)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+keys = st.integers() | st.text()
+plain_data = st.recursive(
+    scalars | st.binary() | st.complex_numbers(allow_nan=False),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(keys, inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.sets(keys, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(plain_data)
+@settings(max_examples=100, deadline=None)
+def test_plain_data_passes_every_policy(value: object) -> None:
+    for serializer in (SERIALIZER, NAMED_ONLY, PLAIN_ONLY):
+        assert travel(value, serializer) == value
+
+
+def test_small_message_costs_few_bytes_and_no_buffers() -> None:
+    dumped = SERIALIZER.dump((1, 2))
+    assert len(dumped.body) < 20
+    assert dumped.buffers == []
+    assert dumped.tensors == ()
+
+
+def test_body_may_be_any_bytes() -> None:
+    body = SERIALIZER.dump([1]).body
+    for kind in (bytes, bytearray, memoryview):
+        assert SERIALIZER.load(kind(body)) == [1]
+        assert PLAIN_ONLY.load(kind(body)) == [1]
+
+
+# By value ---------------------------------------------------------------------------------------
+
+
+def test_lambdas_closures_and_local_classes_travel() -> None:
+    offset = torch.ones(3)
+
+    class Local:
+        def __init__(self) -> None:
+            self.value = 4
+
+    assert torch.equal(travel(lambda x: x + offset)(1), torch.full((3,), 2.0))
+    assert travel(Local()).value == 4
+
+
+def test_large_tensor_in_a_closure_goes_out_of_band() -> None:
+    large = torch.zeros(10_000)
+    dumped = SERIALIZER.dump(lambda: large)
+    assert [len(buffer) for buffer in dumped.buffers] == [40_000]
+    assert arrive(dumped)().shape == (10_000,)
+
+
+def fake_main(monkeypatch: pytest.MonkeyPatch, name: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    source = "def work(x): return helper(x)\ndef helper(x): return x + 1\nclass Thing: pass\n"
+    exec(source, module.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    if name == "__mp_main__":
+        monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["__main__", "__mp_main__"])
+def test_main_goes_by_value_to_a_peer_with_another_main(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = fake_main(monkeypatch, name)
+    dumped = SERIALIZER.dump((main.work, main.Thing()), by_value=True)
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    monkeypatch.delitem(sys.modules, "__mp_main__", raising=False)
+    work, thing = arrive(dumped)
+    assert work(1) == 2
+    assert type(thing).__name__ == "Thing"
+
+
+@pytest.mark.parametrize("name", ["__main__", "__mp_main__"])
+def test_main_goes_by_name_to_a_peer_with_the_same_main(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = fake_main(monkeypatch, name)
+    thing = main.Thing
+    dumped = SERIALIZER.dump((main.work, lambda: thing))
+    monkeypatch.delitem(sys.modules, "__mp_main__", raising=False)
+    work, give_thing = arrive(dumped)
+    assert work is main.work
+    assert give_thing() is main.Thing
+
+
+def test_spawned_main_is_main_where_nothing_was_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = fake_main(monkeypatch, "__mp_main__")
+    dumped = SERIALIZER.dump(main.work)
+    assert b"__mp_main__" in dumped.body
+    monkeypatch.delitem(sys.modules, "__mp_main__")
+    for body in (dumped.body, memoryview(dumped.body)):
+        assert SERIALIZER.load(body) is main.work
+        assert NAMED_ONLY.load(body) is main.work
+
+
+# Policies ---------------------------------------------------------------------------------------
+
+
+def test_code_by_value_is_neither_sent_nor_taken_where_policy_forbids_it() -> None:
+    with pytest.raises(SerializationError):
+        NAMED_ONLY.dump(lambda: None)
+    dumped = SERIALIZER.dump(lambda: None)
+    with pytest.raises(Refused, match="by value"):
+        arrive(dumped, NAMED_ONLY)
+    with pytest.raises(Refused):
+        arrive(dumped, PLAIN_ONLY)
+
+
+def test_named_functions_pass_where_code_by_value_is_forbidden() -> None:
+    assert travel(torch.nn.functional.relu, NAMED_ONLY) is torch.nn.functional.relu
+
+
+class Custom:
+    pass
+
+
+def test_tensors_references_and_torch_constants_pass_without_pickle() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    value = [
+        torch.randn(5000),
+        torch.eye(3).to_sparse(),
+        torch.eye(3).to_sparse_csr(),
+        parameter,
+        OrderedDict(a=torch.float32),
+        torch.Size([1, 2]),
+        torch.device("cpu"),
+        torch.strided,
+        torch.channels_last,
+        range(3),
+        slice(1, 2),
+        WorkerInfo("w", 1),
+    ]
+    got = travel(value, PLAIN_ONLY)
+    assert torch.equal(got[0], value[0])
+    assert torch.equal(got[2].to_dense(), torch.eye(3))
+    assert type(got[3]) is torch.nn.Parameter
+    assert got[4:] == value[4:]
+
+
+@pytest.mark.parametrize("value", [Custom(), Custom, torch.nn.Linear(1, 1), os.getcwd, print])
+def test_anything_else_is_refused_without_pickle(value: object) -> None:
+    with pytest.raises(Refused, match="plain data and tensors only"):
+        arrive(SERIALIZER.dump(value), PLAIN_ONLY)
+
+
+class Exploit:
+    def __init__(self, function: object, *args: object) -> None:
+        self.parts = (function, args)
+
+    def __reduce__(self) -> object:
+        return self.parts
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Exploit(os.system, "true"),
+        Exploit(eval, "1"),
+        Exploit(getattr, {}, "clear"),
+        Exploit(setattr, Custom, "x", 1),
+    ],
+)
+def test_calls_of_foreign_functions_are_refused_without_pickle(value: object) -> None:
+    with pytest.raises(Refused):
+        PLAIN_ONLY.load(pickle.dumps(value))
+
+
+def test_functions_on_the_safe_list_cannot_be_altered_by_a_message() -> None:
+    from_pickle = (
+        b"\x80\x05cfarcall.serde.tensors\nrebuild_tensor\n(N}X\x08\x00\x00\x00_functionNst"
+    )
+    on_class = b"\x80\x05cfarcall.errors\nPeerLost\n(N}X\x07\x00\x00\x00__str__Nstb."
+    for body in (
+        on_class,
+        from_pickle + b"b.",
+        from_pickle.replace(b"_function", b"__code__X") + b"b.",
+    ):
+        with pytest.raises(SerializationError):
+            PLAIN_ONLY.load(body)
+    assert torch.equal(travel(torch.ones(2), PLAIN_ONLY), torch.ones(2))
+
+
+def test_tensor_that_reaches_beyond_its_bytes_is_refused() -> None:
+    for args in (
+        (bytearray(16), "float32", (5,), (1,)),
+        (bytearray(16), "float32", (2,), (-1,)),
+        (bytearray(16), "float32", (2, 2), (4, 1)),
+        (bytearray(15), "float32"),
+        (bytearray(), "float32", (1 << 40,), (1,)),
+    ):
+        with pytest.raises(SerializationError):
+            PLAIN_ONLY.load(pickle.dumps(Exploit(tensors.rebuild_tensor, *args), 5))
+
+
+# References and externals -----------------------------------------------------------------------
+
+
+class Handle:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> object:
+        raise TypeError("a handle needs its agent")
+
+
+def test_externals_turn_handles_into_references_of_the_message() -> None:
+    sent: list[Handle] = []
+
+    def reduce_handle(handle: Handle) -> tuple[object, ...]:
+        sent.append(handle)
+        return load_reference, (len(sent) - 1,)
+
+    first, second = Handle(1), Handle(2)
+    dumped = SERIALIZER.dump([first, {"x": second}, first], externals={Handle: reduce_handle})
+    assert sent == [first, second]
+    for serializer in (SERIALIZER, NAMED_ONLY, PLAIN_ONLY):
+        got = arrive(dumped, serializer, references=["a", "b"])
+        assert got == ["a", {"x": "b"}, "a"]
+
+
+def test_externals_work_for_what_goes_by_value_too() -> None:
+    handle = Handle(1)
+    dumped = SERIALIZER.dump(lambda: handle, externals={Handle: lambda h: (load_reference, (0,))})
+    assert arrive(dumped, references=["a"])() == "a"
+
+
+def test_reference_that_the_message_did_not_bring_is_an_error() -> None:
+    body = pickle.dumps(Exploit(load_reference, 1))
+    for references in ((), ["only one"]):
+        with pytest.raises(SerializationError, match="reference 1"):
+            SERIALIZER.load(body, references=references)
+
+
+def test_references_are_gone_after_a_load_that_failed() -> None:
+    with pytest.raises(SerializationError):
+        SERIALIZER.load(b"garbage", references=["a"])
+    with pytest.raises(LookupError):
+        load_reference(0)
+
+
+class LoadsInside:
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+    def __setstate__(self, state: dict[str, bytes]) -> None:
+        self.inner = SERIALIZER.load(state["body"])
+
+
+def test_load_inside_a_load_does_not_mix_with_it() -> None:
+    inner = SERIALIZER.dump(torch.ones(1, requires_grad=True)).body
+    outer = SERIALIZER.dump([LoadsInside(inner), torch.ones(2, requires_grad=True)])
+    arrived: list[torch.Tensor] = []
+    got = arrive(outer, tensors=arrived)
+    assert [id(tensor) for tensor in arrived] == [id(got[1])]
+    assert got[0].inner.requires_grad
+
+
+def test_threads_do_not_see_each_others_references() -> None:
+    body = pickle.dumps([Exploit(load_reference, 0) for _ in range(50)])
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda n: SERIALIZER.load(body, references=[n]), range(200))
+    assert all(result == [n] * 50 for n, result in enumerate(results))
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+
+def test_missing_attribute_or_module_is_function_not_found() -> None:
+    body = SERIALIZER.dump(Custom()).body
+    for broken in (body.replace(b"Custom", b"Absent"), body.replace(b"test_serde", b"gone_serde")):
+        with pytest.raises(FunctionNotFound, match="importable on the callee"):
+            SERIALIZER.load(broken)
+
+
+class RebuildRaises:
+    def __reduce__(self) -> object:
+        return getattr, (self.__class__, "no_such_attribute")
+
+
+@pytest.mark.parametrize("body", [b"", b"garbage", b"\x80\x05", pickle.dumps(RebuildRaises())])
+def test_broken_body_is_a_serialization_error_with_its_cause(body: bytes) -> None:
+    with pytest.raises(SerializationError) as caught:
+        SERIALIZER.load(body)
+    assert type(caught.value) is SerializationError
+    assert caught.value.__cause__ is not None
+
+
+def test_body_short_of_buffers_is_a_serialization_error() -> None:
+    dumped = SERIALIZER.dump(torch.zeros(10_000))
+    with pytest.raises(SerializationError):
+        SERIALIZER.load(dumped.body, [])
+
+
+class LockHolder:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("serializer", [SERIALIZER, NAMED_ONLY])
+def test_unpicklable_value_is_a_serialization_error(serializer: Serializer) -> None:
+    with pytest.raises(SerializationError, match=r"cannot pickle '_thread\.lock'") as caught:
+        serializer.dump(LockHolder())
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_endless_nesting_is_a_serialization_error() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(SerializationError):
+        SERIALIZER.dump(deep)
+
+
+def explain(args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+    with contextlib.suppress(SerializationError):
+        SERIALIZER.dump((args, kwargs))
+        raise AssertionError("it could be sent")
+    error = SerializationError("together")
+    return str(SERIALIZER.explain_unpicklable("mod:fn", args, kwargs, error))
+
+
+def test_unpicklable_argument_is_named() -> None:
+    lock_error = "cannot pickle '_thread.lock' object"
+    assert explain((1, LockHolder()), {}) == (
+        f"argument 1 (LockHolder) of mod:fn can't be sent: {lock_error}"
+    )
+    assert explain((1,), {"held": threading.Lock()}) == (
+        f"keyword argument 'held' (lock) of mod:fn can't be sent: {lock_error}"
+    )
+
+
+def test_explanation_names_the_call_when_each_argument_alone_can_be_sent() -> None:
+    error = SERIALIZER.explain_unpicklable("mod:fn", (1,), {}, ValueError("too much"))
+    assert str(error) == "the call of mod:fn can't be sent: too much"
