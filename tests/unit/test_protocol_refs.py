@@ -457,6 +457,15 @@ def test_death_of_the_receiver_unpins():
     assert refs.take() == [Drop(REF)]
 
 
+def test_nothing_is_pinned_for_a_receiver_that_is_lost_already():  # REF-2
+    refs = owning()
+    refs.lost(HOLDER, "gone")
+    refs.pin(TransferKey(HOLDER, 7, True), [REF])
+    refs.release(REF)
+    assert refs.take() == [Drop(REF)]
+    assert refs.is_settled
+
+
 @pytest.mark.parametrize("of_reply", [False, True])
 def test_asked_about_a_message_that_is_settled_says_received(of_reply):
     refs = Refs(HOLDER)

@@ -192,6 +192,8 @@ class Refs:
 
     def pin(self, key: TransferKey, refs: Sequence[RefId]) -> None:
         """A message with these references is about to be sent to `key.peer`."""
+        if key.peer in self._lost:
+            return  # it was lost meanwhile: nothing would ever unpin them
         only_receivers_own = not key.of_reply
         for ref in refs:
             entry = self._owned.get(ref)

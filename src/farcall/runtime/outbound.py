@@ -380,7 +380,7 @@ class Outbound:
                 self._references.creation_failed(pending.created, error)
 
     def _wait_for_references(self, peer: Peer, answer: Frame) -> None:
-        arrived = Waiter[OwnerDied | None]()
+        arrived: Waiter[OwnerDied | None] = Waiter()
         self._arrive(peer, answer, arrived.deliver)
         error = arrived.wait(math.inf)
         if error is not None:

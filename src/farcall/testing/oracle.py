@@ -35,10 +35,10 @@ CALL-3 A call begins to run after its caller, having given up, got the callee's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from farcall.ids import RefId
-from farcall.protocol.calls import Incoming, Outgoing
+from farcall.protocol.calls import Outgoing
 from farcall.protocol.refs import Refs
 
 
@@ -71,11 +71,8 @@ class Watched(Protocol):
     def would_accept(self, transfer: Transfer) -> bool:
         """Whether this message would be accepted if it arrived now, or has been."""
 
-    def calls_out(self) -> dict[int, Outgoing[object]]:
+    def calls_out(self) -> dict[int, Outgoing[Any]]:
         """Its calls, by callee."""
-
-    def calls_in(self) -> dict[int, Incoming[object]]:
-        """Calls to it, by caller."""
 
 
 class Value:

@@ -81,7 +81,7 @@ class _KeepsDeadHolders(Refs):
             self.release(ref)
 
 
-class _DropsReleasedAtOnce(Refs):
+class _ReleaseIgnoresPins(Refs):
     def on_release(self, holder: int, entries: Sequence[tuple[int, int, int]]) -> None:
         for minted_by, number, _ in entries:
             owned = self._owned.get(RefId(minted_by, number))
@@ -165,7 +165,7 @@ _PLANTS: dict[PlantedBug, tuple[Machines, type[SimWorker]]] = {
     PlantedBug.SAYS_RECEIVED_AT_ONCE: (Machines(refs=_SaysReceivedAtOnce), SimWorker),
     PlantedBug.ANSWERS_EVERY_PINNED: (Machines(refs=_AnswersEveryPinned), SimWorker),
     PlantedBug.KEEPS_DEAD_HOLDERS: (Machines(refs=_KeepsDeadHolders), SimWorker),
-    PlantedBug.RELEASE_IGNORES_PINS: (Machines(refs=_DropsReleasedAtOnce), SimWorker),
+    PlantedBug.RELEASE_IGNORES_PINS: (Machines(refs=_ReleaseIgnoresPins), SimWorker),
     PlantedBug.NEVER_REPEATS_RELEASES: (Machines(refs=_NeverRepeatsReleases), SimWorker),
     PlantedBug.BELIEVES_IN_FAILED_CREATION: (Machines(refs=_BelievesInFailedCreation), SimWorker),
     PlantedBug.FORGETS_CANCELLED: (Machines(incoming=_ForgetsCancelled), SimWorker),

@@ -232,9 +232,6 @@ class SimWorker:
     def calls_out(self) -> dict[int, Outgoing[Any]]:
         return self.outgoing
 
-    def calls_in(self) -> dict[int, Incoming[Any]]:
-        return self.incoming
-
     # Inside: the caller.
 
     def _call(

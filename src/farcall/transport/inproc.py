@@ -56,7 +56,7 @@ class InprocLink:
         self.other.home.receive(self.other, Frame(frame.message, frame.call_id, frame.body, copies))
 
     def exchange(self, frame: Frame, deadline: float) -> Frame:
-        waiter = Waiter[Frame]()
+        waiter: Waiter[Frame] = Waiter()
         self.home.watch(self, frame.call_id, waiter)
         try:
             self.send(frame, deadline)

@@ -39,7 +39,7 @@ class LoopbackLink:
             waiter.deliver(copy)
 
     def exchange(self, frame: Frame, deadline: float) -> Frame:
-        waiter = Waiter[Frame]()
+        waiter: Waiter[Frame] = Waiter()
         with self._lock:
             if self._lost is not None:
                 raise LinkError(self._lost)

@@ -140,41 +140,41 @@ class SocketLink:
 
     def exchange(self, frame: Frame, deadline: float) -> Frame:
         call_id = frame.call_id
-        waiter = Waiter[Frame]()
+        waiter: Waiter[Frame] = Waiter()
         with self._state:
             if self.lost is not None:
                 raise LinkError(self.lost)
             self._waiters[call_id] = waiter
+        # Out of the poller before the request goes: else its leader would race us to the reply.
+        reading = self.read_role.acquire(blocking=False)
         try:
+            if reading:
+                self._poller.modify(self.fd, 0)
             self.send(frame, deadline)
-            if not self.read_role.acquire(blocking=False):
-                return waiter.wait(deadline)
-            return self._receive(call_id, waiter, deadline)
+            return self._receive(waiter, deadline) if reading else waiter.wait(deadline)
         finally:
+            if reading:
+                self._stop_reading()
             self._waiters.pop(call_id, None)
 
-    def _receive(self, call_id: int, waiter: Waiter[Frame], deadline: float) -> Frame:
-        """Read, with the read role held, until the outcome of this call comes."""
-        self._poller.modify(self.fd, 0)
-        try:
-            while not waiter.is_set:
-                frame = self._read()
-                if frame is None:
-                    if self.lost is None and not self._wait(select.POLLIN, deadline):
-                        raise TimeoutError
-                elif frame.call_id == call_id and KINDS[type(frame.message)] in OUTCOMES:
-                    return frame
-                else:
-                    self._route(frame)
-            return waiter.result()
-        finally:
-            leftover = self._reader.has_input
-            # Before the role is given back: after that the fd may be closed, and be another's.
-            if self.lost is None:
-                self._poller.modify(self.fd, READ | WRITE if self._residue else READ)
-            self.read_role.release()
-            if leftover:
-                self.service()
+    def _receive(self, waiter: Waiter[Frame], deadline: float) -> Frame:
+        """Read, with the read role held, until this waiter has its outcome."""
+        while not waiter.is_set:
+            frame = self._read()
+            if frame is not None:
+                self._route(frame)
+            elif self.lost is None and not self._wait(select.POLLIN, deadline):
+                raise TimeoutError
+        return waiter.result()
+
+    def _stop_reading(self) -> None:
+        leftover = self._reader.has_input
+        # Before the role is given back: after that the fd may be closed, and be another's.
+        if self.lost is None:
+            self._poller.modify(self.fd, READ | WRITE if self._residue else READ)
+        self.read_role.release()
+        if leftover:
+            self.service()
 
     def service(self) -> None:
         """Read everything that has arrived, unless a caller is reading."""

@@ -1,0 +1,62 @@
+"""Every behaviour test runs over every transport, with many workers in one process.
+
+A test acts as worker "w0".
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from behaviour.helpers import Gate
+from farcall.runtime.agent import Agent
+from farcall.testing.cluster import TRANSPORTS, Transport, acting_as, cluster
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> Transport:
+    transport: Transport = request.param
+    return transport
+
+
+@pytest.fixture
+def start(transport: Transport) -> Iterator[Callable[..., list[Agent]]]:
+    """Starts a cluster and makes the test act as its first worker."""
+    with ExitStack() as stack:
+
+        def start(size: int, **options: Any) -> list[Agent]:
+            agents = stack.enter_context(cluster(size, transport=transport, **options))
+            stack.enter_context(acting_as(agents[0]))
+            return agents
+
+        yield start
+
+
+@pytest.fixture
+def pair(start: Callable[..., list[Agent]]) -> list[Agent]:
+    """Workers "w0" and "w1"."""
+    return start(2)
+
+
+@pytest.fixture
+def trio(start: Callable[..., list[Agent]]) -> list[Agent]:
+    """Workers "w0", "w1" and "w2"."""
+    return start(3)
+
+
+@pytest.fixture
+def gate(start: object) -> Iterator[Gate]:
+    """A gate that is opened at the end, before the workers are shut down."""
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    yield
+    gc.collect()  # a failure that nobody looked at is logged in the test that caused it

@@ -1,0 +1,176 @@
+"""Endpoints for the conformance suite: how to make them on every transport, and who reads them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, Protocol
+
+from farcall.ids import Worker, new_incarnation
+from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
+from farcall.transport.handshake import Identity
+from farcall.transport.inproc import InprocEndpoint, InprocNetwork
+from farcall.transport.socket import SocketEndpoint
+from farcall.wire import Frame, Message, Reply, Request
+
+PATIENCE = 30.0  # seconds after which a test gives up; no outcome depends on it
+
+Content = tuple[Message, int, bytes, list[bytes]]
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE
+
+
+def content(frame: Frame) -> Content:
+    """What two equal frames have in common."""
+    return frame.message, frame.call_id, bytes(frame.body), [bytes(b) for b in frame.buffers]
+
+
+def request(call_id: int = 0, body: bytes = b"", buffers: Any = ()) -> Frame:
+    return Frame(Request("module:function"), call_id, body, buffers)
+
+
+def take(endpoint: Endpoint) -> Event:
+    """The next event of an endpoint that no other thread reads."""
+    deadline = soon()
+    while time.monotonic() < deadline:
+        event = endpoint.next(deadline - time.monotonic())
+        if event is not None:
+            return event
+    raise AssertionError(f"no event in {PATIENCE} s")
+
+
+class Threads:
+    """Runs functions in threads of their own; what they raise fails the test at `join`."""
+
+    def __init__(self) -> None:
+        self._running: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+
+    def start(self, run: Callable[..., object], *args: object) -> None:
+        def guarded() -> None:
+            try:
+                run(*args)
+            except BaseException as error:
+                self._errors.append(error)
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        self._running.append(thread)
+        thread.start()
+
+    def join(self) -> None:
+        deadline = soon()
+        for thread in self._running:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            assert not thread.is_alive(), "a thread of the test hangs"
+        self._running.clear()
+        if self._errors:
+            raise self._errors[0]
+
+
+class Station:
+    """A worker's endpoint, and a thread that takes its events once `read` was called."""
+
+    def __init__(self, worker: Worker, endpoint: Endpoint) -> None:
+        self.worker = worker
+        self.endpoint = endpoint
+        self.events: queue.Queue[Event] = queue.Queue()
+        self._reader: threading.Thread | None = None
+        self._stopping = False
+
+    def read(self, answer: Callable[[Arrived], None] | None = None) -> None:
+        """Take events from now on: requests go to `answer` if given, the rest to `events`."""
+        self._reader = threading.Thread(target=self._read, args=(answer,), daemon=True)
+        self._reader.start()
+
+    def _read(self, answer: Callable[[Arrived], None] | None) -> None:
+        while not self._stopping:
+            event = self.endpoint.next(None)
+            if event is None:
+                continue
+            if answer and isinstance(event, Arrived) and isinstance(event.frame.message, Request):
+                answer(event)
+            else:
+                self.events.put(event)
+
+    def next(self) -> Event:
+        return self.events.get(timeout=PATIENCE)
+
+    def arrived(self) -> Arrived:
+        event = self.next()
+        assert isinstance(event, Arrived), event
+        return event
+
+    def lost(self) -> LinkLost:
+        event = self.next()
+        assert isinstance(event, LinkLost), event
+        return event
+
+    def connect(self, to: Station) -> Link:
+        return self.endpoint.connect(to.worker, soon())
+
+    def stop_reading(self) -> None:
+        self._stopping = True
+        self.endpoint.wake()
+        if self._reader is not None:
+            self._reader.join(PATIENCE)
+            assert not self._reader.is_alive(), "wake did not end `next`"
+
+    def close(self) -> None:
+        self.stop_reading()
+        self.endpoint.close()
+
+
+def echo(event: Arrived) -> None:
+    """An `answer`: a reply with the request's own body and buffers."""
+    frame = event.frame
+    event.link.send(Frame(Reply(), frame.call_id, frame.body, frame.buffers), soon())
+
+
+class Net(Protocol):
+    """Makes stations that can reach each other."""
+
+    def station(self, name: str = ..., admit: Admit = ...) -> Station: ...
+
+
+def welcome(name: str, incarnation: int) -> None:
+    return None
+
+
+class InprocNet:
+    def __init__(self) -> None:
+        self._network = InprocNetwork()
+        self._ranks = count()
+
+    def station(self, name: str = "", admit: Admit = welcome) -> Station:
+        rank = next(self._ranks)
+        me = Worker(name or f"w{rank}", rank, new_incarnation())
+        endpoint = InprocEndpoint(self._network, me, admit)
+        return Station(Worker(me.name, rank, me.incarnation, endpoint.addresses), endpoint)
+
+
+class SocketNet:
+    def __init__(self, secret: bytes | None = None) -> None:
+        self._secret = secret
+        self._ranks = count()
+
+    def station(self, name: str = "", admit: Admit = welcome, **options: Any) -> Station:
+        rank = next(self._ranks)
+        options.setdefault("secret", self._secret)
+        me = Identity(name or f"w{rank}", rank, new_incarnation())
+        endpoint = SocketEndpoint(me, admit=admit, **options)
+        return Station(Worker(me.name, rank, me.incarnation, endpoint.addresses), endpoint)
+
+
+@contextmanager
+def closing(*stations: Station) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for station in stations:
+            station.close()
