@@ -102,6 +102,11 @@ def defaults(function: object) -> list[object]:
     return [parameter.default for parameter in signature.parameters.values()]
 
 
+def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize("module", EXPORTS)
 def test_module_exports_these_names_and_no_others(module: str) -> None:
     exported = import_module(module).__all__
@@ -169,14 +174,11 @@ def test_command_line_help_does_not_wait_for_torch(arguments: list[str]) -> None
         "import sys; from farcall.cli import main; main(); "
         "sys.exit(7 if 'torch' in sys.modules else 0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60
-    )
+    done = run_python(program, *arguments)
     assert done.returncode == 0, done.stderr
     assert "farcall" in done.stdout
 
 
 def test_import_farcall_is_light() -> None:
     program = "import sys, farcall; sys.exit(7 if 'torch' in sys.modules else 0)"
-    done = subprocess.run([sys.executable, "-c", program], timeout=60)
-    assert done.returncode == 0
+    assert run_python(program).returncode == 0

@@ -1,4 +1,4 @@
-"""The layers of docs/design.md: imports go downward only, and what the lower layers may not know."""
+"""The layers of docs/design.md: imports go downward only; lower layers don't know everything."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BESIDE = {"compat", "cli", "demos", "testing"}
 IMPURE = {
     *("_thread", "asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "numpy"),
     *("os", "pickle", "queue", "random", "secrets", "select", "selectors", "signal", "socket"),
-    *("ssl", "subprocess", "threading", "time", "torch", "weakref"),
+    *("ssl", "subprocess", "threading", "time", "torch"),
 }
 
 

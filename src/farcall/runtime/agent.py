@@ -252,8 +252,7 @@ class Agent:
         for peer, call_id, created in self.deadlines.due(time.monotonic()):
             self.outbound.expire(peer, call_id, created)
         if self._repeat_at <= time.monotonic():
-            self._repeat_at = math.inf
-            self.references.repeat()
+            self._repeat()
         return min(self.deadlines.sleep_until(), self._repeat_at)
 
     # Messages that belong to no call.
@@ -277,7 +276,21 @@ class Agent:
         except LinkError as error:
             self.lose(peer, str(error))
         except TimeoutError:
-            self._repeat_at = time.monotonic() + RETRY_SECONDS
+            self.repeat_later()
+
+    def repeat_later(self) -> None:
+        """A message that belongs to no call could not be written: send all such again, soon."""
+        self._repeat_at = time.monotonic() + RETRY_SECONDS
+        self.endpoint.wake()
+
+    def _repeat(self) -> None:
+        self._repeat_at = math.inf
+        self.references.repeat()
+        for peer in self.directory.live():
+            with peer.lock:
+                abandoned = list(peer.outgoing.abandoned())
+            for call_id in abandoned:
+                self.outbound.send_cancel(peer, call_id)
 
     def meet_owners(self, references: Iterable[Reference]) -> None:
         """Learn of the owners of references that arrived, if they joined after us."""
@@ -315,6 +328,7 @@ class Agent:
                 return
             peer.lost = cause
             pending, jobs = peer.outgoing.lost(), peer.incoming.lost()
+        self.executor.may_pass_lead()
         for job in jobs:
             job.cancelled = True
         expected = self._closed or peer.left is not None

@@ -5,8 +5,12 @@ user functions included, so that a short call costs no hand-over between threads
 to another thread when the leader
 
 - enters a farcall wait (`waiting`): a nested call, `Future.wait`, `RRef.to_here`; or
-- has been busy with one event for a millisecond: a watchdog looks, as Go's sysmon does. It sleeps
-  when the agent is quiet.
+- has been busy with one event for a millisecond, counted from `may_pass_lead`: a watchdog looks,
+  as Go's sysmon does. It sleeps when the agent is quiet.
+
+Until the leader says `may_pass_lead`, no other thread takes an event. So the state machines see
+the events of one link in their order, which the reference protocol relies on; what may take long
+or run user code (sending, completing futures, functions) comes after.
 
 At most `max_running` user functions run at once; more are queued, and replies are still received.
 A function inside a farcall wait does not count, so nested and mutual calls of any depth never
@@ -114,7 +118,11 @@ class Executor:
         """Run a user function, here and now if this is the leader and a place is free."""
         me = threading.get_ident()
         with self._lock:
-            here = self._leader == me and len(self._running) < self._max_running
+            here = (
+                self._leader == me
+                and me not in self._running
+                and len(self._running) < self._max_running
+            )
             if here:
                 self._running.add(me)
             else:
@@ -122,6 +130,7 @@ class Executor:
                 if len(self._running) < self._max_running:
                     self._find_thread()
         if here:
+            self.may_pass_lead()
             self._run(me, function)
 
     def _run(self, me: int, function: Callable[[], None]) -> None:
@@ -134,6 +143,13 @@ class Executor:
                 self._running.discard(me)
                 if self._functions and self._leader == me:
                     self._find_thread()
+
+    def may_pass_lead(self) -> None:
+        """The calling thread has done what must be done in order. No effect if it does not lead."""
+        if self._leader == threading.get_ident() and self._busy_since == math.inf:
+            self._busy_since = time.monotonic()
+            if self._watchdog_sleeps:
+                self._watch_needed.set()
 
     # Waiting inside user functions.
 
@@ -235,7 +251,7 @@ class Executor:
         """Take and handle events until the lead is lost or the agent stops."""
         event: Event | None = None
         while not self._stopping:
-            self._begin_turn()
+            self._turns += 1
             if event is not None:
                 self._handle(event)
             due = self._before_sleep()
@@ -266,12 +282,6 @@ class Executor:
         timeout = None if due == math.inf else max(0.0, due - time.monotonic())
         return self._endpoint.next(timeout)
 
-    def _begin_turn(self) -> None:
-        self._turns += 1
-        self._busy_since = time.monotonic()
-        if self._watchdog_sleeps:
-            self._watch_needed.set()
-
     def _end_turn(self, me: int) -> bool:
         """Whether this thread still leads."""
         with self._lock:
@@ -298,7 +308,7 @@ class Executor:
     def _sleep_until_needed(self) -> None:
         self._watch_needed.clear()
         self._watchdog_sleeps = True
-        # A turn that began before the flag was set did not see it: look once more.
+        # Whoever became busy before the flag was set did not see it: look once more.
         if self._busy_since == math.inf and not self._stopping:
             self._watch_needed.wait()
         self._watchdog_sleeps = False

@@ -128,6 +128,7 @@ class Job:
             self.agent.references.accept_creation(place, caller, request.sequence)
         with self.peer.lock:
             self.peer.incoming.finish(self.frame.call_id)
+        self.agent.executor.may_pass_lead()
         self._send(Frame(Accepted(), self.frame.call_id))
         return place
 
@@ -234,6 +235,9 @@ class Job:
             wanted = self.peer.incoming.finish(self.frame.call_id)
         if wanted:
             key = TransferKey(self.peer.incarnation, self.frame.call_id, of_reply=True)
+            if handles and not self._wait_until_accepted(handles):
+                self.agent.served()
+                return
             if handles:
                 message.references = references_of(handles)
                 self.agent.references.pin(key, handles)
@@ -241,6 +245,16 @@ class Job:
             if not self._send(frame) and handles:
                 self.agent.references.unpin(key)
         self.agent.served()
+
+    def _wait_until_accepted(self, handles: list[RefHandle]) -> bool:
+        """For references that are just being created elsewhere. False: the caller gave up."""
+        try:
+            self.agent.references.wait_until_accepted(handles, 0, self.deadline)
+        except TimeoutError:
+            failure = Failure("farcall.errors.RpcTimeout", "a reference was not accepted", "")
+            self._send(Frame(failure, self.frame.call_id))
+            return False
+        return True
 
     def _send(self, frame: Frame) -> bool:
         """Send to the caller. False: it won't get the frame, for it is gone or does not read."""

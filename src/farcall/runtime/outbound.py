@@ -7,7 +7,6 @@ by `Agent.lose` (its peer); the `Outgoing` machine of the peer decides which was
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -189,6 +188,8 @@ class Outbound:
         handles: list[RefHandle] = []
         name, dumped = self._dump_call(peer, function, args, kwargs or {}, handles)
         pending = PendingCall(name, deadline, seconds, future, created.ref if created else None)
+        if handles:
+            self._wait_until_accepted(peer, handles, pending)
         with peer.lock:
             if peer.lost is not None:
                 raise peer.loss()
@@ -202,6 +203,14 @@ class Outbound:
             request.references = references_of(handles)
             self._references.pin(TransferKey(peer.incarnation, call_id, False), handles)
         return pending, Frame(request, call_id, dumped.body, dumped.buffers)
+
+    def _wait_until_accepted(
+        self, peer: Peer, handles: Sequence[RefHandle], pending: PendingCall
+    ) -> None:
+        try:
+            self._references.wait_until_accepted(handles, peer.incarnation, pending.deadline)
+        except TimeoutError:
+            raise self._timeout(peer, pending) from None
 
     def deadline(self, timeout: float | None) -> tuple[float, float]:
         """When a call that begins now must end: `time.monotonic()` seconds, and seconds from now.
@@ -286,19 +295,30 @@ class Outbound:
             pending = peer.outgoing.retract(call_id)
         self._references.unpin(TransferKey(peer.incarnation, call_id, False))
         if pending is not None:
-            self._forget_deadline(peer, call_id, pending)
-            self._agent.leaver.end()
+            self._end(peer, call_id, pending)
         return pending is not None
+
+    def _end(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
+        """We gave up on a call: tell the callee, if its link takes that at once, else later."""
+        self._forget_deadline(peer, call_id, pending)
+        if peer.lost is None:
+            self.send_cancel(peer, call_id)
+        self._agent.leaver.end()
+
+    def send_cancel(self, peer: Peer, call_id: int) -> None:
+        try:
+            self._connect(peer, 0.0).send(Frame(Cancel(), call_id), 0.0)
+        except TimeoutError:
+            self._agent.repeat_later()
+        except LinkError:
+            pass
 
     def _abandon(self, peer: Peer, call_id: int) -> PendingCall | None:
         """Give up on a call and tell the callee. None: it had ended already."""
         with peer.lock:
             pending = peer.outgoing.abandon(call_id)
         if pending is not None:
-            self._forget_deadline(peer, call_id, pending)
-            with contextlib.suppress(LinkError, TimeoutError):
-                self._connect(peer, 0.0).send(Frame(Cancel(), call_id), 0.0)
-            self._agent.leaver.end()
+            self._end(peer, call_id, pending)
         return pending
 
     def _forget_deadline(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
@@ -346,6 +366,7 @@ class Outbound:
         self, peer: Peer, answer: Frame, pending: PendingCall, error: OwnerDied | None
     ) -> None:
         future = pending.future
+        self._agent.executor.may_pass_lead()
         try:
             if error is not None:
                 raise error
@@ -359,6 +380,7 @@ class Outbound:
 
     def expire(self, peer: Peer, call_id: int, created: RefId | None) -> None:
         """The deadline of an asynchronous call passed."""
+        self._agent.executor.may_pass_lead()
         if created is None:
             pending = self._abandon(peer, call_id)
             if pending is not None and pending.future is not None:

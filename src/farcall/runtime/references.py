@@ -20,6 +20,7 @@ from farcall.protocol.ref_entries import Drop, HeldState, Ready, Send, TransferK
 from farcall.protocol.refs import Refs
 from farcall.runtime.values import OwnedValue
 from farcall.serde import load_reference
+from farcall.transport.waiter import Waiter
 from farcall.wire import Message, Received, Reference, Register, Registered, Release
 from farcall.wire import Released as ReleasedMessage
 
@@ -76,6 +77,7 @@ class References:
         self._parked: dict[TransferKey, Continuation] = {}
         self._forgotten: deque[Reference] = deque()
         self._creation_errors: dict[RefId, CallError] = {}
+        self._acceptance: dict[Waiter[None], list[RefId]] = {}
 
     # Making and dropping.
 
@@ -137,7 +139,44 @@ class References:
         with self._lock:
             self._creation_errors.pop(ref, None)
             self._refs.accepted(ref)
+            self._announce()
         self.run()
+
+    def wait_until_accepted(
+        self, handles: Sequence[RefHandle], owner: int, deadline: float
+    ) -> None:
+        """Before a message with these references goes: the owners must know of them first.
+
+        Else a third worker's registration could overtake the creation, and be refused. For a
+        message to the owner itself that follows the creation on the same link, give it as `owner`.
+
+        Raises:
+            TimeoutError: the deadline (`time.monotonic()` seconds) passed.
+        """
+        with self._lock:
+            waiting = [
+                handle.ref
+                for handle in handles
+                if handle.reference.owner != owner
+                and self._refs.state(handle.ref) is HeldState.CREATING
+            ]
+            if not waiting:
+                return
+            changed: Waiter[None] = Waiter()
+            self._acceptance[changed] = waiting
+        try:
+            with self.agent.waiting():
+                changed.wait(deadline)
+        finally:
+            with self._lock:
+                self._acceptance.pop(changed, None)
+
+    def _announce(self) -> None:
+        """Tell those who wait until references are accepted. Lock held."""
+        for waiter, refs in list(self._acceptance.items()):
+            if all(self._refs.state(ref) is not HeldState.CREATING for ref in refs):
+                del self._acceptance[waiter]
+                waiter.deliver(None)
 
     def creation_failed(self, ref: RefId, error: CallError) -> None:
         """Holder: the request was never accepted, and never will be."""
@@ -254,6 +293,7 @@ class References:
                     self._refs.on_register(sender, entries)
                 case Registered(entries=answers):
                     self._refs.on_registered(answers)
+                    self._announce()
                 case Release(entries=entries):
                     self._refs.on_release(sender, entries)
                 case ReleasedMessage(entries=entries):
@@ -267,6 +307,7 @@ class References:
     def lost(self, peer: int, cause: str) -> None:
         with self._lock:
             self._refs.lost(peer, cause)
+            self._announce()
         self.run()
 
     def repeat(self) -> None:
@@ -279,6 +320,8 @@ class References:
         """Do what the machine asks for. Never called with the lock held."""
         with self._lock:
             instructions = self._refs.take()
+        if instructions:
+            self.agent.executor.may_pass_lead()
         for instruction in instructions:
             match instruction:
                 case Send(to, message, call_id):
