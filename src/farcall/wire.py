@@ -186,6 +186,7 @@ MESSAGES: dict[Kind, type[Message]] = {
 }
 KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
 
+_KINDS = {int(kind): kind for kind in MESSAGES}
 _encode_meta = msgspec.msgpack.Encoder().encode
 _decoders = {kind: msgspec.msgpack.Decoder(message) for kind, message in MESSAGES.items()}
 
@@ -301,7 +302,8 @@ def decode_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
         raise BadFrame(f"not a farcall frame: it starts with {bytes(magic)!r}")
     if version != VERSION:
         raise BadFrame(f"frame version {version}; this farcall speaks version {VERSION}")
-    if kind not in MESSAGES:
+    known = _KINDS.get(kind)
+    if known is None:
         raise BadFrame(f"unknown frame kind {kind}")
     if meta > limits.meta:
         raise BadFrame(f"frame claims {meta} bytes of metadata; the limit is {limits.meta}")
@@ -309,7 +311,7 @@ def decode_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
         raise BadFrame(f"frame claims {count} buffers; the limit is {limits.buffers}")
     if body > limits.body:
         raise BadFrame(f"frame claims a body of {body} bytes; the limit is {limits.body}")
-    return Header(Kind(kind), flags, meta, count, call_id, body)
+    return Header(known, flags, meta, count, call_id, body)
 
 
 def decode_table(header: Header, table: Buffer, limits: Limits = DEFAULT_LIMITS) -> list[int]:

@@ -5,7 +5,6 @@ A test acts as worker "w0".
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -54,9 +53,3 @@ def gate(start: object) -> Iterator[Gate]:
     gate = Gate()
     yield gate
     gate.open()
-
-
-@pytest.fixture(autouse=True)
-def _collected() -> Iterator[None]:
-    yield
-    gc.collect()  # a failure that nobody looked at is logged in the test that caused it

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import selectors
 from collections.abc import Callable, Iterator
 
 import pytest
-from stations import InprocNet, Net, SocketNet, Station, Threads
-
-from farcall.transport import poller, socket, socket_link
+from stations import InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
 
 StationMaker = Callable[..., Station]
-
-
-def use_selector_poller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What platforms without epoll use."""
-    for module in (poller, socket_link):
-        monkeypatch.setattr(module, "READ", selectors.EVENT_READ)
-    for module in (poller, socket_link, socket):
-        monkeypatch.setattr(module, "WRITE", selectors.EVENT_WRITE)
-    monkeypatch.setattr(socket, "new_poller", poller.SelectorPoller)
 
 
 def stations_of(net: Net) -> Iterator[StationMaker]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import queue
+import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import count
 from typing import Any, Protocol
 
+import pytest
+
 from farcall.ids import Worker, new_incarnation
+from farcall.transport import poller, socket, socket_link
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
@@ -167,10 +170,10 @@ class SocketNet:
         return Station(Worker(me.name, rank, me.incarnation, endpoint.addresses), endpoint)
 
 
-@contextmanager
-def closing(*stations: Station) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for station in stations:
-            station.close()
+def use_selector_poller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What platforms without epoll use."""
+    for module in (poller, socket_link):
+        monkeypatch.setattr(module, "READ", selectors.EVENT_READ)
+    for module in (poller, socket_link, socket):
+        monkeypatch.setattr(module, "WRITE", selectors.EVENT_WRITE)
+    monkeypatch.setattr(socket, "new_poller", poller.SelectorPoller)

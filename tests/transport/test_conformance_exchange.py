@@ -166,7 +166,6 @@ def test_timeouts_and_answers_mixed_leave_every_answer_somewhere(
         threads.start(call, caller)
     threads.join()
     assert got | given_up == {caller << 32 | n for caller in range(1, 5) for n in range(40)}
-    # What nobody took has to arrive at `next`, but for calls that were never sent.
     link.exchange(request(1), soon())
     late = set()
     while not near.events.empty():

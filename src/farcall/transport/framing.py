@@ -25,7 +25,7 @@ from farcall.wire import (
 )
 
 READ_SIZE = 1 << 16
-MAPPED_SIZE = 1 << 20
+MAPPED_SIZE = 32 << 20
 MAX_VECTORS = 64
 _SCRATCH_SIZE = 64
 

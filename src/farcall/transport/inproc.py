@@ -104,6 +104,8 @@ class InprocEndpoint:
             known = self._dialled.get(other.me.incarnation)
             if known is not None and known.lost is None:
                 return known
+            if self._closed:
+                raise LinkError("this worker has shut down")
             near = InprocLink(self, other.me, f"inproc to {other.me.name}")
             far = InprocLink(other, self.me, f"inproc from {self.me.name}")
             near.other, far.other = far, near

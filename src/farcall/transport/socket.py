@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from urllib.parse import urlsplit
 
 from farcall.errors import LinkError
@@ -25,6 +26,7 @@ from farcall.transport.base import Admit, Arrived, Event, Link, LinkLost
 from farcall.transport.handshake import Identity
 from farcall.transport.poller import WRITE, new_poller
 from farcall.transport.socket_link import SocketLink
+from farcall.transport.spin import SpinBudget, Spinner
 from farcall.wire import DEFAULT_LIMITS, Frame, Limits
 
 logger = logging.getLogger("farcall.transport")
@@ -66,6 +68,8 @@ class SocketEndpoint:
         self._admit = admit
         self._limits = limits
         self._poller = new_poller()
+        self._spin = SpinBudget()
+        self._spinner = Spinner(self._spin)
         self._events: deque[Event] = deque()
         self._receiver = 0  # the thread inside `next`; others have to wake it
         self._lock = threading.Lock()  # guards the tables of links
@@ -176,6 +180,7 @@ class SocketEndpoint:
             Worker(peer.name, peer.id, peer.incarnation, host=peer.host, main=peer.main),
             description,
             self._poller,
+            self._spin,
             self._limits,
             self._on_frame,
             self._on_lost,
@@ -217,7 +222,11 @@ class SocketEndpoint:
     def _receive(self, timeout: float | None) -> Event | None:
         if self._lost:
             self._free_lost()
-        ready = self._poller.wait(timeout)
+        poller = self._poller
+        if timeout == 0.0:
+            ready = poller.wait(0.0)
+        else:
+            ready = self._spinner.wait(partial(poller.wait, 0.0), partial(poller.wait, timeout))
         for link, events in ready:
             if events & WRITE:
                 link.write_residue()

@@ -16,12 +16,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, NotSent
 from farcall.transport.framing import FrameReader
 from farcall.transport.poller import READ, WRITE, Poller
+from farcall.transport.spin import SpinBudget, Spinner
 from farcall.transport.waiter import MAX_WAIT, Waiter
 from farcall.wire import KINDS, Frame, Limits, encode
 
@@ -38,6 +40,7 @@ class SocketLink:
         peer: Worker,
         description: str,
         poller: Poller,
+        spin: SpinBudget,
         limits: Limits,
         on_frame: Callable[[SocketLink, Frame], None],
         on_lost: Callable[[SocketLink, str], None],
@@ -51,6 +54,9 @@ class SocketLink:
         self._sock = sock
         self._poller = poller
         self._reader = FrameReader(limits)
+        self._readable = select.poll()
+        self._readable.register(self.fd, select.POLLIN)
+        self._spinner = Spinner(spin)
         self._write_role = threading.Lock()
         self._residue: list[memoryview] = []
         self._on_frame = on_frame
@@ -88,12 +94,14 @@ class SocketLink:
 
     def _send_rest(self, rest: list[memoryview], deadline: float) -> None:
         """Write on with the write role held; give it back, or leave it with a residue."""
+        writable = select.poll()
+        writable.register(self.fd, select.POLLOUT)
         try:
             while True:
                 self._write_some(rest)
                 if not rest:
                     break
-                if not self._wait(select.POLLOUT, deadline):
+                if not _poll(writable, deadline):
                     self._leave_residue(rest)
                     raise TimeoutError
         except OSError as error:
@@ -159,13 +167,21 @@ class SocketLink:
 
     def _receive(self, waiter: Waiter[Frame], deadline: float) -> Frame:
         """Read, with the read role held, until this waiter has its outcome."""
+        reader = self._reader
+        needs_more = not reader.has_input
         while not waiter.is_set:
+            if needs_more and self.lost is None:
+                self._wait_readable(deadline)
             frame = self._read()
             if frame is not None:
                 self._route(frame)
-            elif self.lost is None and not self._wait(select.POLLIN, deadline):
-                raise TimeoutError
+            needs_more = frame is None or not reader.has_input
         return waiter.result()
+
+    def _wait_readable(self, deadline: float) -> None:
+        look = partial(self._readable.poll, 0)
+        if not self._spinner.wait(look, partial(_poll, self._readable, deadline)):
+            raise TimeoutError
 
     def _stop_reading(self) -> None:
         leftover = self._reader.has_input
@@ -205,17 +221,6 @@ class SocketLink:
                 waiter.deliver(frame)
                 return
         self._on_frame(self, frame)
-
-    def _wait(self, events: int, deadline: float) -> bool:
-        """Sleep until the socket is ready. False: the deadline passed first."""
-        poll = select.poll()
-        poll.register(self.fd, events)
-        while True:
-            left = MAX_POLL if deadline == math.inf else deadline - time.monotonic()
-            if poll.poll(max(0.0, min(left, MAX_POLL)) * 1000):
-                return True
-            if left <= MAX_POLL:
-                return False
 
     # Ending.
 
@@ -259,3 +264,13 @@ def _wait_time(deadline: float) -> float:
     if deadline == math.inf:
         return MAX_WAIT
     return max(0.0, min(deadline - time.monotonic(), MAX_WAIT))
+
+
+def _poll(poll: select.poll, deadline: float) -> bool:
+    """Sleep until the socket is ready. False: the deadline passed first."""
+    while True:
+        left = MAX_POLL if deadline == math.inf else deadline - time.monotonic()
+        if poll.poll(max(0.0, min(left, MAX_POLL)) * 1000):
+            return True
+        if left <= MAX_POLL:
+            return False

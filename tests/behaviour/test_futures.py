@@ -1,0 +1,276 @@
+"""What `rpc_async` returns: a torch future that can be awaited and loses no error."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from behaviour.helpers import PATIENCE, Box, Gate, echo, fail_with, in_threads, wait_at
+from farcall import rpc
+from farcall.runtime.agent import Agent
+from farcall.testing.cluster import acting_as
+
+
+def increment(future: torch.futures.Future[int]) -> int:
+    return future.wait() + 1
+
+
+def never_looked_at(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    gc.collect()
+    return [record for record in caplog.records if "never looked at" in record.getMessage()]
+
+
+def test_it_is_a_torch_future(pair: list[Agent], gate: Gate) -> None:
+    future = rpc.rpc_async("w1", wait_at, args=(gate, 5))
+    assert isinstance(future, torch.futures.Future)
+    assert not future.done()
+    gate.open()
+    assert future.wait() == 5
+    assert future.done()
+    assert future.value() == 5
+    assert future.wait() == 5
+
+
+def test_then_chains(pair: list[Agent], gate: Gate) -> None:
+    future = rpc.rpc_async("w1", wait_at, args=(gate, 5))
+    chained = future.then(increment).then(increment)
+    assert isinstance(chained, torch.futures.Future)
+    assert not chained.done()
+    gate.open()
+    assert chained.wait() == 7
+    assert future.then(increment).wait() == 6  # of a future that is done already
+
+
+def test_then_sees_the_failure_of_the_call(pair: list[Agent]) -> None:
+    future = rpc.rpc_async("w1", fail_with, args=(KeyError("gone"),))
+    with pytest.raises(KeyError, match="gone"):
+        future.then(increment).then(increment).wait()
+
+    def recover(future: torch.futures.Future[Any]) -> str:
+        with pytest.raises(KeyError):
+            future.value()
+        return "recovered"
+
+    assert future.then(recover).wait() == "recovered"
+
+
+def test_an_error_in_a_then_callback_is_the_result(pair: list[Agent]) -> None:
+    def fail(_: Any) -> None:
+        raise FileNotFoundError(2, "in the callback", "name")
+
+    with pytest.raises(FileNotFoundError) as raised:
+        rpc.rpc_async("w1", echo, args=(1,)).then(fail).wait()
+    assert raised.value.filename == "name"
+
+
+def test_a_then_callback_may_call_again(pair: list[Agent]) -> None:
+    def call_again(future: torch.futures.Future[int]) -> int:
+        return int(rpc.rpc_sync("w1", echo, args=(future.wait() + 1,)))
+
+    future = rpc.rpc_async("w1", echo, args=(1,))
+    for _ in range(5):
+        future = future.then(call_again)
+    assert future.wait() == 6
+
+
+def test_a_then_callback_acts_as_the_worker_that_made_the_call(
+    pair: list[Agent], gate: Gate
+) -> None:
+    future = rpc.rpc_async("w1", wait_at, args=(gate,))
+    name = future.then(lambda _: rpc.get_worker_info().name)
+    gate.open()
+    assert name.wait() == "w0"
+
+
+def test_done_callbacks_run_once_with_the_future(pair: list[Agent], gate: Gate) -> None:
+    box = Box()
+    future = rpc.rpc_async("w1", wait_at, args=(gate, 5))
+    future.add_done_callback(lambda done: box.put((done is future, done.value())))
+    future.add_done_callback(lambda done: box.put((done is future, done.value())))
+    assert box.things == []
+    gate.open()
+    assert box.wait_for(2) == [(True, 5)] * 2
+    future.add_done_callback(lambda done: box.put("late"))
+    assert box.things == [(True, 5), (True, 5), "late"]
+
+
+def test_collect_all_and_wait_all(pair: list[Agent], gate: Gate) -> None:
+    futures = [rpc.rpc_async("w1", wait_at, args=(gate, i)) for i in range(10)]
+    collected = torch.futures.collect_all(futures)
+    assert not collected.done()
+    gate.open()
+    assert [future.wait() for future in collected.wait()] == list(range(10))
+    assert torch.futures.wait_all(futures) == list(range(10))
+
+
+def test_collect_all_and_wait_all_raise_what_a_call_raised(pair: list[Agent]) -> None:
+    futures = [
+        rpc.rpc_async("w1", echo, args=(1,)),
+        rpc.rpc_async("w1", fail_with, args=(KeyError("gone"),)),
+    ]
+    with pytest.raises(KeyError, match="gone"):
+        torch.futures.wait_all(futures)
+    with pytest.raises(KeyError, match="gone"):
+        torch.futures.collect_all(futures).wait()
+
+
+def test_many_threads_may_wait_for_one_future(pair: list[Agent], gate: Gate) -> None:
+    future = rpc.rpc_async("w1", wait_at, args=(gate, 5))
+    with in_threads(*[future.wait] * 8) as results:
+        gate.open()
+    assert results == [5] * 8
+
+
+# asyncio.
+
+
+async def _await(*futures: rpc.Future[Any]) -> list[Any]:
+    return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), PATIENCE)
+
+
+async def _one(future: rpc.Future[Any]) -> Any:
+    return await future
+
+
+def test_it_can_be_awaited(pair: list[Agent], gate: Gate) -> None:
+    future = rpc.rpc_async("w1", wait_at, args=(gate, 5))
+
+    async def main() -> Any:
+        task = asyncio.ensure_future(_one(future))
+        await asyncio.sleep(0)
+        assert not task.done()
+        gate.open()
+        return await asyncio.wait_for(task, PATIENCE)
+
+    assert asyncio.run(main()) == 5
+    assert asyncio.run(_one(future)) == 5  # done already, and in another loop
+
+
+def test_many_can_be_gathered(pair: list[Agent]) -> None:
+    async def main() -> list[Any]:
+        calls = [_one(rpc.rpc_async("w1", echo, args=(i,))) for i in range(200)]
+        return await asyncio.wait_for(asyncio.gather(*calls), PATIENCE)
+
+    assert asyncio.run(main()) == list(range(200))
+
+
+def test_awaiting_raises_what_the_call_raised(pair: list[Agent]) -> None:
+    async def main() -> Any:
+        await rpc.rpc_async("w1", fail_with, args=(KeyError("gone"),))
+
+    with pytest.raises(KeyError, match="gone"):
+        asyncio.run(main())
+
+
+def test_the_event_loop_runs_on_while_a_call_is_awaited(pair: list[Agent], gate: Gate) -> None:
+    async def main() -> Any:
+        future = asyncio.ensure_future(_one(rpc.rpc_async("w1", wait_at, args=(gate, 5))))
+        quick = await asyncio.wait_for(_one(rpc.rpc_async("w1", echo, args=(1,))), PATIENCE)
+        assert not future.done()
+        gate.open()
+        return quick, await asyncio.wait_for(future, PATIENCE)
+
+    assert asyncio.run(main()) == (1, 5)
+
+
+def test_cancelling_the_task_does_not_harm_the_future(pair: list[Agent], gate: Gate) -> None:
+    future = rpc.rpc_async("w1", wait_at, args=(gate, 5))
+
+    async def main() -> None:
+        task = asyncio.ensure_future(_one(future))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    gate.open()
+    assert future.wait() == 5
+
+
+# No error disappears.
+
+
+def make_failing_and_forget() -> None:
+    done = Box()
+    future = rpc.rpc_async("w1", fail_with, args=(KeyError("lost error"),))
+    torch.futures.Future.add_done_callback(future, lambda _: done.put(1))
+    done.wait_for()
+
+
+def test_a_failure_that_nobody_looked_at_is_logged_with_its_place(
+    pair: list[Agent], caplog: pytest.LogCaptureFixture
+) -> None:
+    make_failing_and_forget()
+    (record,) = never_looked_at(caplog)
+    assert record.name == "farcall"
+    assert record.levelno == logging.ERROR
+    assert f"{__file__}:" in record.getMessage()
+    assert "make_failing_and_forget" in record.getMessage()
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], KeyError)
+
+
+@pytest.mark.parametrize("look", ["wait", "value", "then", "await", "wait_all", "collect_all"])
+def test_a_failure_that_somebody_looked_at_is_not_logged(
+    pair: list[Agent], caplog: pytest.LogCaptureFixture, look: str
+) -> None:
+    def look_at(future: rpc.Future[Any]) -> Any:
+        match look:
+            case "wait":
+                return future.wait()
+            case "value":
+                future.add_done_callback(lambda _: None)
+                torch.futures.Future.wait(future)
+                return future.value()
+            case "then":
+                return future.then(lambda f: f.value()).wait()
+            case "await":
+                return asyncio.run(_one(future))
+            case "wait_all":
+                return torch.futures.wait_all([future])
+            case _:
+                return torch.futures.collect_all([future]).wait()
+
+    with pytest.raises(KeyError):
+        look_at(rpc.rpc_async("w1", fail_with, args=(KeyError("gone"),)))
+    assert never_looked_at(caplog) == []
+
+
+def test_a_chain_that_fails_unseen_is_logged_once(
+    pair: list[Agent], caplog: pytest.LogCaptureFixture
+) -> None:
+    done = Box()
+    chain = rpc.rpc_async("w1", fail_with, args=(KeyError("gone"),)).then(increment)
+    torch.futures.Future.add_done_callback(chain, lambda _: done.put(1))
+    done.wait_for()
+    del chain
+    assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+    assert len(never_looked_at(caplog)) == 1
+
+
+def test_a_value_that_nobody_looked_at_is_not_logged(
+    pair: list[Agent], caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in range(5):
+        rpc.rpc_async("w1", echo, args=(value,))
+    assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+    assert never_looked_at(caplog) == []
+
+
+def test_futures_of_two_workers_can_be_waited_for_together(trio: list[Agent]) -> None:
+    def calls(agent: Agent) -> list[rpc.Future[int]]:
+        with acting_as(agent):
+            return [rpc.rpc_async("w2", echo, args=(i,)) for i in range(5)]
+
+    futures = calls(trio[0]) + calls(trio[1])
+    assert torch.futures.wait_all(futures) == [*range(5), *range(5)]
+    with in_threads(functools.partial(torch.futures.wait_all, futures)) as results:
+        pass
+    assert results == [[*range(5), *range(5)]]

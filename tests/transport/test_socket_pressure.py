@@ -1,0 +1,170 @@
+"""Sockets: a peer that does not read holds up its senders, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from stations import Station, Threads, content, echo, request, soon, take
+
+from farcall.errors import LinkError
+from farcall.transport.base import Arrived, Link, LinkLost, NotSent
+from farcall.wire import Frame, Reply
+
+StationMaker = Callable[..., Station]
+
+# More than the kernel keeps for a connection between two processes of this machine.
+LARGE = bytes(range(256)) * (24 << 12)
+
+
+@pytest.fixture
+def near(socket_station: StationMaker) -> Station:
+    return socket_station("near")
+
+
+@pytest.fixture
+def far(socket_station: StationMaker) -> Station:
+    return socket_station("far")
+
+
+@pytest.fixture
+def blocked(near: Station, far: Station) -> Iterator[Link]:
+    """A link whose other end nobody reads, with a frame half written."""
+    link = near.connect(far)
+    with pytest.raises(TimeoutError) as caught:
+        link.send(request(1, b"", [LARGE]), time.monotonic() + 0.05)
+    assert not isinstance(caught.value, NotSent)
+    return link
+
+
+def test_frame_that_does_not_fit_times_out_in_the_middle_and_arrives_whole_later(
+    near: Station, far: Station, blocked: Link
+) -> None:
+    near.read()  # it is `next` that writes the rest
+    far.read()
+    assert content(far.arrived().frame) == content(request(1, b"", [LARGE]))
+
+
+def test_frame_behind_a_half_written_one_is_not_sent(
+    near: Station, far: Station, blocked: Link
+) -> None:
+    for deadline in (0.0, time.monotonic() + 0.02):
+        with pytest.raises(NotSent):
+            blocked.send(request(2), deadline)
+        with pytest.raises(NotSent):
+            blocked.exchange(request(3), deadline)
+    near.read()
+    far.read()
+    assert far.arrived().frame.call_id == 1
+    blocked.send(request(4), soon())
+    assert far.arrived().frame.call_id == 4  # neither 2 nor 3 came
+
+
+def test_senders_that_wait_behind_a_half_written_frame_go_on_in_the_end(
+    near: Station, far: Station, blocked: Link, threads: Threads
+) -> None:
+    near.read()
+    for number in range(2, 6):
+        threads.start(blocked.send, request(number), soon())
+    far.read()
+    assert far.arrived().frame.call_id == 1
+    assert sorted(far.arrived().frame.call_id for _ in range(4)) == [2, 3, 4, 5]
+
+
+def test_exchange_behind_a_half_written_frame_goes_on_when_the_peer_reads_again(
+    near: Station, far: Station, blocked: Link, threads: Threads
+) -> None:
+    for number in range(2, 5):
+        threads.start(blocked.exchange, request(number), soon())
+    near.read()
+    far.read(lambda event: echo(event) if event.frame.call_id > 1 else None)
+    threads.join()
+    assert blocked.exchange(request(9), soon()).call_id == 9
+
+
+def test_many_half_written_frames_one_after_the_other_arrive_whole(
+    near: Station, far: Station, threads: Threads
+) -> None:
+    near.read()
+    link = near.connect(far)
+    sent = []
+    for number in range(1, 200):
+        frame = request(number, b"b" * (number % 50), [LARGE[: 40_000 * number], b"end"])
+        try:
+            link.send(frame, time.monotonic() + 0.001)
+        except NotSent:
+            # Somebody has to read now, or it goes on like this.
+            event = take(far.endpoint)
+            assert isinstance(event, Arrived)
+            assert content(event.frame) == content(sent.pop(0))
+            continue
+        except TimeoutError:
+            pass
+        sent.append(frame)
+        if len(sent) > 8:
+            break
+    for frame in sent:
+        event = take(far.endpoint)
+        assert isinstance(event, Arrived)
+        assert content(event.frame) == content(frame)
+
+
+def test_half_written_frame_is_written_on_while_a_caller_waits_for_its_reply(
+    near: Station, far: Station, threads: Threads
+) -> None:
+    near.read()
+    link = near.connect(far)
+    threads.start(link.exchange, request(1), soon())
+    first = take(far.endpoint)
+    assert isinstance(first, Arrived)
+    # The caller has the reading role now, and another thread leaves half a frame.
+    with pytest.raises(TimeoutError):
+        link.send(request(2, b"", [LARGE]), time.monotonic() + 0.05)
+    second = take(far.endpoint)
+    assert isinstance(second, Arrived)
+    assert content(second.frame) == content(request(2, b"", [LARGE]))
+    link.send(request(3), soon())
+    third = take(far.endpoint)
+    assert isinstance(third, Arrived)
+    assert third.frame.call_id == 3
+    first.link.send(Frame(Reply(), 1), soon())
+
+
+def test_other_links_work_while_one_peer_does_not_read(
+    socket_station: StationMaker, near: Station, blocked: Link
+) -> None:
+    near.read()
+    other = socket_station("other")
+    other.read()
+    near.connect(other).send(request(9), soon())
+    assert other.arrived().frame.call_id == 9
+
+
+@pytest.mark.parametrize("ended_by", ["near", "far"])
+def test_link_that_ends_with_half_a_frame_ends_its_senders(
+    near: Station, far: Station, blocked: Link, threads: Threads, ended_by: str
+) -> None:
+    near.read()
+
+    def send() -> None:
+        with pytest.raises(LinkError):
+            blocked.send(request(2), soon())
+
+    for _ in range(3):
+        threads.start(send)
+    if ended_by == "near":
+        near.endpoint.drop(far.worker.incarnation, "a test drops it")
+    else:
+        far.endpoint.close()
+    threads.join()
+    assert near.lost().link is blocked
+
+
+def test_half_a_frame_of_a_dead_peer_is_not_delivered(
+    near: Station, far: Station, blocked: Link
+) -> None:
+    near.endpoint.close()
+    event = take(far.endpoint)
+    assert isinstance(event, LinkLost)
+    assert far.endpoint.links() == []

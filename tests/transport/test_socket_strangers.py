@@ -1,0 +1,260 @@
+"""Sockets: strangers and broken peers get a clear refusal, and hurt nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from stations import PATIENCE, SocketNet, Station, echo, request, soon
+
+from farcall.errors import AuthenticationFailed, LinkError
+from farcall.ids import Worker, new_incarnation
+from farcall.transport import handshake
+from farcall.transport.handshake import Identity
+from farcall.wire import HEADER, MAGIC, VERSION, Kind, Limits, encode
+
+StationMaker = Callable[..., Station]
+
+HUGE = 1 << 60
+
+
+def dial(station: Station) -> socket.socket:
+    url = urlsplit(station.worker.addresses[0])
+    assert url.hostname is not None
+    assert url.port is not None
+    return socket.create_connection((url.hostname, url.port), timeout=PATIENCE)
+
+
+def dial_as_worker(station: Station) -> socket.socket:
+    """A connection after a correct handshake, on which a test says what it likes."""
+    sock = dial(station)
+    me = Identity("crafty", 7, new_incarnation())
+    handshake.connect(sock, me, None, expects=0, deadline=soon())
+    return sock
+
+
+def say(sock: socket.socket, data: bytes) -> None:
+    """Send all that there is to say, and wait until the other side ends the connection."""
+    try:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass  # it has ended the connection already
+    assert_closed(sock)
+
+
+def assert_closed(sock: socket.socket) -> None:
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(4096):
+            pass
+
+
+@pytest.fixture
+def far(socket_station: StationMaker) -> Station:
+    return socket_station("far")
+
+
+@pytest.fixture
+def bystander(socket_station: StationMaker, far: Station) -> Iterator[None]:
+    """A worker whose link to far must still be good at the end."""
+    far.read(echo)
+    near = socket_station("bystander")
+    near.read()
+    link = near.connect(far)
+    yield
+    assert link.exchange(request(1, b"still here"), soon()).body == b"still here"
+    assert near.connect(far) is link
+    assert near.events.empty()
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# Frames that lie.
+
+
+def header(
+    *, meta: int = 1, count: int = 0, body: int = 0, magic: bytes = MAGIC, version: int = VERSION,
+    kind: int = Kind.REQUEST,
+) -> bytes:
+    return HEADER.pack(magic, version, kind, 0, meta, count, 1, body)
+
+
+LIES = {
+    "a body of 2^60 bytes": (header(body=HUGE), f"a body of {HUGE} bytes"),
+    "a buffer of 2^60 bytes": (
+        header(kind=Kind.CANCEL, count=1) + struct.pack("<Q", HUGE) + b"\x90",
+        f"claims {HUGE} bytes for buffer 0",
+    ),
+    "buffers of 2^40 bytes each": (
+        header(kind=Kind.CANCEL, count=3) + struct.pack("<3Q", *[1 << 40] * 3) + b"\x90",
+        "bytes in all",
+    ),
+    "2^32 - 1 buffers": (header(count=(1 << 32) - 1), "buffers"),
+    "2^32 - 1 bytes of metadata": (header(meta=(1 << 32) - 1), "bytes of metadata"),
+    "another magic": (header(magic=b"HTTP"), "not a farcall frame"),
+    "another version": (header(version=9), "frame version 9"),
+    "an unknown kind": (header(kind=200), "unknown frame kind 200"),
+    "broken metadata": (header(meta=5) + b"\xc1" * 5, "broken REQUEST message"),
+    "metadata of another type": (header(meta=1) + b"\x90", "broken REQUEST message"),
+}
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize("lie", LIES)
+def test_frame_that_lies_loses_its_own_link_with_a_clear_error(far: Station, lie: str) -> None:
+    data, complaint = LIES[lie]
+    before = resident_bytes()
+    with dial_as_worker(far) as sock:
+        sock.sendall(data)
+        assert complaint in far.lost().cause
+        assert_closed(sock)
+    assert resident_bytes() - before < 64 << 20
+
+
+@pytest.mark.usefixtures("bystander")
+def test_claim_within_the_limits_costs_nothing_until_the_bytes_come(far: Station) -> None:
+    before = resident_bytes()
+    with dial_as_worker(far) as sock:
+        say(sock, header(body=8 << 30))
+        assert "closed the connection" in far.lost().cause
+    assert resident_bytes() - before < 64 << 20
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize("cut", [1, 31, 32, 33, 60, 2_000, 70_000, 300_000])
+def test_frame_that_ends_early_is_a_lost_link_and_no_frame(far: Station, cut: int) -> None:
+    whole = b"".join(bytes(p) for p in encode(request(1, b"b" * 100_000, [b"x" * 250_000])))
+    with dial_as_worker(far) as sock:
+        say(sock, whole[:cut])
+        assert "closed the connection" in far.lost().cause
+
+
+def test_limits_are_the_endpoints_own(socket_station: StationMaker) -> None:
+    near = socket_station("near")
+    strict = socket_station("strict", limits=Limits(body=1000, buffer=1000, frame=1500))
+    strict.read()
+    for frame in (
+        request(1, b"b" * 1001),
+        request(1, b"", [b"b" * 1001]),
+        request(1, b"", [b"b" * 800] * 2),
+    ):
+        near.connect(strict).send(frame, soon())
+        assert "the limit is" in strict.lost().cause
+        near.endpoint.drop(strict.worker.incarnation, "again")
+    near.connect(strict).send(request(2, b"b" * 1000), soon())
+    assert strict.arrived().frame.call_id == 2
+
+
+# Strangers.
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40),
+        b"\0" * 64,
+        b"\xff" * 5000,
+        b"".join(bytes(p) for p in encode(request(1))),
+        b"",
+    ],
+    ids=["http", "tls", "zeros", "ones", "a frame without handshake", "nothing"],
+)
+def test_stranger_is_shown_the_door(
+    far: Station, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    far.read()
+    with caplog.at_level(logging.WARNING, "farcall.transport"), dial(far) as sock:
+        say(sock, data)
+    far.close()
+    assert "refused a connection from 127.0.0.1" in caplog.text
+    assert far.events.empty()
+
+
+@pytest.mark.usefixtures("bystander")
+def test_random_bytes_on_the_port_do_nothing(far: Station) -> None:
+    draw = random.Random(7)
+    for _ in range(60):
+        with dial(far) as sock:
+            say(sock, draw.randbytes(draw.randrange(1, 3000)))
+    assert far.events.empty()
+
+
+@pytest.mark.usefixtures("bystander")
+def test_random_bytes_after_a_correct_handshake_lose_that_link_only(far: Station) -> None:
+    draw = random.Random(8)
+    for _ in range(30):
+        with dial_as_worker(far) as sock:
+            say(sock, draw.randbytes(draw.randrange(1, 3000)))
+        assert far.lost().cause
+
+
+def test_silent_strangers_do_not_keep_a_worker_from_connecting(
+    socket_station: StationMaker, far: Station
+) -> None:
+    far.read(echo)
+    near = socket_station("near")
+    with contextlib.ExitStack() as strangers:
+        for _ in range(20):
+            strangers.enter_context(dial(far))
+        assert near.connect(far).exchange(request(1), soon()).call_id == 1
+
+
+def test_silent_strangers_do_not_hold_up_closing(far: Station) -> None:
+    with contextlib.ExitStack() as strangers:
+        socks = [strangers.enter_context(dial(far)) for _ in range(5)]
+        far.endpoint.close()
+        for sock in socks:
+            assert_closed(sock)
+
+
+# Secrets and incarnations.
+
+
+@pytest.mark.parametrize("ours", [b"wrong", None])
+@pytest.mark.parametrize("theirs", [b"right", None])
+def test_links_need_the_same_secret_on_both_sides(ours: bytes | None, theirs: bytes | None) -> None:
+    net = SocketNet()
+    near, far = net.station("near", secret=ours), net.station("far", secret=theirs)
+    near.read()
+    far.read(echo)
+    try:
+        if ours == theirs:
+            assert near.connect(far).exchange(request(1), soon()).call_id == 1
+            return
+        with pytest.raises(AuthenticationFailed, match="FARCALL_SECRET"):
+            near.connect(far)
+        assert near.endpoint.links() == far.endpoint.links() == []
+        assert near.events.empty()
+        assert far.events.empty()
+    finally:
+        near.close()
+        far.close()
+
+
+def test_another_incarnation_at_the_address_is_not_taken_for_the_one_meant(
+    socket_station: StationMaker, far: Station
+) -> None:
+    near = socket_station("near")
+    known = far.worker
+    former = Worker(known.name, known.id, new_incarnation(), known.addresses)
+    with pytest.raises(LinkError, match="it restarted"):
+        near.endpoint.connect(former, soon())
+    assert far.endpoint.links() == near.endpoint.links() == []
+
+
+def test_unbindable_address_is_named(far: Station) -> None:
+    port = urlsplit(far.worker.addresses[0]).port
+    with pytest.raises(LinkError, match=f"can't listen on 127.0.0.1:{port}"):
+        SocketNet().station(listen=("127.0.0.1", port))

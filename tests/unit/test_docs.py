@@ -1,0 +1,145 @@
+"""What README.md and docs/ show really runs, and what they point at exists.
+
+Every `python` block of a page is run, in order, in one namespace, as code of worker `w0` of the
+group `w0`, `w1`, `w2` in this process. A block that calls `init_rpc` is a script: it runs in
+processes of its own, under torchrun if it reads RANK. Where a `print` has a comment behind it, that
+is what it must print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from farcall.testing.cluster import acting_as, cluster
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# The others hold no code to run: cartpole.md quotes the demo, see test_docs_cartpole.py.
+RUN = ("README.md", "docs/guide.md", "docs/migrate.md")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+SECONDS = 60
+
+
+class Block(NamedTuple):
+    """A `python` block; `line` is that of its first line in the page."""
+
+    page: Path
+    line: int
+    code: str
+
+    @property
+    def is_script(self) -> bool:
+        return "rpc.init_rpc(" in self.code
+
+    @property
+    def prints(self) -> list[str]:
+        """What the comments behind its `print`s announce."""
+        return re.findall(r"^\s*print\(.*\)  # (.*)$", self.code, flags=re.MULTILINE)
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    fenced = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [Block(page, text[: m.start(1)].count("\n") + 1, m[1]) for m in fenced]
+
+
+def run_here(block: Block, namespace: dict[str, object]) -> str:
+    # The empty lines make the line numbers of tracebacks those of the page.
+    code = compile("\n" * (block.line - 1) + block.code, block.page, "exec")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code, namespace)
+    return out.getvalue()
+
+
+def run_as_script(block: Block, folder: Path) -> str:
+    script = folder / f"line{block.line}.py"
+    script.write_text(block.code, encoding="utf-8")
+    launcher = TORCHRUN if '"RANK"' in block.code else ()
+    environment = {**os.environ, "MASTER_ADDR": "localhost", "FARCALL_SECRET": ""}
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=folder,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def namespace() -> Iterator[dict[str, object]]:
+    """That of a module that can be imported, so that its functions go by name, as a user's do."""
+    module = types.ModuleType("documented")
+    sys.modules[module.__name__] = module
+    yield module.__dict__
+    del sys.modules[module.__name__]
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_code_on_the_page_runs_and_prints_what_it_says(
+    page: str, namespace: dict[str, object], tmp_path: Path
+) -> None:
+    blocks = [block for block in blocks_of(ROOT / page) if not block.is_script]
+    with cluster(3) as workers, acting_as(workers[0]):
+        for block in blocks:
+            assert run_here(block, namespace).splitlines() == block.prints, block
+
+
+SCRIPTS = [block for page in RUN for block in blocks_of(ROOT / page) if block.is_script]
+
+
+@pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: f"{block.page.name}:{block.line}")
+def test_script_on_the_page_runs_and_prints_what_it_says(block: Block, tmp_path: Path) -> None:
+    assert run_as_script(block, tmp_path).splitlines() == block.prints
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The fragments under which a page's headings can be reached, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for target in targets:
+        if "://" in target:
+            continue
+        path, _, fragment = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if fragment:
+            assert fragment in anchors_of(linked), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_named_on_the_page_exist(page: Path) -> None:
+    named = re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]*\w)`", page.read_text("utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_named_on_the_page_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
+    named = set(re.findall(r"(?:`|^|\$ )make ([a-z-]+)", page.read_text("utf-8"), re.MULTILINE))
+    assert named <= targets
+
+
+def test_readme_sets_up_with_exactly_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\$ (make .*)$", readme, flags=re.MULTILINE) == ["make demo", "make test"]
