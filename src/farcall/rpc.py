@@ -14,6 +14,8 @@ default given to `init_rpc`.
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +72,24 @@ Worker = str | int | WorkerInfo
 _NAME = re.compile(r"[\w:-]{1,127}", re.ASCII)
 _starting = threading.Lock()
 _generation = 0
+
+
+def _at_exit() -> None:
+    agent = default_agent()
+    if agent is not None:
+        agent.close("its program ended without shutdown")
+
+
+def _after_fork_in_child() -> None:
+    agent = default_agent()
+    if agent is not None:
+        set_default_agent(None)
+        agent.endpoint.forget()
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def init_rpc(

@@ -27,7 +27,9 @@ class Departure:
         self._members = sorted(members)
         self._ready = False
         self._idle_epoch: int | None = None  # None: busy
-        self._asked: tuple[int, int] | None = None  # who asked us, in which round
+        # Who asked us, in which round. Several: a dead leader's last question may come after its
+        # successor's first one.
+        self._asked: dict[int, int] = {}
         self._round = 0
         self._answers: dict[int, int] = {}
         self._previous: dict[int, int] | None = None
@@ -57,7 +59,7 @@ class Departure:
         self._idle_epoch = None
 
     def on_drain(self, sender: int, message: Drain) -> Messages:
-        self._asked = (sender, message.round)
+        self._asked[sender] = message.round
         return self._answer()
 
     def on_drained(self, sender: int, message: Drained) -> Messages:
@@ -74,6 +76,7 @@ class Departure:
         was_leader = self.leader
         self._members = [(i, inc) for i, inc in self._members if inc != peer]
         self._answers.pop(peer, None)
+        self._asked.pop(peer, None)
         if self._previous is not None:
             self._previous.pop(peer, None)
         if not self._ready or self.leader != self._me:
@@ -86,10 +89,10 @@ class Departure:
         return [(inc, Drain(self._round)) for _, inc in self._members]
 
     def _answer(self) -> Messages:
-        if self._asked is None or not self._ready or self._idle_epoch is None:
+        if not self._ready or self._idle_epoch is None:
             return []
-        (sender, number), self._asked = self._asked, None
-        return [(sender, Drained(number, self._idle_epoch))]
+        asked, self._asked = self._asked, {}
+        return [(sender, Drained(number, self._idle_epoch)) for sender, number in asked.items()]
 
     def _finish_round(self) -> Messages:
         if self._round == 0 or self.missing:

@@ -376,23 +376,30 @@ class Agent:
             )
         )
 
-    def close(self) -> None:
-        """Leave at once: calls in flight end as Cancelled here and as PeerLost elsewhere."""
+    def close(self, reason: str = "it has shut down") -> None:
+        """Leave at once: calls in flight end as Cancelled here and as PeerLost elsewhere.
+
+        Args:
+            reason: what the others are told.
+        """
         with self._closing:
             if self._closed:
                 return
             self._closed = True
         for link in self.endpoint.links():
             with contextlib.suppress(LinkError, TimeoutError):
-                link.send(Frame(Leaving()), time.monotonic() + GOODBYE_SECONDS)
+                link.send(Frame(Leaving(reason)), time.monotonic() + GOODBYE_SECONDS)
+        # First everything that threads of ours may wait for, then the threads.
+        error = Cancelled(f"the agent of {self.me.name!r} was shut down")
+        self.loopback.lose(str(error))
+        for peer in self.directory.all():
+            self.endpoint.drop(peer.incarnation, str(error))
+            with peer.lock:
+                peer.lost = peer.lost or str(error)
+                pending = peer.outgoing.lost()
+            self.outbound.fail(pending, error)
+        self.references.close(error)
         if not self.executor.stop(STOP_SECONDS):
             logger.warning("%s: shut down while functions are still running", self.me.name)
         self.endpoint.close()
-        self.loopback.lose("this worker has shut down")
-        error = Cancelled(f"the agent of {self.me.name!r} was shut down")
-        for peer in self.directory.all():
-            with peer.lock:
-                pending = peer.outgoing.lost()
-            self.outbound.fail(pending, error)
-        self.references.close()
         self._on_close()

@@ -25,7 +25,7 @@ from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.peers import Peer
 from farcall.runtime.references import RefHandle, references_of
-from farcall.serde import Dumped, dump_failure
+from farcall.serde import Dumped, dump_failure, name_of
 from farcall.transport.base import Link, NotSent
 from farcall.wire import Accepted, Failure, Frame, Reply, Request
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("farcall")
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
+OWN_HANDLERS = frozenset(f"farcall.rref:{name}" for name in ("fetch", "type_of", "call_method"))
 
 
 class Deferred(NamedTuple):
@@ -53,17 +54,25 @@ class Policy:
     def __init__(self, allow_functions: Collection[str] | None = None) -> None:
         self._patterns = None if allow_functions is None else tuple(allow_functions)
 
-    def check(self, function: str) -> None:
-        """Raises Refused unless the function, "module:qualname", may be called.
+    def check(self, name: str) -> None:
+        """Raises Refused unless the function of this name may be called. "" is one sent by value.
 
         farcall's own handlers may always be: they check what they are asked to call.
         """
-        if self._patterns is None or function.startswith("farcall.rref:"):
+        if self._patterns is None or name in OWN_HANDLERS:
             return
-        if not function:
+        if not name:
             raise Refused("this worker runs only functions that are named; this one came by value")
-        if not any(fnmatch.fnmatchcase(function, pattern) for pattern in self._patterns):
-            raise Refused(f"this worker does not allow calls of {function!r}")
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns):
+            raise Refused(f"this worker does not allow calls of {name!r}")
+
+    def check_found(self, name: str, function: Callable[..., Any]) -> None:
+        """Raises Refused if the function that was found is really another's.
+
+        "app:os.system" would match the pattern "app:*" if app imports os.
+        """
+        if self._patterns is not None and name_of(function) != name:
+            raise Refused(f"this worker does not allow calls of {name!r}: it is not defined there")
 
 
 def result_of(function: Callable[..., Any], result: Any) -> Any:
@@ -174,7 +183,9 @@ class Job:
         frame.body, frame.buffers = b"", ()
         if request.function:
             args, kwargs = loaded
-            return agent.serializer.functions.resolve(request.function), args, kwargs
+            found = agent.serializer.functions.resolve(request.function)
+            agent.policy.check_found(request.function, found)
+            return found, args, kwargs
         function, args, kwargs = loaded
         return function, args, kwargs
 

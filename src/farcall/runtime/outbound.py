@@ -42,6 +42,13 @@ To = str | int | WorkerInfo
 Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
 
+# How farcall's own handlers are called in messages.
+_OWN_NAMES = {
+    "farcall.rref:fetch": "to_here",
+    "farcall.rref:type_of": "the type of a remote value",
+    "farcall.rref:call_method": "a method of a remote value",
+}
+
 
 class Outbound:
     """The calling side of an agent. Thread-safe."""
@@ -326,9 +333,10 @@ class Outbound:
             self._deadlines.discard(pending.deadline, (peer, call_id, pending.created))
 
     def _timeout(self, peer: Peer, pending: PendingCall) -> RpcTimeout:
+        what = _OWN_NAMES.get(pending.function, pending.function) or "a function sent by value"
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
-            f"{pending.function or 'a function'} on worker {peer.name!r}"
+            f"{what} on worker {peer.name!r}"
         )
 
     def _outcome(self, peer: Peer, call_id: int) -> PendingCall | None:

@@ -329,18 +329,31 @@ class References:
                 case Drop(ref):
                     self._values.pop(ref, None)
                 case Ready(key):
-                    self._parked.pop(key)(None)
+                    self._continue(key, None)
                 case Unavailable(key, owner_name, cause):
-                    self._parked.pop(key)(OwnerDied(owner_name, cause))
+                    self._continue(key, OwnerDied(owner_name, cause))
+
+    def _continue(self, key: TransferKey, error: OwnerDied | None) -> None:
+        then = self._parked.pop(key, None)
+        if then is not None:  # else the agent is closing
+            then(error)
 
     def statistics(self) -> dict[str, int]:
         with self._lock:
             return self._refs.statistics()
 
-    def close(self) -> None:
-        """The agent shuts down: every value may go."""
+    def close(self, error: CallError) -> None:
+        """The agent shuts down: every value may go, and nobody waits any more."""
         values, self._values = self._values, {}
-        values.clear()
+        for value in values.values():
+            value.fail(error)
+        with self._lock:
+            parked, self._parked = self._parked, {}
+            waiting, self._acceptance = self._acceptance, {}
+        for changed in waiting:
+            changed.deliver(None)
+        for then in parked.values():
+            then(OwnerDied(self.me.name, str(error)))
 
 
 def references_of(handles: Sequence[RefHandle]) -> tuple[Reference, ...]:

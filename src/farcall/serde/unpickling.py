@@ -23,6 +23,9 @@ from farcall.ids import WorkerInfo
 from farcall.serde import exceptions, loading, tensors
 from farcall.serde.functions import MAIN, SPAWNED_MAIN
 
+# The upper layer's function that makes a reference out of what `load_reference` returned.
+REFERENCE = ("farcall.rref", "rebuild_reference")
+
 
 class MainUnpickler(pickle.Unpickler):
     """For bodies that name `__mp_main__` on a worker that was not spawned: here it is __main__."""
@@ -111,6 +114,8 @@ class PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         try:
+            if (module_name, global_name) == REFERENCE:
+                return _Sealed(super().find_class(module_name, global_name))
             return _SAFE[module_name, global_name]
         except KeyError:
             raise Refused(

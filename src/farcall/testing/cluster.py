@@ -37,7 +37,7 @@ def acting_as(agent: Agent) -> Iterator[Agent]:
 def cluster(
     size: int, *, transport: Transport = "inproc", secret: bytes | None = None, **options: Any
 ) -> Iterator[list[Agent]]:
-    """Start workers "w0", "w1", ... that know each other; shut them down, not gracefully, at the end.
+    """Start workers "w0", "w1", ... that know each other; at the end, close them at once.
 
     Args:
         size: number of workers.

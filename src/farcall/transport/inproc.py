@@ -181,3 +181,6 @@ class InprocEndpoint:
         for link in links:
             self.lose(link, "this worker has shut down")
             link.other.home.lose(link.other, "the peer has closed its end")
+
+    def forget(self) -> None:
+        self._closed = True

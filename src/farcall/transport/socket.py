@@ -276,6 +276,14 @@ class SocketEndpoint:
         self._events.clear()
         self._poller.close()
 
+    def forget(self) -> None:
+        # No locks: their holders were not forked.
+        self._closed = True
+        self._listener.close()
+        for link in list(self._links):
+            link.forget()
+        self._poller.close()
+
 
 def _listen(host: str, port: int) -> socket.socket:
     try:

@@ -243,6 +243,11 @@ class SocketLink:
             waiter.fail(cause)
         self._on_lost(self, cause)
 
+    def forget(self) -> None:
+        """Close this process's copy of the descriptor; the connection lives on in the parent."""
+        self.lost = "this process was forked from the worker"
+        self._sock.close()
+
     def free(self) -> bool:
         """Close the socket of a lost link, if no thread is inside it. False: try again later."""
         if not self.read_role.acquire(blocking=False):
