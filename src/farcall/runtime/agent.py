@@ -2,7 +2,7 @@
 
 What no caller waits for is taken from the endpoint by the executor's leader and handled here
 (`handle`): outcomes of asynchronous calls, requests, the messages of the reference protocol, lost
-links. Calls out are in `outbound`, calls in are `inbound.Job`s.
+links. Calls out are in `outbound` and `outcomes`, calls in are `inbound.Job`s.
 
 Locks: each `Peer` has one, held around its two call machines; nothing else is locked meanwhile,
 and no user code (functions, pickling, callbacks, destructors) runs under any lock.
@@ -29,6 +29,7 @@ from farcall.runtime.future import Future
 from farcall.runtime.inbound import Job, Policy
 from farcall.runtime.leaving import Leaver
 from farcall.runtime.outbound import Function, Kwargs, Outbound, To
+from farcall.runtime.outcomes import Outcomes
 from farcall.runtime.peers import Directory, Find, Peer
 from farcall.runtime.references import References, RefHandle
 from farcall.serde import DeviceMap, Dumped, Serializer
@@ -103,6 +104,7 @@ class Agent:
         self.leaver = Leaver(me.incarnation, members, self.post)
         self.loopback = LoopbackLink(me, self.executor.post)
         self.deadlines: Deadlines[tuple[Peer, int, RefId | None]] = Deadlines()
+        self.outcomes = Outcomes(self)
         self.outbound = Outbound(self)
         self._repeat_at = math.inf
         self._closing = threading.Lock()
@@ -200,7 +202,7 @@ class Agent:
             case Request():
                 self._on_request(peer, link, frame)
             case Reply() | Failure() | Accepted():
-                self.outbound.on_answer(peer, frame)
+                self.outcomes.on_answer(peer, frame)
             case Cancel():
                 self._on_cancel(peer, link, frame.call_id)
             case _:
@@ -250,10 +252,22 @@ class Agent:
         """The executor's leader has nothing to do: what is due, and when is it next?"""
         self.references.drain()
         for peer, call_id, created in self.deadlines.due(time.monotonic()):
-            self.outbound.expire(peer, call_id, created)
+            self.outcomes.expire(peer, call_id, created)
         if self._repeat_at <= time.monotonic():
             self._repeat()
         return min(self.deadlines.sleep_until(), self._repeat_at)
+
+    def connect(self, peer: Peer, deadline: float) -> Link:
+        """The link for calls to a peer, dialled on first use; may be this worker's own.
+
+        Raises:
+            LinkError: it can't be reached.
+        """
+        if peer.worker is self.me:
+            return self.loopback
+        link = self.endpoint.connect(peer.worker, deadline)
+        peer.linked = True
+        return link
 
     # Messages that belong to no call.
 
@@ -272,7 +286,7 @@ class Agent:
                 with contextlib.suppress(LinkError):
                     peer.back_link.send(frame, deadline)
                     return
-            self.endpoint.connect(peer.worker, deadline).send(frame, deadline)
+            self.connect(peer, deadline).send(frame, deadline)
         except LinkError as error:
             self.lose(peer, str(error))
         except TimeoutError:
@@ -290,7 +304,7 @@ class Agent:
             with peer.lock:
                 abandoned = list(peer.outgoing.abandoned())
             for call_id in abandoned:
-                self.outbound.send_cancel(peer, call_id)
+                self.outcomes.send_cancel(peer, call_id)
 
     def meet_owners(self, references: Iterable[Reference]) -> None:
         """Learn of the owners of references that arrived, if they joined after us."""
@@ -340,7 +354,7 @@ class Agent:
             peer.left or cause,
         )
         self.endpoint.drop(peer.incarnation, cause)
-        self.outbound.fail(pending, peer.loss())
+        self.outcomes.fail(pending, peer.loss())
         self.references.lost(peer.incarnation, peer.left or cause)
         self.leaver.lost(peer.incarnation, self.watch)
 
@@ -397,7 +411,7 @@ class Agent:
             with peer.lock:
                 peer.lost = peer.lost or str(error)
                 pending = peer.outgoing.lost()
-            self.outbound.fail(pending, error)
+            self.outcomes.fail(pending, error)
         self.references.close(error)
         if not self.executor.stop(STOP_SECONDS):
             logger.warning("%s: shut down while functions are still running", self.me.name)

@@ -1,8 +1,7 @@
 """Calls that this worker makes: from the function and its arguments to the outcome.
 
-The calling thread pickles, writes its own frame and, when it waits, receives its own reply. Every
-call that was begun ends once: by the answer, by `give_up` (time), by `unreachable` (its link), or
-by `Agent.lose` (its peer); the `Outgoing` machine of the peer decides which was first.
+The calling thread pickles, writes its own frame and, when it waits, receives its own reply. How
+calls end is in `outcomes`.
 """
 
 from __future__ import annotations
@@ -13,27 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farcall.errors import (
-    AuthenticationFailed,
-    BadFrame,
     CallError,
     Cancelled,
     LinkError,
     NotInitialized,
-    OwnerDied,
     PeerLost,
     RpcTimeout,
     SerializationError,
 )
-from farcall.ids import RefId, WorkerInfo
+from farcall.ids import WorkerInfo
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import current
 from farcall.runtime.future import Future
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
-from farcall.serde import Dumped, load_failure, name_of
-from farcall.transport.base import Link, NotSent
-from farcall.transport.waiter import Waiter
-from farcall.wire import Accepted, Cancel, Failure, Frame, Reply, Request
+from farcall.serde import Dumped, name_of
+from farcall.transport.base import NotSent
+from farcall.wire import Frame, Request
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
@@ -42,13 +37,6 @@ To = str | int | WorkerInfo
 Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
 
-# How farcall's own handlers are called in messages.
-_OWN_NAMES = {
-    "farcall.rref:fetch": "to_here",
-    "farcall.rref:type_of": "the type of a remote value",
-    "farcall.rref:call_method": "a method of a remote value",
-}
-
 
 class Outbound:
     """The calling side of an agent. Thread-safe."""
@@ -56,7 +44,7 @@ class Outbound:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._references = agent.references
-        self._deadlines = agent.deadlines
+        self._outcomes = agent.outcomes
 
     # Calls.
 
@@ -77,22 +65,22 @@ class Outbound:
         peer = self._peer(to)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
         try:
-            link = self._connect(peer, pending.deadline)
+            link = self._agent.connect(peer, pending.deadline)
             with self._agent.waiting():
                 answer = link.exchange(frame, pending.deadline)
         except LinkError as error:
-            raise self._unreachable(peer, frame.call_id, pending, error) from error
+            raise self._outcomes.unreachable(peer, frame.call_id, pending, error) from error
         except TimeoutError as error:
-            raise self._give_up(peer, frame.call_id, pending, error) from None
+            raise self._outcomes.give_up(peer, frame.call_id, pending, error) from None
         except BaseException as error:  # KeyboardInterrupt
-            self._give_up(peer, frame.call_id, pending, error)
+            self._outcomes.give_up(peer, frame.call_id, pending, error)
             raise
-        if self._outcome(peer, frame.call_id) is None:
+        if self._outcomes.arrived(peer, frame.call_id) is None:
             raise peer.loss()
         if answer.message.references:  # type: ignore[attr-defined]
             with self._agent.waiting():
-                self._wait_for_references(peer, answer)
-        return self._open(peer, answer)
+                self._outcomes.wait_for_references(peer, answer)
+        return self._outcomes.open(peer, answer)
 
     def call_async(
         self,
@@ -113,13 +101,13 @@ class Outbound:
             return future
         self._watch_deadline(pending.deadline, (peer, frame.call_id, None))
         try:
-            self._connect(peer, pending.deadline).send(frame, pending.deadline)
+            self._agent.connect(peer, pending.deadline).send(frame, pending.deadline)
         except LinkError as error:
-            future_error = self._unreachable(peer, frame.call_id, pending, error)
+            future_error = self._outcomes.unreachable(peer, frame.call_id, pending, error)
             if not future.done():
                 future.set_exception(future_error)
         except TimeoutError as error:
-            timed_out = self._give_up(peer, frame.call_id, pending, error)
+            timed_out = self._outcomes.give_up(peer, frame.call_id, pending, error)
             if not future.done():
                 future.set_exception(timed_out)
         return future
@@ -164,11 +152,11 @@ class Outbound:
         )
         self._watch_deadline(pending.deadline, (peer, frame.call_id, handle.ref))
         try:
-            self._connect(peer, pending.deadline).send(frame, pending.deadline)
+            self._agent.connect(peer, pending.deadline).send(frame, pending.deadline)
         except LinkError as error:
-            raise self._unreachable(peer, frame.call_id, pending, error) from error
+            raise self._outcomes.unreachable(peer, frame.call_id, pending, error) from error
         except NotSent as error:
-            raise self._give_up(peer, frame.call_id, pending, error) from None
+            raise self._outcomes.give_up(peer, frame.call_id, pending, error) from None
         except TimeoutError:
             pass  # the rest follows when the owner reads; `creation_late` says so until then
 
@@ -217,7 +205,7 @@ class Outbound:
         try:
             self._references.wait_until_accepted(handles, peer.incarnation, pending.deadline)
         except TimeoutError:
-            raise self._timeout(peer, pending) from None
+            raise self._outcomes.timeout(peer, pending) from None
 
     def deadline(self, timeout: float | None) -> tuple[float, float]:
         """When a call that begins now must end: `time.monotonic()` seconds, and seconds from now.
@@ -263,182 +251,6 @@ class Outbound:
                 device_map=self._agent.device_maps.get(peer.name),
             ) from error
 
-    def _connect(self, peer: Peer, deadline: float) -> Link:
-        if peer.worker is self._agent.me:
-            return self._agent.loopback
-        return self._agent.endpoint.connect(peer.worker, deadline)
-
     def _watch_deadline(self, deadline: float, key: tuple[Peer, int, Any]) -> None:
-        if self._deadlines.add(deadline, key):
+        if self._agent.deadlines.add(deadline, key):
             self._agent.endpoint.wake()
-
-    # How calls end.
-
-    def _unreachable(
-        self, peer: Peer, call_id: int, pending: PendingCall, error: LinkError
-    ) -> Exception:
-        """The link failed before or while the call was made: what the call ends with."""
-        if self._retract(peer, call_id) and time.monotonic() >= pending.deadline:
-            return self._timeout(peer, pending)
-        if self._agent.is_closed:
-            return Cancelled(f"the agent of {self._agent.me.name!r} was shut down")
-        if isinstance(error, AuthenticationFailed | BadFrame):
-            return error
-        self._agent.lose(peer, str(error))
-        return peer.loss()
-
-    def _give_up(
-        self, peer: Peer, call_id: int, pending: PendingCall, error: BaseException
-    ) -> RpcTimeout:
-        if isinstance(error, NotSent):
-            self._retract(peer, call_id)
-        else:
-            self._abandon(peer, call_id)
-        return self._timeout(peer, pending)
-
-    def _retract(self, peer: Peer, call_id: int) -> bool:
-        """The request was not sent. False: the call had ended already."""
-        with peer.lock:
-            pending = peer.outgoing.retract(call_id)
-        self._references.unpin(TransferKey(peer.incarnation, call_id, False))
-        if pending is not None:
-            self._end(peer, call_id, pending)
-        return pending is not None
-
-    def _end(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
-        """We gave up on a call: tell the callee, if its link takes that at once, else later."""
-        self._forget_deadline(peer, call_id, pending)
-        if peer.lost is None:
-            self.send_cancel(peer, call_id)
-        self._agent.leaver.end()
-
-    def send_cancel(self, peer: Peer, call_id: int) -> None:
-        try:
-            self._connect(peer, 0.0).send(Frame(Cancel(), call_id), 0.0)
-        except TimeoutError:
-            self._agent.repeat_later()
-        except LinkError:
-            pass
-
-    def _abandon(self, peer: Peer, call_id: int) -> PendingCall | None:
-        """Give up on a call and tell the callee. None: it had ended already."""
-        with peer.lock:
-            pending = peer.outgoing.abandon(call_id)
-        if pending is not None:
-            self._end(peer, call_id, pending)
-        return pending
-
-    def _forget_deadline(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
-        if pending.future is not None or pending.created is not None:
-            self._deadlines.discard(pending.deadline, (peer, call_id, pending.created))
-
-    def _timeout(self, peer: Peer, pending: PendingCall) -> RpcTimeout:
-        what = _OWN_NAMES.get(pending.function, pending.function) or "a function sent by value"
-        return RpcTimeout(
-            f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
-            f"{what} on worker {peer.name!r}"
-        )
-
-    def _outcome(self, peer: Peer, call_id: int) -> PendingCall | None:
-        """The answer of a call arrived. None: it had ended already."""
-        with peer.lock:
-            pending = peer.outgoing.outcome(call_id)
-        if pending is None or pending.pinned:
-            self._references.call_closed(TransferKey(peer.incarnation, call_id, False))
-        if pending is not None:
-            self._forget_deadline(peer, call_id, pending)
-            self._agent.leaver.end()
-        return pending
-
-    def on_answer(self, peer: Peer, answer: Frame) -> None:
-        """An answer arrived that no thread waits for."""
-        pending = self._outcome(peer, answer.call_id)
-        message = answer.message
-        if isinstance(message, Accepted):
-            if pending is not None and pending.created is not None:
-                self._references.accepted(pending.created)
-            return
-        assert isinstance(message, Reply | Failure)
-        if pending is None:
-            if message.references:
-                self._references.asked(TransferKey(peer.incarnation, answer.call_id, True))
-        elif pending.created is not None:
-            cause = Cancelled(f"worker {peer.name!r} did not make the value: {message}")
-            self._references.creation_failed(pending.created, cause)
-        elif message.references:
-            self._arrive(peer, answer, lambda error: self._complete(peer, answer, pending, error))
-        else:
-            self._complete(peer, answer, pending, None)
-
-    def _complete(
-        self, peer: Peer, answer: Frame, pending: PendingCall, error: OwnerDied | None
-    ) -> None:
-        future = pending.future
-        self._agent.executor.may_pass_lead()
-        try:
-            if error is not None:
-                raise error
-            value = self._open(peer, answer)
-        except BaseException as failure:
-            if future is not None:
-                future.set_exception(failure)
-        else:
-            if future is not None:
-                future.set_result(value)
-
-    def expire(self, peer: Peer, call_id: int, created: RefId | None) -> None:
-        """The deadline of an asynchronous call passed."""
-        self._agent.executor.may_pass_lead()
-        if created is None:
-            pending = self._abandon(peer, call_id)
-            if pending is not None and pending.future is not None:
-                pending.future.set_exception(self._timeout(peer, pending))
-            return
-        # The owner may still make the value; until it says so, using the reference fails.
-        with peer.lock:
-            pending = peer.outgoing.peek(call_id)
-        if pending is not None:
-            self._references.creation_late(created, self._timeout(peer, pending))
-
-    def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
-        """These calls ended because their peer, or this agent, did."""
-        for pending in lost:
-            self._agent.leaver.end()
-            if pending.future is not None:
-                pending.future.set_exception(error)
-            if pending.created is not None and isinstance(error, CallError):
-                self._references.creation_failed(pending.created, error)
-
-    def _wait_for_references(self, peer: Peer, answer: Frame) -> None:
-        arrived: Waiter[OwnerDied | None] = Waiter()
-        self._arrive(peer, answer, arrived.deliver)
-        error = arrived.wait(math.inf)
-        if error is not None:
-            raise error
-
-    def _arrive(self, peer: Peer, answer: Frame, then: Callable[[OwnerDied | None], None]) -> None:
-        references = answer.message.references  # type: ignore[attr-defined]
-        self._agent.meet_owners(references)
-        self._references.arrive(
-            TransferKey(peer.incarnation, answer.call_id, True), references, then
-        )
-
-    def _open(self, peer: Peer, answer: Frame) -> Any:
-        """The value of an answer whose references may be used; raises what the callee raised."""
-        message = answer.message
-        assert isinstance(message, Reply | Failure)
-        handles = self._references.handles(message.references) if message.references else ()
-        try:
-            if isinstance(message, Reply):
-                return self._agent.serializer.load(answer.body, answer.buffers, references=handles)
-            raise load_failure(
-                self._agent.serializer,
-                message,
-                answer.body,
-                answer.buffers,
-                worker=peer.name,
-                references=handles,
-            )
-        finally:
-            if message.references:
-                self._references.taken_over(TransferKey(peer.incarnation, answer.call_id, True))

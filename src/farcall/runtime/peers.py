@@ -50,6 +50,7 @@ class Peer:
         self.incoming: Incoming[Job] = Incoming()
         self.lost: str | None = None
         self.left: str | None = None  # it said goodbye; links that end now are no crash
+        self.linked = False  # we have dialled it
         self.back_link: Link | None = None  # the link that it dialled
 
     @property

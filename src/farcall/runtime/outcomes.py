@@ -1,0 +1,220 @@
+"""How the calls of a worker end. Every call that was begun ends once: by its answer (`arrived`),
+by time (`give_up`, `expire`), by its link (`unreachable`), or with its peer or its agent (`fail`).
+The `Outgoing` machine of the peer decides which was first.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from farcall.errors import (
+    AuthenticationFailed,
+    BadFrame,
+    CallError,
+    Cancelled,
+    LinkError,
+    OwnerDied,
+    RpcTimeout,
+)
+from farcall.ids import RefId
+from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.peers import Peer, PendingCall
+from farcall.serde import load_failure
+from farcall.transport.base import NotSent
+from farcall.transport.waiter import Waiter
+from farcall.wire import Accepted, Cancel, Failure, Frame, Reply
+
+if TYPE_CHECKING:
+    from farcall.runtime.agent import Agent
+
+# How farcall's own handlers are called in messages.
+_OWN_NAMES = {
+    "farcall.rref:fetch": "to_here",
+    "farcall.rref:type_of": "the type of a remote value",
+    "farcall.rref:call_method": "a method of a remote value",
+}
+
+
+class Outcomes:
+    """The ends of the calls that an agent makes. Thread-safe."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._references = agent.references
+        self._deadlines = agent.deadlines
+
+    def unreachable(
+        self, peer: Peer, call_id: int, pending: PendingCall, error: LinkError
+    ) -> Exception:
+        """The link failed before or while the call was made: what the call ends with."""
+        if time.monotonic() >= pending.deadline:
+            self._retract(peer, call_id)
+            return self.timeout(peer, pending)
+        if self._agent.is_closed:
+            self._retract(peer, call_id)
+            return Cancelled(f"the agent of {self._agent.me.name!r} was shut down")
+        if isinstance(error, AuthenticationFailed | BadFrame):
+            self._retract(peer, call_id)
+            return error
+        self._agent.lose(peer, str(error))
+        return peer.loss()
+
+    def give_up(
+        self, peer: Peer, call_id: int, pending: PendingCall, error: BaseException
+    ) -> RpcTimeout:
+        if isinstance(error, NotSent):
+            self._retract(peer, call_id)
+        else:
+            self._abandon(peer, call_id)
+        return self.timeout(peer, pending)
+
+    def _retract(self, peer: Peer, call_id: int) -> bool:
+        """The request was not sent. False: the call had ended already."""
+        with peer.lock:
+            pending = peer.outgoing.retract(call_id)
+        self._references.unpin(TransferKey(peer.incarnation, call_id, False))
+        if pending is not None:
+            self._end(peer, call_id, pending)
+        return pending is not None
+
+    def _end(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
+        """We gave up on a call: tell the callee, if its link takes that at once, else later."""
+        self._forget_deadline(peer, call_id, pending)
+        if peer.lost is None:
+            self.send_cancel(peer, call_id)
+        self._agent.leaver.end()
+
+    def send_cancel(self, peer: Peer, call_id: int) -> None:
+        try:
+            if peer.linked:
+                self._agent.connect(peer, 0.0).send(Frame(Cancel(), call_id), 0.0)
+        except TimeoutError:
+            self._agent.repeat_later()
+        except LinkError:
+            pass
+
+    def _abandon(self, peer: Peer, call_id: int) -> PendingCall | None:
+        """Give up on a call and tell the callee. None: it had ended already."""
+        with peer.lock:
+            pending = peer.outgoing.abandon(call_id)
+        if pending is not None:
+            self._end(peer, call_id, pending)
+        return pending
+
+    def _forget_deadline(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
+        if pending.future is not None or pending.created is not None:
+            self._deadlines.discard(pending.deadline, (peer, call_id, pending.created))
+
+    def timeout(self, peer: Peer, pending: PendingCall) -> RpcTimeout:
+        what = _OWN_NAMES.get(pending.function, pending.function) or "a function sent by value"
+        return RpcTimeout(
+            f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
+            f"{what} on worker {peer.name!r}"
+        )
+
+    def arrived(self, peer: Peer, call_id: int) -> PendingCall | None:
+        """The answer of a call arrived. None: it had ended already."""
+        with peer.lock:
+            pending = peer.outgoing.outcome(call_id)
+        if pending is None or pending.pinned:
+            self._references.call_closed(TransferKey(peer.incarnation, call_id, False))
+        if pending is not None:
+            self._forget_deadline(peer, call_id, pending)
+            self._agent.leaver.end()
+        return pending
+
+    def on_answer(self, peer: Peer, answer: Frame) -> None:
+        """An answer arrived that no thread waits for."""
+        pending = self.arrived(peer, answer.call_id)
+        message = answer.message
+        if isinstance(message, Accepted):
+            if pending is not None and pending.created is not None:
+                self._references.accepted(pending.created)
+            return
+        assert isinstance(message, Reply | Failure)
+        if pending is None:
+            if message.references:
+                self._references.asked(TransferKey(peer.incarnation, answer.call_id, True))
+        elif pending.created is not None:
+            cause = Cancelled(f"worker {peer.name!r} did not make the value: {message}")
+            self._references.creation_failed(pending.created, cause)
+        elif message.references:
+            self._arrive(peer, answer, lambda error: self._complete(peer, answer, pending, error))
+        else:
+            self._complete(peer, answer, pending, None)
+
+    def _complete(
+        self, peer: Peer, answer: Frame, pending: PendingCall, error: OwnerDied | None
+    ) -> None:
+        future = pending.future
+        self._agent.executor.may_pass_lead()
+        try:
+            if error is not None:
+                raise error
+            value = self.open(peer, answer)
+        except BaseException as failure:
+            if future is not None:
+                future.set_exception(failure)
+        else:
+            if future is not None:
+                future.set_result(value)
+
+    def expire(self, peer: Peer, call_id: int, created: RefId | None) -> None:
+        """The deadline of an asynchronous call passed."""
+        self._agent.executor.may_pass_lead()
+        if created is None:
+            pending = self._abandon(peer, call_id)
+            if pending is not None and pending.future is not None:
+                pending.future.set_exception(self.timeout(peer, pending))
+            return
+        # The owner may still make the value; until it says so, using the reference fails.
+        with peer.lock:
+            pending = peer.outgoing.peek(call_id)
+        if pending is not None:
+            self._references.creation_late(created, self.timeout(peer, pending))
+
+    def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
+        """These calls ended because their peer, or this agent, did."""
+        for pending in lost:
+            self._agent.leaver.end()
+            if pending.future is not None:
+                pending.future.set_exception(error)
+            if pending.created is not None and isinstance(error, CallError):
+                self._references.creation_failed(pending.created, error)
+
+    def wait_for_references(self, peer: Peer, answer: Frame) -> None:
+        arrived: Waiter[OwnerDied | None] = Waiter()
+        self._arrive(peer, answer, arrived.deliver)
+        error = arrived.wait(math.inf)
+        if error is not None:
+            raise error
+
+    def _arrive(self, peer: Peer, answer: Frame, then: Callable[[OwnerDied | None], None]) -> None:
+        references = answer.message.references  # type: ignore[attr-defined]
+        self._agent.meet_owners(references)
+        self._references.arrive(
+            TransferKey(peer.incarnation, answer.call_id, True), references, then
+        )
+
+    def open(self, peer: Peer, answer: Frame) -> Any:
+        """The value of an answer whose references may be used; raises what the callee raised."""
+        message = answer.message
+        assert isinstance(message, Reply | Failure)
+        handles = self._references.handles(message.references) if message.references else ()
+        try:
+            if isinstance(message, Reply):
+                return self._agent.serializer.load(answer.body, answer.buffers, references=handles)
+            raise load_failure(
+                self._agent.serializer,
+                message,
+                answer.body,
+                answer.buffers,
+                worker=peer.name,
+                references=handles,
+            )
+        finally:
+            if message.references:
+                self._references.taken_over(TransferKey(peer.incarnation, answer.call_id, True))
