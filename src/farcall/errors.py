@@ -9,6 +9,8 @@
     |   |   `-- OwnerDied         ... and it owned the reference in use
     |   |-- Cancelled             the call was cancelled
     |   `-- RemoteError           the callee raised something that can't be rebuilt here
+    |-- InvalidName               not a worker name (ValueError too)
+    |-- InvalidResult             an async_execution function gave no future (TypeError too)
     |-- SerializationError        an argument or result can't travel (TypeError too)
     |   `-- FunctionNotFound      the callee has no such function (AttributeError too)
     |-- Refused                   a policy of the callee forbids it (PermissionError too)
@@ -38,6 +40,14 @@ class NotInitialized(FarcallError):
 
 class UnknownWorker(FarcallError, ValueError):
     """No worker has this name or id. The message lists the known ones."""
+
+
+class InvalidName(FarcallError, ValueError):
+    """A worker name has other characters than letters, digits, "_", ":" and "-", or too many."""
+
+
+class InvalidResult(FarcallError, TypeError):
+    """A function marked with `async_execution` returned something else than a future."""
 
 
 class CallError(FarcallError):

@@ -27,7 +27,7 @@ def async_execution(fn: F) -> F:
 
         rpc.rpc_sync("worker1", add_on, args=("worker2", torch.ones(2), 1))
 
-    Raises (at the caller): TypeError if the function returns anything but a future.
+    Raises (at the caller): InvalidResult if the function returns anything but a future.
     """
 
     @functools.wraps(fn)

@@ -7,10 +7,13 @@ after a crash; its incarnation never does. Everything that must not be mistaken 
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import NamedTuple, NewType
 
 import msgspec
+
+from farcall.errors import InvalidName
 
 Incarnation = NewType("Incarnation", int)
 
@@ -20,8 +23,32 @@ def new_incarnation() -> Incarnation:
     return Incarnation(secrets.randbits(63) | 1)
 
 
+MAX_NAME_LENGTH = 127
+_NAME = re.compile(r"[A-Za-z0-9_:-]+")
+
+
+def check_name(name: str) -> str:
+    """The name, if it is one for a worker.
+
+    Raises:
+        InvalidName: it is empty, too long, or has other characters.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidName(
+            f"Worker name must match {_NAME.pattern} (letters, digits, '_', ':', '-'), "
+            f"but got {name!r}"
+        )
+    if len(name) > MAX_NAME_LENGTH:
+        raise InvalidName(
+            f"Worker name must be shorter than 128 characters, but {name!r} has {len(name)}"
+        )
+    return name
+
+
 class WorkerInfo:
     """Name and id (rank) of a worker, as `get_worker_info` returns it.
+
+    Raises InvalidName for what can't be a worker's name.
 
     Immutable, hashable and picklable. Accepted wherever a worker is named; cheaper than the name.
     """
@@ -32,7 +59,7 @@ class WorkerInfo:
     id: int
 
     def __init__(self, name: str, worker_id: int) -> None:
-        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "name", check_name(name))
         object.__setattr__(self, "id", worker_id)
 
     def __setattr__(self, key: str, value: object) -> None:

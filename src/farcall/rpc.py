@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,7 +30,7 @@ from farcall.errors import (
     RemoteError,
     RpcTimeout,
 )
-from farcall.ids import WorkerInfo
+from farcall.ids import WorkerInfo, check_name
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.context import current_agent, default_agent, set_default_agent
 from farcall.runtime.future import Future
@@ -69,7 +68,6 @@ __all__ = [
 
 Worker = str | int | WorkerInfo
 
-_NAME = re.compile(r"[\w:-]{1,127}", re.ASCII)
 _starting = threading.Lock()
 _generation = 0
 
@@ -113,7 +111,8 @@ def init_rpc(
         RuntimeError: there is an agent already.
         RendezvousTimeout: not all came in time (`rpc_timeout`); the message names the missing.
         DuplicateWorker: another live worker has the name or rank.
-        ValueError, TypeError: an argument makes no sense; the message says which and why.
+        InvalidName: the name can't be one.
+        ValueError, TypeError: another argument makes no sense; the message says which and why.
     """
     global _generation  # noqa: PLW0603
     options = RpcBackendOptions() if rpc_backend_options is None else rpc_backend_options
@@ -121,10 +120,7 @@ def init_rpc(
         raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
     if backend is not None and not isinstance(backend, BackendType):
         raise TypeError("Argument backend must be a member of BackendType")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{name!r} is not a worker name: 1 to 127 letters, digits, '_', ':' or '-'"
-        )
+    check_name(name)
     with _starting:
         if default_agent() is not None:
             raise RuntimeError("RPC is already initialized; call shutdown first")

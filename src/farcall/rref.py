@@ -115,7 +115,7 @@ class RRef(Generic[T]):
         if self._handle.is_owner:
             return _value(self._handle, self._agent.outbound.deadline(seconds)[0])  # type: ignore[no-any-return]
         self._handle.references.check_usable(self._handle)
-        return self._agent.call(self.owner(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
+        return self._agent.call(self.owner_name(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
 
     # Calls of its methods.
 
@@ -135,7 +135,7 @@ class RRef(Generic[T]):
         """Type of the value, or a future of it if not `blocking`; named as in PyTorch."""
         seconds = seconds_or_default(timeout)
         call = self._agent.call if blocking else self._agent.call_async
-        return call(self.owner(), type_of, (self._handle,), None, seconds)
+        return call(self.owner_name(), type_of, (self._handle,), None, seconds)
 
 
 def rebuild_reference(handle: RefHandle) -> RRef[Any]:
@@ -158,7 +158,7 @@ def seconds_or_default(timeout: float) -> float | None:
 class _Call(Protocol):
     def __call__(
         self,
-        to: WorkerInfo,
+        to: str,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: None,
@@ -190,7 +190,7 @@ class _Methods:
     def _invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         handle = self._handle
         handle.references.check_usable(handle)
-        owner = WorkerInfo(handle.reference.owner_name, handle.reference.owner_id)
+        owner = handle.reference.owner_name
         return self._call(owner, call_method, (handle, method, args, kwargs), None, self._timeout)
 
 
@@ -203,7 +203,9 @@ def _value(handle: RefHandle, deadline: float) -> Any:
     if not place.is_ready:
         with handle.references.agent.waiting():
             if not place.wait(deadline):
-                raise RpcTimeout("the value of this reference was not made in time")
+                raise RpcTimeout(
+                    "RPC ran for more than set timeout: the value of this reference is not made yet"
+                )
     return place.get()
 
 

@@ -341,5 +341,5 @@ def decode_message(header: Header, meta: Buffer) -> Message:
     """
     try:
         return _decoders[header.kind].decode(meta)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(f"broken {header.kind.name} message: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from behaviour.helpers import PROXIES, WAYS, Gate, Here, by_sync, echo, fail_with, wait_at
+from behaviour.helpers import PROXIES, WAYS, Gate, by_sync, echo, fail_with, wait_at
 from farcall import rpc
 from farcall.runtime.agent import Agent
 
@@ -151,11 +151,10 @@ def wait_elsewhere(gate: Gate, result: int) -> rpc.Future[int]:
     return rpc.rpc_async("w2", wait_at, args=(gate, result))
 
 
-class Batch(Here):
+class Batch:
     """Collects calls, and answers them all when the last one came: batching as in the tutorial."""
 
     def __init__(self, size: int) -> None:
-        super().__init__()
         self.size = size
         self.lock = threading.Lock()
         self.future: torch.futures.Future[list[int]] = torch.futures.Future()
@@ -175,7 +174,7 @@ class Batch(Here):
 
 def test_calls_can_be_answered_together(start: Callable[..., list[Agent]]) -> None:
     start(2, num_worker_threads=1)
-    batch = rpc.remote("w1", echo, args=(Batch(20),))
+    batch = rpc.remote("w1", Batch, args=(20,))
     futures = [batch.rpc_async().add(i) for i in range(20)]
     assert torch.futures.wait_all(futures) == [10 * i for i in range(20)]
 
@@ -263,7 +262,7 @@ def never() -> torch.futures.Future[Any]:
 
 
 def test_an_unsendable_result_is_reported(pair: list[Agent]) -> None:
-    with pytest.raises(TypeError, match="result of .*unsendable"):
+    with pytest.raises(TypeError, match=r"result of .*unsendable"):
         rpc.rpc_sync("w1", unsendable)
 
 

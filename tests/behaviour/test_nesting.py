@@ -53,7 +53,7 @@ def fan_out(depth: int) -> int:
         return 1
     other = 1 - rpc.get_worker_info().id
     futures = [rpc.rpc_async(other, fan_out, args=(depth - 1,)) for _ in range(2)]
-    return sum(torch.futures.wait_all(futures))
+    return sum(future.wait() for future in futures)
 
 
 class Player:
@@ -236,9 +236,10 @@ def test_slow_functions_do_not_hold_up_answers_to_their_worker(
 
 
 def test_a_slow_callback_holds_up_nobody(pair: list[Agent], gate: Gate) -> None:
-    future = rpc.rpc_async("w1", echo, args=(1,)).then(lambda _: gate.wait())
-    if not gate.arrived:
-        gate.wait_for_arrivals()
+    start = Gate()
+    future = rpc.rpc_async("w1", wait_at, args=(start,)).then(lambda _: gate.wait())
+    start.open()
+    gate.wait_for_arrivals()
     assert rpc.rpc_async("w1", echo, args=(2,)).wait() == 2
     gate.open()
     assert future.wait() == 0

@@ -17,6 +17,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
@@ -26,7 +27,7 @@ from farcall.testing.cluster import acting_as, cluster
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # The others hold no code to run: cartpole.md quotes the demo, see test_docs_cartpole.py.
-RUN = ("README.md", "docs/guide.md", "docs/migrate.md")
+RUN = ("README.md", "docs/guide.md", "docs/migrate.md", "docs/protocol.md")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SECONDS = 60
 
@@ -50,8 +51,8 @@ class Block(NamedTuple):
 
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    fenced = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [Block(page, text[: m.start(1)].count("\n") + 1, m[1]) for m in fenced]
+    fenced = re.finditer(r"^( *)```python\n(.*?)^\1```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [Block(page, text[: m.start(2)].count("\n") + 1, dedent(m[2])) for m in fenced]
 
 
 def run_here(block: Block, namespace: dict[str, object]) -> str:
@@ -91,7 +92,7 @@ def namespace() -> Iterator[dict[str, object]]:
 
 @pytest.mark.parametrize("page", RUN)
 def test_code_on_the_page_runs_and_prints_what_it_says(
-    page: str, namespace: dict[str, object], tmp_path: Path
+    page: str, namespace: dict[str, object]
 ) -> None:
     blocks = [block for block in blocks_of(ROOT / page) if not block.is_script]
     with cluster(3) as workers, acting_as(workers[0]):

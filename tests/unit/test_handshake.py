@@ -178,7 +178,8 @@ def test_replayed_proof_is_refused(pair: Pair) -> None:
 
     def relay(there: socket.socket) -> Identity:
         """Between an honest connector and acceptor; keeps what the connector says."""
-        for source, target in ((pair[1], there), (there, pair[1])) * 2:
+        asked, answered = (pair[1], there), (there, pair[1])
+        for source, target in (asked, answered, asked, answered, asked):
             data = hear_raw(source)
             if source is pair[1]:
                 heard.append(data)
@@ -298,6 +299,25 @@ def test_peer_that_hangs_up_raises_link_error(pair: Pair) -> None:
     pair[0].close()
     with pytest.raises(LinkError, match="closed the connection"):
         accept(pair[1], RIGHT, SECRET, deadline=soon(), admit=anyone)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_connector_that_gives_up_before_the_end_is_not_let_in(
+    pair: Pair, secret: bytes | None
+) -> None:
+    """The acceptor answered, but too late: there is no link whose end it might take for a death."""
+
+    def impatient() -> Identity:
+        say(pair[0], a_hello(secured=secret is not None))
+        hear(pair[0])
+        pair[0].close()
+        return LEFT
+
+    _, right = both(
+        impatient, lambda: accept(pair[1], RIGHT, secret, deadline=soon(), admit=anyone)
+    )
+    assert type(right) is LinkError
+    assert "closed the connection during the handshake" in str(right)
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])

@@ -152,7 +152,19 @@ def test_table_that_lies_is_refused(body: int, lengths: list[int], complaint: st
         decode_table(header, table, Limits(buffer=100, frame=200))
 
 
-@pytest.mark.parametrize("meta", [b"", b"\xc1", b"\x90", b"\x91\x05", b"\x92\xa1f\xa1f", b"\xa1f"])
+@pytest.mark.parametrize(
+    "meta",
+    [
+        b"",
+        b"\xc1",
+        b"\x90",
+        b"\x91\x05",
+        b"\x92\xa1f\xa1f",
+        b"\xa1f",
+        b"\x91\xa1\xff",  # text that is not UTF-8
+        b"\x96\xa1f\x00\x00\x00\x90" + b"\x91" * 100_000,  # very deep
+    ],
+)
 def test_metadata_that_is_no_request_is_refused(meta: bytes) -> None:
     with pytest.raises(BadFrame, match="broken REQUEST message"):
         decode_message(Header(Kind.REQUEST, 0, len(meta), 0, 0, 0), meta)

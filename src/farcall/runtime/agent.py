@@ -30,7 +30,7 @@ from farcall.runtime.inbound import Job, Policy
 from farcall.runtime.leaving import Leaver
 from farcall.runtime.outbound import Function, Kwargs, Outbound, To
 from farcall.runtime.outcomes import Outcomes
-from farcall.runtime.peers import Directory, Find, Peer
+from farcall.runtime.peers import Directory, Find, Peer, PendingCall
 from farcall.runtime.references import References, RefHandle
 from farcall.serde import DeviceMap, Dumped, Serializer
 from farcall.transport.base import Arrived, Endpoint, Event, Link
@@ -345,7 +345,7 @@ class Agent:
         self.executor.may_pass_lead()
         for job in jobs:
             job.cancelled = True
-        expected = self._closed or peer.left is not None
+        expected = self._closed or peer.left is not None or self.leaver.is_leaving
         logger.log(
             logging.DEBUG if expected else logging.WARNING,
             "%s: lost worker %r: %s",
@@ -400,18 +400,21 @@ class Agent:
             if self._closed:
                 return
             self._closed = True
+        error = Cancelled(f"the agent of {self.me.name!r} was shut down")
+        cancelled: list[PendingCall] = []
+        for peer in self.directory.all():
+            # Before anything ends: the ends of links must not be taken for the deaths of peers.
+            with peer.lock:
+                peer.lost = peer.lost or str(error)
+                cancelled += peer.outgoing.lost()
         for link in self.endpoint.links():
             with contextlib.suppress(LinkError, TimeoutError):
                 link.send(Frame(Leaving(reason)), time.monotonic() + GOODBYE_SECONDS)
         # First everything that threads of ours may wait for, then the threads.
-        error = Cancelled(f"the agent of {self.me.name!r} was shut down")
         self.loopback.lose(str(error))
         for peer in self.directory.all():
             self.endpoint.drop(peer.incarnation, str(error))
-            with peer.lock:
-                peer.lost = peer.lost or str(error)
-                pending = peer.outgoing.lost()
-            self.outcomes.fail(pending, error)
+        self.outcomes.fail(cancelled, error)
         self.references.close(error)
         if not self.executor.stop(STOP_SECONDS):
             logger.warning("%s: shut down while functions are still running", self.me.name)

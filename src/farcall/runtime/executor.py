@@ -276,11 +276,15 @@ class Executor:
             return time.monotonic() + 1.0
 
     def _next(self, due: float) -> Event | None:
-        if self._events:
-            with self._lock:
+        with self._lock:
+            if self._events:
                 return self._events.popleft()
         timeout = None if due == math.inf else max(0.0, due - time.monotonic())
-        return self._endpoint.next(timeout)
+        try:
+            return self._endpoint.next(timeout)
+        except BaseException:
+            logger.exception("%s: an internal error while receiving", self._name)
+            return None
 
     def _end_turn(self, me: int) -> bool:
         """Whether this thread still leads."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Generator
 from types import CodeType, TracebackType
@@ -33,8 +34,9 @@ class Future(torch.futures.Future[T]):
     Thread-safe.
     """
 
-    _failure: _Failure | None = None
-    _error: BaseException | None = None  # once somebody looked at it; see `_Failure`
+    # The error, and the traceback that it had when it got here.
+    _failed: tuple[BaseException, TracebackType | None] | None = None
+    _orphan: _Orphan | None = None
     _looked_at = False
     _made: tuple[CodeType, int] | None = None
 
@@ -43,55 +45,49 @@ class Future(torch.futures.Future[T]):
         self._made = _user_line()
 
     def wait(self) -> T:
+        self._looked_at = True
         context = current.get()
-        try:
-            if context is None or self.done():
-                return super().wait()
-            with context.agent.executor.waiting():
-                return super().wait()
-        finally:
-            self._look()
+        if context is None or self.done():
+            return super().wait()
+        with context.agent.executor.waiting():
+            return super().wait()
 
     def value(self) -> T:
-        try:
-            return super().value()
-        finally:
-            self._look()
+        self._looked_at = True
+        return super().value()
 
     def exception(self) -> BaseException | None:
         """The error of a future that is done, or None. Looking at it counts as handling it."""
-        self._look()
-        return self._error
-
-    def _look(self) -> None:
         self._looked_at = True
-        if self._failure is not None:
-            self._failure.looked_at = True
-            self._failure.move_to(self)
+        return None if self._failed is None else self._failed[0]
 
     def set_exception(self, result: BaseException) -> None:  # type: ignore[override]
-        failure = self._failure = _Failure(result, self._looked_at, self._made)
+        result.__traceback__ = _without_farcall(result.__traceback__)
+        self._failed = (result, result.__traceback__)
+        self._orphan = orphan = _Orphan(self, result, self._made)
         # Like the base class, which insists on Exception: a remote SystemExit has to arrive, too.
-        self._set_unwrap_func(failure.throw)
+        self._set_unwrap_func(orphan.throw)
         self.set_result(None)  # type: ignore[arg-type]
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
+        _check_callback(callback)
         result: Future[S] = Future()
         result.note_maker()
 
         def run(_: object) -> None:
             try:
-                result.set_result(callback(self))
+                value = callback(self)
             except BaseException as error:
                 result.set_exception(error)
+            else:
+                result.set_result(value)
 
         self.add_done_callback(run)
         return result
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
+        _check_callback(callback)
         self._looked_at = True
-        if self._failure is not None:
-            self._failure.looked_at = True
         super().add_done_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -110,67 +106,75 @@ class Future(torch.futures.Future[T]):
         yield from bridge
         return self.value()
 
+    def __del__(self) -> None:
+        if self._failed is not None and self._orphan is not None and not self._looked_at:
+            self._orphan.adopt(self._failed[0])
 
-class _Failure:
-    """The error of a future. It logs the error if nobody ever looked at it.
 
-    The C++ half of a future, which `collect_all` and `wait_all` may use when the Python half is
-    gone, has this, and the garbage collector can't see into C++. An error that was raised leads
-    back to its future (traceback, frame, local variable): kept here it would be kept for ever. So
-    it moves to the Python half when somebody looks at it there.
+class _Orphan:
+    """What the C++ half of a failed future has of the error.
+
+    `collect_all` works on the C++ half alone, also when the Python half is gone. But the error must
+    not be kept there, where the garbage collector can't see it: an error that was raised leads back
+    to its future (traceback, frame, local variable), and both would stay for ever. So the Python
+    half has it; only when that is collected and nobody has looked, the error moves here, without
+    its traceback. If nobody looks here either, it is logged.
     """
 
-    __slots__ = ("_error", "_home", "_made", "_text", "_traceback", "looked_at")
+    __slots__ = ("_error", "_future", "_made", "_summary", "_text")
 
     def __init__(
-        self, error: BaseException, looked_at: bool, made: tuple[CodeType, int] | None
+        self, future: Future[Any], error: BaseException, made: tuple[CodeType, int] | None
     ) -> None:
-        self.looked_at = looked_at
-        self._error: BaseException | None = error
-        self._traceback = error.__traceback__ = _without_farcall(error.__traceback__)
-        self._text = f"{type(error).__name__}: {error}"
+        self._future = weakref.ref(future)
+        self._error: BaseException | None = None
+        self._summary = f"{type(error).__name__}: {error}"
+        self._text = ""
         self._made = made
-        self._home: weakref.ref[Future[Any]] | None = None
 
-    def move_to(self, future: Future[Any]) -> None:
-        if self._error is not None:
-            # In this order: `throw` may look at any moment.
-            future._error = self._error
-            self._home = weakref.ref(future)
-            self._error = None
+    def adopt(self, error: BaseException) -> None:
+        """The Python half is about to go."""
+        self._text = "".join(traceback.format_exception(error))
+        self._error = error.with_traceback(None)
 
     def throw(self, _: object) -> Any:
         """Raise the error; the future's unwrap function."""
-        self.looked_at = True
-        error = self._error
-        if error is None and self._home is not None:
-            future = self._home()
-            error = None if future is None else future._error
-            del future
-        if error is None:
-            raise RuntimeError(self._text)
-        # Several futures may share one error; tracebacks of earlier raises don't belong to this.
-        raise error.with_traceback(self._traceback)
+        future = self._future()
+        if future is not None and future._failed is not None:
+            future._looked_at = True
+            error, where = future._failed
+            # Several futures may share one error: tracebacks of other raises don't belong to it.
+            raise error.with_traceback(where)
+        orphaned, self._error = self._error, None
+        raise RuntimeError(self._summary) if orphaned is None else orphaned
 
     def __del__(self) -> None:
-        if self.looked_at:
+        if self._error is None:
             return
         where = ""
         if self._made is not None:
             code, line = self._made
             where = f" made at {code.co_filename}:{line} in {code.co_name}"
-        logger.error("the failure of a call%s was never looked at", where, exc_info=self._error)
+        logger.error("the failure of a call%s was never looked at:\n%s", where, self._text)
 
 
-def _without_farcall(traceback: TracebackType | None) -> TracebackType | None:
+def _without_farcall(trace: TracebackType | None) -> TracebackType | None:
     """Without the outermost frames that are farcall's: they tell users nothing."""
-    while traceback is not None and _is_farcall(traceback.tb_frame.f_globals):
-        traceback = traceback.tb_next
-    return traceback
+    while trace is not None and _is_farcall(trace.tb_frame.f_globals):
+        trace = trace.tb_next
+    return trace
 
 
 def _is_farcall(namespace: dict[str, Any]) -> bool:
     return str(namespace.get("__name__", "")).startswith("farcall.")
+
+
+def _check_callback(callback: object) -> None:
+    if not callable(callback):
+        raise TypeError(
+            "incompatible function arguments: the callback must be callable, not "
+            f"{type(callback).__name__}"
+        )
 
 
 def _user_line() -> tuple[CodeType, int] | None:

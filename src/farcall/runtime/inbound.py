@@ -14,6 +14,7 @@ import torch
 from farcall.errors import (
     Cancelled,
     FarcallError,
+    InvalidResult,
     LinkError,
     OwnerDied,
     Refused,
@@ -79,13 +80,13 @@ def result_of(function: Callable[..., Any], result: Any) -> Any:
     """What a function's return value means: one marked async gives a future of the value.
 
     Raises:
-        TypeError: a function marked with `async_execution` did not return a future.
+        InvalidResult: a function marked with `async_execution` did not return a future.
     """
     if not hasattr(function, ASYNC_MARK):
         return result
     if isinstance(result, torch._C.Future):
         return Deferred(result)
-    raise TypeError(
+    raise InvalidResult(
         "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
         f"but got {type(result).__name__}"
     )

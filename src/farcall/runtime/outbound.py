@@ -130,8 +130,8 @@ class Outbound:
         try:
             self._send_creation(peer, function, args, kwargs, timeout, handle, sequence)
         except CallError as error:
+            # As in PyTorch: what happens to the call is told to whoever uses the reference.
             self._references.creation_failed(handle.ref, error)
-            raise
         except BaseException as error:
             self._references.creation_failed(handle.ref, Cancelled(str(error)))
             raise

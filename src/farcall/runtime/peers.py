@@ -105,9 +105,8 @@ class Directory:
         """The live worker of that name, id or info.
 
         Raises:
-            UnknownWorker: there is none.
+            UnknownWorker: there is none, or `to` is something else.
             PeerLost: there was one, and it is gone.
-            TypeError: `to` is none of these.
         """
         peer = self._by_key.get(to) if isinstance(to, str | int | WorkerInfo) else None
         if peer is not None and peer.lost is None:
@@ -118,7 +117,7 @@ class Directory:
         if isinstance(to, WorkerInfo):
             to = to.name
         if not isinstance(to, str | int) or isinstance(to, bool):
-            raise TypeError(
+            raise UnknownWorker(
                 f"a worker is named by a str, an int or a WorkerInfo, not by {type(to).__name__}"
             )
         worker = self._find(to) if self._find is not None else None

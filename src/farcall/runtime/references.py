@@ -75,6 +75,7 @@ class References:
         self._refs = Refs(self.me.incarnation)
         self._values: dict[RefId, OwnedValue] = {}
         self._parked: dict[TransferKey, Continuation] = {}
+        self._ready: deque[tuple[TransferKey, OwnerDied | None]] = deque()
         self._forgotten: deque[Reference] = deque()
         self._creation_errors: dict[RefId, CallError] = {}
         self._acceptance: dict[Waiter[None], list[RefId]] = {}
@@ -107,7 +108,8 @@ class References:
         self._wake()
 
     def drain(self) -> None:
-        """Count out the handles that were collected."""
+        """Count out the handles that were collected, and go on with what another thread left."""
+        self._go_on()
         if not self._forgotten:
             return
         with self._lock:
@@ -179,7 +181,11 @@ class References:
                 waiter.deliver(None)
 
     def creation_failed(self, ref: RefId, error: CallError) -> None:
-        """Holder: the request was never accepted, and never will be."""
+        """The request was never accepted, and never will be: use of the reference raises this."""
+        place = self._values.get(ref)
+        if place is not None:  # a call to ourselves
+            place.fail(error)
+            return
         with self._lock:
             self._creation_errors[ref] = error
             self._refs.creation_failed(ref, str(error))
@@ -329,14 +335,27 @@ class References:
                 case Drop(ref):
                     self._values.pop(ref, None)
                 case Ready(key):
-                    self._continue(key, None)
+                    self._ready.append((key, None))
                 case Unavailable(key, owner_name, cause):
-                    self._continue(key, OwnerDied(owner_name, cause))
+                    self._ready.append((key, OwnerDied(owner_name, cause)))
+        self._go_on()
 
-    def _continue(self, key: TransferKey, error: OwnerDied | None) -> None:
-        then = self._parked.pop(key, None)
-        if then is not None:  # else the agent is closing
-            then(error)
+    def _go_on(self) -> None:
+        """Hand on the messages that waited for their references.
+
+        That may run user functions, which take as long as they like and may even wait for one
+        another: hence after all sending, and from a queue that the next leader goes on with.
+        """
+        while self._ready:
+            try:
+                key, error = self._ready.popleft()
+            except IndexError:
+                return  # another thread was faster
+            if self._ready:
+                self._wake()
+            then = self._parked.pop(key, None)
+            if then is not None:  # else the agent is closing
+                then(error)
 
     def statistics(self) -> dict[str, int]:
         with self._lock:

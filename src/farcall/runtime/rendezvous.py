@@ -285,7 +285,9 @@ class Rendezvous:
         return _decode_record(self._store.get(key)) if self._store.check([key]) else None
 
     def _duplicate(self, what: str, first: Worker, second: Worker) -> DuplicateWorker:
-        message = f"two workers want {what}: {_describe(first)} has it, {_describe(second)} too"
+        message = (
+            f"{what} is not unique: {_describe(first)} has it, {_describe(second)} wants it too"
+        )
         if self._is_file:
             message += "; a file:// rendezvous needs a fresh file for every run"
         return DuplicateWorker(message)

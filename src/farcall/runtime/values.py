@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 
@@ -15,13 +16,14 @@ class OwnedValue:
     Set or failed once. Thread-safe.
     """
 
-    __slots__ = ("_callbacks", "_error", "_lock", "_value")
+    __slots__ = ("_callbacks", "_error", "_lock", "_traceback", "_value")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[OwnedValue], None]] | None = []
         self._value: Any = None
         self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -38,6 +40,7 @@ class OwnedValue:
             if self._callbacks is None:
                 return
             self._value, self._error = value, error
+            self._traceback = None if error is None else error.__traceback__
             callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks:
             callback(self)
@@ -53,7 +56,8 @@ class OwnedValue:
     def get(self) -> Any:
         """The value. Raises what the function raised. Only when `is_ready`."""
         if self._error is not None:
-            raise self._error
+            # Else each raise would add its frames to those of the ones before.
+            raise self._error.with_traceback(self._traceback)
         return self._value
 
     def wait(self, deadline: float) -> bool:

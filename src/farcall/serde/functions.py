@@ -22,7 +22,9 @@ MAIN = "__main__"
 # What multiprocessing's spawn calls the parent's __main__ in the child.
 SPAWNED_MAIN = "__mp_main__"
 
-_ADVICE = "it must be importable on the callee too"
+_ADVICE = (
+    "it must be importable on the callee too (the RPC pickler does not serialize function code)"
+)
 _OPERATORS = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
 # TorchScript puts this between module and name when it compiles a second function of that name.
 _MANGLED = re.compile(r"\.___torch_mangle_\d+")
@@ -116,7 +118,7 @@ def resolve(name: str) -> Callable[..., Any]:
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
         raise FunctionNotFound(f"{name!r} is not a function name of the form 'module:name'")
-    found: Any = _import(module_name, name)
+    found: Any = _import(module_name, path.partition(".")[0], name)
     for part in path.split("."):
         try:
             found = getattr(found, part)
@@ -136,11 +138,13 @@ def _describe(found: Any, module_name: str) -> str:
     return f"{type(found).__name__} {getattr(found, '__qualname__', '')!r}"
 
 
-def _import(module_name: str, name: str) -> Any:
+def _import(module_name: str, attribute: str, name: str) -> Any:
     if module_name == SPAWNED_MAIN:
         module_name = MAIN
     module = sys.modules.get(module_name)
-    if module is not None:
+    # What lacks the attribute may be a module that another thread is importing just now: import it
+    # too, which waits for that thread.
+    if module is not None and hasattr(module, attribute):
         return module
     try:
         return importlib.import_module(module_name)

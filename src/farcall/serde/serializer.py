@@ -222,6 +222,7 @@ def _unloadable(error: Exception) -> SerializationError:
     if isinstance(error, ImportError) or missing_attribute:
         return FunctionNotFound(
             f"the message names what this worker does not have: {error}; "
-            f"what the caller defines must be importable on the callee too"
+            f"what the caller defines must be importable on the callee too "
+            "(the RPC pickler does not serialize function code)"
         )
     return SerializationError(f"can't rebuild what arrived: {type(error).__name__}: {error}")

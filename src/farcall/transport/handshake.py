@@ -8,9 +8,12 @@ ever unpickled. It knows sockets and msgpack, no frames, no worker state. The co
                                <-    Hello
     Proof("connector")         ->    checks the proof, then asks `admit`
                                <-    Proof("acceptor")
+    Ready                      ->
 
-Without a secret on both sides there are no proofs, and `admit` is asked before the acceptor's
-Hello. At every step a side may answer Refuse, whose reason the other side raises.
+Ready says that the connector has not given up meanwhile: the end of a link is the death of a peer,
+the end of a handshake is not. Without a secret on both sides there are no proofs, and `admit` is
+asked before the acceptor's Hello. At every step a side may answer Refuse, whose reason the other
+side raises.
 
 A proof is HMAC-SHA256(secret, role | both hellos as they went over the wire). Each hello has a
 fresh nonce, so an old proof is worth nothing; the roles differ, so a proof sent back to its maker
@@ -43,6 +46,7 @@ from farcall.transport.introductions import (
     Hello,
     Identity,
     Proof,
+    Ready,
     Refuse,
     printable,
 )
@@ -172,13 +176,13 @@ def _connect(
     mine = channel.send(_hello(me, secret, expects, expects_name))
     hello, theirs = channel.receive()
     if not isinstance(hello, Hello):
-        raise BadFrame("the peer sent a proof before its hello")
+        raise BadFrame("the peer did not begin with a hello")
     _check_common(hello, secret)
     _check_expected(hello.identity, expects, expects_name)
-    if secret is None:
-        return hello.identity
-    channel.send(Proof(_digest(secret, "connector", mine, theirs)))
-    _check_proof(channel, hello.identity, _digest(secret, "acceptor", mine, theirs))
+    if secret is not None:
+        channel.send(Proof(_digest(secret, "connector", mine, theirs)))
+        _check_proof(channel, hello.identity, _digest(secret, "acceptor", mine, theirs))
+    channel.send(Ready())
     return hello.identity
 
 
@@ -190,7 +194,7 @@ def _accept(
 ) -> Identity:
     hello, theirs = channel.receive()
     if not isinstance(hello, Hello):
-        raise BadFrame("the peer sent a proof before its hello")
+        raise BadFrame("the peer did not begin with a hello")
     # The acceptor finds every disagreement that an honest connector would find, and finds it
     # first: a connector without a secret has no later message in which to be refused.
     _check_common(hello, secret)
@@ -199,11 +203,14 @@ def _accept(
     if secret is None:
         _check_admitted(hello.identity, admit)
         channel.send(answer)
-        return hello.identity
-    mine = channel.send(answer)
-    _check_proof(channel, hello.identity, _digest(secret, "connector", theirs, mine))
-    _check_admitted(hello.identity, admit)
-    channel.send(Proof(_digest(secret, "acceptor", theirs, mine)))
+    else:
+        mine = channel.send(answer)
+        _check_proof(channel, hello.identity, _digest(secret, "connector", theirs, mine))
+        _check_admitted(hello.identity, admit)
+        channel.send(Proof(_digest(secret, "acceptor", theirs, mine)))
+    ready, _ = channel.receive()
+    if not isinstance(ready, Ready):
+        raise BadFrame("the peer did not end the handshake")
     return hello.identity
 
 
@@ -258,7 +265,7 @@ def _check_admitted(peer: Identity, admit: Callable[[Identity], str | None]) -> 
 def _check_proof(channel: Channel, peer: Identity, expected: bytes) -> None:
     proof, _ = channel.receive()
     if not isinstance(proof, Proof):
-        raise BadFrame("the peer sent a second hello instead of its proof")
+        raise BadFrame("the peer did not send its proof")
     if not hmac.compare_digest(proof.digest, expected):
         name = printable(peer.name)
         raise _Refusal(

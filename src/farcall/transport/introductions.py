@@ -1,7 +1,7 @@
 """The messages of the handshake, and how they travel: `handshake.py` says what they mean.
 
 A message is msgpack behind a little-endian u32 length of at most 4096 bytes, decoded into one of
-three types or refused. A channel reads not a byte beyond the message it is asked for, and keeps
+four types or refused. A channel reads not a byte beyond the message it is asked for, and keeps
 one deadline over all of them.
 """
 
@@ -70,6 +70,10 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, tag="proof"):
     digest: bytes
 
 
+class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
+    """I, who connected, have all I need, and use this link from now on."""
+
+
 class Refuse(msgspec.Struct, array_like=True, frozen=True, tag="refuse"):
     """I don't talk to you. The last message of a handshake."""
 
@@ -78,7 +82,7 @@ class Refuse(msgspec.Struct, array_like=True, frozen=True, tag="refuse"):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Hello | Proof | Refuse).decode
+_decode = msgspec.msgpack.Decoder(Hello | Proof | Ready | Refuse).decode
 
 
 class Channel:
@@ -88,7 +92,7 @@ class Channel:
         self._sock = sock
         self._deadline = deadline
 
-    def send(self, message: Hello | Proof | Refuse) -> bytes:
+    def send(self, message: Hello | Proof | Ready | Refuse) -> bytes:
         """Send a message; its bytes, as they are part of what is proven."""
         data = _encode(message)
         if len(data) > LIMIT:
@@ -97,7 +101,7 @@ class Channel:
         self._sock.sendall(LENGTH.pack(len(data)) + data)
         return data
 
-    def receive(self) -> tuple[Hello | Proof, bytes]:
+    def receive(self) -> tuple[Hello | Proof | Ready, bytes]:
         """The peer's next message and its bytes; raises what a Refuse says."""
         prefix = self._read(LENGTH.size)
         (length,) = LENGTH.unpack(prefix)
@@ -106,7 +110,7 @@ class Channel:
         data = self._read(length)
         try:
             message = _decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise _stranger(prefix + data) from error
         if isinstance(message, Refuse):
             error_type = AuthenticationFailed if message.code == "authentication" else LinkError

@@ -1,0 +1,181 @@
+"""Real processes that do what a test tells them, one step at a time.
+
+They are forked from a server that has imported torch and farcall already, so that one starts in a
+tenth of a second. A step is a function of a test module and its arguments; it runs in the main
+thread of the process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from farcall import rpc
+
+PATIENCE = 60.0  # seconds after which a test gives up; no outcome depends on it
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "farcall.rpc"])
+
+Step = Callable[..., Any]
+
+
+class Member:
+    """One process."""
+
+    def __init__(self, name: str, environment: dict[str, str]) -> None:
+        self.name = name
+        self._pipe, theirs = _context.Pipe()
+        self.process = _context.Process(target=_serve, args=(theirs, environment), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
+        """Begin a step; `result` waits for it."""
+        self._pipe.send((step, args, kwargs))
+
+    def result(self) -> Any:
+        """What the step returned. Raises what it raised."""
+        assert self._pipe.poll(PATIENCE), f"{self.name} did not finish its step in {PATIENCE} s"
+        error, value = self._pipe.recv()
+        if error is not None:
+            raise error
+        return value
+
+    def run(self, step: Step, *args: Any, **kwargs: Any) -> Any:
+        self.start(step, *args, **kwargs)
+        return self.result()
+
+    def fails(self) -> BaseException:
+        """What the step raised."""
+        try:
+            value = self.result()
+        except AssertionError:
+            raise
+        except BaseException as error:
+            return error
+        raise AssertionError(f"{self.name} did not fail but returned {value!r}")
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the kernel has closed everything it had."""
+        self.signal(signal.SIGKILL)
+        self.process.join(PATIENCE)
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.signal(signal.SIGKILL)
+            self.process.join(PATIENCE)
+        self._pipe.close()
+        self.process.close()
+
+
+def _serve(pipe: Connection, environment: dict[str, str]) -> None:
+    for name in [name for name in os.environ if name in _CLEARED or name.startswith("FARCALL_")]:
+        del os.environ[name]
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which ends this one
+    while True:
+        try:
+            step, args, kwargs = pipe.recv()
+        except EOFError:
+            return
+        outcome: tuple[BaseException | None, Any]
+        try:
+            outcome = (None, step(*args, **kwargs))
+        except BaseException as error:
+            error.add_note(traceback.format_exc()) if hasattr(error, "add_note") else None
+            outcome = (error, None)
+        try:
+            data = pickle.dumps(outcome)
+        except Exception as error:
+            data = pickle.dumps((TypeError(f"{outcome!r} can't be pickled: {error}"), None))
+        pipe.send_bytes(data)
+
+
+_CLEARED = {
+    "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "USE_LIBUV",
+    "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT",
+}  # fmt: skip
+
+
+class Crew:
+    """Starts members, and ends them with the test."""
+
+    def __init__(self, file: str) -> None:
+        self.init_method = f"file://{file}"
+        self._members: list[Member] = []
+
+    def member(self, name: str = "", **environment: str) -> Member:
+        self._members.append(Member(name or f"w{len(self._members)}", environment))
+        return self._members[-1]
+
+    def members(self, count: int, **environment: str) -> list[Member]:
+        return [self.member(**environment) for _ in range(count)]
+
+    def group(self, count: int, **options: Any) -> list[Member]:
+        """Members w0, w1, ... that have called `init_rpc`."""
+        members = self.members(count)
+        for rank, member in enumerate(members):
+            member.start(join, member.name, rank, count, self.init_method, **options)
+        for member in members:
+            member.result()
+        return members
+
+    def end(self) -> None:
+        for member in self._members:
+            member.end()
+
+
+@contextmanager
+def assembled(file: str) -> Iterator[Crew]:
+    crew = Crew(file)
+    try:
+        yield crew
+    finally:
+        crew.end()
+
+
+# Steps that many tests use.
+
+
+def join(
+    name: str, rank: int, world_size: int | None, init_method: str = "env://", **options: Any
+) -> None:
+    options.setdefault("rpc_timeout", PATIENCE)
+    rpc.init_rpc(
+        name,
+        rank=rank,
+        world_size=world_size,
+        rpc_backend_options=rpc.RpcBackendOptions(init_method=init_method, **options),
+    )
+
+
+def leave(**how: Any) -> float:
+    """Shut down; how many seconds it took."""
+    start = time.monotonic()
+    rpc.shutdown(**how)
+    return time.monotonic() - start
+
+
+def call(to: str | int, function: Step, *args: Any, **kwargs: Any) -> Any:
+    return rpc.rpc_sync(to, function, args=args, **kwargs)
+
+
+def leave_all(*members: Member) -> None:
+    """A graceful shutdown of all these."""
+    for member in members:
+        member.start(leave)
+    for member in members:
+        member.result()

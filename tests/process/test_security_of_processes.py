@@ -1,0 +1,110 @@
+"""Strangers and workers with another secret: a clear refusal, quickly, and no harm to others."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import random
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+from crew import Crew, Member, call, join, leave_all
+
+from farcall import rpc
+from farcall.errors import AuthenticationFailed
+from farcall.runtime.context import current_agent
+
+
+def start_with_secrets(crew: Crew, *secrets: str) -> list[Member]:
+    members = [
+        crew.member(**({"FARCALL_SECRET": secret} if secret else {})) for secret in secrets
+    ]
+    for rank, member in enumerate(members):
+        listen = "127.0.0.1"
+        member.start(join, member.name, rank, len(members), crew.init_method, listen=listen)
+    for member in members:
+        member.result()
+    return members
+
+
+@pytest.mark.parametrize("secrets", [("one", "another"), ("one", ""), ("", "one")])
+def test_worker_with_another_secret_is_refused_quickly_and_says_what_to_check(
+    crew: Crew, secrets: tuple[str, str]
+) -> None:
+    members = start_with_secrets(crew, *secrets)
+    for member, to in zip(members, ("w1", "w0"), strict=True):
+        # The default timeout of the calls is as long as the test's patience.
+        member.start(call, to, operator.add, 1, 2)
+        error = member.fails()
+        assert type(error) is AuthenticationFailed
+        assert "FARCALL_SECRET" in str(error)
+        assert "another" not in str(error)
+    leave_all(*members)
+
+
+def test_workers_with_the_same_secret_reach_each_other(crew: Crew) -> None:
+    first, second = start_with_secrets(crew, "same", "same")
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    assert second.run(call, "w0", operator.add, 1, 2) == 3
+    leave_all(first, second)
+
+
+def test_asynchronous_calls_are_refused_in_their_futures(crew: Crew) -> None:
+    first, second = start_with_secrets(crew, "one", "another")
+    first.start(call_async, "w1", 5)
+    assert first.result() == ["AuthenticationFailed"] * 5
+    leave_all(first, second)
+
+
+def call_async(to: str, count: int) -> list[str]:
+    kinds = []
+    for future in [rpc.rpc_async(to, operator.add, args=(1, 2)) for _ in range(count)]:
+        try:
+            future.wait()
+            kinds.append("value")
+        except Exception as error:
+            kinds.append(type(error).__name__)
+    return kinds
+
+
+def port() -> int:
+    number = urlsplit(current_agent().endpoint.addresses[0]).port
+    assert number is not None
+    return number
+
+
+def throw_at(number: int, data: bytes) -> None:
+    with (
+        socket.create_connection(("127.0.0.1", number), timeout=30) as sock,
+        contextlib.suppress(OSError),
+    ):
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(4096):
+            pass
+
+
+def call_often(to: str, times: int) -> int:
+    return sum(rpc.rpc_sync(to, operator.add, args=(n, 1)) == n + 1 for n in range(times))
+
+
+@pytest.mark.parametrize("secret", ["", "same"])
+def test_random_bytes_on_the_port_disturb_no_call(crew: Crew, secret: str) -> None:
+    first, second = start_with_secrets(crew, secret, secret)
+    number = second.run(port)
+    descriptors = second.run(count_descriptors)
+    first.start(call_often, "w1", 3000)
+    draw = random.Random(5)
+    for _ in range(100):
+        throw_at(number, draw.randbytes(draw.randrange(1, 2000)))
+    throw_at(number, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert first.result() == 3000
+    assert second.run(call_often, "w0", 10) == 10
+    leave_all(first, second)
+    assert second.run(count_descriptors) <= descriptors + 5
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
