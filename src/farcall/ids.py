@@ -33,6 +33,8 @@ def check_name(name: str) -> str:
     Raises:
         InvalidName: it is empty, too long, or has other characters.
     """
+    if name == "":
+        raise InvalidName("Worker name must be non-empty")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidName(
             f"Worker name must match {_NAME.pattern} (letters, digits, '_', ':', '-'), "

@@ -68,6 +68,8 @@ __all__ = [
 
 Worker = str | int | WorkerInfo
 
+EXIT_SECONDS = 0.5  # what a program that ends waits for functions that are still running
+
 _starting = threading.Lock()
 _generation = 0
 
@@ -75,7 +77,7 @@ _generation = 0
 def _at_exit() -> None:
     agent = default_agent()
     if agent is not None:
-        agent.close("its program ended without shutdown")
+        agent.close("its program ended without shutdown", EXIT_SECONDS)
 
 
 def _after_fork_in_child() -> None:

@@ -124,7 +124,8 @@ class Deaths(Here):
 
     def make(self, content: Any = None) -> Precious:
         value = Precious(content)
-        weakref.finalize(value, self._box.put, content)
+        # Never holds another value: that would keep it alive.
+        weakref.finalize(value, self._box.put, content if isinstance(content, str | int) else None)
         return value
 
     @property

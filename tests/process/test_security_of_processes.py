@@ -18,9 +18,7 @@ from farcall.runtime.context import current_agent
 
 
 def start_with_secrets(crew: Crew, *secrets: str) -> list[Member]:
-    members = [
-        crew.member(**({"FARCALL_SECRET": secret} if secret else {})) for secret in secrets
-    ]
+    members = [crew.member(**({"FARCALL_SECRET": secret} if secret else {})) for secret in secrets]
     for rank, member in enumerate(members):
         listen = "127.0.0.1"
         member.start(join, member.name, rank, len(members), crew.init_method, listen=listen)

@@ -78,7 +78,9 @@ lengths = st.one_of(
     st.sampled_from([READ_SIZE + d for d in (-200, -97, -64, -33, -32, -1, 0, 1, 64)]),
     st.integers(0, 200_000),
 )
-blobs = st.one_of(st.binary(max_size=70), st.builds(lambda n: bytes(range(251)) * (n // 251), lengths))
+blobs = st.one_of(
+    st.binary(max_size=70), st.builds(lambda n: bytes(range(251)) * (n // 251), lengths)
+)
 buffer_lists = st.one_of(
     st.lists(blobs, max_size=4),
     st.integers(0, 200).map(lambda count: [b"%d" % (n % 13) * (n % 5) for n in range(count)]),
@@ -191,9 +193,7 @@ def test_random_header_and_what_follows_is_frames_or_a_clear_error(
 
 @given(frames, st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1))
 @settings(max_examples=150, deadline=None)
-def test_damaged_frame_never_breaks_the_reader(
-    sent: Frame, damage: list[tuple[int, int]]
-) -> None:
+def test_damaged_frame_never_breaks_the_reader(sent: Frame, damage: list[tuple[int, int]]) -> None:
     data = bytearray(wire([sent]))
     for place, change in damage:
         data[place % min(len(data), 200)] ^= change

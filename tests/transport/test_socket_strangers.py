@@ -96,7 +96,12 @@ def resident_bytes() -> int:
 
 
 def header(
-    *, meta: int = 1, count: int = 0, body: int = 0, magic: bytes = MAGIC, version: int = VERSION,
+    *,
+    meta: int = 1,
+    count: int = 0,
+    body: int = 0,
+    magic: bytes = MAGIC,
+    version: int = VERSION,
     kind: int = Kind.REQUEST,
 ) -> bytes:
     return HEADER.pack(magic, version, kind, 0, meta, count, 1, body)

@@ -390,11 +390,12 @@ class Agent:
             )
         )
 
-    def close(self, reason: str = "it has shut down") -> None:
+    def close(self, reason: str = "it has shut down", patience: float = STOP_SECONDS) -> None:
         """Leave at once: calls in flight end as Cancelled here and as PeerLost elsewhere.
 
         Args:
             reason: what the others are told.
+            patience: seconds to wait for functions that are still running.
         """
         with self._closing:
             if self._closed:
@@ -416,7 +417,7 @@ class Agent:
             self.endpoint.drop(peer.incarnation, str(error))
         self.outcomes.fail(cancelled, error)
         self.references.close(error)
-        if not self.executor.stop(STOP_SECONDS):
+        if not self.executor.stop(patience):
             logger.warning("%s: shut down while functions are still running", self.me.name)
         self.endpoint.close()
         self._on_close()

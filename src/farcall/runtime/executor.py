@@ -15,6 +15,9 @@ or run user code (sending, completing futures, functions) comes after.
 At most `max_running` user functions run at once; more are queued, and replies are still received.
 A function inside a farcall wait does not count, so nested and mutual calls of any depth never
 exhaust the bound; when its wait ends it goes on at once, even if that makes one more for a while.
+A wait that torch does by itself (`torch.futures.wait_all`, a plain `torch.futures.Future`) can't
+announce itself; when functions are queued, the watchdog looks whether one that runs sits in such a
+wait.
 
 Locks: `_lock` guards every table here and is held for a few instructions; nothing that belongs to
 the user runs under it.
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -31,12 +35,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import torch
+
 from farcall.transport.base import Endpoint, Event
 
 logger = logging.getLogger("farcall")
 
 WATCH_SECONDS = 0.001
 QUIET_CHECKS = 50
+STARVATION_CHECKS = 10
+TORCH_WAITS = (torch.futures.wait_all.__code__, torch.futures.Future.wait.__code__)
 SPARE_THREADS = 2
 SPARE_SECONDS = 10.0
 
@@ -129,6 +137,8 @@ class Executor:
                 self._functions.append(function)
                 if len(self._running) < self._max_running:
                     self._find_thread()
+                elif self._watchdog_sleeps:
+                    self._watch_needed.set()
         if here:
             self.may_pass_lead()
             self._run(me, function)
@@ -305,14 +315,27 @@ class Executor:
                         self._pass_lead()
             quiet = quiet + 1 if turns == self._turns else 0
             turns = self._turns
+            if self._functions and quiet % STARVATION_CHECKS == STARVATION_CHECKS - 1:
+                self._discount_torch_waits()
             if quiet >= QUIET_CHECKS:
                 self._sleep_until_needed()
                 quiet = 0
+
+    def _discount_torch_waits(self) -> None:
+        frames = sys._current_frames()
+        with self._lock:
+            if len(self._running) < self._max_running:
+                return
+            for ident in list(self._running):
+                frame = frames.get(ident)
+                if frame is not None and frame.f_code in TORCH_WAITS:
+                    self._running.discard(ident)
+                    self._find_thread()
 
     def _sleep_until_needed(self) -> None:
         self._watch_needed.clear()
         self._watchdog_sleeps = True
         # Whoever became busy before the flag was set did not see it: look once more.
-        if self._busy_since == math.inf and not self._stopping:
+        if self._busy_since == math.inf and not self._functions and not self._stopping:
             self._watch_needed.wait()
         self._watchdog_sleeps = False

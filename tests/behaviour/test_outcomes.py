@@ -1,0 +1,391 @@
+"""Every call ends in exactly one of: a value, the remote exception, PeerLost, RpcTimeout, Cancelled."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from behaviour.helpers import (
+    PATIENCE,
+    PROXIES,
+    WAYS,
+    Box,
+    Gate,
+    by_async,
+    by_remote,
+    by_sync,
+    echo,
+    fail_with,
+    in_threads,
+    wait_at,
+    wait_until_settled,
+)
+from farcall import rpc
+from farcall.runtime.agent import Agent
+from farcall.testing.cluster import acting_as
+
+Way = Callable[..., Any]
+each_way = pytest.mark.parametrize("call", WAYS)
+
+
+class TwoArguments(Exception):
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class NeedsKeyword(Exception):
+    def __init__(self, *, where: str) -> None:
+        super().__init__("somewhere")
+        self.where = where
+
+
+class HoldsLock(Exception):
+    def __init__(self) -> None:
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+        self.number = 5
+
+
+class WithTensor(Exception):
+    pass
+
+
+class NoReduction(Exception):
+    def __reduce__(self) -> Any:
+        raise RuntimeError("can't be reduced")
+
+
+class GoodbyeError(BaseException):
+    pass
+
+
+def raise_from(depth: int) -> None:
+    if depth:
+        raise_from(depth - 1)
+    raise TwoArguments(5, "too deep")
+
+
+def raise_local() -> None:
+    raise type("LocalError", (Exception,), {})("of a local type")
+
+
+def raise_unsendable() -> None:
+    raise NoReduction("text of it")
+
+
+def raise_with(kind: str) -> None:
+    match kind:
+        case "lock":
+            raise HoldsLock
+        case "cause":
+            try:
+                raise_from(0)
+            except TwoArguments as error:
+                raise ValueError("outer") from error
+        case "exit":
+            raise SystemExit(3)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "stop":
+            raise StopIteration("stopped")
+        case "base":
+            raise GoodbyeError("bye")
+
+
+def nested(to: str, function: Callable[..., Any], *args: Any) -> Any:
+    return rpc.rpc_sync(to, function, args=args)
+
+
+def nested_without_limit(to: str, gate: Gate, box: Box) -> None:
+    try:
+        rpc.rpc_sync(to, wait_at, args=(gate,), timeout=0)
+    except BaseException as error:
+        box.put(type(error))
+
+
+# The remote exception.
+
+
+@each_way
+def test_an_exception_arrives_with_its_attributes(pair: list[Agent], call: Way) -> None:
+    for to in ("w0", "w1"):
+        with pytest.raises(TwoArguments, match="5: too deep") as raised:
+            call(to, raise_from, (3,))
+        assert (raised.value.code, raised.value.reason) == (5, "too deep")
+        with pytest.raises(NeedsKeyword, match="somewhere") as keyword:
+            call(to, fail_with, (NeedsKeyword(where="here"),))
+        assert keyword.value.where == "here"
+
+
+@each_way
+def test_it_brings_the_remote_traceback_and_worker(pair: list[Agent], call: Way) -> None:
+    with pytest.raises(TwoArguments) as raised:
+        call("w1", raise_from, (3,))
+    shown = "".join(traceback.format_exception(raised.value))
+    assert shown.count("in raise_from") >= 1
+    assert "on worker 'w1'" in shown
+    if call is not by_remote:
+        assert raised.value.remote_worker == "w1"
+        assert "in raise_from" in raised.value.remote_traceback
+
+
+def test_the_traceback_of_a_cause_arrives_too(pair: list[Agent]) -> None:
+    with pytest.raises(ValueError, match="outer") as raised:
+        rpc.rpc_sync("w1", raise_with, args=("cause",))
+    assert "TwoArguments: 5: too deep" in raised.value.remote_traceback
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("key"),
+        OSError(2, "no such file", "name"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        torch.OutOfMemoryError("of memory"),
+        ExceptionGroup("several", [ValueError(1), TwoArguments(1, "x")]),
+        RuntimeError(),
+        AssertionError((1, 2)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_exceptions_of_libraries_arrive(pair: list[Agent], error: Exception) -> None:
+    with pytest.raises(type(error)) as raised:
+        rpc.rpc_sync("w1", fail_with, args=(error,))
+    assert raised.value.args == error.args or isinstance(error, ExceptionGroup)
+    assert str(raised.value) == str(error)
+
+
+def test_an_exception_may_hold_a_tensor(pair: list[Agent]) -> None:
+    with pytest.raises(WithTensor) as raised:
+        rpc.rpc_sync("w1", fail_with, args=(WithTensor(torch.ones(20_000)),))
+    assert raised.value.args[0].all()
+
+
+def test_what_can_not_be_sent_is_left_out(pair: list[Agent]) -> None:
+    with pytest.raises(HoldsLock, match="holds a lock") as raised:
+        rpc.rpc_sync("w1", raise_with, args=("lock",))
+    assert raised.value.number == 5
+
+
+def test_an_exception_that_can_not_be_rebuilt_is_a_remote_error(pair: list[Agent]) -> None:
+    with pytest.raises(rpc.RemoteError, match="text of it") as raised:
+        rpc.rpc_sync("w1", raise_unsendable)
+    assert raised.value.worker == "w1"
+    assert raised.value.type_name.endswith("NoReduction")
+    assert "in raise_unsendable" in raised.value.remote_traceback
+
+
+def test_an_exception_of_a_local_type_arrives(pair: list[Agent]) -> None:
+    with pytest.raises(Exception, match="of a local type") as raised:
+        rpc.rpc_sync("w1", raise_local)
+    assert type(raised.value).__name__ == "LocalError"
+
+
+@pytest.mark.parametrize("call", [by_sync, by_async])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("exit", SystemExit),
+        ("interrupt", KeyboardInterrupt),
+        ("stop", StopIteration),
+        ("base", GoodbyeError),
+    ],
+)
+def test_even_a_base_exception_reaches_the_caller_and_no_worker_ends(
+    pair: list[Agent], call: Way, kind: str, expected: type[BaseException]
+) -> None:
+    with pytest.raises(expected):
+        call("w1", raise_with, (kind,))
+    assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+
+
+@pytest.mark.parametrize("call", [by_sync, by_async])
+def test_an_error_passes_through_several_workers(trio: list[Agent], call: Way) -> None:
+    with pytest.raises(TwoArguments) as raised:
+        call("w1", nested, ("w2", raise_from, 1))
+    assert (raised.value.code, raised.value.remote_worker) == (5, "w2")
+    assert "on worker 'w2'" in raised.value.remote_traceback
+
+
+# RpcTimeout.
+
+
+@each_way
+def test_a_call_that_takes_too_long_times_out(pair: list[Agent], gate: Gate, call: Way) -> None:
+    for to in ("w0", "w1"):
+        with pytest.raises(rpc.RpcTimeout, match="w") as raised:
+            if call is by_remote:
+                rpc.remote(to, wait_at, args=(gate,)).to_here(timeout=0.05)
+            else:
+                call(to, wait_at, (gate,), timeout=0.05)
+        assert isinstance(raised.value, TimeoutError)
+        assert isinstance(raised.value, RuntimeError)
+        assert rpc.rpc_sync(to, echo, args=(1,)) == 1
+
+
+def test_the_default_timeout_is_the_agents(start: Callable[..., list[Agent]], gate: Gate) -> None:
+    start(2, rpc_timeout=0.05)
+    for call in (by_sync, by_async):
+        with pytest.raises(rpc.RpcTimeout, match=r"timeout \(50 ms\).*wait_at.*'w1'"):
+            call("w1", wait_at, (gate,))
+    with pytest.raises(rpc.RpcTimeout):
+        rpc.remote("w1", wait_at, args=(gate,)).to_here()
+
+
+def test_a_late_answer_is_ignored(pair: list[Agent], gate: Gate) -> None:
+    future = rpc.rpc_async("w1", wait_at, args=(gate, 5), timeout=0.05)
+    with pytest.raises(rpc.RpcTimeout):
+        rpc.rpc_sync("w1", wait_at, args=(gate, 5), timeout=0.05)
+    with pytest.raises(rpc.RpcTimeout):
+        future.wait()
+    gate.open()
+    gate.wait_for_passed(gate.arrived)
+    assert [rpc.rpc_sync("w1", echo, args=(i,)) for i in range(10)] == list(range(10))
+    with pytest.raises(rpc.RpcTimeout):
+        future.wait()
+
+
+def test_a_call_that_was_not_begun_in_time_is_never_run(
+    start: Callable[..., list[Agent]], gate: Gate
+) -> None:
+    start(2, num_worker_threads=1)
+    box = Box()
+    blocking = rpc.rpc_async("w1", wait_at, args=(gate,))
+    gate.wait_for_arrivals()
+    with pytest.raises(rpc.RpcTimeout):
+        rpc.rpc_sync("w1", box.put, args=("ran",), timeout=0.05)
+    gate.open()
+    blocking.wait()
+    rpc.rpc_sync("w1", echo, args=(1,))
+    assert box.things == []
+
+
+def test_a_nested_call_has_no_more_time_than_its_caller(trio: list[Agent], gate: Gate) -> None:
+    box = Box()
+    with pytest.raises(rpc.RpcTimeout):
+        rpc.rpc_sync("w1", nested_without_limit, args=("w2", gate, box), timeout=0.1)
+    assert box.wait_for() == [rpc.RpcTimeout]  # long before anybody opens the gate
+
+
+def test_many_timeouts_at_once(pair: list[Agent], gate: Gate) -> None:
+    futures = [rpc.rpc_async("w1", wait_at, args=(gate,), timeout=0.1) for _ in range(300)]
+    for future in futures:
+        with pytest.raises(rpc.RpcTimeout):
+            future.wait()
+    gate.open()
+    assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+
+
+# PeerLost and Cancelled.
+
+
+def test_closing_the_callee_ends_all_calls_as_lost(pair: list[Agent], gate: Gate) -> None:
+    futures = [rpc.rpc_async("w1", wait_at, args=(gate,)) for _ in range(1000)]
+
+    def sync_call() -> Any:
+        with acting_as(pair[0]):
+            return rpc.rpc_sync("w1", wait_at, args=(gate,))
+
+    ended = threading.Event()
+    closing = threading.Thread(target=lambda: (pair[1].close(), ended.set()), daemon=True)
+    with in_threads(*[sync_call] * 8) as results:
+        gate.wait_for_arrivals(16)
+        closing.start()
+        for future in futures:
+            with pytest.raises(rpc.PeerLost) as raised:
+                future.wait()
+            assert raised.value.worker == "w1"
+            assert isinstance(raised.value, ConnectionError)
+        gate.open()
+    assert [type(result) for result in results] == [rpc.PeerLost] * 8
+    assert ended.wait(PATIENCE)
+    for call in (by_sync, by_async, by_remote):
+        with pytest.raises(rpc.PeerLost, match="'w1'"):
+            call("w1", echo, (1,))
+
+
+def test_closing_the_caller_cancels_its_own_calls(pair: list[Agent], gate: Gate) -> None:
+    futures = [rpc.rpc_async("w1", wait_at, args=(gate,)) for _ in range(100)]
+    futures += [rpc.rpc_async("w0", wait_at, args=(gate,)) for _ in range(5)]
+
+    def sync_call(to: str) -> Any:
+        with acting_as(pair[0]):
+            return rpc.rpc_sync(to, wait_at, args=(gate,))
+
+    calls = [functools.partial(sync_call, to) for to in ("w1", "w1", "w0")]
+    closing = threading.Thread(target=pair[0].close, daemon=True)
+    with in_threads(*calls) as results:
+        gate.wait_for_arrivals(16 + 3)
+        closing.start()
+        gate.open()
+    closing.join(PATIENCE)
+    assert {type(result) for result in results} <= {rpc.Cancelled, type(None)}
+    for future in futures:
+        try:
+            assert future.wait() is None
+        except rpc.Cancelled as error:
+            assert "w0" in str(error)
+
+
+def test_a_cancelled_call_says_so(pair: list[Agent], gate: Gate) -> None:
+    future = rpc.rpc_async("w1", wait_at, args=(gate,))
+    gate.wait_for_arrivals()
+    pair[0].close()
+    with pytest.raises(rpc.Cancelled, match="agent of 'w0' was shut down"):
+        future.wait()
+
+
+def test_other_workers_are_not_hurt_by_a_death(trio: list[Agent], gate: Gate) -> None:
+    assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+    future = rpc.rpc_async("w2", wait_at, args=(gate, 5))
+    trio[1].close()
+    assert rpc.rpc_sync("w2", echo, args=(1,)) == 1
+    gate.open()
+    assert future.wait() == 5
+
+
+def test_a_nested_loss_reaches_the_outer_caller(trio: list[Agent], gate: Gate) -> None:
+    future = rpc.rpc_async("w1", nested, args=("w2", wait_at, gate))
+    gate.wait_for_arrivals()
+    closing = threading.Thread(target=trio[2].close, daemon=True)
+    closing.start()
+    with pytest.raises(rpc.PeerLost) as raised:
+        future.wait()
+    assert raised.value.worker == "w2"
+    gate.open()
+    closing.join(PATIENCE)
+
+
+def test_proxies_of_a_dead_owner_raise(pair: list[Agent], gate: Gate) -> None:
+    rref = rpc.remote("w1", echo, args=([1],))
+    assert rref.to_here() == [1]
+    future = rpc.rpc_async("w1", wait_at, args=(gate,))
+    gate.wait_for_arrivals()
+    closing = threading.Thread(target=pair[1].close, daemon=True)
+    closing.start()
+    with pytest.raises(rpc.PeerLost):
+        future.wait()
+    for proxy in PROXIES:
+        with pytest.raises(rpc.OwnerDied):
+            proxy(rref, "append", 1)
+    gate.open()
+    closing.join(PATIENCE)
+    wait_until_settled(pair[0])
+
+
+def test_no_limit_means_no_limit(start: Callable[..., list[Agent]], gate: Gate) -> None:
+    agents = start(2, rpc_timeout=0.0)
+    future = rpc.rpc_async("w1", wait_at, args=(gate, 5))
+    gate.wait_for_arrivals()
+    assert agents[0].deadlines.sleep_until() == math.inf
+    gate.open()
+    assert future.wait() == 5
