@@ -83,7 +83,7 @@ class OwnerDied(PeerLost):
 
 
 class Cancelled(CallError):
-    """The call was cancelled by its caller, or by the shutdown of its agent."""
+    """The agent that made the call was shut down, or the call's reference was never made."""
 
 
 class RemoteError(CallError):

@@ -238,12 +238,15 @@ def test_close_while_everybody_sends_ends_every_send(
     link = near.connect(far)
     begun = threading.Semaphore(0)
 
+    def send_on() -> None:
+        for number in range(10_000_000):
+            link.send(request(number, b"b" * 3000, [b"x" * 300]), soon())
+            if number == 3:
+                begun.release()
+
     def send() -> None:
         with pytest.raises(LinkError):
-            for number in range(10_000_000):
-                link.send(request(number, b"b" * 3000, [b"x" * 300]), soon())
-                if number == 3:
-                    begun.release()
+            send_on()
 
     for _ in range(4):
         threads.start(send)

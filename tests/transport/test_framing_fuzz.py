@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -104,7 +105,7 @@ def received(data: bytes, cuts: list[int]) -> tuple[list[Frame], LinkError]:
     edges = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     with stream() as (reading, writing):
         try:
-            for start, end in zip(edges, edges[1:], strict=False):
+            for start, end in pairwise(edges):
                 left = memoryview(data)[start:end]
                 while left:
                     left = left[writing.send(left[:60_000]) :]

@@ -1,4 +1,4 @@
-"""Deadlines: every call that is not over comes due once, not before its time, at most 10 ms late."""
+"""Deadlines: every call that is not over comes due once, in time, and at most 10 ms late."""
 
 from __future__ import annotations
 

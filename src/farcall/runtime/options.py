@@ -29,6 +29,7 @@ UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
 
+TRANSPORTS = ("socket",)
 _TORCH_TRANSPORTS = frozenset({"shm", "uv", "ibv"})
 _TORCH_CHANNELS = frozenset(
     {"basic", "cma", "mpt_uv", "xth", "cuda_basic", "cuda_gdr", "cuda_ipc", "cuda_xth"}
@@ -89,11 +90,12 @@ class RpcBackendOptions:
         allow_functions: callers may run these only: patterns of "module:qualname", matched as by
             `fnmatch.fnmatchcase`. None: all.
         allow_by_value: let callers send functions as code (lambdas, closures).
-        allow_pickle: let callers send objects as pickles.
-        transports: names of the transports to use, best first.
+        allow_pickle: take objects as pickles, in calls and in results of our calls. False takes
+            plain data, tensors and references only.
+        transports: names of the transports that may be used, best first; so far only "socket".
         device_maps: per callee name, which of its devices each device of this worker maps to; one
             to one. An int is a CUDA device.
-        devices: CUDA devices that this worker uses.
+        devices: CUDA devices that this worker uses; checked and kept, as in PyTorch.
 
     Raises:
         TypeError: an argument is of the wrong type.
@@ -126,7 +128,7 @@ class RpcBackendOptions:
         self.allow_functions = _patterns(allow_functions)
         self.allow_by_value = allow_by_value
         self.allow_pickle = allow_pickle
-        self.transports = _names(transports, "transports")
+        self.transports = _transports(transports)
         self.device_maps = {to: _device_map(one) for to, one in (device_maps or {}).items()}
         self.devices = _device_list(devices or ())
 
@@ -274,6 +276,13 @@ def _worker_threads(count: int) -> int:
     if count <= 0:
         raise ValueError(f"num_worker_threads must be positive, got {count}")
     return count
+
+
+def _transports(names: Sequence[str]) -> tuple[str, ...]:
+    for name in _names(names, "transports"):
+        if name not in TRANSPORTS:
+            raise ValueError(f"no transport is called {name!r}; there are: {', '.join(TRANSPORTS)}")
+    return tuple(names)
 
 
 def _names(names: Sequence[str], what: str) -> tuple[str, ...]:

@@ -243,7 +243,7 @@ class Outbound:
         except SerializationError as error:
             raise self._agent.serializer.explain_unpicklable(
                 name or getattr(function, "__qualname__", repr(function)),
-                args if name else (function, *args),
+                args,
                 kwargs,
                 error,
                 externals=self._references.collector([]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from urllib.parse import urlsplit
 
 import torch
@@ -19,6 +20,7 @@ from farcall.serde import DeviceMap, Serializer
 from farcall.transport.handshake import Identity
 from farcall.transport.socket import SocketEndpoint
 
+PROBE_SECONDS = 2.0
 WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -67,7 +69,13 @@ def start_agent(
             pid=os.getpid(),
             main=starting.identity.main,
         )
-        workers = rendezvous.join(me, size, options.rpc_timeout)
+        workers = rendezvous.join(
+            me,
+            size,
+            options.rpc_timeout,
+            # In a fixed group a name is used once; in an open one it may come back after a crash.
+            is_dead=(lambda _: False) if size else _is_dead,
+        )
         me = next(worker for worker in workers if worker.incarnation == incarnation)
         endpoint.me = Identity(name, me.id, incarnation, me.host, me.main)
         _check_reachable(me, workers, options)
@@ -109,6 +117,22 @@ def _advertised(host: str, init_method: str) -> str:
     url = urlsplit(init_method)
     master = os.environ.get("MASTER_ADDR") if url.scheme == "env" else url.hostname
     return local_address_towards(master or "localhost")
+
+
+def _is_dead(worker: Worker) -> bool:
+    """Whether nobody listens any more where a worker used to; when in doubt, it lives."""
+    refused = []
+    for address in worker.addresses:
+        url = urlsplit(address)
+        try:
+            socket.create_connection((url.hostname or "", url.port or 0), PROBE_SECONDS).close()
+        except ConnectionRefusedError:
+            refused.append(address)
+        except OSError:
+            return False
+        else:
+            return False
+    return bool(refused)
 
 
 def _check_reachable(me: Worker, workers: list[Worker], options: RpcBackendOptions) -> None:

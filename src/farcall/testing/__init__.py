@@ -1,6 +1,7 @@
 """Tools for tests: a clock moved by hand, a network with faults, and the protocol's simulator.
 
-Product code: test your own programs with them. `python -m farcall.testing.sim` runs the simulator.
+Product code: test your own programs with them. `python -m farcall.testing.sim` runs the simulator;
+`farcall.testing.cluster` starts several workers in one process (it needs torch, the rest does not).
 """
 
 from farcall.testing.clock import ManualClock

@@ -35,7 +35,7 @@ class BatchUpdateParameterServer:
         self = ps_rref.local_value()
         with self.lock:
             self.curr_update_size += 1
-            for p, g in zip(self.model.parameters(), grads):
+            for p, g in zip(self.model.parameters(), grads, strict=False):
                 p.grad += g
             fut = self.future_model
             if self.curr_update_size >= self.batch_update_size:

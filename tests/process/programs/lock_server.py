@@ -26,8 +26,8 @@ class ParameterServer(nn.Module):
     def push(self, gradients):
         with self.lock, torch.no_grad():
             self.pushes += 1
-            for parameter, gradient in zip(self.model.parameters(), gradients):
-                parameter -= 0.1 * gradient
+            for parameter, gradient in zip(self.model.parameters(), gradients, strict=False):
+                parameter.sub_(0.1 * gradient)
             return self.pushes
 
 
@@ -36,7 +36,7 @@ global_lock = Lock()
 
 
 def get_parameter_server():
-    global param_server
+    global param_server  # noqa: PLW0603
     with global_lock:
         if not param_server:
             param_server = ParameterServer()
@@ -53,7 +53,7 @@ def remote_method(method, rref, *args, **kwargs):
 
 def train(rank):
     server = rpc.remote("parameter_server", get_parameter_server)
-    for step in range(STEPS):
+    for _step in range(STEPS):
         output = remote_method(ParameterServer.forward, server, torch.ones(3, 4))
         assert output.shape == (3, 2)
         remote_method(ParameterServer.push, server, [torch.ones(2, 4), torch.ones(2)])
