@@ -145,6 +145,43 @@ def wait_at(gate: Gate, result: Any = None) -> Any:
     return result
 
 
+class Account:
+    """A value with every kind of method."""
+
+    def __init__(self, balance: int = 0) -> None:
+        self.balance = balance
+
+    def deposit(self, amount: int, times: int = 1) -> int:
+        self.balance += amount * times
+        return self.balance
+
+    def itself(self) -> Account:
+        return self
+
+    def where(self) -> str:
+        return rpc.get_worker_info().name
+
+    def fail(self) -> None:
+        raise KeyError("in the method")
+
+    def wait(self, gate: Gate) -> int:
+        return gate.wait()
+
+    @staticmethod
+    def double(number: int) -> int:
+        return 2 * number
+
+    @classmethod
+    def kind(cls) -> str:
+        return cls.__name__
+
+    def __call__(self, number: int) -> int:
+        return self.balance + number
+
+    def __len__(self) -> int:
+        return self.balance
+
+
 def echo(value: Any) -> Any:
     return value
 
@@ -220,14 +257,19 @@ def in_threads(*functions: Callable[[], Any]) -> Iterator[list[Any]]:
         assert not any(thread.is_alive() for thread in threads), "a thread hangs"
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """For conditions that nothing announces."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE * 1000)):
+        if condition():
+            return
+        pause.wait(0.001)
+    raise AssertionError(f"{condition} did not come true")
+
+
 def wait_until_settled(*agents: Agent) -> None:
     """Until the references of these agents wait for no answer any more."""
-    done = threading.Event()
-    for _ in range(int(PATIENCE * 1000)):
-        if all(is_settled(agent) for agent in agents):
-            return
-        done.wait(0.001)
-    raise AssertionError([agent.references.statistics() for agent in agents])
+    wait_until(lambda: all(is_settled(agent) for agent in agents))
 
 
 def is_settled(agent: Agent) -> bool:

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from behaviour.helpers import PROXIES, Box, Gate, echo, fail_with, wait_at, wait_until_settled
+from behaviour.helpers import (
+    PROXIES,
+    Account,
+    Box,
+    Gate,
+    echo,
+    fail_with,
+    wait_at,
+    wait_until,
+    wait_until_settled,
+)
 from farcall import rpc
 from farcall.errors import InvalidReference
 from farcall.runtime.agent import Agent
@@ -19,41 +29,6 @@ from farcall.testing.cluster import acting_as
 
 Way = Callable[..., Any]
 each_proxy = pytest.mark.parametrize("proxy", PROXIES)
-
-
-class Account:
-    def __init__(self, balance: int = 0) -> None:
-        self.balance = balance
-
-    def deposit(self, amount: int, times: int = 1) -> int:
-        self.balance += amount * times
-        return self.balance
-
-    def itself(self) -> Account:
-        return self
-
-    def where(self) -> str:
-        return rpc.get_worker_info().name
-
-    def fail(self) -> None:
-        raise KeyError("in the method")
-
-    def wait(self, gate: Gate) -> int:
-        return gate.wait()
-
-    @staticmethod
-    def double(number: int) -> int:
-        return 2 * number
-
-    @classmethod
-    def kind(cls) -> str:
-        return cls.__name__
-
-    def __call__(self, number: int) -> int:
-        return self.balance + number
-
-    def __len__(self) -> int:
-        return self.balance
 
 
 class Holder:
@@ -167,8 +142,7 @@ def test_to_here_gives_a_copy(pair: list[Agent]) -> None:
 def test_confirmation_comes_without_use(pair: list[Agent], gate: Gate) -> None:
     rref = rpc.remote("w1", wait_at, args=(gate, 5))  # the function runs on
     assert rpc.rpc_sync("w1", confirmed, args=(rref,))
-    while not rref.confirmed_by_owner():
-        rpc.rpc_sync("w1", echo, args=(1,))
+    wait_until(rref.confirmed_by_owner)
     gate.open()
     assert rref.to_here() == 5
 
@@ -239,66 +213,6 @@ def test_raising_again_and_again_does_not_grow_the_traceback(pair: list[Agent]) 
         return len(raised.traceback)
 
     assert len({depth() for _ in range(5)}) == 1
-
-
-# The three proxies.
-
-
-@each_proxy
-@pytest.mark.parametrize("owner", ["w0", "w1"])
-def test_proxies_call_methods_on_the_owner(pair: list[Agent], proxy: Way, owner: str) -> None:
-    rref = rpc.remote(owner, Account, args=(5,))
-    assert proxy(rref, "deposit", 1) == 6
-    assert proxy(rref, "deposit", amount=1, times=2) == 8
-    assert proxy(rref, "where") == owner
-    assert proxy(rref, "double", 4) == 8
-    assert proxy(rref, "kind") == "Account"
-    assert proxy(rref, "__call__", 1) == 9
-    assert proxy(rref, "__len__") == 8
-    assert proxy(rref, "itself").balance == 8
-
-
-@each_proxy
-def test_proxies_raise_what_the_method_raised(pair: list[Agent], proxy: Way) -> None:
-    rref = rpc.remote("w1", Account)
-    with pytest.raises(KeyError, match="in the method"):
-        proxy(rref, "fail")
-    with pytest.raises(AttributeError, match="withdraw"):
-        proxy(rref, "withdraw", 5)
-    with pytest.raises(TypeError, match="deposit"):
-        proxy(rref, "deposit")
-
-
-@pytest.mark.parametrize("timeout", [60, 0, -1])
-def test_proxies_take_timeouts(pair: list[Agent], timeout: float) -> None:
-    rref = rpc.remote("w1", Account)
-    assert rref.rpc_sync(timeout).deposit(1) == 1
-    assert rref.rpc_async(timeout=timeout).deposit(1).wait() == 2
-    assert rref.remote(timeout).deposit(1).to_here(timeout) == 3
-
-
-def test_proxies_time_out(pair: list[Agent], gate: Gate) -> None:
-    rref = rpc.remote("w1", Account)
-    with pytest.raises(rpc.RpcTimeout):
-        rref.rpc_sync(timeout=0.05).wait(gate)
-    with pytest.raises(rpc.RpcTimeout):
-        rref.rpc_async(timeout=0.05).wait(gate).wait()
-    with pytest.raises(rpc.RpcTimeout):
-        rref.remote().wait(gate).to_here(timeout=0.05)
-    assert rref.rpc_sync().deposit(1) == 1
-
-
-def test_a_proxy_can_be_used_again_and_again(pair: list[Agent]) -> None:
-    proxy = rpc.remote("w1", Account).rpc_sync()
-    assert [proxy.deposit(1) for _ in range(5)] == [1, 2, 3, 4, 5]
-
-
-def test_remote_proxies_chain(trio: list[Agent]) -> None:
-    rref = rpc.remote("w1", Account, args=(5,))
-    same = rref.remote().itself().remote().itself()
-    assert same.owner_name() == "w1"
-    same.rpc_sync().deposit(1)
-    assert rref.rpc_sync().deposit(0) == 6
 
 
 # Passing them around.

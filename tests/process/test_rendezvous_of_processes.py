@@ -92,7 +92,7 @@ def test_duplicate_name_is_refused_to_all(crew: Crew) -> None:
     assert type(errors[0]) is RendezvousError
     assert {type(error) for error in errors[1:]} == {RendezvousError, DuplicateWorker}
     for error in errors:
-        assert "two workers want the name 'same'" in str(error)
+        assert "the name 'same' is not unique" in str(error)
 
 
 def test_protected_mode_refuses_an_open_port_without_a_secret(crew: Crew) -> None:
@@ -165,3 +165,34 @@ def test_name_of_a_live_worker_is_refused_to_a_newcomer(crew: Crew) -> None:
     other.run(join, "free", -1, None, crew.init_method)
     assert other.run(call, "hub", os.getpid) == hub.process.pid
     leave_all(hub, other)
+
+
+def test_name_of_a_crashed_worker_may_be_taken_over(crew: Crew) -> None:
+    hub, first, second = crew.members(3)
+    hub.run(join, "hub", -1, None, crew.init_method)
+    first.run(join, "guest", -1, None, crew.init_method)
+    assert hub.run(call, "guest", os.getpid) == first.process.pid
+    first.kill()
+    second.run(join, "guest", -1, None, crew.init_method)
+    assert second.run(call, "hub", os.getpid) == hub.process.pid
+    assert hub.run(call, "guest", os.getpid) == second.process.pid
+    leave_all(hub, second)
+
+
+def keep_for(owner: str) -> str:
+    """A newcomer passes its own reference to a worker that has never called it."""
+    rref = rpc.RRef("the newcomer's")
+    return rpc.rpc_sync(owner, use, args=(rref,))
+
+
+def use(rref: rpc.RRef[str]) -> str:
+    return rref.to_here()
+
+
+def test_newcomer_that_calls_first_is_called_back(crew: Crew) -> None:
+    hub, guest = crew.members(2)
+    hub.run(join, "hub", -1, None, crew.init_method)
+    guest.run(join, "guest", -1, None, crew.init_method)
+    assert guest.run(keep_for, "hub") == "the newcomer's"
+    assert hub.run(call, "guest", os.getpid) == guest.process.pid
+    leave_all(hub, guest)

@@ -121,7 +121,7 @@ def test_duplicate_name_fails_all_workers_at_once(opened: OpenStore) -> None:
     assert type(outcomes[0]) is RendezvousError
     for outcome in outcomes:
         message = str(outcome)
-        assert "two workers want the name 'same'" in message
+        assert "the name 'same' is not unique" in message
         assert "(rank 1, pid 11 on box)" in message
         assert "(rank 2, pid 12 on box)" in message
 
@@ -131,7 +131,7 @@ def test_duplicate_rank_fails_all_workers_at_once(opened: OpenStore) -> None:
     outcomes = join_all(opened, workers, 3, timeout=1000.0)
     assert {type(outcome) for outcome in outcomes} == {DuplicateWorker, RendezvousError}
     for outcome in outcomes:
-        assert "two workers want the rank 1" in str(outcome)
+        assert "the rank 1 is not unique" in str(outcome)
         assert "'w1'" in str(outcome)
         assert "'w2'" in str(outcome)
 

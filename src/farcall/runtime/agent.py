@@ -265,6 +265,9 @@ class Agent:
         """
         if peer.worker is self.me:
             return self.loopback
+        if not peer.worker.addresses:
+            # It joined later and dialled us first: where it listens the rendezvous knows.
+            self.directory.find(peer.name)
         link = self.endpoint.connect(peer.worker, deadline)
         peer.linked = True
         return link

@@ -76,7 +76,7 @@ class Outbound:
             self._outcomes.give_up(peer, frame.call_id, pending, error)
             raise
         if self._outcomes.arrived(peer, frame.call_id) is None:
-            raise peer.loss()
+            raise self._outcomes.ended(peer)
         if answer.message.references:  # type: ignore[attr-defined]
             with self._agent.waiting():
                 self._outcomes.wait_for_references(peer, answer)

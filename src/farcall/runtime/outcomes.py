@@ -55,11 +55,17 @@ class Outcomes:
             return self.timeout(peer, pending)
         if self._agent.is_closed:
             self._retract(peer, call_id)
-            return Cancelled(f"the agent of {self._agent.me.name!r} was shut down")
+            return self.ended(peer)
         if isinstance(error, AuthenticationFailed | BadFrame):
             self._retract(peer, call_id)
             return error
         self._agent.lose(peer, str(error))
+        return self.ended(peer)
+
+    def ended(self, peer: Peer) -> CallError:
+        """What a call ends with that was ended by the loss of its peer, or the end of its agent."""
+        if self._agent.is_closed:
+            return Cancelled(f"the agent of {self._agent.me.name!r} was shut down")
         return peer.loss()
 
     def give_up(

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from farcall.errors import CallError, InvalidReference, OwnerDied
+from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied
 from farcall.ids import RefId, Worker
 from farcall.protocol.ref_entries import Drop, HeldState, Ready, Send, TransferKey, Unavailable
 from farcall.protocol.refs import Refs
@@ -219,8 +219,11 @@ class References:
 
         Raises:
             InvalidReference: it lives elsewhere.
+            NotInitialized: it lived here, until this agent was shut down.
         """
         value = self._values.get(handle.ref)
+        if value is None and handle.is_owner:
+            raise NotInitialized(f"the agent of {self.me.name!r} was shut down")
         if value is None:
             reference = handle.reference
             raise InvalidReference(

@@ -13,6 +13,10 @@ READ = select.EPOLLIN if hasattr(select, "epoll") else selectors.EVENT_READ
 WRITE = select.EPOLLOUT if hasattr(select, "epoll") else selectors.EVENT_WRITE
 
 
+# A wake-up is something that a wait finds, so that whoever looks without sleeping can't miss it.
+WOKEN: tuple[Any, int] = (None, 0)
+
+
 class _Waker:
     """A socket pair: a byte in one end makes the other readable."""
 
@@ -60,7 +64,7 @@ class EpollPoller:
                 self._epoll.unregister(fd)
 
     def wait(self, timeout: float | None) -> list[tuple[Any, int]]:
-        """(token, events) of what is ready; empty after `timeout` seconds or a wake-up."""
+        """(token, events) of what is ready, WOKEN among it; empty after `timeout` seconds."""
         tokens = self._tokens
         ready = []
         for fd, events in self._epoll.poll(timeout):
@@ -69,6 +73,7 @@ class EpollPoller:
                 ready.append((token, events))
             elif fd == self._waker.reader.fileno():
                 self._waker.drain()
+                ready.append(WOKEN)
         return ready
 
     def wake(self) -> None:
@@ -125,6 +130,7 @@ class SelectorPoller:
                 ready.append((key.data, events))
             else:
                 self._waker.drain()
+                ready.append(WOKEN)
         return ready
 
     def wake(self) -> None:

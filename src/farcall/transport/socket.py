@@ -228,6 +228,8 @@ class SocketEndpoint:
         else:
             ready = self._spinner.wait(partial(poller.wait, 0.0), partial(poller.wait, timeout))
         for link, events in ready:
+            if link is None:
+                continue  # woken up
             if events & WRITE:
                 link.write_residue()
             link.service()
