@@ -73,7 +73,6 @@ def test_closing_the_caller_cancels_its_calls(pair: list[Agent], gate: Gate) -> 
     gate.open()
 
 
-@pytest.mark.xfail(reason="an answer that comes while the agent closes ends as PeerLost")
 def test_calls_that_are_answered_while_the_caller_closes_end_too(
     pair: list[Agent], gate: Gate
 ) -> None:

@@ -78,7 +78,6 @@ def test_calls_in_flight_are_waited_for(trio: list[Agent], gate: Gate) -> None:
     del rref
 
 
-@pytest.mark.xfail(reason="a call counts as ended before its callbacks run", strict=False)
 def test_calls_that_callbacks_make_are_waited_for(pair: list[Agent], gate: Gate) -> None:
     def again(future: torch.futures.Future[Any]) -> Any:
         return rpc.rpc_sync("w1", echo, args=(future.wait() + 1,))

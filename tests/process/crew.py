@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from farcall import rpc
@@ -67,6 +68,16 @@ class Member:
     def signal(self, number: signal.Signals) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
+
+    def stop(self) -> None:
+        """SIGSTOP, and wait until every thread has stopped: the signal alone says only "soon"."""
+        self.signal(signal.SIGSTOP)
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            tasks = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+            if all(task.read_text().rpartition(")")[2].split()[0] in "Tt" for task in tasks):
+                return
+        raise AssertionError(f"{self.name} did not stop")
 
     def kill(self) -> None:
         """SIGKILL, and wait until the kernel has closed everything it had."""

@@ -224,7 +224,7 @@ def test_sigkill_of_one_of_two_holders_leaves_the_value_to_the_other(crew: Crew)
 def test_stopped_peer_is_a_timeout_and_works_again_when_it_goes_on(crew: Crew) -> None:
     caller, callee = crew.group(2)
     assert caller.run(call, "w1", operator.add, 1, 2) == 3
-    callee.signal(signal.SIGSTOP)
+    callee.stop()
     caller.start(call, "w1", operator.add, 1, 2, timeout=0.3)
     assert type(caller.fails()) is rpc.RpcTimeout
     caller.start(call_in_vain, "w1", 20)
@@ -248,7 +248,7 @@ def call_in_vain(to: str, times: int) -> dict[str, int]:
 
 def test_first_call_to_a_stopped_peer_is_a_timeout_too(crew: Crew) -> None:
     caller, callee = crew.group(2)
-    callee.signal(signal.SIGSTOP)  # there is no link yet
+    callee.stop()  # there is no link yet
     caller.start(call, "w1", operator.add, 1, 2, timeout=0.3)
     assert type(caller.fails()) is rpc.RpcTimeout
     callee.signal(signal.SIGCONT)
@@ -270,7 +270,7 @@ def send_much(to: str, size: int) -> dict[str, int]:
 def test_large_calls_to_a_stopped_peer_are_timeouts_and_later_ones_arrive(crew: Crew) -> None:
     caller, callee = crew.group(2)
     assert caller.run(call, "w1", operator.add, 1, 2) == 3
-    callee.signal(signal.SIGSTOP)
+    callee.stop()
     assert caller.run(send_much, "w1", 30_000_000) == {"RpcTimeout": 4}
     callee.signal(signal.SIGCONT)
     assert caller.run(call, "w1", len, b"x" * 100) == 100

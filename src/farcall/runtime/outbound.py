@@ -77,10 +77,13 @@ class Outbound:
             raise
         if self._outcomes.arrived(peer, frame.call_id) is None:
             raise self._outcomes.ended(peer)
-        if answer.message.references:  # type: ignore[attr-defined]
-            with self._agent.waiting():
-                self._outcomes.wait_for_references(peer, answer)
-        return self._outcomes.open(peer, answer)
+        try:
+            if answer.message.references:  # type: ignore[attr-defined]
+                with self._agent.waiting():
+                    self._outcomes.wait_for_references(peer, answer)
+            return self._outcomes.open(peer, answer)
+        finally:
+            self._agent.leaver.end()
 
     def call_async(
         self,

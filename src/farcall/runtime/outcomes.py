@@ -73,8 +73,8 @@ class Outcomes:
     ) -> RpcTimeout:
         if isinstance(error, NotSent):
             self._retract(peer, call_id)
-        else:
-            self._abandon(peer, call_id)
+        elif self._abandon(peer, call_id) is not None:
+            self._agent.leaver.end()
         return self.timeout(peer, pending)
 
     def _retract(self, peer: Peer, call_id: int) -> bool:
@@ -83,15 +83,15 @@ class Outcomes:
             pending = peer.outgoing.retract(call_id)
         self._references.unpin(TransferKey(peer.incarnation, call_id, False))
         if pending is not None:
-            self._end(peer, call_id, pending)
+            self._forget_and_cancel(peer, call_id, pending)
+            self._agent.leaver.end()
         return pending is not None
 
-    def _end(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
+    def _forget_and_cancel(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
         """We gave up on a call: tell the callee, if its link takes that at once, else later."""
         self._forget_deadline(peer, call_id, pending)
         if peer.lost is None:
             self.send_cancel(peer, call_id)
-        self._agent.leaver.end()
 
     def send_cancel(self, peer: Peer, call_id: int) -> None:
         try:
@@ -107,7 +107,7 @@ class Outcomes:
         with peer.lock:
             pending = peer.outgoing.abandon(call_id)
         if pending is not None:
-            self._end(peer, call_id, pending)
+            self._forget_and_cancel(peer, call_id, pending)
         return pending
 
     def _forget_deadline(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
@@ -122,14 +122,16 @@ class Outcomes:
         )
 
     def arrived(self, peer: Peer, call_id: int) -> PendingCall | None:
-        """The answer of a call arrived. None: it had ended already."""
+        """The answer of a call arrived. None: it had ended already.
+
+        Who gets the call says `leaver.end` when it is done with it, callbacks included.
+        """
         with peer.lock:
             pending = peer.outgoing.outcome(call_id)
         if pending is None or pending.pinned:
             self._references.call_closed(TransferKey(peer.incarnation, call_id, False))
         if pending is not None:
             self._forget_deadline(peer, call_id, pending)
-            self._agent.leaver.end()
         return pending
 
     def on_answer(self, peer: Peer, answer: Frame) -> None:
@@ -139,6 +141,7 @@ class Outcomes:
         if isinstance(message, Accepted):
             if pending is not None and pending.created is not None:
                 self._references.accepted(pending.created)
+                self._agent.leaver.end()
             return
         assert isinstance(message, Reply | Failure)
         if pending is None:
@@ -147,6 +150,7 @@ class Outcomes:
         elif pending.created is not None:
             cause = Cancelled(f"worker {peer.name!r} did not make the value: {message}")
             self._references.creation_failed(pending.created, cause)
+            self._agent.leaver.end()
         elif message.references:
             self._arrive(peer, answer, lambda error: self._complete(peer, answer, pending, error))
         else:
@@ -167,6 +171,8 @@ class Outcomes:
         else:
             if future is not None:
                 future.set_result(value)
+        finally:
+            self._agent.leaver.end()
 
     def expire(self, peer: Peer, call_id: int, created: RefId | None) -> None:
         """The deadline of an asynchronous call passed."""
@@ -175,6 +181,8 @@ class Outcomes:
             pending = self._abandon(peer, call_id)
             if pending is not None and pending.future is not None:
                 pending.future.set_exception(self.timeout(peer, pending))
+            if pending is not None:
+                self._agent.leaver.end()
             return
         # The owner may still make the value; until it says so, using the reference fails.
         with peer.lock:
@@ -185,11 +193,11 @@ class Outcomes:
     def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
         """These calls ended because their peer, or this agent, did."""
         for pending in lost:
-            self._agent.leaver.end()
             if pending.future is not None:
                 pending.future.set_exception(error)
             if pending.created is not None and isinstance(error, CallError):
                 self._references.creation_failed(pending.created, error)
+            self._agent.leaver.end()
 
     def wait_for_references(self, peer: Peer, answer: Frame) -> None:
         arrived: Waiter[OwnerDied | None] = Waiter()
