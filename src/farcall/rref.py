@@ -175,23 +175,24 @@ def _remote(agent: Agent) -> _Call:
 
 
 class _Methods:
-    """Attributes are the methods of a remote value."""
+    """Attributes are the methods of a remote value; its own names are mangled out of their way."""
 
-    __slots__ = ("_call", "_handle", "_timeout")
+    __slots__ = ("__call", "__handle", "__timeout")
 
     def __init__(self, handle: RefHandle, call: _Call, timeout: float | None) -> None:
-        self._handle = handle
-        self._call = call
-        self._timeout = timeout
+        self.__handle = handle
+        self.__call = call
+        self.__timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(self._invoke, name)
+        return partial(self.__invoke, name)
 
-    def _invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        handle = self._handle
+    def __invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        handle = self.__handle
         handle.references.check_usable(handle)
         owner = handle.reference.owner_name
-        return self._call(owner, call_method, (handle, method, args, kwargs), None, self._timeout)
+        call = (handle, method, args, kwargs)
+        return self.__call(owner, call_method, call, None, self.__timeout)
 
 
 # What runs on the owner.

@@ -42,7 +42,9 @@ class Departure:
 
     @property
     def missing(self) -> list[int]:
-        """As far as the leader knows: incarnations that are not ready and idle yet."""
+        """Whom we wait for: at the leader, those that are not ready and idle; else, the leader."""
+        if self.leader != self._me:
+            return [self.leader]
         return [inc for _, inc in self._members if inc not in self._answers]
 
     def ready(self) -> Messages:

@@ -23,6 +23,7 @@ from farcall.ids import RefId, Worker
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import CallContext, current
+from farcall.runtime.control import SEND_SECONDS, ControlMessages
 from farcall.runtime.deadlines import Deadlines
 from farcall.runtime.executor import Executor
 from farcall.runtime.future import Future
@@ -54,8 +55,6 @@ from farcall.wire import (
 logger = logging.getLogger("farcall")
 
 Args = Sequence[Any]
-CONTROL_SECONDS = 10.0  # a control message that can't be written for so long is sent again
-RETRY_SECONDS = 2.0
 GOODBYE_SECONDS = 0.2
 STOP_SECONDS = 5.0
 _NOT_IN_HANDLER = contextlib.nullcontext()
@@ -99,14 +98,14 @@ class Agent:
         self.device_maps = dict(device_maps or {})
         self.directory = Directory(me, [*workers, me], find)
         self.executor = Executor(me.name, endpoint, self, num_worker_threads)
-        self.references = References(self, self.post, endpoint.wake)
+        self.control = ControlMessages(self)
+        self.references = References(self, self.control.post, endpoint.wake)
         members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
-        self.leaver = Leaver(me.incarnation, members, self.post)
+        self.leaver = Leaver(me.incarnation, members, self.control.post)
         self.loopback = LoopbackLink(me, self.executor.post)
         self.deadlines: Deadlines[tuple[Peer, int, RefId | None]] = Deadlines()
         self.outcomes = Outcomes(self)
         self.outbound = Outbound(self)
-        self._repeat_at = math.inf
         self._closing = threading.Lock()
         self._closed = False
         self._on_close = on_close
@@ -206,7 +205,7 @@ class Agent:
             case Cancel():
                 self._on_cancel(peer, link, frame.call_id)
             case _:
-                self._on_control(peer, message, frame.call_id)
+                self.on_control(peer, message, frame.call_id)
 
     def _on_request(self, peer: Peer, link: Link, frame: Frame) -> None:
         peer.back_link = link
@@ -228,9 +227,10 @@ class Agent:
         if found is CancelResult.ANSWER:
             answer = Failure("farcall.errors.Cancelled", "the call was cancelled", "")
             with contextlib.suppress(LinkError, TimeoutError):
-                link.send(Frame(answer, call_id), time.monotonic() + CONTROL_SECONDS)
+                link.send(Frame(answer, call_id), time.monotonic() + SEND_SECONDS)
 
-    def _on_control(self, peer: Peer, message: Message, call_id: int) -> None:
+    def on_control(self, peer: Peer, message: Message, call_id: int) -> None:
+        """A message arrived that is neither a request nor an answer."""
         match message:
             case Pinned(of_reply=of_reply):
                 with peer.lock:
@@ -253,15 +253,16 @@ class Agent:
         self.references.drain()
         for peer, call_id, created in self.deadlines.due(time.monotonic()):
             self.outcomes.expire(peer, call_id, created)
-        if self._repeat_at <= time.monotonic():
-            self._repeat()
-        return min(self.deadlines.sleep_until(), self._repeat_at)
+        if self.control.retry_at <= time.monotonic():
+            self.control.retry()
+        return min(self.deadlines.sleep_until(), self.control.retry_at)
 
     def connect(self, peer: Peer, deadline: float) -> Link:
         """The link for calls to a peer, dialled on first use; may be this worker's own.
 
         Raises:
             LinkError: it can't be reached.
+            TimeoutError: it does not answer by the deadline.
         """
         if peer.worker is self.me:
             return self.loopback
@@ -272,43 +273,6 @@ class Agent:
         peer.linked = True
         return link
 
-    # Messages that belong to no call.
-
-    def post(self, to: int, message: Message, call_id: int) -> None:
-        """Send a control message to an incarnation; if it does not read, again later."""
-        peer = self.directory.of_incarnation(to)
-        if peer is None or peer.lost is not None:
-            return
-        if peer.worker is self.me:
-            self._on_control(peer, message, call_id)
-            return
-        frame = Frame(message, call_id)
-        deadline = time.monotonic() + CONTROL_SECONDS
-        try:
-            if peer.back_link is not None:
-                with contextlib.suppress(LinkError):
-                    peer.back_link.send(frame, deadline)
-                    return
-            self.connect(peer, deadline).send(frame, deadline)
-        except LinkError as error:
-            self.lose(peer, str(error))
-        except TimeoutError:
-            self.repeat_later()
-
-    def repeat_later(self) -> None:
-        """A message that belongs to no call could not be written: send all such again, soon."""
-        self._repeat_at = time.monotonic() + RETRY_SECONDS
-        self.endpoint.wake()
-
-    def _repeat(self) -> None:
-        self._repeat_at = math.inf
-        self.references.repeat()
-        for peer in self.directory.live():
-            with peer.lock:
-                abandoned = list(peer.outgoing.abandoned())
-            for call_id in abandoned:
-                self.outcomes.send_cancel(peer, call_id)
-
     def meet_owners(self, references: Iterable[Reference]) -> None:
         """Learn of the owners of references that arrived, if they joined after us."""
         for reference in references:
@@ -316,16 +280,6 @@ class Agent:
                 worker = self.directory.find(reference.owner_name)
                 if worker is None or worker.incarnation != reference.owner:
                     self.references.lost(reference.owner, "it is not in the group any more")
-
-    def watch(self, incarnation: int) -> None:
-        """Have a link to a worker, so that its death is noticed."""
-        peer = self.directory.of_incarnation(incarnation)
-        if peer is None or peer.lost is not None or peer.worker is self.me:
-            return
-        try:
-            self.endpoint.connect(peer.worker, time.monotonic() + CONTROL_SECONDS)
-        except LinkError as error:
-            self.lose(peer, str(error))
 
     # Deaths, and the end.
 
@@ -359,7 +313,7 @@ class Agent:
         self.endpoint.drop(peer.incarnation, cause)
         self.outcomes.fail(pending, peer.loss())
         self.references.lost(peer.incarnation, peer.left or cause)
-        self.leaver.lost(peer.incarnation, self.watch)
+        self.leaver.lost(peer.incarnation, self.control.watch)
 
     def shutdown(self, graceful: bool = True, timeout: float = 0.0) -> None:
         """Leave the group and free everything.
@@ -380,7 +334,7 @@ class Agent:
             self.close()
 
     def _leave(self, deadline: float, timeout: float) -> None:
-        if self.leaver.leave(self.watch, deadline):
+        if self.leaver.leave(self.control.watch, deadline):
             return
         missing = [self.directory.of_incarnation(inc) for inc in self.leaver.missing]
         names = ", ".join(repr(peer.name) for peer in missing if peer is not None)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from farcall.errors import (
+    CallError,
     Cancelled,
     FarcallError,
     InvalidResult,
     LinkError,
-    OwnerDied,
     Refused,
     RpcTimeout,
     SerializationError,
@@ -142,7 +142,7 @@ class Job:
         self._send(Frame(Accepted(), self.frame.call_id))
         return place
 
-    def _admitted(self, error: OwnerDied | None) -> None:
+    def _admitted(self, error: CallError | None) -> None:
         if error is None:
             self.agent.executor.submit(self.run)
         else:

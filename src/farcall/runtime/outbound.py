@@ -80,7 +80,7 @@ class Outbound:
         try:
             if answer.message.references:  # type: ignore[attr-defined]
                 with self._agent.waiting():
-                    self._outcomes.wait_for_references(peer, answer)
+                    self._outcomes.wait_for_references(peer, answer, pending)
             return self._outcomes.open(peer, answer)
         finally:
             self._agent.leaver.end()
@@ -106,13 +106,9 @@ class Outbound:
         try:
             self._agent.connect(peer, pending.deadline).send(frame, pending.deadline)
         except LinkError as error:
-            future_error = self._outcomes.unreachable(peer, frame.call_id, pending, error)
-            if not future.done():
-                future.set_exception(future_error)
+            self._outcomes.unreachable(peer, frame.call_id, pending, error)
         except TimeoutError as error:
-            timed_out = self._outcomes.give_up(peer, frame.call_id, pending, error)
-            if not future.done():
-                future.set_exception(timed_out)
+            self._outcomes.give_up(peer, frame.call_id, pending, error)
         return future
 
     def remote(

@@ -6,8 +6,7 @@ The `Outgoing` machine of the peer decides which was first.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from farcall.errors import (
@@ -16,16 +15,16 @@ from farcall.errors import (
     CallError,
     Cancelled,
     LinkError,
-    OwnerDied,
     RpcTimeout,
 )
 from farcall.ids import RefId
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.peers import Peer, PendingCall
+from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
 from farcall.transport.base import NotSent
 from farcall.transport.waiter import Waiter
-from farcall.wire import Accepted, Cancel, Failure, Frame, Reply
+from farcall.wire import Accepted, Failure, Frame, Reply
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
@@ -49,18 +48,20 @@ class Outcomes:
     def unreachable(
         self, peer: Peer, call_id: int, pending: PendingCall, error: LinkError
     ) -> Exception:
-        """The link failed before or while the call was made: what the call ends with."""
-        if time.monotonic() >= pending.deadline:
-            self._retract(peer, call_id)
-            return self.timeout(peer, pending)
+        """The link failed before or while the call was made: what the call ends with.
+
+        Its future has got it, too.
+        """
+        ended: Exception
         if self._agent.is_closed:
-            self._retract(peer, call_id)
+            ended = self.ended(peer)
+        elif isinstance(error, AuthenticationFailed | BadFrame):
+            ended = error
+        else:
+            self._agent.lose(peer, str(error))
             return self.ended(peer)
-        if isinstance(error, AuthenticationFailed | BadFrame):
-            self._retract(peer, call_id)
-            return error
-        self._agent.lose(peer, str(error))
-        return self.ended(peer)
+        self._retract(peer, call_id, ended)
+        return ended
 
     def ended(self, peer: Peer) -> CallError:
         """What a call ends with that was ended by the loss of its peer, or the end of its agent."""
@@ -71,44 +72,36 @@ class Outcomes:
     def give_up(
         self, peer: Peer, call_id: int, pending: PendingCall, error: BaseException
     ) -> RpcTimeout:
+        """The call took too long: what it ends with. Its future has got it, too."""
+        ended = self.timeout(peer, pending)
         if isinstance(error, NotSent):
-            self._retract(peer, call_id)
-        elif self._abandon(peer, call_id) is not None:
-            self._agent.leaver.end()
-        return self.timeout(peer, pending)
+            self._retract(peer, call_id, ended)
+        else:
+            self._abandon(peer, call_id, ended)
+        return ended
 
-    def _retract(self, peer: Peer, call_id: int) -> bool:
-        """The request was not sent. False: the call had ended already."""
+    def _retract(self, peer: Peer, call_id: int, error: Exception) -> None:
+        """The request was not sent."""
         with peer.lock:
             pending = peer.outgoing.retract(call_id)
         self._references.unpin(TransferKey(peer.incarnation, call_id, False))
         if pending is not None:
-            self._forget_and_cancel(peer, call_id, pending)
-            self._agent.leaver.end()
-        return pending is not None
+            self._cancel(peer, call_id, pending, error)
 
-    def _forget_and_cancel(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
-        """We gave up on a call: tell the callee, if its link takes that at once, else later."""
-        self._forget_deadline(peer, call_id, pending)
-        if peer.lost is None:
-            self.send_cancel(peer, call_id)
-
-    def send_cancel(self, peer: Peer, call_id: int) -> None:
-        try:
-            if peer.linked:
-                self._agent.connect(peer, 0.0).send(Frame(Cancel(), call_id), 0.0)
-        except TimeoutError:
-            self._agent.repeat_later()
-        except LinkError:
-            pass
-
-    def _abandon(self, peer: Peer, call_id: int) -> PendingCall | None:
-        """Give up on a call and tell the callee. None: it had ended already."""
+    def _abandon(self, peer: Peer, call_id: int, error: Exception) -> None:
+        """Nobody waits for the answer any more."""
         with peer.lock:
             pending = peer.outgoing.abandon(call_id)
         if pending is not None:
-            self._forget_and_cancel(peer, call_id, pending)
-        return pending
+            self._cancel(peer, call_id, pending, error)
+
+    def _cancel(self, peer: Peer, call_id: int, pending: PendingCall, error: Exception) -> None:
+        """We gave up on a call: tell the callee, if its link takes that at once, else later."""
+        self._forget_deadline(peer, call_id, pending)
+        self._agent.control.cancel(peer, call_id)
+        if pending.future is not None:
+            pending.future.set_exception(error)
+        self._agent.leaver.end()
 
     def _forget_deadline(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
         if pending.future is not None or pending.created is not None:
@@ -152,14 +145,17 @@ class Outcomes:
             self._references.creation_failed(pending.created, cause)
             self._agent.leaver.end()
         elif message.references:
+            # The deadline goes on: an owner that does not answer must not make the call hang.
+            self._deadlines.add(pending.deadline, (peer, answer.call_id, None))
             self._arrive(peer, answer, lambda error: self._complete(peer, answer, pending, error))
         else:
             self._complete(peer, answer, pending, None)
 
     def _complete(
-        self, peer: Peer, answer: Frame, pending: PendingCall, error: OwnerDied | None
+        self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
         future = pending.future
+        self._forget_deadline(peer, answer.call_id, pending)
         self._agent.executor.may_pass_lead()
         try:
             if error is not None:
@@ -177,17 +173,16 @@ class Outcomes:
     def expire(self, peer: Peer, call_id: int, created: RefId | None) -> None:
         """The deadline of an asynchronous call passed."""
         self._agent.executor.may_pass_lead()
-        if created is None:
-            pending = self._abandon(peer, call_id)
-            if pending is not None and pending.future is not None:
-                pending.future.set_exception(self.timeout(peer, pending))
-            if pending is not None:
-                self._agent.leaver.end()
-            return
-        # The owner may still make the value; until it says so, using the reference fails.
         with peer.lock:
             pending = peer.outgoing.peek(call_id)
-        if pending is not None:
+        if pending is None:
+            # The answer is here, but waits for an owner that does not answer.
+            late = RpcTimeout("RPC ran for more than set timeout: the owner of a reference is late")
+            self._references.stop_waiting(TransferKey(peer.incarnation, call_id, True), late)
+        elif created is None:
+            self._abandon(peer, call_id, self.timeout(peer, pending))
+        else:
+            # The owner may still make the value; until it says so, using the reference fails.
             self._references.creation_late(created, self.timeout(peer, pending))
 
     def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
@@ -199,14 +194,25 @@ class Outcomes:
                 self._references.creation_failed(pending.created, error)
             self._agent.leaver.end()
 
-    def wait_for_references(self, peer: Peer, answer: Frame) -> None:
-        arrived: Waiter[OwnerDied | None] = Waiter()
+    def wait_for_references(self, peer: Peer, answer: Frame, pending: PendingCall) -> None:
+        """Wait until the references in an answer may be used.
+
+        Raises:
+            OwnerDied: one can't.
+            RpcTimeout: an owner does not say so by the deadline.
+        """
+        arrived: Waiter[CallError | None] = Waiter()
         self._arrive(peer, answer, arrived.deliver)
-        error = arrived.wait(math.inf)
+        try:
+            error = arrived.wait(pending.deadline)
+        except TimeoutError:
+            key = TransferKey(peer.incarnation, answer.call_id, True)
+            self._references.stop_waiting(key, self.timeout(peer, pending))
+            error = arrived.wait(math.inf)
         if error is not None:
             raise error
 
-    def _arrive(self, peer: Peer, answer: Frame, then: Callable[[OwnerDied | None], None]) -> None:
+    def _arrive(self, peer: Peer, answer: Frame, then: Continuation) -> None:
         references = answer.message.references  # type: ignore[attr-defined]
         self._agent.meet_owners(references)
         self._references.arrive(

@@ -108,7 +108,9 @@ class Directory:
             UnknownWorker: there is none, or `to` is something else.
             PeerLost: there was one, and it is gone.
         """
-        peer = self._by_key.get(to) if isinstance(to, str | int | WorkerInfo) else None
+        # True would be found as worker 1.
+        named = isinstance(to, str | int | WorkerInfo) and not isinstance(to, bool)
+        peer = self._by_key.get(to) if named else None
         if peer is not None and peer.lost is None:
             return peer
         return self._look_up(to, peer)

@@ -27,7 +27,7 @@ from farcall.wire import Released as ReleasedMessage
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
 
-Continuation = Callable[[OwnerDied | None], None]
+Continuation = Callable[[CallError | None], None]
 
 
 class Post(Protocol):
@@ -275,6 +275,15 @@ class References:
             self._refs.arrive(key, references)
         self.run()
 
+    def stop_waiting(self, key: TransferKey, error: CallError) -> None:
+        """A message still waits for its owners, and is of no use any more: `then(error)`."""
+        with self._lock:
+            then = self._parked.get(key)
+            if then is None:
+                return  # it goes on just now
+            self._parked[key] = lambda gone: None if gone else self.taken_over(key)
+        then(error)
+
     def handles(self, references: Sequence[Reference]) -> list[RefHandle]:
         """Handles for the references of a message that may be rebuilt."""
         with self._lock:
@@ -319,12 +328,6 @@ class References:
             self._announce()
         self.run()
 
-    def repeat(self) -> None:
-        """Send again what was not answered, after a message could not be sent in time."""
-        with self._lock:
-            self._refs.tick()
-        self.run()
-
     def run(self) -> None:
         """Do what the machine asks for. Never called with the lock held."""
         with self._lock:
@@ -356,7 +359,8 @@ class References:
                 return  # another thread was faster
             if self._ready:
                 self._wake()
-            then = self._parked.pop(key, None)
+            with self._lock:
+                then = self._parked.pop(key, None)
             if then is not None:  # else the agent is closing
                 then(error)
 

@@ -93,6 +93,7 @@ class Endpoint(Protocol):
 
         Raises:
             LinkError: it can't be reached, or refused us.
+            NotSent: it does not answer by the deadline.
         """
 
     def next(self, timeout: float | None) -> Event | None:

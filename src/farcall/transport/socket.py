@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport import handshake
-from farcall.transport.base import Admit, Arrived, Event, Link, LinkLost
+from farcall.transport.base import Admit, Arrived, Event, Link, LinkLost, NotSent
 from farcall.transport.handshake import Identity
 from farcall.transport.poller import WRITE, new_poller
 from farcall.transport.socket_link import SocketLink
@@ -32,6 +32,7 @@ from farcall.wire import DEFAULT_LIMITS, Frame, Limits
 logger = logging.getLogger("farcall.transport")
 
 HANDSHAKE_SECONDS = 10.0
+MAX_DIAL_SECONDS = 3600.0
 MAX_HANDSHAKES = 32
 KEEPALIVE_IDLE_SECONDS = 15
 KEEPALIVE_INTERVAL_SECONDS = 5
@@ -100,15 +101,18 @@ class SocketEndpoint:
             return link
         with self._lock:
             dialling = self._dialling.setdefault(worker.incarnation, threading.Lock())
-        with dialling:
+        if not dialling.acquire(timeout=_seconds_until(deadline)):
+            raise NotSent
+        try:
             link = self._dialled.get(worker.incarnation)
             if link is None or link.lost is not None:
                 link = self._dial(worker, deadline)
                 self._dialled[worker.incarnation] = link
             return link
+        finally:
+            dialling.release()
 
     def _dial(self, worker: Worker, deadline: float) -> SocketLink:
-        deadline = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
         failures = []
         for url in worker.addresses:
             parts = urlsplit(url)
@@ -117,19 +121,25 @@ class SocketEndpoint:
             host = parts.hostname
             try:
                 sock = socket.create_connection(
-                    (host, parts.port), timeout=max(0.001, deadline - time.monotonic())
+                    (host, parts.port), timeout=max(0.001, _seconds_until(deadline))
                 )
             except OSError as error:
                 failures.append(f"{url}: {error}")
                 continue
+            until = time.monotonic() + _seconds_until(deadline)
             try:
                 peer = handshake.connect(
-                    sock, self.me, self._secret, expects=worker.incarnation, deadline=deadline
+                    sock, self.me, self._secret, expects=worker.incarnation, deadline=until
                 )
-            except BaseException:
+            except BaseException as error:
                 sock.close()
+                # One that is silent may be busy, or stopped; only one that refuses is gone.
+                if isinstance(error, LinkError) and time.monotonic() >= deadline:
+                    raise NotSent from error
                 raise
             return self._start_link(sock, peer, f"tcp {host}:{parts.port}")
+        if time.monotonic() >= deadline:
+            raise NotSent
         raise LinkError(
             f"can't reach worker {worker.name!r}: {'; '.join(failures) or 'it has no TCP address'}"
         )
@@ -294,6 +304,10 @@ def _listen(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise LinkError(f"can't listen on {host}:{port}: {error}") from error
+
+
+def _seconds_until(deadline: float) -> float:
+    return max(0.0, min(deadline - time.monotonic(), MAX_DIAL_SECONDS))
 
 
 def _bracket(host: str) -> str:

@@ -59,6 +59,8 @@ class SocketLink:
         self._spinner = Spinner(spin)
         self._write_role = threading.Lock()
         self._residue: list[memoryview] = []
+        self._by_caller = False  # a caller reads, not the endpoint
+        self._interest = threading.Lock()  # guards what the poller is asked to watch for
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._state = threading.Lock()  # guards `lost` and `_waiters` against each other
@@ -126,9 +128,15 @@ class SocketLink:
             rest[0] = rest[0][count:]
 
     def _leave_residue(self, rest: list[memoryview]) -> None:
-        # First ask, then set: `free` must not find a residue while this thread still uses the fd.
-        self._poller.modify(self.fd, READ | WRITE)
-        self._residue = rest
+        with self._interest:
+            self._residue = rest
+            self._ask()
+
+    def _ask(self) -> None:
+        """Have the poller watch for what its thread has to do here. `_interest` held."""
+        if self.lost is None:
+            read = 0 if self._by_caller else READ
+            self._poller.modify(self.fd, read | WRITE if self._residue else read)
 
     def write_residue(self) -> None:
         """The endpoint's `next` saw that the socket takes bytes again."""
@@ -141,7 +149,8 @@ class SocketLink:
             rest.clear()
             self._broken(error)
         if not rest:
-            self._poller.modify(self.fd, READ)
+            with self._interest:
+                self._ask()
             self._write_role.release()
 
     # Reading.
@@ -157,7 +166,9 @@ class SocketLink:
         reading = self.read_role.acquire(blocking=False)
         try:
             if reading:
-                self._poller.modify(self.fd, 0)
+                with self._interest:
+                    self._by_caller = True
+                    self._ask()
             self.send(frame, deadline)
             return self._receive(waiter, deadline) if reading else waiter.wait(deadline)
         finally:
@@ -186,8 +197,9 @@ class SocketLink:
     def _stop_reading(self) -> None:
         leftover = self._reader.has_input
         # Before the role is given back: after that the fd may be closed, and be another's.
-        if self.lost is None:
-            self._poller.modify(self.fd, READ | WRITE if self._residue else READ)
+        with self._interest:
+            self._by_caller = False
+            self._ask()
         self.read_role.release()
         if leftover:
             self.service()
@@ -253,9 +265,10 @@ class SocketLink:
         if not self.read_role.acquire(blocking=False):
             return False
         try:
-            if self._residue:
-                self._residue = []
-                self._write_role.release()
+            with self._interest:  # who leaves a residue may still be asking the poller
+                if self._residue:
+                    self._residue = []
+                    self._write_role.release()
             if not self._write_role.acquire(blocking=False):
                 return False
             self._sock.close()

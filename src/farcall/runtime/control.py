@@ -1,0 +1,96 @@
+"""Messages that belong to no call: of the reference protocol, of shutdown, and CANCEL."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from farcall.errors import LinkError
+from farcall.runtime.peers import Peer
+from farcall.wire import Cancel, Frame, Message
+
+if TYPE_CHECKING:
+    from farcall.runtime.agent import Agent
+
+SEND_SECONDS = 10.0  # a message that can't be written for so long is sent again
+RETRY_SECONDS = 2.0
+
+
+class ControlMessages:
+    """Sends what nobody waits for, and goes on trying while the peer lives. Thread-safe."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._unsent: list[tuple[int, Message, int]] = []
+        self.retry_at = math.inf  # `time.monotonic()` seconds
+
+    def post(self, to: int, message: Message, call_id: int) -> None:
+        """Send a message to an incarnation, by whichever link there is. Never raises."""
+        peer = self._agent.directory.of_incarnation(to)
+        if peer is None or peer.lost is not None:
+            return
+        if peer.worker is self._agent.me:
+            self._agent.on_control(peer, message, call_id)
+            return
+        deadline = time.monotonic() + SEND_SECONDS
+        try:
+            self._send(peer, Frame(message, call_id), deadline)
+        except LinkError as error:
+            self._agent.lose(peer, str(error))
+        except TimeoutError:
+            self._keep(to, message, call_id)
+
+    def _send(self, peer: Peer, frame: Frame, deadline: float) -> None:
+        if peer.back_link is not None:
+            with contextlib.suppress(LinkError):
+                peer.back_link.send(frame, deadline)
+                return
+        self._agent.connect(peer, deadline).send(frame, deadline)
+
+    def cancel(self, peer: Peer, call_id: int) -> None:
+        """Tell a callee that nobody waits for this call: at once if its link takes it, or later."""
+        if peer.lost is not None or not peer.linked:
+            return
+        try:
+            self._agent.connect(peer, 0.0).send(Frame(Cancel(), call_id), 0.0)
+        except TimeoutError:
+            self._keep(peer.incarnation, Cancel(), call_id)
+        except LinkError:
+            pass  # its loss ends the call, too
+
+    def _keep(self, to: int, message: Message, call_id: int) -> None:
+        # One that was cut in the middle is sent twice; every receiver takes that.
+        with self._lock:
+            self._unsent.append((to, message, call_id))
+            self.retry_at = time.monotonic() + RETRY_SECONDS
+        self._agent.endpoint.wake()
+
+    def retry(self) -> None:
+        """Send what could not be sent."""
+        with self._lock:
+            unsent, self._unsent = self._unsent, []
+            self.retry_at = math.inf
+        for to, message, call_id in unsent:
+            peer = self._agent.directory.of_incarnation(to)
+            if isinstance(message, Cancel) and peer is not None:
+                self.cancel(peer, call_id)
+            else:
+                self.post(to, message, call_id)
+
+    def watch(self, incarnation: int) -> None:
+        """Have a link to a worker, so that its death is noticed. Waits while it does not answer."""
+        peer = self._agent.directory.of_incarnation(incarnation)
+        while not (peer is None or peer.lost or peer.worker is self._agent.me):
+            if self._agent.is_closed:
+                return
+            try:
+                self._agent.connect(peer, time.monotonic() + SEND_SECONDS)
+            except LinkError as error:
+                self._agent.lose(peer, str(error))
+            except TimeoutError:
+                continue
+            return
