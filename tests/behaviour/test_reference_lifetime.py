@@ -19,7 +19,9 @@ from behaviour.helpers import (
     wait_until_settled,
 )
 from farcall import rpc
+from farcall.errors import Refused
 from farcall.runtime.agent import Agent
+from farcall.runtime.inbound import Policy
 from farcall.testing.cluster import acting_as
 
 kept: dict[str, Any] = {}
@@ -246,6 +248,34 @@ def test_a_call_that_timed_out_keeps_nothing_ref_2(
         rpc.rpc_sync("w2", content_after, args=(gate, rref), timeout=0.05)
     del rref
     gate.open()
+    deaths.wait_for()
+    wait_until_settled(*trio)
+
+
+def test_a_call_cancelled_in_the_queue_keeps_nothing_ref_2(
+    start: Callable[..., list[Agent]], gate: Gate, deaths: Deaths
+) -> None:
+    trio = start(3, num_worker_threads=1)
+    rref = rpc.remote("w1", make_precious, args=(deaths, "value"))
+    busy = rpc.rpc_async("w2", wait_at, args=(gate,))
+    gate.wait_for_arrivals()
+    with pytest.raises(rpc.RpcTimeout):
+        rpc.rpc_sync("w2", content_of, args=(rref,), timeout=0.05)
+    del rref
+    gate.open()
+    busy.wait()
+    deaths.wait_for()
+    wait_until_settled(*trio)
+
+
+def test_a_call_that_is_refused_keeps_nothing_ref_2(
+    start: Callable[..., list[Agent]], deaths: Deaths
+) -> None:
+    trio = start(3, policy=Policy(["behaviour.helpers:make_precious"]))
+    rref = rpc.remote("w1", make_precious, args=(deaths, "value"))
+    with pytest.raises(Refused):
+        rpc.rpc_sync("w2", content_of, args=(rref,))
+    del rref
     deaths.wait_for()
     wait_until_settled(*trio)
 

@@ -322,15 +322,16 @@ class Executor:
                 quiet = 0
 
     def _discount_torch_waits(self) -> None:
-        frames = sys._current_frames()
+        # Not kept in a variable: the frames include this one, and would keep all of them alive.
+        waiting = {
+            thread for thread, frame in sys._current_frames().items() if frame.f_code in TORCH_WAITS
+        }
         with self._lock:
             if len(self._running) < self._max_running:
                 return
-            for ident in list(self._running):
-                frame = frames.get(ident)
-                if frame is not None and frame.f_code in TORCH_WAITS:
-                    self._running.discard(ident)
-                    self._find_thread()
+            for thread in waiting & self._running:
+                self._running.discard(thread)
+                self._find_thread()
 
     def _sleep_until_needed(self) -> None:
         self._watch_needed.clear()

@@ -161,6 +161,9 @@ class Job:
                 self._succeed(result)
         finally:
             current.reset(token)
+            if self.request.references:
+                # Also of a request that was given up before it was unpickled.
+                self.agent.references.taken_over(self.key)
 
     def _call(self) -> Any:
         if self.cancelled:
