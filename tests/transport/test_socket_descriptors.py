@@ -10,6 +10,12 @@ from collections.abc import Callable
 
 from stations import SocketNet, Station, Threads, echo, request, soon
 
+from farcall.ids import Worker
+from farcall.transport.poller import new_poller
+from farcall.transport.socket_link import SocketLink
+from farcall.transport.spin import SpinBudget
+from farcall.wire import DEFAULT_LIMITS
+
 StationMaker = Callable[..., Station]
 
 
@@ -101,3 +107,27 @@ def test_descriptor_that_is_used_again_belongs_to_its_new_link(
         for guest in guests:
             hub.endpoint.drop(guest.worker.incarnation, "from the hub")
     threads.join()
+
+
+def test_link_that_is_lost_before_it_starts_leaves_its_closed_descriptor_alone() -> None:
+    poller = new_poller()
+    lost: list[str] = []
+    near, far = socket.socketpair()
+    peer = Worker("far", 1, 1)
+    link = SocketLink(
+        near,
+        peer,
+        "pair",
+        poller,
+        SpinBudget(0),
+        DEFAULT_LIMITS,
+        on_frame=lambda link, frame: None,
+        on_lost=lambda link, cause: lost.append(cause),
+    )
+    link.lose("the peer was dropped meanwhile")
+    assert link.free()  # by the endpoint's `next`
+    link.start()
+    assert lost == ["the peer was dropped meanwhile"]
+    assert poller.wait(0.0) == []
+    far.close()
+    poller.close()

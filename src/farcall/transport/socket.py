@@ -34,6 +34,7 @@ logger = logging.getLogger("farcall.transport")
 HANDSHAKE_SECONDS = 10.0
 MAX_DIAL_SECONDS = 3600.0
 MAX_HANDSHAKES = 32
+ACCEPT_PAUSE_SECONDS = 0.1
 KEEPALIVE_IDLE_SECONDS = 15
 KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_PROBES = 3
@@ -131,13 +132,15 @@ class SocketEndpoint:
                 peer = handshake.connect(
                     sock, self.me, self._secret, expects=worker.incarnation, deadline=until
                 )
+                return self._start_link(sock, peer, f"tcp {host}:{parts.port}")
             except BaseException as error:
                 sock.close()
                 # One that is silent may be busy, or stopped; only one that refuses is gone.
                 if isinstance(error, LinkError) and time.monotonic() >= deadline:
                     raise NotSent from error
+                if isinstance(error, OSError) and not isinstance(error, LinkError):
+                    raise LinkError(f"the connection to {url} broke: {error}") from error
                 raise
-            return self._start_link(sock, peer, f"tcp {host}:{parts.port}")
         if time.monotonic() >= deadline:
             raise NotSent
         raise LinkError(
@@ -150,8 +153,13 @@ class SocketEndpoint:
         while True:
             try:
                 sock, address = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._closed:
+                    return
+                # Too many open files, or the stranger was gone already: others may do better.
+                logger.warning("%s: could not accept a connection: %s", self.me.name, error)
+                time.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
             with self._lock:
                 if self._closed:
                     sock.close()
@@ -164,21 +172,26 @@ class SocketEndpoint:
                 return
 
     def _accept_one(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        refused: list[str] = []  # the agent's own decisions are nothing to warn of
+
+        def admit(identity: Identity) -> str | None:
+            reason = self._admit(identity.name, identity.incarnation)
+            refused.extend([reason] if reason is not None else [])
+            return reason
+
         try:
-            peer = handshake.accept(
-                sock,
-                self.me,
-                self._secret,
-                deadline=time.monotonic() + HANDSHAKE_SECONDS,
-                admit=lambda identity: self._admit(identity.name, identity.incarnation),
-            )
+            until = time.monotonic() + HANDSHAKE_SECONDS
+            peer = handshake.accept(sock, self.me, self._secret, deadline=until, admit=admit)
             self._start_link(sock, peer, f"tcp from {address[0]}:{address[1]}")
-        except (LinkError, OSError) as error:
+        except OSError as error:  # LinkError is one
             sock.close()
-            if not self._closed:
-                logger.warning(
-                    "%s: refused a connection from %s:%s: %s", self.me.name, *address[:2], error
-                )
+            logger.log(
+                logging.DEBUG if refused or self._closed else logging.WARNING,
+                "%s: refused a connection from %s:%s: %s",
+                self.me.name,
+                *address[:2],
+                error,
+            )
         finally:
             with self._lock:
                 self._shaking.discard(sock)

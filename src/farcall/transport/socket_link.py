@@ -67,7 +67,13 @@ class SocketLink:
         self._waiters: dict[int, Waiter[Frame]] = {}
 
     def start(self) -> None:
-        self._poller.add(self.fd, self, READ)
+        """Let the endpoint read. The link may be lost by now: its endpoint knows it already."""
+        with self.read_role:  # `free` can't close the fd meanwhile
+            if self.lost is None:
+                with contextlib.suppress(ValueError, OSError):  # the poller was closed
+                    self._poller.add(self.fd, self, READ)
+            if self.lost is not None:
+                self._poller.remove(self.fd)
 
     # Writing.
 
