@@ -25,13 +25,10 @@ PEER = Path(__file__).with_name("peer.py")
 
 def measure(implementation: str, cases: str) -> dict[str, list[float]]:
     """Seconds per call, by case, from a fresh pair of processes."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(PEER), implementation, cases],
-        check=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-W", "ignore", str(PEER), implementation, cases]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise click.ClickException(f"{' '.join(command)} failed:\n{done.stderr}")
     results: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
     return results
 
