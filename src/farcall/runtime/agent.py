@@ -215,8 +215,6 @@ class Agent:
         if not fresh:
             return
         self.leaver.begin()
-        if job.request.references:
-            self.meet_owners(job.request.references)
         job.start()
 
     def _on_cancel(self, peer: Peer, link: Link, call_id: int) -> None:
@@ -225,6 +223,7 @@ class Agent:
         if job is not None:
             job.cancelled = True
         if found is CancelResult.ANSWER:
+            self.executor.may_pass_lead()
             answer = Failure("farcall.errors.Cancelled", "the call was cancelled", "")
             with contextlib.suppress(LinkError, TimeoutError):
                 link.send(Frame(answer, call_id), time.monotonic() + SEND_SECONDS)
@@ -275,6 +274,7 @@ class Agent:
 
     def meet_owners(self, references: Iterable[Reference]) -> None:
         """Learn of the owners of references that arrived, if they joined after us."""
+        self.executor.may_pass_lead()  # the rendezvous may take its time
         for reference in references:
             if self.directory.of_incarnation(reference.owner) is None:
                 worker = self.directory.find(reference.owner_name)

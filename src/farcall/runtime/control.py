@@ -36,6 +36,7 @@ class ControlMessages:
         if peer.worker is self._agent.me:
             self._agent.on_control(peer, message, call_id)
             return
+        self._agent.executor.may_pass_lead()
         deadline = time.monotonic() + SEND_SECONDS
         try:
             self._send(peer, Frame(message, call_id), deadline)

@@ -127,6 +127,7 @@ class Job:
         if request.creates:
             self.place = self._create(request)
         if request.references:
+            self.agent.meet_owners(request.references)
             self.agent.references.arrive(self.key, request.references, self._admitted)
         else:
             self.agent.executor.submit(self.run)

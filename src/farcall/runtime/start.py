@@ -91,7 +91,8 @@ def start_agent(
             ),
             policy=Policy(options.allow_functions),
             device_maps={to: _device_map(to, m) for to, m in options.device_maps.items()},
-            on_close=lambda: rendezvous.leave(me),
+            # Also keeps the store alive: others may still be reading it.
+            on_close=lambda: None if size else rendezvous.leave(me),
         )
     except BaseException:
         endpoint.close()
