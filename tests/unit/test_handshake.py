@@ -360,7 +360,3 @@ def test_words_of_a_stranger_are_shown_without_control_characters(pair: Pair) ->
 def test_limit_holds_for_our_own_hello(pair: Pair) -> None:
     with pytest.raises(LinkError, match="over 4096 bytes"):
         connect(pair[0], Identity("left", 0, 1, host="h" * 5000), None, expects=0, deadline=soon())
-
-
-def test_security_does_not_show_its_secret() -> None:
-    assert "right secret" not in repr(Security(SECRET))

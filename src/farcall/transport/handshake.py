@@ -21,6 +21,9 @@ is worth nothing; names and incarnations are inside, so they can't be changed on
 construction is ISO/IEC 9798-4's mutual authentication by challenge and response. What follows the
 handshake is neither encrypted nor signed: against someone who can alter traffic, use TLS or a VPN.
 
+The place for TLS is here: `connect` and `accept` are the first to see a socket, so that is where an
+`ssl.SSLContext` will wrap it (server side in `accept`); the handshake then runs inside, unchanged.
+
 Nothing is read beyond the last message, so the socket can be handed to frame code as it is. What
 goes over the wire is in `introductions.py`.
 """
@@ -32,7 +35,6 @@ import hmac
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
@@ -51,25 +53,9 @@ from farcall.transport.introductions import (
     printable,
 )
 
-__all__ = ["Identity", "Security", "accept", "connect"]
+__all__ = ["Identity", "accept", "connect"]
 
 _CHECK_SECRET = "check FARCALL_SECRET on both workers"
-
-
-@dataclass(frozen=True)
-class Security:
-    """What protects the links of one agent. Immutable; the secret is not in its repr.
-
-    Attributes:
-        secret: shared by all workers; None for links without authentication.
-        tls: always None for now. When links get TLS this holds the `ssl.SSLContext`, and the
-            transport wraps a connection with it (`context.wrap_socket`) right after connecting or
-            accepting, before `connect` or `accept` of this module sees the socket: the handshake
-            then runs inside TLS, unchanged.
-    """
-
-    secret: bytes | None = field(default=None, repr=False)
-    tls: None = None
 
 
 class _Refusal(Exception):
