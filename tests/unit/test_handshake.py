@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
-from farcall.transport.handshake import Identity, Security, accept, connect
+from farcall.transport.handshake import Identity, accept, connect
 from farcall.transport.introductions import Hello, Proof, Refuse
 
 LEFT = Identity("left", 0, 11, "host-a", "main-a")
