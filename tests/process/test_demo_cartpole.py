@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -65,10 +65,16 @@ def processes_of_session(session: int) -> dict[int, str]:
 
 
 def assert_nothing_left(session: int) -> None:
-    deadline = time.monotonic() + 10
-    while left := processes_of_session(session):
-        assert time.monotonic() < deadline, f"still running: {left}"
-        time.sleep(0.01)
+    for pid, command in processes_of_session(session).items():
+        try:
+            ended = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            assert select.select([ended], [], [], 10)[0], f"still running: {pid} {command}"
+        finally:
+            os.close(ended)
+    assert not processes_of_session(session)
 
 
 @pytest.fixture(scope="module")
