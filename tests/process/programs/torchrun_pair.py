@@ -1,6 +1,7 @@
 """Started by torchrun: everything comes from the environment."""
 
 import os
+import sys
 
 import torch
 
@@ -15,6 +16,8 @@ def greet(name):
 
 if __name__ == "__main__":
     rpc.init_rpc(f"worker{rank}")
-    print(rpc.rpc_sync(f"worker{1 - rank}", greet, args=(f"worker{rank}",)), flush=True)
+    greeting = rpc.rpc_sync(f"worker{1 - rank}", greet, args=(f"worker{rank}",))
+    # One write: torchrun's workers share the output, and print may write line and end apart.
+    sys.stdout.write(f"{greeting}\n")
     assert rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
     rpc.shutdown()
