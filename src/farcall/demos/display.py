@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import click
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as LiveProgress
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
 
 from farcall.demos.progress import Progress
 
@@ -34,26 +36,25 @@ class LogDisplay:
 
 
 class LiveDisplay:
-    """One line that is redrawn, with a bar that is full when the goal is met."""
+    """A line that is redrawn, and under it a bar that is full when the goal is met."""
 
-    def __init__(self, live: LiveProgress, goal: float) -> None:
+    def __init__(self, live: Live, goal: float) -> None:
         self._live = live
-        self._task = live.add_task("starting the workers", total=goal)
+        self._goal = goal
 
     def show(self, progress: Progress) -> None:
-        """Redraws the line."""
-        self._live.update(
-            self._task, completed=progress.running_reward, description=describe(progress)
-        )
+        """Redraws both."""
+        bar = ProgressBar(total=self._goal, completed=max(0.0, progress.running_reward))
+        self._live.update(Group(Text(describe(progress)), bar))
 
 
 def describe(progress: Progress) -> str:
-    """One line that says where the run stands."""
+    """One line that says where the run stands; it fits a terminal of 80 columns."""
     return (
-        f"episode {progress.episode:4d}  reward {progress.reward:5.0f}  "
-        f"running reward {progress.running_reward:6.1f}  "
-        f"{progress.env_steps_per_second:6.0f} env steps/s  "
-        f"{progress.calls_per_second:6.0f} calls/s"
+        f"episode {progress.episode:4d}  reward {progress.reward:3.0f}  "
+        f"running reward {progress.running_reward:5.1f}  "
+        f"{progress.env_steps_per_second:4.0f} env steps/s  "
+        f"{progress.calls_per_second:4.0f} calls/s"
     )
 
 
@@ -64,11 +65,5 @@ def open_display(log_interval: int, goal: float) -> Iterator[Display]:
         click.echo("starting the workers")
         yield LogDisplay(log_interval)
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TimeElapsedColumn(),
-    )
-    with LiveProgress(*columns, transient=True) as live:
+    with Live(Text("starting the workers"), transient=True) as live:
         yield LiveDisplay(live, goal)
