@@ -109,11 +109,6 @@ class Executor:
                 thread.join(max(0.0, deadline - time.monotonic()))
         return not any(t.is_alive() for t in threads if t is not me)
 
-    @property
-    def threads(self) -> list[threading.Thread]:
-        with self._lock:
-            return list(self._threads)
-
     # Work that comes in.
 
     def post(self, event: Event) -> None:

@@ -6,7 +6,7 @@ Each is a subclass that does one thing wrong; nothing in `farcall.protocol` know
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from farcall.ids import RefId
@@ -135,7 +135,7 @@ class _ForwardsUnaccepted(SimWorker):
         return self.refs.void_cause(ref) is None
 
 
-class PlantedBug(str, Enum):
+class PlantedBug(StrEnum):
     """What to do wrong."""
 
     OWNER_IGNORES_SEQUENCES = "owner-ignores-sequences"
