@@ -252,3 +252,14 @@ def test_pickles_can_be_refused(start: Callable[..., list[Agent]], call: Way) ->
     rref = rpc.RRef(1)
     assert len(agents) == 2
     assert rpc.rpc_sync("w1", echo, args=(rref,)).to_here() == 1
+
+
+class ExitsWhenPickled:
+    def __reduce__(self) -> str:
+        raise SystemExit("while it was pickled")
+
+
+@pytest.mark.usefixtures("pair")
+def test_a_result_whose_pickling_wants_to_exit_is_answered() -> None:
+    with pytest.raises(SerializationError, match="while it was pickled"):
+        rpc.rpc_sync("w1", ExitsWhenPickled, timeout=0)

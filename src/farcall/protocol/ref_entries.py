@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from farcall.ids import RefId
-from farcall.wire import Message
+from farcall.wire import Message, Register, Release
 
 
 class TransferKey(NamedTuple):
@@ -125,3 +125,32 @@ class Arrival:
         self.blocking = 0  # those of them that user code has to wait for
         self.handed_on = False
         self.failed = False
+
+
+Entry = tuple[int, int, int]  # minted_by, number, sequence
+
+
+class Outbox:
+    """What has to be done, in order, with REGISTER and RELEASE batched per owner."""
+
+    def __init__(self) -> None:
+        self._said: list[Instruction] = []
+        self.registers: dict[int, list[Entry]] = {}
+        self.releases: dict[int, list[Entry]] = {}
+
+    def say(self, instruction: Instruction) -> None:
+        self._said.append(instruction)
+
+    def register(self, owner: int, entry: Entry) -> None:
+        self.registers.setdefault(owner, []).append(entry)
+
+    def release(self, owner: int, entry: Entry) -> None:
+        self.releases.setdefault(owner, []).append(entry)
+
+    def take(self) -> list[Instruction]:
+        """Everything since the last call: registrations first, releases last."""
+        out: list[Instruction] = [Send(o, Register(tuple(e))) for o, e in self.registers.items()]
+        out += self._said
+        out += [Send(o, Release(tuple(e))) for o, e in self.releases.items()]
+        self.registers, self._said, self.releases = {}, [], {}
+        return out

@@ -61,6 +61,7 @@ from farcall.protocol.ref_entries import (
     Held,
     HeldState,
     Instruction,
+    Outbox,
     Owned,
     Ready,
     Send,
@@ -71,9 +72,7 @@ from farcall.wire import (
     Pinned,
     Received,
     Reference,
-    Register,
     Registered,
-    Release,
     Released,
 )
 
@@ -91,24 +90,13 @@ class Refs:
         self._transfers: dict[TransferKey, tuple[tuple[RefId, ...], bool]] = {}
         self._arrivals: dict[TransferKey, Arrival] = {}
         self._lost: dict[int, str] = {}
-        self._out: list[Instruction] = []
-        self._registers: dict[int, list[tuple[int, int, int]]] = {}
-        self._releases: dict[int, list[tuple[int, int, int]]] = {}
+        self._outbox = Outbox()
 
     # What has to be done.
 
     def take(self) -> list[Instruction]:
         """What is to be done since the last call, in order; registrations come first."""
-        out: list[Instruction] = []
-        for owner, entries in self._registers.items():
-            out.append(Send(owner, Register(tuple(entries))))
-        out += self._out
-        for owner, entries in self._releases.items():
-            out.append(Send(owner, Release(tuple(entries))))
-        self._registers.clear()
-        self._releases.clear()
-        self._out.clear()
-        return out
+        return self._outbox.take()
 
     # Local use: live RRefs, counted by the caller's handles.
 
@@ -186,7 +174,7 @@ class Refs:
         held = self._held.get(ref)
         if held is not None and held.state is HeldState.CREATING:
             held.cause = cause or "its creation failed"
-            self._registers.setdefault(held.owner, []).append((*ref, held.sequence))
+            self._outbox.register(held.owner, (*ref, held.sequence))
 
     # Transfers: the sender.
 
@@ -272,7 +260,7 @@ class Refs:
         """PINNED arrived for a message that can't arrive (again): say RECEIVED unless we wait."""
         arrival = self._arrivals.get(key)
         if arrival is None or not arrival.unconfirmed:
-            self._out.append(Send(key.peer, Received(key.of_reply), key.call_id))
+            self._outbox.say(Send(key.peer, Received(key.of_reply), key.call_id))
 
     # Messages of the protocol.
 
@@ -288,7 +276,7 @@ class Refs:
             elif owned.note(holder, sequence, holds=True):
                 answers.append((minted_by, number, sequence, True))
         if answers:
-            self._out.append(Send(holder, Registered(tuple(answers))))
+            self._outbox.say(Send(holder, Registered(tuple(answers))))
 
     def on_release(self, holder: int, entries: Sequence[tuple[int, int, int]]) -> None:
         """Owner: RELEASE arrived."""
@@ -299,7 +287,7 @@ class Refs:
             owned = self._owned.get(ref)
             if owned is not None and owned.note(holder, sequence, holds=False):
                 self._drop_if_free(ref, owned)
-        self._out.append(Send(holder, Released(tuple(entries))))
+        self._outbox.say(Send(holder, Released(tuple(entries))))
 
     def on_registered(self, entries: Iterable[tuple[int, int, int, bool]]) -> None:
         """Holder: REGISTERED arrived."""
@@ -341,12 +329,12 @@ class Refs:
         """Repeat what was not answered. Only needed where messages can be lost."""
         for ref, held in self._held.items():
             if held.is_unconfirmed and (held.state is HeldState.REGISTERING or held.cause):
-                self._registers.setdefault(held.owner, []).append((*ref, held.sequence))
+                self._outbox.register(held.owner, (*ref, held.sequence))
         for ref, (owner, sequence) in self._releasing.items():
-            self._releases.setdefault(owner, []).append((*ref, sequence))
+            self._outbox.release(owner, (*ref, sequence))
         for key, (_, only_receivers_own) in self._transfers.items():
             if not only_receivers_own:
-                self._out.append(Send(key.peer, Pinned(key.of_reply), key.call_id))
+                self._outbox.say(Send(key.peer, Pinned(key.of_reply), key.call_id))
 
     @property
     def is_settled(self) -> bool:
@@ -385,12 +373,12 @@ class Refs:
         if wire_ref.owner in self._lost:
             held.state, held.cause = HeldState.VOID, self._lost[wire_ref.owner]
         else:
-            self._registers.setdefault(wire_ref.owner, []).append((*ref, held.sequence))
+            self._outbox.register(wire_ref.owner, (*ref, held.sequence))
         return held
 
     def _drop_if_free(self, ref: RefId, owned: Owned) -> None:
         if owned.is_free and self._owned.pop(ref, None) is not None:
-            self._out.append(Drop(ref))
+            self._outbox.say(Drop(ref))
 
     def _release_if_free(self, ref: RefId, held: Held) -> None:
         if not held.is_free:
@@ -401,7 +389,7 @@ class Refs:
             del self._held[ref]
             sequence = self._next_sequence()
             self._releasing[ref] = (held.owner, sequence)
-            self._releases.setdefault(held.owner, []).append((*ref, sequence))
+            self._outbox.release(held.owner, (*ref, sequence))
 
     def _confirm(self, ref: RefId, held: Held) -> None:
         held.state, held.cause = HeldState.CONFIRMED, ""
@@ -427,10 +415,10 @@ class Refs:
     def _advance(self, arrival: Arrival) -> None:
         if not (arrival.blocking or arrival.handed_on or arrival.failed):
             arrival.handed_on = True
-            self._out.append(Ready(arrival.key))
+            self._outbox.say(Ready(arrival.key))
         if arrival.needs_answer and not arrival.unconfirmed:
             arrival.needs_answer = False
-            self._out.append(
+            self._outbox.say(
                 Send(arrival.key.peer, Received(arrival.key.of_reply), arrival.key.call_id)
             )
         self._forget_if_done(arrival)
@@ -439,7 +427,7 @@ class Refs:
         if arrival.failed:
             return
         arrival.failed = True
-        self._out.append(Unavailable(arrival.key, owner_name, cause))
+        self._outbox.say(Unavailable(arrival.key, owner_name, cause))
         self._unclaim(arrival)
 
     def _unclaim(self, arrival: Arrival) -> None:

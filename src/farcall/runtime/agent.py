@@ -26,10 +26,9 @@ from farcall.runtime.context import CallContext, current
 from farcall.runtime.control import SEND_SECONDS, ControlMessages
 from farcall.runtime.deadlines import Deadlines
 from farcall.runtime.executor import Executor
-from farcall.runtime.future import Future
 from farcall.runtime.inbound import Job, Policy
 from farcall.runtime.leaving import Leaver
-from farcall.runtime.outbound import Function, Kwargs, Outbound, To
+from farcall.runtime.outbound import Outbound
 from farcall.runtime.outcomes import Outcomes
 from farcall.runtime.peers import Directory, Find, Peer, PendingCall
 from farcall.runtime.references import References, RefHandle
@@ -106,6 +105,9 @@ class Agent:
         self.deadlines: Deadlines[tuple[Peer, int, RefId | None]] = Deadlines()
         self.outcomes = Outcomes(self)
         self.outbound = Outbound(self)
+        self.call = self.outbound.call
+        self.call_async = self.outbound.call_async
+        self.remote = self.outbound.remote
         self._closing = threading.Lock()
         self._closed = False
         self._on_close = on_close
@@ -114,52 +116,6 @@ class Agent:
     @property
     def is_closed(self) -> bool:
         return self._closed
-
-    # Calls; see `Outbound`.
-
-    def call(
-        self,
-        to: To,
-        function: Function,
-        args: Args = (),
-        kwargs: Kwargs | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """Run a function on another worker (or this one) and wait for its value.
-
-        Args:
-            timeout: seconds; 0 for no limit, None for the agent's default.
-
-        Raises:
-            RpcTimeout, PeerLost, Cancelled, SerializationError: see `farcall.errors`.
-            BaseException: what the function raised, as itself if it can be rebuilt here.
-        """
-        return self.outbound.call(to, function, args, kwargs, timeout)
-
-    def call_async(
-        self,
-        to: To,
-        function: Function,
-        args: Args = (),
-        kwargs: Kwargs | None = None,
-        timeout: float | None = None,
-    ) -> Future[Any]:
-        """Like `call`, with a future of the value. Raises only what is wrong with the arguments."""
-        return self.outbound.call_async(to, function, args, kwargs, timeout)
-
-    def remote(
-        self,
-        to: To,
-        function: Function,
-        args: Args = (),
-        kwargs: Kwargs | None = None,
-        timeout: float | None = None,
-    ) -> RefHandle:
-        """Run a function elsewhere and leave its result there: a handle of it, at once.
-
-        `timeout` bounds the making of the reference, not the function.
-        """
-        return self.outbound.remote(to, function, args, kwargs, timeout)
 
     def dump(self, value: Any, peer: Peer, handles: list[RefHandle]) -> Dumped:
         """Pickle for a peer; the references met are appended to `handles`."""

@@ -162,27 +162,22 @@ class Job:
                 self._succeed(result)
         finally:
             current.reset(token)
-            if self.request.references:
-                # Also of a request that was given up before it was unpickled.
-                self.agent.references.taken_over(self.key)
 
     def _call(self) -> Any:
-        if self.cancelled:
-            raise Cancelled(f"the caller gave up on {self.request.function} before it was run")
-        if time.monotonic() > self.deadline:
-            raise RpcTimeout(f"{self.request.function} was not run before its deadline")
         function, args, kwargs = self._load()
         return result_of(function, function(*args, **kwargs))
 
     def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         agent, request, frame = self.agent, self.request, self.frame
-        agent.policy.check(request.function)
         handles: list[RefHandle] = []
-        if request.references:
-            handles = agent.references.handles(request.references)
         try:
+            self._check_wanted()
+            agent.policy.check(request.function)
+            if request.references:
+                handles = agent.references.handles(request.references)
             loaded = agent.serializer.load(frame.body, frame.buffers, references=handles)
         finally:
+            # Also of a request that is not unpickled at all.
             if request.references:
                 agent.references.taken_over(self.key)
         frame.body, frame.buffers = b"", ()
@@ -193,6 +188,12 @@ class Job:
             return found, args, kwargs
         function, args, kwargs = loaded
         return function, args, kwargs
+
+    def _check_wanted(self) -> None:
+        if self.cancelled:
+            raise Cancelled(f"the caller gave up on {self.request.function} before it was run")
+        if time.monotonic() > self.deadline:
+            raise RpcTimeout(f"{self.request.function} was not run before its deadline")
 
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
         try:
@@ -214,7 +215,7 @@ class Job:
         handles: list[RefHandle] = []
         try:
             dumped = self.agent.dump(result, self.peer, handles)
-        except Exception as error:
+        except BaseException as error:  # pickling runs user code; the caller waits for an answer
             explained = SerializationError(
                 f"the result of {self.request.function or 'the function'} can't be sent: {error}"
             )

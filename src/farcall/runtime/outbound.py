@@ -58,9 +58,12 @@ class Outbound:
     ) -> Any:
         """Run a function on another worker (or this one) and wait for its value.
 
+        Args:
+            timeout: seconds; 0 for no limit, None for the agent's default.
+
         Raises:
             RpcTimeout, PeerLost, Cancelled, SerializationError: see `farcall.errors`.
-            The exception that the function raised, if it raised one.
+            BaseException: what the function raised, as itself if it can be rebuilt here.
         """
         peer = self._peer(to)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
@@ -102,7 +105,7 @@ class Outbound:
         except (PeerLost, RpcTimeout) as error:
             future.set_exception(error)
             return future
-        self._watch_deadline(pending.deadline, (peer, frame.call_id, None))
+        self._outcomes.watch_deadline(peer, frame.call_id, pending)
         try:
             self._agent.connect(peer, pending.deadline).send(frame, pending.deadline)
         except LinkError as error:
@@ -119,7 +122,10 @@ class Outbound:
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
     ) -> RefHandle:
-        """Run a function elsewhere and leave its result there: a handle of it, at once."""
+        """Run a function elsewhere and leave its result there: a handle of it, at once.
+
+        `timeout` bounds the making of the reference, not the function.
+        """
         peer = self._peer(to)
         if peer.worker is self._agent.me:
             handle, _ = self._references.own()
@@ -149,7 +155,7 @@ class Outbound:
         pending, frame = self._request(
             peer, function, args, kwargs, timeout, created=handle, sequence=sequence
         )
-        self._watch_deadline(pending.deadline, (peer, frame.call_id, handle.ref))
+        self._outcomes.watch_deadline(peer, frame.call_id, pending)
         try:
             self._agent.connect(peer, pending.deadline).send(frame, pending.deadline)
         except LinkError as error:
@@ -249,7 +255,3 @@ class Outbound:
                 by_value=not peer.same_program,
                 device_map=self._agent.device_maps.get(peer.name),
             ) from error
-
-    def _watch_deadline(self, deadline: float, key: tuple[Peer, int, Any]) -> None:
-        if self._agent.deadlines.add(deadline, key):
-            self._agent.endpoint.wake()

@@ -103,6 +103,11 @@ class Outcomes:
             pending.future.set_exception(error)
         self._agent.leaver.end()
 
+    def watch_deadline(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
+        """See to it that `expire` is called if no thread waits for this call itself."""
+        if self._deadlines.add(pending.deadline, (peer, call_id, pending.created)):
+            self._agent.endpoint.wake()
+
     def _forget_deadline(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
         if pending.future is not None or pending.created is not None:
             self._deadlines.discard(pending.deadline, (peer, call_id, pending.created))
@@ -146,7 +151,7 @@ class Outcomes:
             self._agent.leaver.end()
         elif message.references:
             # The deadline goes on: an owner that does not answer must not make the call hang.
-            self._deadlines.add(pending.deadline, (peer, answer.call_id, None))
+            self.watch_deadline(peer, answer.call_id, pending)
             self._arrive(peer, answer, lambda error: self._complete(peer, answer, pending, error))
         else:
             self._complete(peer, answer, pending, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from farcall.transport.base import Link
 if TYPE_CHECKING:
     from farcall.runtime.future import Future
     from farcall.runtime.inbound import Job
+
+logger = logging.getLogger("farcall")
 
 Find = Callable[[str | int], Worker | None]
 
@@ -137,8 +140,12 @@ class Directory:
         )
 
     def find(self, name: str) -> Worker | None:
-        """Ask the rendezvous about a worker, and remember it."""
-        worker = self._find(name) if self._find is not None else None
+        """Ask the rendezvous about a worker, and remember it. None also if it can't be asked."""
+        try:
+            worker = self._find(name) if self._find is not None else None
+        except RuntimeError as error:  # what torch's stores raise when their host is gone
+            logger.warning("%s: can't look up worker %r: %s", self._me.name, name, error)
+            return None
         if worker is not None:
             self.add(worker)
         return worker

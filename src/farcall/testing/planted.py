@@ -65,7 +65,7 @@ class _ReleasesUnconfirmed(Refs):
 class _SaysReceivedAtOnce(Refs):
     def arrive(self, key: TransferKey, references: Sequence[Reference]) -> None:
         super().arrive(key, references)
-        self._out.append(Send(key.peer, Received(key.of_reply), key.call_id))
+        self._outbox.say(Send(key.peer, Received(key.of_reply), key.call_id))
 
 
 class _KeepsDeadHolders(Refs):
@@ -93,7 +93,7 @@ class _ReleaseIgnoresPins(Refs):
 class _NeverRepeatsReleases(Refs):
     def tick(self) -> None:
         super().tick()
-        self._releases.clear()
+        self._outbox.releases.clear()
 
 
 class _BelievesInFailedCreation(Refs):
@@ -105,7 +105,7 @@ class _BelievesInFailedCreation(Refs):
 
 class _AnswersEveryPinned(Refs):
     def asked(self, key: TransferKey) -> None:
-        self._out.append(Send(key.peer, Received(key.of_reply), key.call_id))
+        self._outbox.say(Send(key.peer, Received(key.of_reply), key.call_id))
 
 
 class _RunsDuplicates(Incoming[Any]):

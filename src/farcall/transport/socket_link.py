@@ -105,19 +105,18 @@ class SocketLink:
         writable = select.poll()
         writable.register(self.fd, select.POLLOUT)
         try:
-            while True:
+            self._write_some(rest)
+            while rest and _poll(writable, deadline):
                 self._write_some(rest)
-                if not rest:
-                    break
-                if not _poll(writable, deadline):
-                    self._leave_residue(rest)
-                    raise TimeoutError
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
+        except OSError as error:  # a TimeoutError, too: that is the kernel's, of a dead host
             self._write_role.release()
             raise self._broken(error) from error
-        self._write_role.release()
+        except BaseException:  # KeyboardInterrupt
+            self._leave_or_release(rest)
+            raise
+        self._leave_or_release(rest)
+        if rest:
+            raise TimeoutError
 
     def _write_some(self, rest: list[memoryview]) -> None:
         """Write what the kernel takes now, and cut it off the front of `rest`."""
@@ -133,9 +132,14 @@ class SocketLink:
         if count:
             rest[0] = rest[0][count:]
 
-    def _leave_residue(self, rest: list[memoryview]) -> None:
+    def _leave_or_release(self, rest: list[memoryview]) -> None:
+        """This thread writes no more: the endpoint's thread has to write what is left."""
+        if not rest:
+            self._write_role.release()
+            return
         with self._interest:
-            self._residue = rest
+            # A copy: the writer looks at its own list while the endpoint's thread empties this.
+            self._residue = list(rest)
             self._ask()
 
     def _ask(self) -> None:

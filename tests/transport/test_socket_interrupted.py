@@ -1,0 +1,99 @@
+"""A large frame is cut off in the middle: the link works on, or is lost; nothing in between."""
+
+from __future__ import annotations
+
+import errno
+import math
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from farcall.errors import LinkError
+from farcall.ids import Worker
+from farcall.transport import socket_link
+from farcall.transport.framing import FrameReader
+from farcall.transport.poller import WRITE, EpollPoller, new_poller
+from farcall.transport.socket_link import SocketLink
+from farcall.transport.spin import SpinBudget
+from farcall.wire import DEFAULT_LIMITS, Cancel, Frame, Reply
+
+LARGE = Frame(Reply(), 1, b"x" * (8 << 20))
+
+
+class Cut(socket.socket):
+    """Takes what fits, then fails as TCP keepalive does when the peer's host is dead."""
+
+    def sendmsg(self, *args: Any) -> int:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+
+@pytest.fixture
+def poller() -> Iterator[EpollPoller]:
+    made = new_poller()
+    assert isinstance(made, EpollPoller)
+    yield made
+    made.close()
+
+
+def linked(sock: socket.socket, poller: EpollPoller, lost: list[str]) -> SocketLink:
+    link = SocketLink(
+        sock,
+        Worker("far", 1, 1),
+        "pair",
+        poller,
+        SpinBudget(0),
+        DEFAULT_LIMITS,
+        on_frame=lambda link, frame: None,
+        on_lost=lambda link, cause: lost.append(cause),
+    )
+    link.start()
+    return link
+
+
+def test_timeout_of_the_kernel_loses_the_link_instead_of_looking_like_a_deadline(
+    poller: EpollPoller,
+) -> None:
+    near, far = socket.socketpair()
+    lost: list[str] = []
+    link = linked(Cut(fileno=near.detach()), poller, lost)
+    with pytest.raises(LinkError, match="timed out"):
+        link.send(LARGE, math.inf)
+    assert len(lost) == 1
+    with pytest.raises(LinkError):  # at once: nobody holds the role of the writer
+        link.send(Frame(Cancel(), 2), math.inf)
+    assert link.free()
+    far.close()
+
+
+def test_frame_whose_writer_is_interrupted_arrives_whole_and_so_does_the_next(
+    poller: EpollPoller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = socket.socketpair()
+    link = linked(near, poller, [])
+
+    def interrupt(*args: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket_link, "_poll", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            link.send(LARGE, math.inf)
+    next_one = threading.Thread(target=link.send, args=(Frame(Cancel(), 2), math.inf))
+    next_one.start()
+    reader, arrived = FrameReader(), []
+    far.setblocking(False)
+    while len(arrived) < 2:
+        for token, events in poller.wait(0.0):
+            if token is link and events & WRITE:
+                link.write_residue()
+        while (frame := reader.read(far)) is not None:
+            arrived.append(frame)
+    next_one.join()
+    assert [frame.call_id for frame in arrived] == [1, 2]
+    assert bytes(arrived[0].body) == LARGE.body
+    link.lose("the end")
+    assert link.free()
+    far.close()
