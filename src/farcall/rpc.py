@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farcall import functions
+from farcall.autograd.recorder import Autograd
 from farcall.errors import (
     Cancelled,
     FarcallError,
@@ -128,7 +129,7 @@ def init_rpc(
             raise RuntimeError("RPC is already initialized; call shutdown first")
         generation = _generation
         _generation += 1
-        set_default_agent(start_agent(name, rank, world_size, options, generation))
+        set_default_agent(start_agent(name, rank, world_size, options, generation, Autograd))
 
 
 def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
+
 from farcall.errors import RpcTimeout
 from farcall.ids import WorkerInfo
 from farcall.runtime.agent import Agent
@@ -131,6 +133,35 @@ class RRef(Generic[T]):
         """Calls methods on the owner: `rref.remote().method(*args)` returns a new RRef there."""
         return _Methods(self._handle, _remote(self._agent), seconds_or_default(timeout))
 
+    # Gradients.
+
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """Run a backward pass from the value, which must be a tensor of one element.
+
+        Args:
+            dist_autograd_ctx_id: the autograd context in which the value was computed: its owner
+                begins a distributed pass, see `farcall.autograd.backward`. With -1, on the owner
+                only, this is `Tensor.backward`.
+            retain_graph: keep the graph for another pass.
+
+        Raises:
+            RuntimeError: the value is no such tensor; no such context; no context, and this worker
+                is not the owner.
+            BaseException: what `farcall.autograd.backward` raises.
+        """
+        handle = self._handle
+        if dist_autograd_ctx_id == -1 and not handle.is_owner:
+            raise RuntimeError(
+                "User RRefs require 'dist_autograd_ctx_id' to be specified: the value lives on "
+                f"worker {self.owner_name()!r}, this is {handle.references.me.name!r}"
+            )
+        if handle.is_owner:
+            run_backward(handle, dist_autograd_ctx_id, retain_graph)
+        else:
+            handle.references.check_usable(handle)
+            call = (handle, dist_autograd_ctx_id, retain_graph)
+            self._agent.call(self.owner_name(), run_backward, call)
+
     def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
         """Type of the value, or a future of it if not `blocking`; named as in PyTorch."""
         seconds = seconds_or_default(timeout)
@@ -235,6 +266,19 @@ def _when_made(handle: RefHandle, read: Callable[[OwnedValue], Any]) -> Any:
 
     place.when_ready(made)
     return Deferred(future)
+
+
+def run_backward(handle: RefHandle, context: int, retain_graph: bool) -> None:
+    """Handler of `RRef.backward`."""
+    value = _value(handle, math.inf)
+    if not isinstance(value, torch.Tensor):
+        raise RuntimeError(
+            f"RRef should contain a tensor for .backward(), not {type(value).__name__}"
+        )
+    if context == -1:
+        value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+    else:
+        handle.references.agent.gradients.backward(context, [value], retain_graph=retain_graph)
 
 
 def call_method(handle: RefHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

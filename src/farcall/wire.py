@@ -51,6 +51,7 @@ class Kind(IntEnum):
     DRAINED = 13
     DISMISS = 14
     PINNED = 15
+    RELEASE_CONTEXT = 16
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -76,6 +77,8 @@ class Request(Message):
     `function` is "module:qualname", or "" when the function itself is in the body. `timeout` is
     in seconds from sending, 0 for none. `creates` is the number of the reference that shall hold
     the result (0: the caller wants the result itself), `sequence` the caller's registration of it.
+    `context` is the autograd context of the caller (0: none), `sent` the sender's number for the
+    tensors requiring grad in the body (0: it recorded none).
     """
 
     function: str
@@ -83,12 +86,16 @@ class Request(Message):
     creates: int = 0
     sequence: int = 0
     references: tuple[Reference, ...] = ()
+    context: int = 0
+    sent: int = 0
 
 
 class Reply(Message):
-    """The call's value; pickled in the body."""
+    """The call's value; pickled in the body. `context` and `sent` as in a request."""
 
     references: tuple[Reference, ...] = ()
+    context: int = 0
+    sent: int = 0
 
 
 class Failure(Message):
@@ -167,6 +174,17 @@ class Dismiss(Message):
     """All workers are idle and ready: everyone may go."""
 
 
+class ReleaseContext(Message):
+    """An autograd context has ended: forget it.
+
+    All contexts of its creator with ids below `floor` have ended, too. With a floor of 0 the
+    context lives on, but the sender has no part in it any more.
+    """
+
+    context: int
+    floor: int
+
+
 MESSAGES: dict[Kind, type[Message]] = {
     Kind.REQUEST: Request,
     Kind.REPLY: Reply,
@@ -183,6 +201,7 @@ MESSAGES: dict[Kind, type[Message]] = {
     Kind.DRAINED: Drained,
     Kind.DISMISS: Dismiss,
     Kind.PINNED: Pinned,
+    Kind.RELEASE_CONTEXT: ReleaseContext,
 }
 KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
 

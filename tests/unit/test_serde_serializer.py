@@ -293,7 +293,7 @@ def test_load_inside_a_load_does_not_mix_with_it() -> None:
     inner = SERIALIZER.dump(torch.ones(1, requires_grad=True)).body
     outer = SERIALIZER.dump([LoadsInside(inner), torch.ones(2, requires_grad=True)])
     arrived: list[torch.Tensor] = []
-    got = arrive(outer, tensors=arrived)
+    got = arrive(outer, attach=lambda leaf: arrived.append(leaf) or leaf)
     assert [id(tensor) for tensor in arrived] == [id(got[1])]
     assert got[0].inner.requires_grad
 

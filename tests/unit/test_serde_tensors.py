@@ -233,7 +233,7 @@ def test_tensors_requiring_grad_are_listed_on_both_sides_in_the_same_order() -> 
     dumped = SERIALIZER.dump(message)
     assert [id(t) for t in dumped.tensors] == [id(t) for t in (first, second, third, sparse)]
     arrived: list[torch.Tensor] = []
-    got = arrive(dumped, tensors=arrived)
+    got = arrive(dumped, attach=lambda leaf: arrived.append(leaf) or leaf)
     expected = (got["a"][0], got["b"][0], got["c"], got["d"])
     assert [id(t) for t in arrived] == [id(t) for t in expected]
 

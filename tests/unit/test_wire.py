@@ -52,6 +52,7 @@ def test_header_is_32_bytes_and_kinds_keep_their_numbers() -> None:
     assert [kind.name for kind in Kind] == [
         "REQUEST", "REPLY", "FAILURE", "CANCEL", "ACCEPTED", "REGISTER", "REGISTERED", "RELEASE",
         "RELEASED", "RECEIVED", "LEAVING", "DRAIN", "DRAINED", "DISMISS", "PINNED",
+        "RELEASE_CONTEXT",
     ]  # fmt: skip
     assert [int(kind) for kind in Kind] == list(range(1, 16))
     assert set(MESSAGES) == set(Kind)

@@ -26,6 +26,7 @@ from farcall.runtime.context import CallContext, current
 from farcall.runtime.control import SEND_SECONDS, ControlMessages
 from farcall.runtime.deadlines import Deadlines
 from farcall.runtime.executor import Executor
+from farcall.runtime.gradients import Gradients
 from farcall.runtime.inbound import Job, Policy
 from farcall.runtime.leaving import Leaver
 from farcall.runtime.outbound import Outbound
@@ -47,6 +48,7 @@ from farcall.wire import (
     Message,
     Pinned,
     Reference,
+    ReleaseContext,
     Reply,
     Request,
 )
@@ -73,6 +75,7 @@ class Agent:
         policy: which functions may be called here.
         device_maps: peer's name -> where its tensors of each of our devices go.
         on_close: called once at the end.
+        gradients: makes this agent's distributed autograd.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Agent:
         policy: Policy | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         on_close: Callable[[], None] = lambda: None,
+        gradients: Callable[[Agent], Gradients],
     ) -> None:
         self.me = me
         self.endpoint = endpoint
@@ -105,6 +109,7 @@ class Agent:
         self.deadlines: Deadlines[tuple[Peer, int, RefId | None]] = Deadlines()
         self.outcomes = Outcomes(self)
         self.outbound = Outbound(self)
+        self.gradients = gradients(self)
         self.call = self.outbound.call
         self.call_async = self.outbound.call_async
         self.remote = self.outbound.remote
@@ -198,6 +203,8 @@ class Agent:
                     self.references.asked(TransferKey(peer.incarnation, call_id, of_reply))
             case Leaving(reason=reason):
                 peer.left = reason
+            case ReleaseContext():
+                self.gradients.released(peer, message)
             case Drain() | Drained() | Dismiss():
                 self.leaver.on_message(peer.incarnation, message)
             case _:
@@ -268,6 +275,7 @@ class Agent:
         )
         self.endpoint.drop(peer.incarnation, cause)
         self.outcomes.fail(pending, peer.loss())
+        self.gradients.lost(peer)
         self.references.lost(peer.incarnation, peer.left or cause)
         self.leaver.lost(peer.incarnation, self.control.watch)
 
@@ -329,6 +337,7 @@ class Agent:
         for peer in self.directory.all():
             self.endpoint.drop(peer.incarnation, str(error))
         self.outcomes.fail(cancelled, error)
+        self.gradients.close()
         self.references.close(error)
         if not self.executor.stop(patience):
             logger.warning("%s: shut down while functions are still running", self.me.name)

@@ -21,6 +21,7 @@ class CallContext(NamedTuple):
 
     agent: Agent
     deadline: float = math.inf  # time.monotonic() seconds; nested calls inherit what is left
+    gradients: int = 0  # the autograd context, which nested calls carry on
 
 
 current: ContextVar[CallContext | None] = ContextVar("farcall_call", default=None)

@@ -88,7 +88,19 @@ class Future(torch.futures.Future[T]):
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         _check_callback(callback)
         self._looked_at = True
-        super().add_done_callback(lambda _: callback(self))
+        context = current.get()
+        if context is None or not context.gradients:
+            super().add_done_callback(lambda _: callback(self))
+            return
+
+        def run(_: object) -> None:
+            token = current.set(context)
+            try:
+                callback(self)
+            finally:
+                current.reset(token)
+
+        super().add_done_callback(run)
 
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("farcall")
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
-OWN_HANDLERS = frozenset(f"farcall.rref:{name}" for name in ("fetch", "type_of", "call_method"))
+OWN_HANDLERS = frozenset(
+    [f"farcall.rref:{name}" for name in ("fetch", "type_of", "call_method", "run_backward")]
+    + [f"farcall.autograd.passes:{name}" for name in ("prepare", "deliver", "abort")]
+)
 
 
 class Deferred(NamedTuple):
@@ -98,6 +101,7 @@ class Job:
     __slots__ = (
         "agent",
         "cancelled",
+        "context",
         "deadline",
         "frame",
         "key",
@@ -119,6 +123,7 @@ class Job:
         timeout = request.timeout
         self.deadline = time.monotonic() + timeout if timeout > 0 else math.inf
         self.cancelled = False
+        self.context = 0  # the autograd context that the call is part of
         self.place: RefId | None = None  # where the result goes, of a `remote()` call
 
     def start(self) -> None:
@@ -150,7 +155,9 @@ class Job:
             self._fail(error)
 
     def run(self) -> None:
-        token = current.set(CallContext(self.agent, self.deadline))
+        if self.request.context:
+            self.context = self.agent.gradients.enter(self.request.context, self.peer)
+        token = current.set(CallContext(self.agent, self.deadline, self.context))
         try:
             result = self._call()
         except BaseException as error:
@@ -175,7 +182,12 @@ class Job:
             agent.policy.check(request.function)
             if request.references:
                 handles = agent.references.handles(request.references)
-            loaded = agent.serializer.load(frame.body, frame.buffers, references=handles)
+            attach = None
+            if request.sent:
+                attach = agent.gradients.receive(self.context, self.peer, request.sent)
+            loaded = agent.serializer.load(
+                frame.body, frame.buffers, references=handles, attach=attach
+            )
         finally:
             # Also of a request that is not unpickled at all.
             if request.references:
@@ -222,7 +234,11 @@ class Job:
             explained.__cause__ = error
             self._fail(explained)
             return
-        self._answer(Reply(), dumped, handles)
+        reply = Reply()
+        if self.context and dumped.tensors:
+            gradients = self.agent.gradients
+            reply.context, reply.sent = gradients.send(self.context, self.peer, dumped.tensors)
+        self._answer(reply, dumped, handles)
 
     def _fail(self, error: BaseException) -> None:
         if self.place is not None:

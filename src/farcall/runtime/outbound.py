@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from farcall.errors import (
     CallError,
     Cancelled,
@@ -196,6 +198,11 @@ class Outbound:
             call_id = peer.outgoing.begin(pending)
         self._agent.leaver.begin()
         request = Request(name, 0.0 if created else seconds)
+        context = current.get()
+        if context is not None and context.gradients and torch.is_grad_enabled():
+            request.context, request.sent = self._agent.gradients.send(
+                context.gradients, peer, dumped.tensors
+            )
         if created is not None:
             request.creates, request.sequence = created.reference.number, sequence
         if handles:

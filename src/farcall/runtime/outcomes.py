@@ -34,6 +34,9 @@ _OWN_NAMES = {
     "farcall.rref:fetch": "to_here",
     "farcall.rref:type_of": "the type of a remote value",
     "farcall.rref:call_method": "a method of a remote value",
+    "farcall.rref:run_backward": "the backward pass of a remote value",
+    "farcall.autograd.passes:prepare": "a part of a backward pass",
+    "farcall.autograd.passes:deliver": "a part of a backward pass",
 }
 
 
@@ -231,7 +234,13 @@ class Outcomes:
         handles = self._references.handles(message.references) if message.references else ()
         try:
             if isinstance(message, Reply):
-                return self._agent.serializer.load(answer.body, answer.buffers, references=handles)
+                attach = None
+                if message.sent:
+                    gradients = self._agent.gradients
+                    attach = gradients.receive(message.context, peer, message.sent)
+                return self._agent.serializer.load(
+                    answer.body, answer.buffers, references=handles, attach=attach
+                )
             raise load_failure(
                 self._agent.serializer,
                 message,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from farcall.errors import RendezvousError
 from farcall.ids import Incarnation, Worker, new_incarnation
 from farcall.runtime.agent import Agent
+from farcall.runtime.gradients import Gradients
 from farcall.runtime.hosts import host_id, host_name, local_address_towards, main_fingerprint
 from farcall.runtime.inbound import Policy
 from farcall.runtime.options import RpcBackendOptions, listen_address
@@ -30,6 +32,7 @@ def start_agent(
     world_size: int | None,
     options: RpcBackendOptions,
     generation: int,
+    gradients: Callable[[Agent], Gradients],
 ) -> Agent:
     """Listen, register with the rendezvous, wait for the others if the group is fixed, and start.
 
@@ -39,6 +42,7 @@ def start_agent(
         world_size: None or 0: the environment says it; if it does not, workers come and go.
         options: how to run.
         generation: number of the group at this store; all its workers must agree.
+        gradients: makes the agent's distributed autograd.
 
     Raises:
         RendezvousTimeout: somebody is missing; the message says who.
@@ -93,6 +97,7 @@ def start_agent(
             device_maps={to: _device_map(to, m) for to, m in options.device_maps.items()},
             # Also keeps the store alive: others may still be reading it.
             on_close=lambda: None if size else rendezvous.leave(me),
+            gradients=gradients,
         )
     except BaseException:
         endpoint.close()

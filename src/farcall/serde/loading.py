@@ -8,17 +8,19 @@ other threads, and loads that user code starts inside a load, see their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 
+Attach = Callable[[torch.Tensor], torch.Tensor]
+
 
 class _Arriving(NamedTuple):
     references: Sequence[Any]
-    tensors: list[torch.Tensor] | None
+    attach: Attach | None
 
 
 _arriving: ContextVar[_Arriving | None] = ContextVar("farcall_arriving", default=None)
@@ -30,9 +32,9 @@ def inside_load() -> bool:
 
 
 @contextmanager
-def arriving(references: Sequence[Any], tensors: list[torch.Tensor] | None) -> Iterator[None]:
-    """Make these what `load_reference` and `note_gradient_tensor` see, until the block ends."""
-    token = _arriving.set(_Arriving(references, tensors))
+def arriving(references: Sequence[Any], attach: Attach | None) -> Iterator[None]:
+    """Make these what `load_reference` and `attached` see, until the block ends."""
+    token = _arriving.set(_Arriving(references, attach))
     try:
         yield
     finally:
@@ -53,8 +55,12 @@ def load_reference(index: int) -> Any:
     return current.references[index]
 
 
-def note_gradient_tensor(tensor: torch.Tensor) -> None:
-    """Record that a tensor requiring grad arrived; its order equals that of `Dumped.tensors`."""
+def attached(leaf: torch.Tensor) -> torch.Tensor:
+    """What stands for a leaf requiring grad that arrived: linked to its origin, if recorded.
+
+    Called in the order of `Dumped.tensors`.
+    """
     current = _arriving.get()
-    if current is not None and current.tensors is not None:
-        current.tensors.append(tensor)
+    if current is None or current.attach is None:
+        return leaf
+    return current.attach(leaf)

@@ -21,7 +21,7 @@ import torch
 
 from farcall.errors import FarcallError, FunctionNotFound, SerializationError
 from farcall.serde.functions import SPAWNED_MAIN, Functions
-from farcall.serde.loading import arriving, inside_load
+from farcall.serde.loading import Attach, arriving, inside_load
 from farcall.serde.pickling import Buffers, ByValuePickler, Externals, FastPickler
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.unpickling import MainUnpickler, NamedUnpickler, PlainUnpickler, unpickle
@@ -40,7 +40,7 @@ class Dumped(NamedTuple):
     Attributes:
         body: the pickle.
         buffers: its out-of-band buffers, flat bytes, not copied: they show later changes.
-        tensors: the tensors in it that require grad, in the order in which `load` notes them.
+        tensors: the tensors in it that require grad, in the order in which `load` attaches them.
     """
 
     body: bytes
@@ -137,7 +137,7 @@ class Serializer:
         buffers: Sequence[Any] = (),
         *,
         references: Sequence[Any] = (),
-        tensors: list[torch.Tensor] | None = None,
+        attach: Attach | None = None,
     ) -> Any:
         """The object that `dump` pickled.
 
@@ -145,15 +145,16 @@ class Serializer:
             body: the pickle.
             buffers: the out-of-band buffers in order; writable ones become tensors' memory.
             references: what `load_reference` returns, by index.
-            tensors: gets the arriving tensors that require grad appended, in order.
+            attach: is called with each arriving tensor that requires grad, a leaf, in order; what
+                it returns takes the tensor's place.
 
         Raises:
             FunctionNotFound: the pickle names a module or attribute that does not exist here.
             Refused: this serializer's policy forbids something in it.
             SerializationError: any other failure; its cause says what.
         """
-        if references or tensors is not None or inside_load():
-            with arriving(references, tensors):
+        if references or attach is not None or inside_load():
+            with arriving(references, attach):
                 return self._load(body, buffers)
         return self._load(body, buffers)
 

@@ -4,7 +4,8 @@ What is sent is the span of storage that a tensor covers, with its strides, unle
 mostly holes; then a copy is. So transposed, channels_last and expanded tensors arrive as they
 left, and a small view of a huge storage is a small message. Large spans leave as out-of-band
 buffers over the tensor's own memory, and arrive as tensors over the received memory: writable, and
-keeping that memory alive. Tensors that require grad arrive as leaves that require grad.
+keeping that memory alive. Tensors that require grad arrive requiring grad: as leaves, or linked to
+their origin by `attached`.
 
 Rebuild functions trust nothing they are given: under the policy `allow_pickle=False` they are what
 a stranger's bytes can call. Stateless; safe from any thread.
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from farcall.errors import SerializationError
-from farcall.serde.loading import note_gradient_tensor
+from farcall.serde.loading import attached
 
 DeviceMap = Callable[[torch.device], torch.device]
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -197,10 +198,7 @@ def rebuild_tensor(
         if shape is not None and 0 not in shape:
             raise ValueError(f"no bytes for a tensor of shape {shape}")
         tensor = torch.empty_strided(shape or (0,), stride, dtype=dtype)
-    if requires_grad:
-        tensor.requires_grad_()
-        note_gradient_tensor(tensor)
-    return tensor
+    return attached(tensor.requires_grad_()) if requires_grad else tensor
 
 
 def rebuild_leaf(data: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
@@ -210,9 +208,7 @@ def rebuild_leaf(data: torch.Tensor, requires_grad: bool, is_parameter: bool) ->
         if is_parameter
         else data.requires_grad_(requires_grad)
     )
-    if requires_grad:
-        note_gradient_tensor(leaf)
-    return leaf
+    return attached(leaf) if requires_grad else leaf
 
 
 def rebuild_coo(

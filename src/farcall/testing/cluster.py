@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from farcall.autograd.recorder import Autograd
 from farcall.ids import Worker, new_incarnation
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import CallContext, current
@@ -52,7 +53,7 @@ def cluster(
     try:
         for worker, endpoint, gate in starting:
             others = [other for other in workers if other is not worker]
-            gate.agent = Agent(worker, endpoint, workers=others, **options)
+            gate.agent = Agent(worker, endpoint, workers=others, gradients=Autograd, **options)
             agents.append(gate.agent)
         yield agents
     finally:

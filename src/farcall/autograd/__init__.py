@@ -1,0 +1,108 @@
+"""Distributed autograd: gradients through remote calls, as in `torch.distributed.autograd`.
+
+    from farcall import autograd as dist_autograd
+
+    with dist_autograd.context() as context_id:
+        predicted = rpc.rpc_sync("worker1", predict, args=(inputs,))
+        loss = loss_function(predicted, targets)
+        dist_autograd.backward(context_id, [loss])
+        gradients = dist_autograd.get_gradients(context_id)
+
+Calls made inside a context carry it to the workers they reach, and record the tensors requiring
+grad that travel. `backward` then computes the gradient of the loss for every leaf on every worker.
+Gradients go to the context on the worker where the leaf lives, not to `.grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+
+from farcall.autograd.recorder import Autograd
+from farcall.runtime.context import CallContext, current, current_agent
+
+__all__ = ["backward", "context", "get_gradients"]
+
+
+def _autograd() -> Autograd:
+    return cast(Autograd, current_agent().gradients)
+
+
+@contextmanager
+def context() -> Iterator[int]:
+    """A context for forward and backward passes that span workers. Gives its id.
+
+    When the block ends, the context and all that was recorded in it is forgotten, on all workers.
+    Other threads may use the id while the block is open; their calls are recorded only if they are
+    made in a block of their own or by a function that was called inside this one.
+
+    Raises:
+        RuntimeError: this thread is in a context already.
+        NotInitialized: before `init_rpc` or after `shutdown`.
+    """
+    autograd = _autograd()
+    outer = current.get() or CallContext(autograd.agent)
+    if outer.gradients:
+        raise RuntimeError(
+            "Already have an autograd context id for this thread: "
+            f"{outer.gradients}. Contexts can't be nested"
+        )
+    context_id = autograd.open()
+    token = current.set(outer._replace(gradients=context_id))
+    try:
+        yield context_id
+    finally:
+        current.reset(token)
+        autograd.end(context_id)
+
+
+def backward(
+    context_id: int,
+    roots: Sequence[torch.Tensor],
+    retain_graph: bool = False,
+    create_graph: bool = False,
+    mode: str = "smart",
+) -> None:
+    """Compute the gradients of the sum of the roots for all leaves, on all workers.
+
+    They are added to those that the context has; `get_gradients` gives them. Returns when all
+    workers are done. Each message of the pass is bounded by the agent's `rpc_timeout` (seconds), so
+    the pass is, too.
+
+    Args:
+        context_id: the open context in which the roots were computed.
+        roots: tensors of one element that require grad.
+        retain_graph: keep the graph for another backward pass.
+        create_graph: make the gradients part of the graph, so that a later pass can go through
+            them. Implies `retain_graph`.
+        mode: "smart" first finds out what the roots depend on: sent tensors that they don't depend
+            on cost nothing. "fast" saves that wave of messages, and may be used if the roots depend
+            on every tensor requiring grad that was sent in the context.
+
+    Raises:
+        RuntimeError: no such context; no roots, or one that is no scalar or does not require grad;
+            in fast mode, something was sent that the roots do not depend on.
+        PeerLost: a worker of the pass died.
+        RpcTimeout: a part of the pass took too long.
+        BaseException: what a backward function or hook raised, on whichever worker.
+
+    May be called from several threads at once. After an error the gradients in the context are
+    incomplete.
+    """
+    _autograd().backward(
+        context_id, roots, retain_graph=retain_graph, create_graph=create_graph, mode=mode
+    )
+
+
+def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
+    """The gradients that a context has on this worker: leaf -> gradient of the same shape.
+
+    Inside a function that was called remotely: on the worker which runs it.
+
+    Raises:
+        RuntimeError: this worker has no such context.
+    """
+    return _autograd().find(context_id).gradients()

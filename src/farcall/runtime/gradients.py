@@ -1,0 +1,62 @@
+"""What an agent asks of distributed autograd, which lies in a layer above.
+
+Tensors requiring grad that travel inside an autograd context are recorded on both sides. The agent
+knows when they travel; what is recorded, and what becomes of it, is up to a `Gradients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from farcall.runtime.peers import Peer
+from farcall.serde import Attach
+from farcall.wire import ReleaseContext
+
+
+class Gradients(Protocol):
+    """Distributed autograd of one agent. Thread-safe.
+
+    Context ids are positive; 0 stands for no context.
+    """
+
+    def send(self, context: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
+        """A message goes to a peer inside a context.
+
+        Args:
+            tensors: those in the message that require grad, in order.
+
+        Returns:
+            What the message says of it, `context` and `sent`; zeros if the context has ended.
+        """
+
+    def enter(self, context: int, peer: Peer) -> int:
+        """A request of a peer arrived inside a context: its id, or 0 if it has ended."""
+
+    def receive(self, context: int, peer: Peer, sent: int) -> Attach | None:
+        """A message with recorded tensors arrived: what links each of them to its origin.
+
+        None if the context has ended here.
+        """
+
+    def backward(
+        self,
+        context: int,
+        roots: Sequence[torch.Tensor],
+        *,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+        mode: str = "smart",
+    ) -> None:
+        """See `farcall.autograd.backward`."""
+
+    def released(self, peer: Peer, message: ReleaseContext) -> None:
+        """A peer says that a context has ended."""
+
+    def lost(self, peer: Peer) -> None:
+        """An incarnation is gone for good."""
+
+    def close(self) -> None:
+        """The agent shuts down: nothing is kept."""
