@@ -78,7 +78,8 @@ class Request(Message):
     in seconds from sending, 0 for none. `creates` is the number of the reference that shall hold
     the result (0: the caller wants the result itself), `sequence` the caller's registration of it.
     `context` is the autograd context of the caller (0: none), `sent` the sender's number for the
-    tensors requiring grad in the body (0: it recorded none).
+    tensors requiring grad in the body (0: it recorded none). With `no_grad` the function runs
+    under `torch.no_grad`, as the call was made.
     """
 
     function: str
@@ -88,6 +89,7 @@ class Request(Message):
     references: tuple[Reference, ...] = ()
     context: int = 0
     sent: int = 0
+    no_grad: bool = False
 
 
 class Reply(Message):

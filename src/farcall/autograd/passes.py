@@ -3,20 +3,23 @@
 `protocol.backward` says what follows from what; here it is done. PREPARE and GRAD are calls of the
 handlers at the end of this module; their answers are futures, so no thread waits for one but the
 one that began the pass.
+
+Sources that share no node are run each by the thread that brings its gradient. Otherwise one thread
+of the executor runs the graph of all of them, and sleeps where it needs a gradient that is not here
+yet (see `graph.run_shared`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import Node
 
 from farcall.autograd import graph
-from farcall.autograd.records import Context, Receive
+from farcall.autograd.records import Context, Receive, add
 from farcall.errors import Cancelled
 from farcall.protocol.backward import ROOT, Backward
 from farcall.runtime.context import CallContext, current, current_agent
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from farcall.autograd.recorder import Autograd
 
 Tensor = torch.Tensor
-Sink = Receive | Node  # a receive, or the node of a leaf
 Waiting = dict[str, int]  # worker -> how many of its sources wait for their gradient
 REPLICAS = object()  # stands for the gradients of replicated leaves, which other processes average
 
@@ -52,186 +54,214 @@ class Pass:
     def __init__(self, autograd: Autograd, context: Context, options: Options) -> None:
         self.options = options
         self.error: BaseException | None = None
+        self.sources: list[int] = []  # those that are live, the latest first
         self._autograd = autograd
         self._agent = autograd.agent
         self._context = context
         self._lock = threading.Lock()
-        self._machine: Backward[Sink | object] = Backward()
-        self._edges: dict[int, Sequence[GradientEdge]] = {}
+        self._arrival = threading.Condition(self._lock)
+        self._machine = Backward()
         self._exploration = graph.Exploration(context.receives)
-        self._nodes: dict[Receive, list[Node]] = {}  # those of a receive that are reached
-        self._shared: graph.SharedGraph | None = None
-        self._queue: deque[tuple[int, dict[Sink, list[Node]]]] = deque()
-        self._draining = False
-        self._answers: dict[int, Future[Waiting]] = {}
+        self._reached: dict[Receive, dict[Node, int]] = {}  # their nodes, and who reaches them
+        self._live: dict[int, list[int]] = {}  # which tensors of a source are used
+        self._gradients: dict[int, Sequence[Tensor | None]] = {}
+        self._answers: dict[Hashable, Future[Waiting]] = {}
         self._waiting: Waiting = {}
         self._taken: set[int] = set()
+        # What is computed, if other processes have replicas of some leaves: until all of it is.
+        self._held: dict[Tensor, Tensor] | None = None
+        if autograd.replicas.involved(context):
+            self._held = {}
 
     # Wave one.
 
-    def prepare(self, source: int, edges: Sequence[GradientEdge]) -> Future[Waiting] | None:
-        """A source is live. A future of when everything that follows is prepared; None: it is."""
+    def prepare(
+        self, source: int, entries: Sequence[Tensor], live: Sequence[int]
+    ) -> Future[Waiting] | None:
+        """A source is live. A future of when everything that follows is prepared; None: it is.
+
+        Args:
+            entries: of the source.
+            live: indices of those that are used.
+        """
         with self._lock:
             self._check()
-            receives = self._reach(source, edges)
-            answer = self._answer_later(source, receives)
-        for receive in receives:
-            self._call(receive, prepare, (), self._machine.prepared)
+            part = (source, *live)
+            parts = self._reach(source, entries, live)
+            self._machine.reach(source, part, parts)
+            answer = self._answer_later(part) if parts else None
+        for receive, *used in parts:
+            self._call(receive, prepare, used, self._machine.prepared, (receive, *used))
         return answer
 
-    def add_root(self, edges: Sequence[GradientEdge]) -> None:
-        """Fast mode: the roots, at the worker that begins the pass."""
-        with self._lock:
-            self._reach(ROOT, edges)
+    def _reach(
+        self, source: int, entries: Sequence[Tensor], live: Sequence[int]
+    ) -> list[tuple[Any, ...]]:
+        """Parts of a source are live: the parts of receives that are reached now, as the first.
 
-    def _reach(self, source: int, edges: Sequence[GradientEdge]) -> list[Receive]:
-        self._edges[source] = edges
-        found: dict[Receive, None] = {}
-        for node in self._exploration.explore(source, edges):
+        A part is a receive, and indices of its tensors.
+        """
+        self._live.setdefault(source, []).extend(live)
+        found: dict[Receive, list[int]] = {}
+        for node in self._exploration.explore(source, [entries[index] for index in live]):
             receive = self._context.receives.get(node)
             if receive is not None:
-                self._nodes.setdefault(receive, []).append(node)
-                found[receive] = None
-        return self._machine.reach(source, found)  # type: ignore[return-value]
+                found.setdefault(receive, []).append(receive.nodes.index(node))
+                self._reached.setdefault(receive, {})[node] = source
+                self._exploration.is_shared |= len(set(self._reached[receive].values())) > 1
+        return [(receive, *used) for receive, used in found.items()]
+
+    def add_root(self, entries: Sequence[Tensor]) -> None:
+        """Fast mode: the roots, at the worker that begins the pass."""
+        with self._lock:
+            self._take(ROOT, entries)
+
+    def _take(self, source: int, entries: Sequence[Tensor]) -> None:
+        self._reach(source, entries, range(len(entries)))
+        self._machine.reach(source, source, ())
 
     # Wave two.
 
     def deliver(self, source: int, gradients: Sequence[Tensor | None]) -> Future[Waiting] | None:
-        """The gradient of a source. A future of when all that follows is done; None: it is."""
+        """The gradients of a source. A future of when all that follows is done; None: it is."""
         with self._lock:
             self._check()
-            if not self._machine.is_labelled:
-                self._label()
-            ready: list[Sink] = self._machine.arrive(source)  # type: ignore[assignment]
-            edges = self._edges[source]
-            if self._shared is not None:
-                self._shared.keep(edges, gradients)
-            answer = self._answer_later(source, ready)
-            work = {sink: self._nodes_of(sink) for sink in ready}
-            if ready and self._shared is not None:
-                self._queue.append((source, work))
-                if self._draining:
-                    return answer
-                self._draining = True
-        if not ready:
-            self._finish_if_over()
-        elif self._shared is None:
-            self._run(source, work, lambda nodes: self._run_alone(edges, gradients, nodes))
-        else:
-            self._drain(self._shared)
-        return answer
+            is_first = not self._machine.has_begun
+            if is_first:
+                self._begin()
+            self._machine.arrive(source)
+            self._gradients[source] = [gradients[index] for index in self._live[source]]
+            answer = self._answer_later(source)
+            self._arrival.notify_all()
+        if not self._exploration.is_shared:
+            self._run(source)
+        elif is_first:
+            self._agent.executor.submit(self._run_shared)
+        return None if answer.done() and self.error is None else answer
 
-    def _label(self) -> None:
-        """All sources are known: which of them reach which sink?"""
+    def _begin(self) -> None:
         if self.options.fast:
-            self._machine.take_all(self._context.sends)
-            for number, send in list(self._context.sends.items()):
-                if number not in self._edges:
-                    self._reach(number, send.edges)
-        sinks: dict[Sink | object, set[int]] = {}
-        if self._exploration.is_shared:
-            self._shared = graph.SharedGraph(self._edges, self._context.receives)
-            labels: Iterable[tuple[Node, Sequence[int]]] = self._shared.labels.items()
-        else:
-            labels = ((n, (s,)) for s, nodes in self._exploration.sinks.items() for n in nodes)
-        for node, sources in labels:
-            sinks.setdefault(self._context.receives.get(node, node), set()).update(sources)
-        self._machine.label(sinks)
+            for number, entries in list(self._context.sends.items()):
+                self._take(number, entries)
+        self.sources = self._machine.begin()
 
-    def _drain(self, shared: graph.SharedGraph) -> None:
-        """Compute what is queued, one after the other: a later part may need a former one."""
-        while True:
-            with self._lock:
-                if not self._queue or self.error is not None:
-                    self._draining = False
-                    return
-                source, work = self._queue.popleft()
-            self._run(source, work, lambda nodes: shared.run(nodes, **self._flags))
+    def _run(self, source: int) -> None:
+        """Run the graph of a source that shares no node with others."""
+        exploration = self._exploration
+        try:
+            entries, sinks = exploration.entries[source], exploration.sinks[source]
+            found = graph.run(entries, self._gradients.pop(source), sinks, **self._flags)
+            gradients = dict(zip(sinks, found, strict=True))
+            for node, gradient in gradients.items():
+                if graph.is_leaf(node):
+                    self._accumulate(node, gradient)
+            receives = {self._context.receives.get(node): None for node in sinks}
+            for receive in receives:
+                if receive is not None:
+                    self.send(source, receive, gradients)
+        except BaseException as error:  # whatever the user's backward functions and hooks raise
+            self.fail(error)
+        else:
+            self.ran(source)
+
+    def _run_shared(self) -> None:
+        """Run the graph of all sources, as their gradients come."""
+        run = _SharedRun(self)
+        token = current.set(CallContext(self._agent))
+        try:
+            found = graph.run_shared(self._exploration, run, **self._flags)
+            for node, gradient in found.items():
+                self._accumulate(node, gradient)
+            run.finish()
+        except BaseException as error:  # whatever the user's backward functions and hooks raise
+            self.fail(error)
+        finally:
+            current.reset(token)
+
+    def wait_for(self, source: int) -> Sequence[Tensor | None]:
+        """The gradients of the live tensors of a source, when they are there."""
+        with self._agent.waiting(), self._lock:
+            self._arrival.wait_for(lambda: source in self._gradients or self.error is not None)
+            self._check()
+            return self._gradients[source]
+
+    def place_of(self, source: int, index: int) -> int:
+        """Where a tensor of a source stands among its live ones."""
+        return self._live[source].index(index)
+
+    def message_of(self, node: Node) -> tuple[Receive, Collection[Node]]:
+        """What an exit belongs to, and which exits of that are used."""
+        receive = self._context.receives[node]
+        return receive, self._reached[receive]
 
     @property
     def _flags(self) -> dict[str, bool]:
         options = self.options
         return {"retain_graph": options.retain_graph, "create_graph": options.create_graph}
 
-    def _run_alone(
-        self,
-        edges: Sequence[GradientEdge],
-        gradients: Sequence[Tensor | None],
-        nodes: Sequence[Node],
-    ) -> list[Tensor | None]:
-        return graph.run(edges, gradients, nodes, **self._flags)
-
-    def _run(
-        self,
-        source: int,
-        work: dict[Sink, list[Node]],
-        compute: Callable[[Sequence[Node]], list[Tensor | None]],
-    ) -> None:
-        """Compute the gradients of these sinks, by their nodes, and send on those of receives."""
-        nodes = [node for sink in work.values() for node in sink]
-        try:
-            found = dict(zip(nodes, compute(nodes), strict=True))
-            self._accumulate(found)
-        except BaseException as error:  # whatever the user's backward functions raise
-            self.fail(error)
+    def _accumulate(self, node: Node, gradient: Tensor | None) -> None:
+        if gradient is None:
             return
-        receives = [sink for sink in work if isinstance(sink, Receive)]
+        leaf = node.variable  # type: ignore[attr-defined]
+        # What has a graph of its own is not changed in place anyway.
+        alone = self.options.create_graph
+        own = gradient if alone else graph.owned(leaf, gradient, self._taken)
+        if self._held is None:
+            self._context.accumulate(leaf, own)
+        else:
+            with self._lock:
+                before = self._held.get(leaf)
+                self._held[leaf] = own if before is None else add(before, own)
+
+    def send(self, source: int, receive: Receive, found: dict[Node, Tensor | None]) -> None:
+        """The gradients of a receive are complete: send them to where it came from."""
+        with self._lock:
+            self._check()
+            self._machine.send(source, receive)
+        gradients = [found.get(node) for node in receive.nodes]
+        self._call(receive, deliver, gradients, self._machine.answered, receive)
+
+    def ran(self, source: int) -> None:
+        """The run of a source is over."""
         with self._lock:
             if self.error is not None:
                 return
-            causes: list[object] = [*receives]
-            if self._machine.runs_last and self._autograd.replicas.involved(self._context):
-                causes.append(REPLICAS)
-            caused = self._machine.ran(source, causes)
-        for receive in receives:
-            gradients = [found.get(node) for node in receive.nodes]
-            self._call(receive, deliver, (gradients,), self._machine.answered)
-        if REPLICAS in caused:
+            is_last = self._machine.runs_last
+            averages = is_last and self._held is not None
+            if averages:
+                self._machine.send(source, REPLICAS)
+            is_answered = self._machine.ran(source)
+        if averages:
             self._average()
-        if not caused:
+        elif is_answered:
             self._settle(source)
-
-    def _nodes_of(self, sink: Sink) -> list[Node]:
-        return self._nodes[sink] if isinstance(sink, Receive) else [sink]
-
-    def _accumulate(self, found: dict[Node, Tensor | None]) -> None:
-        for node, gradient in found.items():
-            if gradient is None or not graph.is_leaf(node):
-                continue
-            leaf = node.variable  # type: ignore[attr-defined]
-            # What has a graph of its own is not changed in place anyway.
-            alone = self.options.create_graph
-            own = gradient if alone else graph.owned(leaf, gradient, self._taken)
-            self._context.accumulate(leaf, own)
 
     def _average(self) -> None:
         """All of this worker's gradients are there: average those of replicated leaves."""
         try:
-            self._autograd.replicas.average(self._context)
+            self._autograd.replicas.accumulate(self._context, self._held or {})
         except BaseException as error:
             self.fail(error)
         else:
             with self._lock:
-                source = self._machine.answered(REPLICAS)
-            self._settle(source)
+                came = self._machine.answered(REPLICAS)
+            self._settle(came)
 
     # Messages and answers.
 
-    def _answer_later(self, source: int, causes: Sequence[object]) -> Future[Waiting] | None:
-        if not causes:
-            return None
-        answer: Future[Waiting] = Future()
-        self._answers[source] = answer
+    def _answer_later(self, came: Hashable) -> Future[Waiting]:
+        answer = self._answers[came] = Future()
         return answer
 
     def _call(
         self,
         receive: Receive,
         handler: Callable[..., Any],
-        args: tuple[Any, ...],
-        settle: Callable[[Sink], int | None],
+        content: Sequence[Any],
+        settle: Callable[[Hashable], Hashable | None],
+        sent: Hashable,
     ) -> None:
-        """Call a handler for what a receive got, at its sender."""
+        """Call a handler of the worker where a receive came from; it settles what was sent."""
 
         def on_answer(future: torch.futures.Future[Waiting]) -> None:
             try:
@@ -243,8 +273,8 @@ class Pass:
                 if self.error is not None:
                     return
                 self._note(waiting)
-                source = settle(receive)
-            self._settle(source)
+                came = settle(sent)
+            self._settle(came)
 
         peer = receive.peer
         # The gradients belong to the context's graph only if they have one themselves.
@@ -254,7 +284,7 @@ class Pass:
         try:
             if peer.lost is not None:
                 raise peer.loss()
-            call = (self._context.id, tuple(self.options), receive.number, *args)
+            call = (self._context.id, tuple(self.options), receive.number, content)
             future = self._agent.call_async(peer.name, handler, call)
         except BaseException as error:
             self.fail(error)
@@ -263,11 +293,15 @@ class Pass:
             current.reset(token)
         future.add_done_callback(on_answer)
 
-    def _settle(self, source: int | None) -> None:
-        """Answer a source, if there is one to answer."""
-        self._finish_if_over()
+    def _settle(self, came: Hashable | None) -> None:
+        """Answer what came from a worker, if there is something to answer."""
+        if came is None:
+            return
         with self._lock:
-            answer = None if source is None else self._answers.pop(source, None)
+            answer = self._answers.pop(came, None)
+            is_over = self._machine.is_over
+        if is_over:
+            self._autograd.finished(self._context, self)
         if answer is not None:
             answer.set_result(self.waiting)
 
@@ -289,15 +323,9 @@ class Pass:
 
     # The end.
 
-    def _finish_if_over(self) -> None:
-        with self._lock:
-            if not self._machine.is_over:
-                return
-        self._autograd.finished(self._context, self)
-
     def used(self) -> tuple[list[int], list[Receive]]:
         """The sends and receives that took part."""
-        return [source for source in self._edges if source != ROOT], list(self._nodes)
+        return [source for source in self._live if source != ROOT], list(self._reached)
 
     def check_complete(self) -> None:
         """At the root, after the pass.
@@ -324,9 +352,10 @@ class Pass:
                 return False
             self.error = error
             answers, self._answers = self._answers, {}
-            kept = (self._edges, self._exploration, self._nodes, self._shared, self._queue)
-            self._edges, self._nodes, self._shared, self._queue = {}, {}, None, deque()
-            self._exploration = graph.Exploration(())
+            kept = (self._exploration, self._reached, self._gradients, self._held)
+            self._held = None
+            self._exploration, self._reached, self._gradients = graph.Exploration(()), {}, {}
+            self._arrival.notify_all()
         del kept
         for answer in answers.values():
             answer.set_exception(error)
@@ -337,13 +366,47 @@ class Pass:
             raise Cancelled(f"backward pass {self.options.id} has failed: {self.error}")
 
 
+class _SharedRun:
+    """The traffic of a run of all sources; see `records.Traffic`. For one thread."""
+
+    def __init__(self, backward: Pass) -> None:
+        self._pass = backward
+        self._sources = iter(backward.sources)
+        self._running: int | None = None  # the source whose gradient came last
+        self._arrived: dict[Node, Tensor | None] = {}
+
+    def enter(self, source: int, index: int) -> Tensor | None:
+        while self._running != source:
+            self._go_on()
+        return self._pass.wait_for(source)[self._pass.place_of(source, index)]
+
+    def _go_on(self) -> None:
+        """To the next source. What the last one set off at this worker is done."""
+        if self._running is not None:
+            self._pass.ran(self._running)
+        self._running = next(self._sources)
+        self._pass.wait_for(self._running)
+
+    def leave(self, node: Node, gradient: Tensor | None) -> None:
+        self._arrived[node] = gradient
+        receive, others = self._pass.message_of(node)
+        if self._running is not None and all(other in self._arrived for other in others):
+            self._pass.send(self._running, receive, self._arrived)
+
+    def finish(self) -> None:
+        """The run is over. Sources that lead nowhere were not asked for."""
+        while self._running != self._pass.sources[-1]:
+            self._go_on()
+        self._pass.ran(self._running)
+
+
 # Handlers. They answer with `Pass.waiting`.
 
 
-def prepare(context: int, options: tuple[Any, ...], number: int) -> Any:
-    """A receive is reached: so is what sent it."""
+def prepare(context: int, options: tuple[Any, ...], number: int, live: list[int]) -> Any:
+    """Of the tensors that were sent with this number, those with these indices are used."""
     autograd = current_agent().gradients
-    return autograd.on_prepare(context, Options(*options), number)  # type: ignore[attr-defined]
+    return autograd.on_prepare(context, Options(*options), number, live)  # type: ignore[attr-defined]
 
 
 def deliver(context: int, options: tuple[Any, ...], number: int, gradients: list[Any]) -> Any:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from farcall.autograd.passes import Options, Pass, abort
-from farcall.autograd.records import Context, Receive
+from farcall.autograd.records import Context, Receive, make_entries
 from farcall.autograd.replicas import Replicas
 from farcall.errors import Cancelled
 from farcall.protocol.backward import ROOT
@@ -42,6 +41,7 @@ class Autograd:
 
     def open(self) -> int:
         """A new context of this worker: its id."""
+        self.replicas.watch()
         with self._lock:
             context = self._contexts.next_id()
             self._contexts.create(context, Context(context))
@@ -56,6 +56,7 @@ class Autograd:
             self._drop(context, dropped, floor)
 
     def _drop(self, context: int, dropped: Dropped[Context], floor: int) -> None:
+        self.replicas.forget(context)
         for backward in list(dropped.content.passes.values()):
             backward.fail(Cancelled(f"autograd context {context} ended"))
         message = ReleaseContext(context, floor)
@@ -101,6 +102,7 @@ class Autograd:
         return context, number
 
     def enter(self, context: int, peer: Peer) -> int:
+        self.replicas.watch()
         with self._lock:
             known = self._contexts.enter(context, peer.incarnation, Context(context))
         if known is not None and peer.lost is not None:
@@ -130,6 +132,7 @@ class Autograd:
             self._drop(context, dropped, floor=0)
 
     def close(self) -> None:
+        self.replicas.close()
         with self._lock:
             contexts = self._contexts.close()
         for context in contexts:
@@ -150,15 +153,15 @@ class Autograd:
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         known = self.find(context)
-        edges = [get_gradient_edge(root) for root in check_roots(roots)]
+        entries = make_entries(ROOT, check_roots(roots))
         with self._lock:
             number = self._contexts.next_id()
         options = Options(number, retain_graph or create_graph, create_graph, mode == "fast")
         backward = known.passes[number] = Pass(self, known, options)
         try:
             if options.fast:
-                backward.add_root(edges)
-            elif (prepared := backward.prepare(ROOT, edges)) is not None:
+                backward.add_root(entries)
+            elif (prepared := backward.prepare(ROOT, entries, range(len(entries)))) is not None:
                 prepared.wait()
             done = backward.deliver(ROOT, [torch.ones_like(root) for root in roots])
             if done is not None:
@@ -188,16 +191,16 @@ class Autograd:
 
     # Messages of other workers; see `passes`.
 
-    def on_prepare(self, context: int, options: Options, number: int) -> Any:
+    def on_prepare(self, context: int, options: Options, number: int, live: Sequence[int]) -> Any:
         known = self.find(context)
-        send = known.sends.get(number)
-        if send is None:
+        entries = known.sends.get(number)
+        if entries is None:
             raise RuntimeError(
                 f"Trying to backward a second time through tensors that worker "
                 f"{self.agent.me.name!r} sent in autograd context {context}: specify "
                 "retain_graph=True when calling backward the first time"
             )
-        return _answer(self._pass(known, options).prepare(number, send.edges), {})
+        return _answer(self._pass(known, options).prepare(number, entries, live), {})
 
     def on_deliver(
         self, context: int, options: Options, number: int, gradients: Sequence[Any]

@@ -1,31 +1,85 @@
 """What a worker records of an autograd context: what was sent, what was received, the gradients.
 
-A *send* keeps where the sent tensors come from in this worker's graph. A *receive* makes each
-tensor that arrived the output of a node of its own, where the local graph ends. The node is never
-run: the backward pass asks for the gradient that reaches it, and sends that to the sender.
+Each tensor that is sent becomes the input of a node of its own, where its gradient enters the local
+graph: an *entry*. Each tensor that arrives becomes the output of a node of its own, where the local
+graph ends: an *exit*. Most passes only use the places of these nodes. When a pass runs them, they
+do what the `Traffic` of the running thread says.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import Node
 
 from farcall.runtime.peers import Peer
 
-LARGE_BYTES = 4096
+Tensor = torch.Tensor
 
-# A node that raises when it is run, made in C++ at a fifth of the cost of a Python function's node.
-_make_end = torch._C._functions.DelayedError
+# Entries have lower numbers than all other nodes, see `graph.Exploration.make_first`.
+ENTRIES_BELOW = 1 << 40
 
 
-class Send(NamedTuple):
-    """Tensors that this worker sent."""
+class Traffic(Protocol):
+    """What entries and exits do in a thread that runs them."""
 
-    edges: tuple[GradientEdge, ...]
+    def enter(self, source: int, index: int) -> Tensor | None:
+        """The gradient of a tensor that was sent: it is waited for."""
+
+    def leave(self, node: Node, gradient: Tensor | None) -> None:
+        """The gradient of a tensor that arrived is complete."""
+
+
+traffic: ContextVar[Traffic | None] = ContextVar("farcall_traffic", default=None)
+
+# An exit is run only if something behind it is asked for.
+BEHIND_EXITS = torch.empty(0, requires_grad=True)
+
+
+class _Entry(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, source: int, index: int) -> Tensor:
+        ctx.place = source, index
+        return torch.empty(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        current = traffic.get()
+        assert current is not None
+        return current.enter(*ctx.place), None, None
+
+
+class _Exit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, behind: Tensor, arrived: Tensor, explanation: Any) -> Tensor:
+        ctx.explanation = explanation
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(arrived)
+        return arrived
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
+        current = traffic.get()
+        if current is None:
+            raise RuntimeError(ctx.explanation())
+        current.leave(ctx, gradient)
+        return None, None, None
+
+
+def make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """For each tensor, as it is now: a tensor whose node is its entry."""
+    with torch.enable_grad():
+        made: list[Tensor] = [
+            _Entry.apply(tensor, source, index)  # type: ignore[no-untyped-call]
+            for index, tensor in enumerate(tensors)
+        ]
+    for entry in made:
+        entry.grad_fn._set_sequence_nr(source % ENTRIES_BELOW)  # type: ignore[union-attr]
+    return made
 
 
 class Receive:
@@ -34,7 +88,7 @@ class Receive:
     Attributes:
         peer: who sent them.
         number: the sender's number for them.
-        nodes: one for each of them, in the order of the message.
+        nodes: their exits, in the order of the message.
     """
 
     __slots__ = ("_context", "nodes", "number", "peer")
@@ -45,24 +99,24 @@ class Receive:
         self.number = number
         self.nodes: list[Node] = []
 
-    def attach(self, leaf: torch.Tensor) -> torch.Tensor:
-        """The same data, as the output of a node of this receive."""
-        explanation = (
+    def attach(self, leaf: Tensor) -> Tensor:
+        """The same tensor, as the output of an exit of this receive."""
+        with torch.enable_grad():
+            arrived = leaf.detach()
+            _Exit.apply(BEHIND_EXITS, arrived, self._explain)  # type: ignore[no-untyped-call]
+        node = arrived.grad_fn
+        assert node is not None
+        self.nodes.append(node)
+        self._context.receives[node] = self
+        return arrived
+
+    def _explain(self) -> str:
+        return (
             f"a tensor that came from worker {self.peer.name!r} belongs to autograd context "
             f"{self._context.id}: gradients flow through it only by "
             f"farcall.autograd.backward({self._context.id}, [loss]), while that context is open, "
             "and a second time only if retain_graph=True was given the first time"
         )
-        with torch.enable_grad():
-            tensor: torch.Tensor = _make_end(explanation, 1)(leaf)
-        node = tensor.grad_fn
-        assert node is not None
-        if leaf.layout is torch.strided and leaf.nbytes >= LARGE_BYTES:
-            # The node refers to the leaf, which would keep the memory until the context ends.
-            leaf.data = leaf.new_empty(0)
-        self.nodes.append(node)
-        self._context.receives[node] = self
-        return tensor
 
 
 class Context:
@@ -70,34 +124,34 @@ class Context:
 
     Attributes:
         id: the same on all workers.
-        sends: by number.
+        sends: by number: tensors whose nodes are the entries of a message, in its order.
         receives: by the nodes of their tensors.
         passes: backward passes that go on, or that failed, by id.
     """
 
     def __init__(self, id: int) -> None:
         self.id = id
-        self.sends: dict[int, Send] = {}
+        self.sends: dict[int, list[Tensor]] = {}
         self.receives: dict[Node, Receive] = {}
         self.passes: dict[int, Any] = {}
         self._lock = threading.Lock()
-        self._gradients: dict[torch.Tensor, torch.Tensor] = {}
+        self._gradients: dict[Tensor, Tensor] = {}
 
-    def record_send(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
-        self.sends[number] = Send(tuple(map(get_gradient_edge, tensors)))
+    def record_send(self, number: int, tensors: Sequence[Tensor]) -> None:
+        self.sends[number] = make_entries(number, tensors)
 
-    def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+    def gradients(self) -> dict[Tensor, Tensor]:
         """Leaf -> gradient, a copy of the table."""
         with self._lock:
             return dict(self._gradients)
 
-    def accumulate(self, leaf: torch.Tensor, gradient: torch.Tensor) -> None:
+    def accumulate(self, leaf: Tensor, gradient: Tensor) -> None:
         """Add to the gradient of a leaf."""
         with self._lock:
             before = self._gradients.get(leaf)
             self._gradients[leaf] = gradient if before is None else add(before, gradient)
 
-    def replace(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
+    def replace(self, gradients: dict[Tensor, Tensor]) -> None:
         """Set gradients of leaves."""
         with self._lock:
             self._gradients.update(gradients)
@@ -111,7 +165,7 @@ class Context:
                 self.receives.pop(node, None)
 
 
-def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def add(one: Tensor, other: Tensor) -> Tensor:
     """The sum of two gradients, each dense or sparse. Neither is changed."""
     if one.is_sparse and not other.is_sparse:
         return other + one  # torch adds a sparse tensor to a dense one, not the other way round

@@ -172,6 +172,9 @@ class Job:
 
     def _call(self) -> Any:
         function, args, kwargs = self._load()
+        if self.request.no_grad:
+            with torch.no_grad():
+                return result_of(function, function(*args, **kwargs))
         return result_of(function, function(*args, **kwargs))
 
     def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:

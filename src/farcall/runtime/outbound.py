@@ -199,9 +199,10 @@ class Outbound:
         self._agent.leaver.begin()
         request = Request(name, 0.0 if created else seconds)
         context = current.get()
-        if context is not None and context.gradients and torch.is_grad_enabled():
+        if context is not None and context.gradients:
+            request.no_grad = not torch.is_grad_enabled()
             request.context, request.sent = self._agent.gradients.send(
-                context.gradients, peer, dumped.tensors
+                context.gradients, peer, () if request.no_grad else dumped.tensors
             )
         if created is not None:
             request.creates, request.sequence = created.reference.number, sequence
