@@ -6,7 +6,8 @@ leave: leaves and exits. The graph is only read here; nodes are run by `torch.au
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -109,16 +110,17 @@ def run(
     given = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
     if not given or not sinks:
         return [None] * len(sinks)
-    return list(
-        torch.autograd.grad(
-            [edge for edge, _ in given],
-            [GradientEdge(sink, 0) for sink in sinks],
-            [gradient for _, gradient in given],
-            retain_graph=retain_graph,
-            create_graph=create_graph,
-            allow_unused=True,
+    with _leaving_nothing():
+        return list(
+            torch.autograd.grad(
+                [edge for edge, _ in given],
+                [GradientEdge(sink, 0) for sink in sinks],
+                [gradient for _, gradient in given],
+                retain_graph=retain_graph,
+                create_graph=create_graph,
+                allow_unused=True,
+            )
         )
-    )
 
 
 def run_shared(
@@ -141,7 +143,7 @@ def run_shared(
     token = traffic.set(handler)
     try:
         # With one thread for all devices, since entries must come last on all of them.
-        with torch.autograd.set_multithreading_enabled(False):
+        with _leaving_nothing(), torch.autograd.set_multithreading_enabled(False):
             found = torch.autograd.grad(
                 entries,
                 [*(GradientEdge(leaf, 0) for leaf in leaves), get_gradient_edge(BEHIND_EXITS)],
@@ -152,6 +154,24 @@ def run_shared(
     finally:
         traffic.reset(token)
     return dict(zip(leaves, found, strict=False))
+
+
+@contextmanager
+def _leaving_nothing() -> Iterator[None]:
+    """If a run fails, drop the nodes that torch did not get to.
+
+    Each thread has a queue of nodes to run. After an error torch leaves what is in it, and all that
+    hangs on that, until the thread runs a graph again. So we run one, whose node comes last.
+    """
+    try:
+        yield
+    except BaseException:
+        with torch.enable_grad():
+            start = torch.ones((), requires_grad=True)
+            last = start * 1
+        last.grad_fn._set_sequence_nr(0)  # type: ignore[union-attr]
+        torch.autograd.grad([last], [start])
+        raise
 
 
 def owned(leaf: Tensor, gradient: Tensor, taken: set[int]) -> Tensor:

@@ -59,6 +59,7 @@ class Autograd:
         self.replicas.forget(context)
         for backward in list(dropped.content.passes.values()):
             backward.fail(Cancelled(f"autograd context {context} ended"))
+        dropped.content.clear()
         message = ReleaseContext(context, floor)
         for peer in dropped.told:
             self.agent.control.post(peer, message, 0)
@@ -138,6 +139,7 @@ class Autograd:
         for context in contexts:
             for backward in list(context.passes.values()):
                 backward.fail(Cancelled(f"the agent of {self.agent.me.name!r} was shut down"))
+            context.clear()
 
     # Passes.
 

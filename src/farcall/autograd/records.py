@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -103,20 +104,21 @@ class Receive:
         """The same tensor, as the output of an exit of this receive."""
         with torch.enable_grad():
             arrived = leaf.detach()
-            _Exit.apply(BEHIND_EXITS, arrived, self._explain)  # type: ignore[no-untyped-call]
+            explain = partial(_explain, self.peer.name, self._context.id)
+            _Exit.apply(BEHIND_EXITS, arrived, explain)  # type: ignore[no-untyped-call]
         node = arrived.grad_fn
         assert node is not None
         self.nodes.append(node)
         self._context.receives[node] = self
         return arrived
 
-    def _explain(self) -> str:
-        return (
-            f"a tensor that came from worker {self.peer.name!r} belongs to autograd context "
-            f"{self._context.id}: gradients flow through it only by "
-            f"farcall.autograd.backward({self._context.id}, [loss]), while that context is open, "
-            "and a second time only if retain_graph=True was given the first time"
-        )
+
+def _explain(worker: str, context: int) -> str:
+    return (
+        f"a tensor that came from worker {worker!r} belongs to autograd context {context}: "
+        f"gradients flow through it only by farcall.autograd.backward({context}, [loss]), while "
+        "that context is open, and a second time only if retain_graph=True was given the first time"
+    )
 
 
 class Context:
@@ -155,6 +157,12 @@ class Context:
         """Set gradients of leaves."""
         with self._lock:
             self._gradients.update(gradients)
+
+    def clear(self) -> None:
+        """The context ended: let go of everything."""
+        self.sends, self.receives, self.passes = {}, {}, {}
+        with self._lock:
+            self._gradients = {}
 
     def forget(self, sends: Sequence[int], receives: Sequence[Receive]) -> None:
         """A backward pass has used these up."""
