@@ -52,6 +52,7 @@ class Kind(IntEnum):
     DISMISS = 14
     PINNED = 15
     RELEASE_CONTEXT = 16
+    HOLD_CONTEXT = 17
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -179,12 +180,17 @@ class Dismiss(Message):
 class ReleaseContext(Message):
     """An autograd context has ended: forget it.
 
-    All contexts of its creator with ids below `floor` have ended, too. With a floor of 0 the
-    context lives on, but the sender has no part in it any more.
+    All contexts of its creator with ids below `floor` have ended, too.
     """
 
     context: int
     floor: int
+
+
+class HoldContext(Message):
+    """To the creator of an autograd context: who gave it to the sender died; tell it of the end."""
+
+    context: int
 
 
 MESSAGES: dict[Kind, type[Message]] = {
@@ -204,6 +210,7 @@ MESSAGES: dict[Kind, type[Message]] = {
     Kind.DISMISS: Dismiss,
     Kind.PINNED: Pinned,
     Kind.RELEASE_CONTEXT: ReleaseContext,
+    Kind.HOLD_CONTEXT: HoldContext,
 }
 KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
 

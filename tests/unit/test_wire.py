@@ -52,9 +52,9 @@ def test_header_is_32_bytes_and_kinds_keep_their_numbers() -> None:
     assert [kind.name for kind in Kind] == [
         "REQUEST", "REPLY", "FAILURE", "CANCEL", "ACCEPTED", "REGISTER", "REGISTERED", "RELEASE",
         "RELEASED", "RECEIVED", "LEAVING", "DRAIN", "DRAINED", "DISMISS", "PINNED",
-        "RELEASE_CONTEXT",
+        "RELEASE_CONTEXT", "HOLD_CONTEXT",
     ]  # fmt: skip
-    assert [int(kind) for kind in Kind] == list(range(1, 17))
+    assert [int(kind) for kind in Kind] == list(range(1, 18))
     assert set(MESSAGES) == set(Kind)
     assert {KINDS[message]: message for message in MESSAGES.values()} == MESSAGES
 
@@ -119,7 +119,7 @@ def test_large_parts_are_passed_on_and_not_copied() -> None:
         (packed(magic=b"GET "), "not a farcall frame: it starts with b'GET '"),
         (packed(version=2), "frame version 2; this farcall speaks version 1"),
         (packed(kind=0), "unknown frame kind 0"),
-        (packed(kind=17), "unknown frame kind 17"),
+        (packed(kind=18), "unknown frame kind 18"),
         (packed(meta=(64 << 20) + 1), "claims 67108865 bytes of metadata; the limit is 67108864"),
         (packed(count=(1 << 20) + 1), "claims 1048577 buffers; the limit is 1048576"),
         (packed(body=1 << 60), "claims a body of 1152921504606846976 bytes"),

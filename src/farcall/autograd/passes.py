@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Waiting = dict[str, int]  # worker -> how many of its sources wait for their gradient
+FAST_PATIENCE = 0.8  # of the timeout: how long a run waits for a gradient that may never come
 REPLICAS = object()  # stands for the gradients of replicated leaves, which other processes average
 
 
@@ -180,9 +181,14 @@ class Pass:
 
     def wait_for(self, source: int) -> Sequence[Tensor | None]:
         """The gradients of the live tensors of a source, when they are there."""
+        limit = FAST_PATIENCE * self._agent.rpc_timeout if self.options.fast else 0
         with self._agent.waiting(), self._lock:
-            self._arrival.wait_for(lambda: source in self._gradients or self.error is not None)
+            is_there = self._arrival.wait_for(
+                lambda: source in self._gradients or self.error is not None, limit or None
+            )
             self._check()
+            if not is_there:
+                raise _unused({self._agent.me.name: self._machine.missing})
             return self._gradients[source]
 
     def place_of(self, source: int, index: int) -> int:
@@ -335,12 +341,7 @@ class Pass:
         """
         idle = {worker: count for worker, count in self.waiting.items() if count}
         if idle:
-            where = ", ".join(f"{count} by worker {name!r}" for name, count in idle.items())
-            raise RuntimeError(
-                'mode="fast" is for roots that depend on all tensors requiring grad that were sent '
-                f"in the context; of these messages nothing is used: {where}. The gradients are "
-                'incomplete; use mode="smart"'
-            )
+            raise _unused(idle)
 
     def fail(self, error: BaseException) -> bool:
         """Something went wrong, here or elsewhere: nothing more is done, and who waits is told.
@@ -364,6 +365,15 @@ class Pass:
     def _check(self) -> None:
         if self.error is not None:
             raise Cancelled(f"backward pass {self.options.id} has failed: {self.error}")
+
+
+def _unused(idle: Waiting) -> RuntimeError:
+    where = ", ".join(f"{count} by worker {name!r}" for name, count in idle.items())
+    return RuntimeError(
+        'mode="fast" is for roots that depend on all tensors requiring grad that were sent in the '
+        f"context; of these messages nothing is used: {where}. The gradients are incomplete; use "
+        'mode="smart"'
+    )
 
 
 class _SharedRun:

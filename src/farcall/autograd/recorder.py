@@ -15,12 +15,12 @@ from farcall.autograd.records import Context, Receive, make_entries
 from farcall.autograd.replicas import Replicas
 from farcall.errors import Cancelled
 from farcall.protocol.backward import ROOT
-from farcall.protocol.contexts import Contexts, Dropped
+from farcall.protocol.contexts import CREATOR_SHIFT, Contexts, Dropped
 from farcall.runtime.agent import Agent
 from farcall.runtime.future import Future
 from farcall.runtime.inbound import Deferred
 from farcall.runtime.peers import Peer
-from farcall.wire import ReleaseContext
+from farcall.wire import HoldContext, ReleaseContext
 
 MODES = ("smart", "fast")
 
@@ -92,8 +92,7 @@ class Autograd:
     # What the agent tells; see `Gradients`.
 
     def send(self, context: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
-        with self._lock:
-            known = self._contexts.tell(context, peer.incarnation)
+        known = self._shared_with(context, peer)
         if known is None:
             return 0, 0
         if not tensors:
@@ -104,11 +103,20 @@ class Autograd:
 
     def enter(self, context: int, peer: Peer) -> int:
         self.replicas.watch()
+        if peer.worker is self.agent.me:
+            return context if self._contexts.get(context) is not None else 0
         with self._lock:
             known = self._contexts.enter(context, peer.incarnation, Context(context))
         if known is not None and peer.lost is not None:
             self.lost(peer)
         return 0 if known is None else context
+
+    def _shared_with(self, context: int, peer: Peer) -> Context | None:
+        """What a context holds that a peer is given; None if it has ended."""
+        if peer.worker is self.agent.me:
+            return self._contexts.get(context)
+        with self._lock:
+            return self._contexts.tell(context, peer.incarnation)
 
     def receive(
         self, context: int, peer: Peer, sent: int
@@ -116,21 +124,38 @@ class Autograd:
         known = self._contexts.get(context)
         return None if known is None else Receive(known, peer, sent).attach
 
-    def released(self, peer: Peer, message: ReleaseContext) -> None:
+    def released(self, context: int, floor: int) -> None:
         with self._lock:
-            if message.floor:
-                dropped = self._contexts.released(message.context, message.floor)
-            else:
-                dropped = self._contexts.withdrawn(message.context, peer.incarnation)
+            dropped = self._contexts.released(context, floor)
         if dropped is not None:
             self.agent.executor.may_pass_lead()
-            self._drop(message.context, dropped, message.floor)
+            self._drop(context, dropped, floor)
+
+    def held(self, context: int, peer: Peer) -> None:
+        with self._lock:
+            floor = self._contexts.held(context, peer.incarnation)
+        if floor:
+            self.agent.control.post(peer.incarnation, ReleaseContext(context, floor), 0)
 
     def lost(self, peer: Peer) -> None:
         with self._lock:
-            lost = self._contexts.lost(peer.incarnation)
-        for context, dropped in lost:
-            self._drop(context, dropped, floor=0)
+            given = self._contexts.lost(peer.incarnation)
+            made = set(self._contexts.made_by(peer.worker.id))
+        if self.agent.directory.of_id(peer.worker.id) is not peer:
+            made.intersection_update(given)  # the others belong to who took its place
+        for context in made:
+            self.released(context, floor=1)
+        for context in given:
+            if context not in made:
+                self._report(context)
+
+    def _report(self, context: int) -> None:
+        """Let the creator of a context know that we have it."""
+        creator = self.agent.directory.of_id(context >> CREATOR_SHIFT)
+        if creator is None or creator.lost is not None:
+            self.released(context, floor=1)
+        else:
+            self.agent.control.post(creator.incarnation, HoldContext(context), 0)
 
     def close(self) -> None:
         self.replicas.close()

@@ -6,8 +6,9 @@ handler that still runs, must not revive a context that has ended: its id is rem
 Ids of one creator only grow, and each release says below which id all of them are dead (the
 `floor`), so the memory is no larger than the number of contexts that the creator has open.
 
-A context whose givers all died lives on with whoever else knows of it; here it is dropped, but may
-come back. Not thread-safe: whoever owns it holds one lock.
+When the creator dies, whoever notices ends the context in its place. When another worker dies,
+those whom it gave the context to might not be told of its end: they report to the creator, which
+then tells them itself. Not thread-safe: whoever owns it holds one lock.
 """
 
 from __future__ import annotations
@@ -118,21 +119,27 @@ class Contexts(Generic[T]):
         self._bury(context, floor)
         return self._drop(context) if context in self._entries else None
 
-    def withdrawn(self, context: int, giver: int) -> Dropped[T] | None:
-        """A peer has dropped the context, for its givers died: so do we, if it alone gave it."""
-        entry = self._entries.get(context)
-        if entry is None or giver not in entry.givers:
-            return None
-        entry.givers.discard(giver)
-        return None if entry.mine or entry.givers else self._drop(context)
+    def held(self, context: int, peer: int) -> int:
+        """A peer says that it has a context of ours: 0, or the floor to tell it that it ended."""
+        if self.tell(context, peer) is not None:
+            return 0
+        return self._floors.get(context >> CREATOR_SHIFT, 0) or 1
 
-    def lost(self, peer: int) -> list[tuple[int, Dropped[T]]]:
-        """A peer died: contexts that nobody else gave us, each with its id."""
-        given = [number for number, entry in self._entries.items() if peer in entry.givers]
-        dropped = [(number, self.withdrawn(number, peer)) for number in given]
-        for entry in self._entries.values():
+    def lost(self, peer: int) -> list[int]:
+        """A peer died: the contexts of others that it gave us."""
+        given = []
+        for number, entry in self._entries.items():
             entry.told.discard(peer)
-        return [(number, drop) for number, drop in dropped if drop is not None]
+            if peer in entry.givers:
+                entry.givers.discard(peer)
+                if not entry.mine:
+                    given.append(number)
+        return given
+
+    def made_by(self, creator: int) -> list[int]:
+        """The contexts here that a worker with this id made."""
+        base = creator % CREATORS
+        return [number for number in self._entries if number >> CREATOR_SHIFT == base]
 
     def close(self) -> list[T]:
         """Everything ends here."""

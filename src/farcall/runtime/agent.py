@@ -44,6 +44,7 @@ from farcall.wire import (
     Drained,
     Failure,
     Frame,
+    HoldContext,
     Leaving,
     Message,
     Pinned,
@@ -203,8 +204,10 @@ class Agent:
                     self.references.asked(TransferKey(peer.incarnation, call_id, of_reply))
             case Leaving(reason=reason):
                 peer.left = reason
-            case ReleaseContext():
-                self.gradients.released(peer, message)
+            case ReleaseContext(context=context, floor=floor):
+                self.gradients.released(context, floor)
+            case HoldContext(context=context):
+                self.gradients.held(context, peer)
             case Drain() | Drained() | Dismiss():
                 self.leaver.on_message(peer.incarnation, message)
             case _:

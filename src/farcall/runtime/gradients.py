@@ -13,7 +13,6 @@ import torch
 
 from farcall.runtime.peers import Peer
 from farcall.serde import Attach
-from farcall.wire import ReleaseContext
 
 
 class Gradients(Protocol):
@@ -52,8 +51,11 @@ class Gradients(Protocol):
     ) -> None:
         """See `farcall.autograd.backward`."""
 
-    def released(self, peer: Peer, message: ReleaseContext) -> None:
-        """A peer says that a context has ended."""
+    def released(self, context: int, floor: int) -> None:
+        """A context has ended, and all of its creator with ids below `floor`."""
+
+    def held(self, context: int, peer: Peer) -> None:
+        """A peer reports that it has a context of ours."""
 
     def lost(self, peer: Peer) -> None:
         """An incarnation is gone for good."""

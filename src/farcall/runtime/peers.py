@@ -104,6 +104,10 @@ class Directory:
     def of_incarnation(self, incarnation: int) -> Peer | None:
         return self._by_incarnation.get(incarnation)
 
+    def of_id(self, worker_id: int) -> Peer | None:
+        """The newest worker of this id that is known, lost or not."""
+        return self._by_key.get(worker_id)
+
     def resolve(self, to: str | int | WorkerInfo) -> Peer:
         """The live worker of that name, id or info.
 
