@@ -69,6 +69,7 @@ class Pass:
         self._answers: dict[Hashable, Future[Waiting]] = {}
         self._waiting: Waiting = {}
         self._taken: set[int] = set()
+        self._is_announced = False
         # What is computed, if other processes have replicas of some leaves: until all of it is.
         self._held: dict[Tensor, Tensor] | None = None
         if autograd.replicas.involved(context):
@@ -133,11 +134,12 @@ class Pass:
             self._machine.arrive(source)
             self._gradients[source] = [gradients[index] for index in self._live[source]]
             answer = self._answer_later(source)
+            exploration = self._exploration
             self._arrival.notify_all()
-        if not self._exploration.is_shared:
-            self._run(source)
+        if not exploration.is_shared:
+            self._run(source, exploration)
         elif is_first:
-            self._agent.executor.submit(self._run_shared)
+            self._agent.executor.submit(lambda: self._run_shared(exploration))
         return None if answer.done() and self.error is None else answer
 
     def _begin(self) -> None:
@@ -146,9 +148,8 @@ class Pass:
                 self._take(number, entries)
         self.sources = self._machine.begin()
 
-    def _run(self, source: int) -> None:
+    def _run(self, source: int, exploration: graph.Exploration) -> None:
         """Run the graph of a source that shares no node with others."""
-        exploration = self._exploration
         try:
             entries, sinks = exploration.entries[source], exploration.sinks[source]
             found = graph.run(entries, self._gradients.pop(source), sinks, **self._flags)
@@ -165,12 +166,12 @@ class Pass:
         else:
             self.ran(source)
 
-    def _run_shared(self) -> None:
+    def _run_shared(self, exploration: graph.Exploration) -> None:
         """Run the graph of all sources, as their gradients come."""
         run = _SharedRun(self)
         token = current.set(CallContext(self._agent))
         try:
-            found = graph.run_shared(self._exploration, run, **self._flags)
+            found = graph.run_shared(exploration, run, **self._flags)
             for node, gradient in found.items():
                 self._accumulate(node, gradient)
             run.finish()
@@ -232,8 +233,7 @@ class Pass:
         with self._lock:
             if self.error is not None:
                 return
-            is_last = self._machine.runs_last
-            averages = is_last and self._held is not None
+            averages = self._held is not None and self._machine.runs_last
             if averages:
                 self._machine.send(source, REPLICAS)
             is_answered = self._machine.ran(source)
@@ -343,14 +343,11 @@ class Pass:
         if idle:
             raise _unused(idle)
 
-    def fail(self, error: BaseException) -> bool:
-        """Something went wrong, here or elsewhere: nothing more is done, and who waits is told.
-
-        False if that was known already.
-        """
+    def fail(self, error: BaseException) -> None:
+        """Something went wrong, here or elsewhere: nothing more is done, and who waits is told."""
         with self._lock:
             if self.error is not None:
-                return False
+                return
             self.error = error
             answers, self._answers = self._answers, {}
             kept = (self._exploration, self._reached, self._gradients, self._held)
@@ -360,7 +357,12 @@ class Pass:
         del kept
         for answer in answers.values():
             answer.set_exception(error)
-        return True
+
+    def announce(self) -> bool:
+        """Whether the failure is still to be told to other workers; from now on it is not."""
+        with self._lock:
+            is_new, self._is_announced = not self._is_announced, True
+        return is_new
 
     def _check(self) -> None:
         if self.error is not None:

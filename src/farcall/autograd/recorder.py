@@ -200,7 +200,8 @@ class Autograd:
 
     def _abort(self, context: Context, backward: Pass, error: BaseException) -> None:
         """End a pass here, and tell everybody who may take part in it."""
-        if not backward.fail(error):
+        backward.fail(error)
+        if not backward.announce():
             return
         with self._lock:
             told = self._contexts.told(context.id)
