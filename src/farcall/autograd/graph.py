@@ -6,13 +6,20 @@ leave: leaves and exits. The graph is only read here; nodes are run by `torch.au
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from farcall.autograd.records import BEHIND_EXITS, ENTRIES_BELOW, Traffic, traffic
+from farcall.autograd.records import (
+    BEHIND_EXITS,
+    ENTRIES_BELOW,
+    Traffic,
+    index_of,
+    node_behind,
+    traffic,
+)
 
 Tensor = torch.Tensor
 
@@ -48,7 +55,7 @@ class Exploration:
         seen, exits = self._seen, self._exits
         sinks: list[Node] = []
         self.entries.setdefault(source, []).extend(entries)
-        stack = [edge.node for edge in edges_of(entries)]
+        stack = [node_behind(entry) for entry in entries]
         while stack:
             node = stack.pop()
             if type(node) is _LEAF:
@@ -91,36 +98,61 @@ class Exploration:
                 node._set_sequence_nr(ENTRIES_BELOW + number)  # type: ignore[attr-defined]
 
 
-def edges_of(entries: Iterable[Tensor]) -> list[GradientEdge]:
-    """Where the gradients of the tensors behind these entries come in."""
-    places = [entry.grad_fn.next_functions[0] for entry in entries]  # type: ignore[union-attr]
-    return [GradientEdge(node, number) for node, number in places if node is not None]
+class _Given:
+    """The traffic of a run whose gradients are there; see `records.Traffic`."""
+
+    def __init__(self, gradients: Mapping[int, Tensor | None]) -> None:
+        self._gradients = gradients
+
+    def enter(self, source: int, index: int) -> Tensor | None:
+        return self._gradients[index]
+
+    def leave(self, node: Node, gradient: Tensor | None) -> bool:
+        return False  # exits of this pass are asked for, not run
 
 
 def run(
     entries: Sequence[Tensor],
-    gradients: Sequence[Tensor | None],
+    gradients: Mapping[int, Tensor | None],
     sinks: Sequence[Node],
     *,
     retain_graph: bool,
     create_graph: bool,
 ) -> list[Tensor | None]:
-    """The gradients of the sinks, given those of the entries. None: it is undefined."""
-    pairs = zip(edges_of(entries), gradients, strict=True)
-    given = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
+    """The gradients of the sinks, given those of a source's entries, by their indices.
+
+    None: it is undefined.
+    """
+    given = [entry for entry in entries if gradients[index_of(entry)] is not None]
     if not given or not sinks:
         return [None] * len(sinks)
-    with _leaving_nothing():
-        return list(
-            torch.autograd.grad(
-                [edge for edge, _ in given],
-                [GradientEdge(sink, 0) for sink in sinks],
-                [gradient for _, gradient in given],
+    found = _grad(given, sinks, _Given(gradients), retain_graph, create_graph)
+    return list(found)
+
+
+def _grad(
+    entries: Sequence[Tensor],
+    behind: Sequence[Node],
+    handler: Traffic,
+    retain_graph: bool,
+    create_graph: bool,
+) -> Sequence[Tensor | None]:
+    """`torch.autograd.grad` of nodes behind these entries, which get their gradients themselves.
+
+    Not by its argument `grad_outputs`: that makes torch import sympy, which takes a second.
+    """
+    token = traffic.set(handler)
+    try:
+        with _leaving_nothing():
+            return torch.autograd.grad(
+                entries,
+                [GradientEdge(node, 0) for node in behind],
                 retain_graph=retain_graph,
                 create_graph=create_graph,
                 allow_unused=True,
             )
-        )
+    finally:
+        traffic.reset(token)
 
 
 def run_shared(
@@ -140,19 +172,10 @@ def run_shared(
     sinks = dict.fromkeys(sink for found in exploration.sinks.values() for sink in found)
     leaves = [sink for sink in sinks if is_leaf(sink)]
     entries = [entry for found in exploration.entries.values() for entry in found]
-    token = traffic.set(handler)
-    try:
-        # With one thread for all devices, since entries must come last on all of them.
-        with _leaving_nothing(), torch.autograd.set_multithreading_enabled(False):
-            found = torch.autograd.grad(
-                entries,
-                [*(GradientEdge(leaf, 0) for leaf in leaves), get_gradient_edge(BEHIND_EXITS)],
-                retain_graph=retain_graph,
-                create_graph=create_graph,
-                allow_unused=True,
-            )
-    finally:
-        traffic.reset(token)
+    behind = [*leaves, get_gradient_edge(BEHIND_EXITS).node]
+    # With one thread for all devices, since entries must come last on all of them.
+    with torch.autograd.set_multithreading_enabled(False):
+        found = _grad(entries, behind, handler, retain_graph, create_graph)
     return dict(zip(leaves, found, strict=False))
 
 

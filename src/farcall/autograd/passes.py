@@ -65,7 +65,7 @@ class Pass:
         self._exploration = graph.Exploration(context.receives)
         self._reached: dict[Receive, dict[Node, int]] = {}  # their nodes, and who reaches them
         self._live: dict[int, list[int]] = {}  # which tensors of a source are used
-        self._gradients: dict[int, Sequence[Tensor | None]] = {}
+        self._gradients: dict[int, dict[int, Tensor | None]] = {}
         self._answers: dict[Hashable, Future[Waiting]] = {}
         self._waiting: Waiting = {}
         self._taken: set[int] = set()
@@ -132,7 +132,7 @@ class Pass:
             if is_first:
                 self._begin()
             self._machine.arrive(source)
-            self._gradients[source] = [gradients[index] for index in self._live[source]]
+            self._gradients[source] = {index: gradients[index] for index in self._live[source]}
             answer = self._answer_later(source)
             exploration = self._exploration
             self._arrival.notify_all()
@@ -180,8 +180,8 @@ class Pass:
         finally:
             current.reset(token)
 
-    def wait_for(self, source: int) -> Sequence[Tensor | None]:
-        """The gradients of the live tensors of a source, when they are there."""
+    def wait_for(self, source: int) -> dict[int, Tensor | None]:
+        """The gradients of the live tensors of a source, by index, when they are there."""
         limit = FAST_PATIENCE * self._agent.rpc_timeout if self.options.fast else 0
         with self._agent.waiting(), self._lock:
             is_there = self._arrival.wait_for(
@@ -192,14 +192,10 @@ class Pass:
                 raise _unused({self._agent.me.name: self._machine.missing})
             return self._gradients[source]
 
-    def place_of(self, source: int, index: int) -> int:
-        """Where a tensor of a source stands among its live ones."""
-        return self._live[source].index(index)
-
-    def message_of(self, node: Node) -> tuple[Receive, Collection[Node]]:
-        """What an exit belongs to, and which exits of that are used."""
-        receive = self._context.receives[node]
-        return receive, self._reached[receive]
+    def message_of(self, node: Node) -> tuple[Receive, Collection[Node]] | None:
+        """What an exit belongs to, and which exits of that are used. None: to none of this."""
+        receive = self._context.receives.get(node)
+        return None if receive is None else (receive, self._reached[receive])
 
     @property
     def _flags(self) -> dict[str, bool]:
@@ -390,7 +386,7 @@ class _SharedRun:
     def enter(self, source: int, index: int) -> Tensor | None:
         while self._running != source:
             self._go_on()
-        return self._pass.wait_for(source)[self._pass.place_of(source, index)]
+        return self._pass.wait_for(source)[index]
 
     def _go_on(self) -> None:
         """To the next source. What the last one set off at this worker is done."""
@@ -399,11 +395,15 @@ class _SharedRun:
         self._running = next(self._sources)
         self._pass.wait_for(self._running)
 
-    def leave(self, node: Node, gradient: Tensor | None) -> None:
+    def leave(self, node: Node, gradient: Tensor | None) -> bool:
+        found = self._pass.message_of(node)
+        if found is None:
+            return False
+        receive, others = found
         self._arrived[node] = gradient
-        receive, others = self._pass.message_of(node)
         if self._running is not None and all(other in self._arrived for other in others):
             self._pass.send(self._running, receive, self._arrived)
+        return True
 
     def finish(self) -> None:
         """The run is over. Sources that lead nowhere were not asked for."""

@@ -31,8 +31,8 @@ class Traffic(Protocol):
     def enter(self, source: int, index: int) -> Tensor | None:
         """The gradient of a tensor that was sent: it is waited for."""
 
-    def leave(self, node: Node, gradient: Tensor | None) -> None:
-        """The gradient of a tensor that arrived is complete."""
+    def leave(self, node: Node, gradient: Tensor | None) -> bool:
+        """The gradient of a tensor that arrived is complete. False: it is none of this pass."""
 
 
 traffic: ContextVar[Traffic | None] = ContextVar("farcall_traffic", default=None)
@@ -65,9 +65,8 @@ class _Exit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> Any:
         current = traffic.get()
-        if current is None:
+        if current is None or not current.leave(ctx, gradient):
             raise RuntimeError(ctx.explanation())
-        current.leave(ctx, gradient)
         return None, None, None
 
 
@@ -81,6 +80,18 @@ def make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     for entry in made:
         entry.grad_fn._set_sequence_nr(source % ENTRIES_BELOW)  # type: ignore[union-attr]
     return made
+
+
+def index_of(entry: Tensor) -> int:
+    """Where the tensor behind an entry stood in its message."""
+    index: int = entry.grad_fn.place[1]  # type: ignore[union-attr]
+    return index
+
+
+def node_behind(entry: Tensor) -> Node:
+    """The node of the tensor behind an entry."""
+    node: Node = entry.grad_fn.next_functions[0][0]  # type: ignore[union-attr, assignment]
+    return node
 
 
 class Receive:
