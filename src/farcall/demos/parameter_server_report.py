@@ -1,0 +1,106 @@
+"""What the parameter server demo says about its runs: lines, the summary, the picture."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from matplotlib.figure import Figure
+
+from farcall.demos.display import View
+from farcall.demos.parameter_server import GOAL, Options, Progress
+
+NOTHING = Progress(number=0, seconds=0.0, accuracy=0.0, updates=0, images=0, epochs=0.0)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The outcome of a run.
+
+    `outcome` is "solved" (the goal is met at the end of the run), "unsolved", "interrupted" or
+    "failed". The last of `history` counts, which need not be its best.
+    """
+
+    outcome: str
+    options: Options
+    history: list[Progress]
+
+    @property
+    def last(self) -> Progress:
+        """Where the run ended."""
+        return self.history[-1] if self.history else NOTHING
+
+    def line(self) -> str:
+        """The one line that ends a run."""
+        last = self.last
+        return (
+            f"parameter-server {self.outcome} after {last.epochs:.1f} epochs, "
+            f"{last.seconds:.1f} s: test accuracy {100 * last.accuracy:.1f} %, "
+            f"{last.updates_per_second:.0f} updates/s, {last.images_per_second:.0f} images/s"
+        )
+
+    def fields(self) -> dict[str, object]:
+        """What `summary.json` holds: the numbers, and the run's options beside them.
+
+        `curve` has an entry for every measurement: seconds since training began, updates and
+        images so far, and accuracy on the test pictures (0 to 1). Rates are averages over
+        `seconds`.
+        """
+        last = self.last
+        return {
+            "demo": "parameter-server",
+            **asdict(self.options),
+            "outcome": self.outcome,
+            "solved": self.outcome == "solved",
+            "goal": GOAL,
+            "accuracy": last.accuracy,
+            "epochs_done": last.epochs,
+            "seconds": last.seconds,
+            "updates": last.updates,
+            "updates_per_second": last.updates_per_second,
+            "images": last.images,
+            "images_per_second": last.images_per_second,
+            "curve": [
+                {
+                    "seconds": progress.seconds,
+                    "updates": progress.updates,
+                    "images": progress.images,
+                    "accuracy": progress.accuracy,
+                }
+                for progress in self.history
+            ],
+        }
+
+
+def describe(progress: Progress) -> str:
+    """One line that says where the run stands; it fits a terminal of 80 columns."""
+    return (
+        f"epoch {progress.epochs:5.1f}  test accuracy {100 * progress.accuracy:5.1f} %  "
+        f"{progress.updates_per_second:4.0f} updates/s  "
+        f"{progress.images_per_second:6.0f} images/s"
+    )
+
+
+def view(options: Options, log_interval: int) -> View[Progress]:
+    """A bar that is full after all epochs; a log line for every `log_interval` measurements."""
+    return View(
+        describe=describe,
+        fraction=lambda progress: progress.epochs / options.epochs,
+        is_logged=lambda progress: progress.number % log_interval == 0,
+    )
+
+
+def draw_accuracy(history: list[Progress], title: str) -> Figure:
+    """The accuracy on the test pictures over time, and the goal."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    seconds = [progress.seconds for progress in history]
+    percent = [100 * progress.accuracy for progress in history]
+    goal = 100 * GOAL
+    axes.plot(seconds, percent, linewidth=2, marker=".", label="test accuracy")
+    axes.axhline(goal, linestyle="--", color="grey", linewidth=1, label=f"goal ({goal:g} %)")
+    axes.set(xlabel="seconds since training began", ylabel="test accuracy, %", ylim=(0, 100))
+    axes.set_yticks(range(0, 101, 10))
+    axes.set_title(title, fontsize="small")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure

@@ -1,0 +1,75 @@
+"""How tests run a demo: as a user does, in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = (sys.executable, "-c", "import sys; from farcall.cli import main; sys.exit(main())")
+SECONDS = 100
+
+
+def run_farcall(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+def start_demo(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Starts `farcall` with the arguments, in a session of its own."""
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a process group of its own, as a shell makes one
+    )
+
+
+def read_until(process: subprocess.Popen[str], start: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(start):
+            return
+    assert process.stderr is not None
+    pytest.fail(f"the demo ended before it printed {start!r}: {process.stderr.read()}")
+
+
+def processes_of_session(session: int) -> dict[int, str]:
+    """The command lines of the session's living processes, by process id."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            command = (stat.parent / "cmdline").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_session) == session and state not in "ZX":
+            found[int(stat.parent.name)] = command
+    return found
+
+
+def workers_of(session: int) -> list[int]:
+    """The process ids of the session's living workers."""
+    return [
+        pid
+        for pid, command in processes_of_session(session).items()
+        if "multiprocessing.spawn" in command
+    ]
+
+
+def assert_nothing_left(session: int) -> None:
+    for pid, command in processes_of_session(session).items():
+        try:
+            ended = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            assert select.select([ended], [], [], 10)[0], f"still running: {pid} {command}"
+        finally:
+            os.close(ended)
+    assert not processes_of_session(session)

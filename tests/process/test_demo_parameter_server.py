@@ -1,0 +1,176 @@
+"""`farcall demo parameter-server`, run as a user runs it: in processes of its own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from demos import SECONDS, assert_nothing_left, read_until, run_farcall, start_demo, workers_of
+
+pytest.importorskip("sklearn")
+image = pytest.importorskip("matplotlib.image")
+
+SUMMARY_LINE = re.compile(
+    r"parameter-server (\w+) after ([\d.]+) epochs, [\d.]+ s: test accuracy ([\d.]+) %, "
+    r"\d+ updates/s, \d+ images/s"
+)
+LOG_LINE = re.compile(r"epoch +[\d.]+  test accuracy +[\d.]+ %  +\d+ updates/s  +\d+ images/s")
+
+
+class Trained(NamedTuple):
+    """A run of the demo with its defaults; the mode is given."""
+
+    mode: str
+    result: subprocess.CompletedProcess[str]
+    out: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((self.out / "summary.json").read_text())
+        return summary
+
+
+@pytest.fixture(scope="module", params=["async", "sync"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    out = tmp_path_factory.mktemp(request.param)
+    options = ("--mode", request.param, "--log-interval", "1", "--out", out)
+    return Trained(request.param, run_farcall("demo", "parameter-server", *options), out)
+
+
+def test_default_run_tells_over_95_percent_of_unseen_pictures_right(trained: Trained) -> None:
+    assert trained.result.returncode == 0, trained.result.stderr
+    first, *logged, last = trained.result.stdout.splitlines()
+    assert first == "starting the workers"
+    assert all(LOG_LINE.fullmatch(line) for line in logged), logged
+    found = SUMMARY_LINE.fullmatch(last)
+    assert found, last
+    assert found.group(1, 2) == ("solved", "20.0")
+    assert float(found[3]) > 95
+
+
+def test_summary_holds_the_numbers_of_the_run(trained: Trained) -> None:
+    summary = trained.summary
+    assert (summary["outcome"], summary["solved"], summary["goal"]) == ("solved", True, 0.95)
+    assert (summary["mode"], summary["trainers"], summary["seed"]) == (trained.mode, 3, 0)
+    assert (summary["epochs"], summary["epochs_done"]) == (20, 20.0)
+    assert summary["images"] == 20 * 1437
+    batches = 20 * 15  # of each trainer: 479 pictures, 32 at once
+    assert summary["updates"] == (batches if trained.mode == "sync" else 3 * batches)
+    assert summary["accuracy"] > 0.95
+    assert (summary["accuracy"] * 360) % 1 == pytest.approx(0, abs=1e-6)
+    for unit in ("updates", "images"):
+        assert summary[f"{unit}_per_second"] == pytest.approx(summary[unit] / summary["seconds"])
+
+
+def test_summary_has_the_accuracy_over_time(trained: Trained) -> None:
+    summary = trained.summary
+    curve = summary["curve"]
+    assert len(curve) >= 3
+    for before, after in itertools.pairwise(curve):
+        assert before["seconds"] < after["seconds"]
+        assert before["updates"] <= after["updates"]
+        assert before["images"] <= after["images"]
+    assert curve[0]["accuracy"] < 0.5
+    assert curve[-1] == {name: summary[name] for name in curve[-1]}
+
+
+def test_accuracy_curve_is_a_readable_picture(trained: Trained) -> None:
+    assert (trained.out / "accuracy.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    height, width, channels = image.imread(trained.out / "accuracy.png").shape
+    assert (height > 100, width > 100, channels) == (True, True, 4)
+
+
+def test_run_that_misses_the_goal_says_so_and_exits_with_3(tmp_path: Path) -> None:
+    options = ("--trainers", "1", "--epochs", "1", "--batch-size", "1000", "--out", tmp_path)
+    result = run_farcall("demo", "parameter-server", *options)
+    assert result.returncode == 3, result.stderr
+    found = SUMMARY_LINE.fullmatch(result.stdout.splitlines()[-1])
+    assert found
+    assert found.group(1, 2) == ("unsolved", "1.0")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["solved"], summary["updates"], summary["images"]) == (False, 2, 1437)
+
+
+# Far too many epochs, so that these runs end for the reason given.
+ENDLESS = ("demo", "parameter-server", "--epochs", "1000000", "--log-interval", "1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_ctrl_c_ends_all_processes_and_writes_what_was_reached(tmp_path: Path, mode: str) -> None:
+    process = start_demo(*ENDLESS, "--mode", mode, "--out", tmp_path)
+    read_until(process, "epoch")
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stdout + stderr
+    assert_nothing_left(process.pid)
+    assert stdout.splitlines()[-1].startswith("parameter-server interrupted after")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["outcome"], summary["solved"]) == ("interrupted", False)
+    assert len(summary["curve"]) >= 1
+    assert (tmp_path / "accuracy.png").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
+    process = start_demo(*ENDLESS, "--mode", "sync", "--out", tmp_path)  # where others wait for it
+    read_until(process, "epoch")
+    os.kill(max(workers_of(process.pid)), signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert "Error: rank" in stderr
+    assert stdout.splitlines()[-1].startswith("parameter-server failed after")
+    assert_nothing_left(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--mode", "hogwild"),
+        ("--trainers", "0"),
+        ("--trainers", "65"),
+        ("--epochs", "0"),
+        ("--batch-size", "0"),
+        ("--learning-rate", "0"),
+        ("--learning-rate", "nan"),
+        ("--seed", "-1"),
+        ("--log-interval", "0"),
+        ("--out", "/dev/null/folder"),
+    ],
+)
+def test_bad_option_is_named_and_nothing_starts(option: str, value: str) -> None:
+    result = run_farcall("demo", "parameter-server", option, value)
+    assert result.returncode == 2
+    assert option in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "starting" not in result.stdout
+
+
+def test_hogwild_is_refused_where_it_would_mean_nothing() -> None:
+    result = run_farcall("demo", "parameter-server", "--mode", "sync", "--hogwild")
+    assert result.returncode == 2
+    assert "'--hogwild': it is for mode async" in result.stderr
+
+
+def test_missing_package_is_named_with_the_way_to_install_it(tmp_path: Path) -> None:
+    hide = "import sys; sys.modules['sklearn'] = None; from farcall.cli import main; "
+    demo = ["demo", "parameter-server", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", f"{hide}sys.argv[1:] = {demo!r}; sys.exit(main())"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert result.returncode == 1
+    assert 'pip install "farcall[demos]"' in result.stderr
+    assert "sklearn" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_list_of_demos_has_it() -> None:
+    assert "parameter-server" in run_farcall("demo").stdout
