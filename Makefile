@@ -12,13 +12,14 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
 SCHEDULES ?= 10000
+PROGRAMS ?= 1000
 SEED ?= 0
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 
-.PHONY: help demo demo-cartpole test lint format sim bench clean
+.PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test lint format sim bench clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Done again only when what is to be installed changes.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -30,6 +31,12 @@ demo: demo-cartpole ## Run the main demo; output under demo-out/. Options: DEMO_
 
 demo-cartpole: $(INSTALLED) ## Balance a pole: one agent learns, observers play.
 	$(BIN)/farcall demo cartpole --out demo-out/cartpole $(DEMO_ARGS)
+
+demo-rnn: $(INSTALLED) ## Learn to predict words: a model on two workers.
+	$(BIN)/farcall demo rnn --out demo-out/rnn $(DEMO_ARGS)
+
+demo-parameter-server: $(INSTALLED) ## Tell digits apart: trainers around one parameter server.
+	$(BIN)/farcall demo parameter-server --out demo-out/parameter-server $(DEMO_ARGS)
 
 test: $(INSTALLED) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
 	$(BIN)/python -m pytest $(TEST_ARGS)
@@ -43,8 +50,10 @@ format: $(INSTALLED) ## Reformat, and fix what ruff can fix.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-sim: $(INSTALLED) ## Simulate the protocols under faults. Options: SCHEDULES=100000 SEED=0 JOBS=2
+sim: $(INSTALLED) ## Simulate protocols, run random programs. Options: SCHEDULES=100000 PROGRAMS=10000 SEED=0 JOBS=2
 	$(BIN)/python -m farcall.testing.sim --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
+	$(BIN)/python -m farcall.testing.sim --protocol backward --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
+	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
 bench: $(INSTALLED) ## Measure against torch.distributed.rpc. Options: BENCH_ARGS="--rounds 5"
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

@@ -5,76 +5,28 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from demos import (
+    SECONDS,
+    assert_nothing_left,
+    read_until,
+    run_farcall,
+    start_demo,
+    workers_of,
+)
 
 pytest.importorskip("gymnasium")
 image = pytest.importorskip("matplotlib.image")
-
-COMMAND = (sys.executable, "-c", "import sys; from farcall.cli import main; sys.exit(main())")
-SECONDS = 100
-
-
-def run_farcall(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
 def play_three_episodes(out: Path) -> subprocess.CompletedProcess[str]:
     episodes = ("--max-episodes", "3", "--log-interval", "1")
     return run_farcall("demo", "cartpole", "--observers", "2", *episodes, "--out", out)
-
-
-def start_demo(out: Path) -> subprocess.Popen[str]:
-    command = [*COMMAND, "demo", "cartpole", "--log-interval", "1", "--out", str(out)]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a process group of its own, as a shell makes one
-    )
-
-
-def read_until(process: subprocess.Popen[str], start: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(start):
-            return
-    assert process.stderr is not None
-    pytest.fail(f"the demo ended before it printed {start!r}: {process.stderr.read()}")
-
-
-def processes_of_session(session: int) -> dict[int, str]:
-    """The command lines of the session's living processes, by process id."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-            command = (stat.parent / "cmdline").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(its_session) == session and state not in "ZX":
-            found[int(stat.parent.name)] = command
-    return found
-
-
-def assert_nothing_left(session: int) -> None:
-    for pid, command in processes_of_session(session).items():
-        try:
-            ended = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            assert select.select([ended], [], [], 10)[0], f"still running: {pid} {command}"
-        finally:
-            os.close(ended)
-    assert not processes_of_session(session)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +88,7 @@ def test_equal_seeds_give_equal_runs_however_the_observers_interleave(
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("moment", ["starting", "episode"])
 def test_ctrl_c_ends_all_processes_and_writes_what_was_reached(tmp_path: Path, moment: str) -> None:
-    process = start_demo(tmp_path)
+    process = start_demo("demo", "cartpole", "--log-interval", "1", "--out", tmp_path)
     read_until(process, moment)
     os.killpg(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=SECONDS)
@@ -153,14 +105,9 @@ def test_ctrl_c_ends_all_processes_and_writes_what_was_reached(tmp_path: Path, m
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
-    process = start_demo(tmp_path)
+    process = start_demo("demo", "cartpole", "--log-interval", "1", "--out", tmp_path)
     read_until(process, "episode")
-    workers = [
-        pid
-        for pid, command in processes_of_session(process.pid).items()
-        if "multiprocessing.spawn" in command
-    ]
-    os.kill(max(workers), signal.SIGKILL)
+    os.kill(max(workers_of(process.pid)), signal.SIGKILL)
     stdout, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
     assert "Error: rank" in stderr

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from farcall.cli.lazy import load
 
-NEEDS = ("gymnasium", "matplotlib")
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @click.group(invoke_without_command=True)
@@ -19,7 +22,53 @@ def demo(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def _make_folder(path: Path) -> None:
+class RealRange(click.FloatRange):
+    """Numbers within bounds. "nan", which is within any bounds, is none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is no number.", param, ctx)
+        return number
+
+
+def seed_option(default: int, says: str = "Equal seeds and options give equal runs.") -> Option:
+    """`--seed`."""
+    return click.option(
+        "--seed",
+        type=click.IntRange(min=0, max=2**32 - 1),
+        default=default,
+        show_default=True,
+        help=says,
+    )
+
+
+def log_interval_option(unit: str, default: int) -> Option:
+    """`--log-interval`, counted in `unit`: "Episodes"."""
+    return click.option(
+        "--log-interval",
+        type=click.IntRange(min=1),
+        default=default,
+        show_default=True,
+        help=f"{unit} between log lines, when standard output is not a terminal.",
+    )
+
+
+def out_option(default: str, files: str) -> Option:
+    """`--out`, the folder for `files`. The command makes it with `make_folder`."""
+    return click.option(
+        "--out",
+        type=click.Path(file_okay=False, writable=True, path_type=Path),
+        default=Path(default),
+        show_default=True,
+        help=f"Folder for {files}.",
+    )
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder of `--out`; where that is not possible, says so as a wrong option."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -35,27 +84,15 @@ def _make_folder(path: Path) -> None:
     show_default=True,
     help="Processes that play, each with an environment of its own.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0, max=2**32 - 1),
-    default=2,
-    show_default=True,
-    help="Equal seeds and options give equal runs.",
-)
+@seed_option(default=2)
 @click.option(
     "--gamma",
-    type=click.FloatRange(0.0, 1.0),
+    type=RealRange(0.0, 1.0),
     default=0.99,
     show_default=True,
     help="Discount: what a reward is worth one step earlier.",
 )
-@click.option(
-    "--log-interval",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Episodes between log lines, when standard output is not a terminal.",
-)
+@log_interval_option("Episodes", default=10)
 @click.option(
     "--max-episodes",
     type=click.IntRange(min=1),
@@ -63,13 +100,7 @@ def _make_folder(path: Path) -> None:
     show_default=True,
     help="Give up after this many, with exit code 3.",
 )
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, writable=True, path_type=Path),
-    default=Path("demo-out/cartpole"),
-    show_default=True,
-    help="Folder for summary.json and reward.png.",
-)
+@out_option("demo-out/cartpole", "summary.json and reward.png")
 @click.pass_context
 def cartpole(
     ctx: click.Context,
@@ -85,7 +116,160 @@ def cartpole(
 
     Exit codes: 0 solved, 1 a worker failed, 3 not solved in --max-episodes, 130 Ctrl-C.
     """
-    runner = load("farcall.demos.run_cartpole", extra="demos", needs=NEEDS)
+    runner = load("farcall.demos.run_cartpole", extra="demos", needs=("gymnasium", "matplotlib"))
     options = runner.cartpole.Options(observers, seed, gamma, max_episodes)
-    _make_folder(out)
+    make_folder(out)
+    ctx.exit(runner.run(options, log_interval, out))
+
+
+def size_option(
+    name: str, default: int, says: str, least: int = 1, most: int | None = None
+) -> Option:
+    """An option that is a whole number within bounds."""
+    return click.option(
+        name, type=click.IntRange(least, most), default=default, show_default=True, help=says
+    )
+
+
+@demo.command(short_help="Learn to predict words: a model on two workers.")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A text in UTF-8 to learn from.  [default: the Python language reference]",
+)
+@size_option("--epochs", 8, "How often the text is read.")
+@size_option("--embedding", 128, "Numbers that stand for a word.", most=2**16)
+@size_option("--hidden", 256, "Width of the LSTM.", most=2**16)
+@size_option("--layers", 1, "Layers of the LSTM.", most=64)
+@click.option(
+    "--dropout",
+    type=RealRange(0.0, 1.0, max_open=True),
+    default=0.5,
+    show_default=True,
+    help="Share of the embeddings and of the LSTM's output that is left out while learning.",
+)
+@size_option("--batch-size", 20, "Places of the text that are read side by side.")
+@size_option("--bptt", 35, "Words after which gradients reach back no further.")
+@click.option(
+    "--learning-rate",
+    type=RealRange(0.0, 1.0, min_open=True),
+    default=0.005,
+    show_default=True,
+    help="Of the optimizer, Adam, in the first epoch.",
+)
+@click.option(
+    "--decay",
+    type=RealRange(0.0, 1.0, min_open=True),
+    default=0.8,
+    show_default=True,
+    help="What the learning rate is multiplied by after every epoch.",
+)
+@size_option("--vocabulary", 10_000, "Words to know at most; the others are <unk>.", least=2)
+@seed_option(default=0)
+@click.option(
+    "--resume",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="CHECKPOINT",
+    help="Go on from this file, a checkpoint.pt of a run with the same options (more --epochs "
+    "are fine).",
+)
+@log_interval_option("Batches", default=50)
+@out_option("demo-out/rnn", "summary.json, loss.png and checkpoint.pt")
+@click.pass_context
+def rnn(
+    ctx: click.Context,
+    /,
+    *,
+    data: Path | None,
+    resume: Path | None,
+    log_interval: int,
+    out: Path,
+    **options: Any,
+) -> None:
+    """Learn to predict words: embeddings and decoder on one worker, the LSTM on another.
+
+    Exit codes: 0 all epochs are done, 1 a worker failed, 130 Ctrl-C. After Ctrl-C, --resume goes
+    on from the checkpoint as if nothing had happened.
+    """
+    runner = load("farcall.demos.run_rnn", extra="demos", needs=("matplotlib",))
+    try:
+        job = runner.prepare(runner.rnn.Options(**options), data, resume, out)
+    except (runner.CorpusError, runner.checkpoints.CheckpointError) as error:
+        raise click.UsageError(str(error)) from None
+    make_folder(out)
+    ctx.exit(runner.run(job, log_interval, out))
+
+
+@demo.command(short_help="Tell digits apart: trainers around one parameter server.")
+@click.option(
+    "--mode",
+    type=click.Choice(["async", "sync"]),
+    default="async",
+    show_default=True,
+    help="Whether an update is made of one trainer's batch, or of one batch of each trainer.",
+)
+@click.option(
+    "--trainers",
+    type=click.IntRange(min=1, max=64),
+    default=3,
+    show_default=True,
+    help="Processes that learn, each from its own part of the training pictures.",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="How often every trainer goes through its pictures.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Pictures that a trainer learns from at once.",
+)
+@click.option(
+    "--learning-rate",
+    type=RealRange(0.0, 1.0, min_open=True),
+    default=0.003,
+    show_default=True,
+    help="Of the optimizer, Adam.",
+)
+@click.option(
+    "--hogwild",
+    is_flag=True,
+    help="Let trainers change the parameters at the same time, without a lock (mode async).",
+)
+@seed_option(default=0, says="Synchronous runs with equal seeds and options end equal.")
+@log_interval_option("Measurements (every 0.1 s)", default=5)
+@out_option("demo-out/parameter-server", "summary.json and accuracy.png")
+@click.pass_context
+def parameter_server(
+    ctx: click.Context,
+    *,
+    mode: str,
+    trainers: int,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    hogwild: bool,
+    seed: int,
+    log_interval: int,
+    out: Path,
+) -> None:
+    """Tell handwritten digits apart: several trainers around one parameter server.
+
+    Exit codes: 0 test accuracy above 95 % at the end, 1 a worker failed, 3 not above 95 %,
+    130 Ctrl-C.
+    """
+    if hogwild and mode == "sync":
+        reason = "it is for mode async; in mode sync nobody could change a parameter meanwhile"
+        raise click.BadParameter(reason, param_hint="'--hogwild'")
+    needs = ("sklearn", "matplotlib")
+    runner = load("farcall.demos.run_parameter_server", extra="demos", needs=needs)
+    options = runner.parameter_server.Options(
+        mode, trainers, epochs, batch_size, learning_rate, hogwild, seed
+    )
+    make_folder(out)
     ctx.exit(runner.run(options, log_interval, out))

@@ -1,6 +1,7 @@
 """Programs that show farcall at work. `farcall demo` lists and runs them.
 
-Each demo is a module that reads as an example (`cartpole.py`). What surrounds an example is shared:
-`launch.py` starts and ends its processes, `display.py` shows how it goes, `report.py` writes what
-came out. The demos need `pip install "farcall[demos]"`.
+Each demo is a module that reads as an example (`cartpole.py`, `rnn.py`). What surrounds an example
+is shared: `launch.py` starts and ends its processes, `display.py` shows how it goes, `report.py`
+writes what came out. What a demo shows and writes is its own (`cartpole_report.py`), and
+`run_cartpole.py` puts it all together. The demos need `pip install "farcall[demos]"`.
 """

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from farcall import rpc
-from farcall.demos.progress import Monitor, Progress
+from farcall.demos.progress import Monitor
 
 ENVIRONMENT = "CartPole-v1"
 STATE, HIDDEN, ACTIONS = 4, 128, 2
@@ -36,6 +36,39 @@ class Options:
     seed: int
     gamma: float
     max_episodes: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training run stands after an episode.
+
+    Attributes:
+        episode: episodes done, from 1.
+        reward: reward of this episode.
+        running_reward: exponentially averaged reward.
+        env_steps: steps that all environments took so far.
+        calls: remote calls made so far.
+        seconds: time since training began.
+        solved: whether this episode met the goal.
+    """
+
+    episode: int
+    reward: float
+    running_reward: float
+    env_steps: int
+    calls: int
+    seconds: float
+    solved: bool
+
+    @property
+    def env_steps_per_second(self) -> float:
+        """Environment steps per second, over the whole run so far."""
+        return self.env_steps / self.seconds if self.seconds else 0.0
+
+    @property
+    def calls_per_second(self) -> float:
+        """Remote calls per second, over the whole run so far."""
+        return self.calls / self.seconds if self.seconds else 0.0
 
 
 def goal() -> float:
@@ -203,7 +236,7 @@ class Agent:
         )
 
 
-def run_worker(rank: int, options: Options, init_method: str, monitor: Monitor) -> None:
+def run_worker(rank: int, options: Options, init_method: str, monitor: Monitor[Progress]) -> None:
     """What every process of the demo runs: rank 0 trains, the others wait for calls."""
     torch.set_num_threads(1)
     rpc.init_rpc(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import click
 from rich.console import Group
@@ -13,57 +14,73 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from farcall.demos.progress import Progress
+P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
 
 
-class Display(Protocol):
+def never(progress: object) -> bool:
+    """No progress is like that."""
+    return False
+
+
+@dataclass(frozen=True)
+class View(Generic[P]):
+    """What a demo says about its progress.
+
+    Attributes:
+        describe: one line that says where the run stands; it fits a terminal of 80 columns.
+        fraction: how much of the run is done, 0 to 1; what is beyond is cut off.
+        is_logged: whether it gets a log line, where standard output is not a terminal.
+        stays: whether its line stays on the terminal, above the live one.
+    """
+
+    describe: Callable[[P], str]
+    fraction: Callable[[P], float]
+    is_logged: Callable[[P], bool]
+    stays: Callable[[P], bool] = never
+
+
+class Display(Protocol[P_contra]):
     """Where progress is shown."""
 
-    def show(self, progress: Progress) -> None:
-        """Shows where the run stands after an episode."""
+    def show(self, progress: P_contra) -> None:
+        """Shows where the run stands."""
 
 
-class LogDisplay:
-    """One plain line every `log_interval` episodes."""
+class LogDisplay(Generic[P]):
+    """One plain line when one is due."""
 
-    def __init__(self, log_interval: int) -> None:
-        self._log_interval = log_interval
+    def __init__(self, view: View[P]) -> None:
+        self._view = view
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: P) -> None:
         """Prints the line when one is due."""
-        if progress.episode % self._log_interval == 0:
-            click.echo(describe(progress))
+        if self._view.is_logged(progress):
+            click.echo(self._view.describe(progress))
 
 
-class LiveDisplay:
-    """A line that is redrawn, and under it a bar that is full when the goal is met."""
+class LiveDisplay(Generic[P]):
+    """A line that is redrawn, and under it a bar that is full when the run is done."""
 
-    def __init__(self, live: Live, goal: float) -> None:
+    def __init__(self, live: Live, view: View[P]) -> None:
         self._live = live
-        self._goal = goal
+        self._view = view
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: P) -> None:
         """Redraws both."""
-        bar = ProgressBar(total=self._goal, completed=max(0.0, progress.running_reward))
-        self._live.update(Group(Text(describe(progress)), bar))
-
-
-def describe(progress: Progress) -> str:
-    """One line that says where the run stands; it fits a terminal of 80 columns."""
-    return (
-        f"episode {progress.episode:4d}  reward {progress.reward:3.0f}  "
-        f"running reward {progress.running_reward:5.1f}  "
-        f"{progress.env_steps_per_second:4.0f} env steps/s  "
-        f"{progress.calls_per_second:4.0f} calls/s"
-    )
+        line = Text(self._view.describe(progress))
+        if self._view.stays(progress):
+            self._live.console.print(line)
+        fraction = min(1.0, max(0.0, self._view.fraction(progress)))
+        self._live.update(Group(line, ProgressBar(total=1.0, completed=fraction)))
 
 
 @contextlib.contextmanager
-def open_display(log_interval: int, goal: float) -> Iterator[Display]:
+def open_display(view: View[P]) -> Iterator[Display[P]]:
     """The display that fits standard output."""
     if not sys.stdout.isatty():
         click.echo("starting the workers")
-        yield LogDisplay(log_interval)
+        yield LogDisplay(view)
         return
     with Live(Text("starting the workers"), transient=True) as live:
-        yield LiveDisplay(live, goal)
+        yield LiveDisplay(live, view)

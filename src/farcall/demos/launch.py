@@ -1,8 +1,8 @@
 """Starts a demo's worker processes, follows them, and sees to it that all of them end.
 
 However a run ends, by itself, by Ctrl-C, or by the death of a worker, no process is left. On Ctrl-C
-the training worker is asked to stop after its episode, so that all workers leave as they do when
-the goal is met. The workers themselves don't see Ctrl-C: a terminal sends it to all of them at
+the training worker is asked to stop as soon as it can, so that all workers leave as they do when
+the training is done. The workers themselves don't see Ctrl-C: a terminal sends it to all of them at
 once, and only this process should decide.
 """
 
@@ -17,30 +17,33 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
+from typing import Generic, TypeVar
 
 import torch.multiprocessing as mp
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
-from farcall.demos.progress import Monitor, Progress
+from farcall.demos.progress import Monitor
+
+P = TypeVar("P")
 
 GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.2
 
 
-class WorkerFailed(Exception):
-    """A worker process raised or died. The message says which and how."""
-
-
-class Run:
+class Run(Generic[P]):
     """The worker processes of one run, and what is known of it so far.
 
     Attributes:
-        history: the progress after every episode, in order.
+        history: the progress that was reported, in order.
+        failure: which worker process raised or died, and how; None while none did.
     """
 
-    def __init__(self, show: Callable[[Progress], None]) -> None:
-        self.history: list[Progress] = []
+    def __init__(self, show: Callable[[P], None], grace_seconds: float = GRACE_SECONDS) -> None:
+        """Calls `show` with all progress. Ctrl-C leaves the workers `grace_seconds` to stop."""
+        self.history: list[P] = []
+        self.failure: str | None = None
         self._show = show
+        self._grace_seconds = grace_seconds
         self._interrupts = 0
         self._stop_by: float | None = None
 
@@ -49,14 +52,18 @@ class Run:
         """Whether Ctrl-C was pressed."""
         return self._interrupts > 0
 
+    def outcome(self, otherwise: str) -> str:
+        """How the run ended: "failed", "interrupted", or `otherwise` if it was neither."""
+        if self.failure:
+            return "failed"
+        return "interrupted" if self.interrupted else otherwise
+
     def launch(self, worker: Callable[..., None], options: object, world_size: int) -> None:
         """Runs `worker(rank, options, init_method, monitor)` in `world_size` processes.
 
-        They find each other through a file. Returns when all of them have ended. Call it once, in
-        the main thread: signals are handled there.
-
-        Raises:
-            WorkerFailed: a process raised or died; the others have been ended.
+        They find each other through a file. Returns when all of them have ended, by themselves or
+        because one raised or died (`failure` says so). Call it once, in the main thread: signals
+        are handled there.
         """
         folder = tempfile.TemporaryDirectory(prefix="farcall-demo-", ignore_cleanup_errors=True)
         with folder as path, _on_interrupt(self._count_interrupt):
@@ -67,7 +74,7 @@ class Run:
         self, worker: Callable[..., None], options: object, world_size: int, init_method: str
     ) -> None:
         self._connection, theirs = mp.get_context("spawn").Pipe()
-        arguments = (options, init_method, Monitor(theirs))
+        arguments = (options, init_method, Monitor[P](theirs))
         with theirs, _interrupts_blocked():
             self._processes = spawn(  # type: ignore[no-untyped-call]
                 worker, args=arguments, nprocs=world_size, join=False, daemon=True
@@ -79,39 +86,38 @@ class Run:
                 wait([self._connection, *self._processes.sentinels], POLL_SECONDS)
                 self._receive()
         except (ProcessExitedException, ProcessRaisedException) as failure:
-            raise WorkerFailed(f"rank {failure.error_index} failed: {failure}") from None
+            self.failure = f"rank {failure.error_index} failed: {failure}"
         finally:
             self._end_processes()
             self._receive()
             self._connection.close()
 
     def _ended(self) -> bool:
-        if self.interrupted:
-            return self._stopped()
+        if self.interrupted and self._out_of_time():
+            return True
         return bool(self._processes.join(timeout=0))
 
-    def _stopped(self) -> bool:
-        """Asks the workers to stop, once; true when they did, or had time enough to.
+    def _out_of_time(self) -> bool:
+        """Asks the workers to stop, once; true when they had time enough to.
 
-        They get none before their first episode, when nothing would be lost, nor after a second
+        They get none before the first progress, when nothing would be lost, nor after a second
         Ctrl-C.
         """
         if self._stop_by is None:
-            self._stop_by = time.monotonic() + (GRACE_SECONDS if self.history else 0)
+            self._stop_by = time.monotonic() + (self._grace_seconds if self.history else 0)
             with contextlib.suppress(OSError):
                 self._connection.send("stop")
-        alive = any(process.is_alive() for process in self._processes.processes)
-        return not alive or self._interrupts > 1 or time.monotonic() > self._stop_by
+        return self._interrupts > 1 or time.monotonic() > self._stop_by
 
     def _receive(self) -> None:
         while (progress := self._next_progress()) is not None:
             self.history.append(progress)
             self._show(progress)
 
-    def _next_progress(self) -> Progress | None:
+    def _next_progress(self) -> P | None:
         with contextlib.suppress(EOFError, OSError):  # the workers are gone
             if self._connection.poll():
-                progress: Progress = self._connection.recv()
+                progress: P = self._connection.recv()
                 return progress
         return None
 

@@ -1,0 +1,99 @@
+"""What the CartPole demo says about its runs: the line while it goes, the summary, the picture."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from matplotlib.figure import Figure
+
+from farcall.demos.cartpole import Options, Progress
+from farcall.demos.display import View
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The outcome of a run.
+
+    `outcome` is "solved", "unsolved" (the episodes ran out), "interrupted" or "failed". Rates are
+    averages over `seconds`, which count from the first episode's start.
+    """
+
+    outcome: str
+    solved: bool
+    episodes: int
+    running_reward: float
+    seconds: float
+    env_steps: int
+    env_steps_per_second: float
+    calls: int
+    calls_per_second: float
+    rewards: list[float]
+    options: Options
+
+    def line(self) -> str:
+        """The one line that ends a run."""
+        return (
+            f"cartpole {self.outcome} after {self.episodes} episodes, {self.seconds:.1f} s: "
+            f"running reward {self.running_reward:.1f}, "
+            f"{self.env_steps_per_second:.0f} env steps/s, "
+            f"{self.calls_per_second:.0f} calls/s"
+        )
+
+    def fields(self) -> dict[str, object]:
+        """What `summary.json` holds: the numbers, and the run's options beside them."""
+        numbers = asdict(self)
+        return {"demo": "cartpole", **numbers.pop("options"), **numbers}
+
+
+def summarise(options: Options, history: list[Progress], outcome: str) -> Summary:
+    """The summary of a run that got as far as `history`, which may be empty."""
+    last = history[-1] if history else Progress(0, 0.0, 0.0, 0, 0, 0.0, False)
+    return Summary(
+        outcome=outcome,
+        solved=last.solved,
+        episodes=last.episode,
+        running_reward=last.running_reward,
+        seconds=last.seconds,
+        env_steps=last.env_steps,
+        env_steps_per_second=last.env_steps_per_second,
+        calls=last.calls,
+        calls_per_second=last.calls_per_second,
+        rewards=[progress.reward for progress in history],
+        options=options,
+    )
+
+
+def describe(progress: Progress) -> str:
+    """One line that says where the run stands; it fits a terminal of 80 columns."""
+    return (
+        f"episode {progress.episode:4d}  reward {progress.reward:3.0f}  "
+        f"running reward {progress.running_reward:5.1f}  "
+        f"{progress.env_steps_per_second:4.0f} env steps/s  "
+        f"{progress.calls_per_second:4.0f} calls/s"
+    )
+
+
+def view(goal: float, log_interval: int) -> View[Progress]:
+    """A bar that is full at the goal; a log line every `log_interval` episodes."""
+    return View(
+        describe=describe,
+        fraction=lambda progress: progress.running_reward / goal,
+        is_logged=lambda progress: progress.episode % log_interval == 0,
+    )
+
+
+def draw_rewards(history: list[Progress], title: str, goal: float) -> Figure:
+    """The reward curve: reward and running reward by episode, and the goal."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    episodes = [progress.episode for progress in history]
+    rewards = [progress.reward for progress in history]
+    running = [progress.running_reward for progress in history]
+    axes.plot(episodes, rewards, linewidth=0.8, alpha=0.4, label="reward")
+    axes.plot(episodes, running, linewidth=2, label="running reward")
+    axes.axhline(goal, linestyle="--", color="grey", linewidth=1, label=f"goal ({goal:g})")
+    axes.set(xlabel="episode", ylabel="reward")
+    axes.set_title(title, fontsize="small")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure

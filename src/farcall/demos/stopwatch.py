@@ -1,0 +1,55 @@
+"""Measures how long a module computes: what is neither computing nor idle is communication."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from torch import Tensor
+
+
+class Stopwatch:
+    """Adds up stretches of time. One stretch at a time; it may end in another thread."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """A stretch begins."""
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """The stretch ends, if one began."""
+        if self._since is not None:
+            self._seconds += time.perf_counter() - self._since
+            self._since = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Measures what runs inside."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def starts_with_gradient_of(self, tensor: Tensor) -> None:
+        """From now on, a stretch begins in a backward pass when the gradient of `tensor` comes."""
+        tensor.register_hook(self._start)  # type: ignore[no-untyped-call]
+
+    def stops_with_gradient_of(self, tensor: Tensor) -> None:
+        """From now on, a stretch ends in a backward pass when the gradient of `tensor` is there."""
+        tensor.register_hook(self._stop)  # type: ignore[no-untyped-call]
+
+    def _start(self, gradient: Tensor) -> None:
+        self.start()
+
+    def _stop(self, gradient: Tensor) -> None:
+        self.stop()
+
+    def take(self) -> float:
+        """The seconds measured since this was last asked."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
