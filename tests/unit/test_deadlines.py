@@ -38,22 +38,35 @@ def test_call_without_deadline_is_not_kept() -> None:
     assert not deadlines.add(math.inf, "a")
     deadlines.discard(math.inf, "a")
     assert deadlines.due(1e12) == []
-    assert deadlines.sleep_until() == math.inf
+    assert deadlines.sleep_until(0.0) == math.inf
 
 
 def test_sleeper_is_woken_only_for_what_comes_before_its_alarm() -> None:
     deadlines = Deadlines[str]()
     assert not deadlines.add(5.0, "before anybody sleeps")
-    assert 5.0 <= deadlines.sleep_until() < 5.0 + 2 * SLOT
+    assert 5.0 <= deadlines.sleep_until(0.0) < 5.0 + 2 * SLOT
     assert not deadlines.add(6.0, "later")
     assert deadlines.add(4.0, "sooner")
-    assert 4.0 <= deadlines.sleep_until() < 4.0 + 2 * SLOT
+    assert 4.0 <= deadlines.sleep_until(0.0) < 4.0 + 2 * SLOT
 
 
 def test_sleeper_without_alarm_is_woken_for_everything() -> None:
     deadlines = Deadlines[str]()
-    assert deadlines.sleep_until() == math.inf
+    assert deadlines.sleep_until(0.0) == math.inf
     assert deadlines.add(1e9, "a")
+
+
+def test_sleeper_is_not_woken_for_calls_that_come_and_go() -> None:
+    deadlines = Deadlines[str]()
+    assert deadlines.sleep_until(0.0) == math.inf
+    for start in range(50):
+        woken = deadlines.add(start + 60.0, "call")
+        assert woken is (start == 0)
+        assert deadlines.sleep_until(start) == 60.0
+        deadlines.discard(start + 60.0, "call")
+        assert deadlines.due(start) == []
+        assert deadlines.sleep_until(start) == 60.0
+    assert deadlines.sleep_until(61.0) == math.inf
 
 
 def test_thousands_of_finished_calls_leave_nothing_behind() -> None:
@@ -63,7 +76,7 @@ def test_thousands_of_finished_calls_leave_nothing_behind() -> None:
         deadlines.discard(number / 1000, number)
     deadlines.add(60.0, -1)
     assert deadlines.due(0.0) == []  # empty slots are forgotten even before their time
-    assert 60.0 <= deadlines.sleep_until() < 60.0 + 2 * SLOT
+    assert 60.0 <= deadlines.sleep_until(0.0) < 60.0 + 2 * SLOT
 
 
 @given(
@@ -86,7 +99,7 @@ def test_due_is_what_has_passed_and_nothing_else(
         for key in due:
             assert left.pop(key) <= now + 1e-9
         assert all(deadline > now - 2 * SLOT for deadline in left.values())
-        assert deadlines.sleep_until() <= min(left.values(), default=math.inf) + 2 * SLOT
+        assert deadlines.sleep_until(now) <= min(left.values(), default=math.inf) + 2 * SLOT
     assert set(deadlines.due(math.inf if not left else max(left.values()) + SLOT)) == set(left)
 
 

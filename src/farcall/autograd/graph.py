@@ -6,6 +6,7 @@ leave: leaves and exits. The graph is only read here; nodes are run by `torch.au
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -105,7 +106,7 @@ class _Given:
         self._gradients = gradients
 
     def enter(self, source: int, index: int) -> Tensor | None:
-        return self._gradients[index]
+        return self._gradients.get(index)
 
     def leave(self, node: Node, gradient: Tensor | None) -> bool:
         return False  # exits of this pass are asked for, not run
@@ -123,7 +124,7 @@ def run(
 
     None: it is undefined.
     """
-    given = [entry for entry in entries if gradients[index_of(entry)] is not None]
+    given = [entry for entry in entries if gradients.get(index_of(entry)) is not None]
     if not given or not sinks:
         return [None] * len(sinks)
     found = _grad(given, sinks, _Given(gradients), retain_graph, create_graph)
@@ -144,7 +145,7 @@ def _grad(
     token = traffic.set(handler)
     try:
         with _leaving_nothing():
-            return torch.autograd.grad(
+            found = torch.autograd.grad(
                 entries,
                 [GradientEdge(node, 0) for node in behind],
                 retain_graph=retain_graph,
@@ -153,6 +154,16 @@ def _grad(
             )
     finally:
         traffic.reset(token)
+    if create_graph:
+        return found
+    # What somebody else has too, a backward function or another leaf, is theirs to change.
+    own = range(len(found))
+    return [found[i].clone() if _is_held_elsewhere(found, i) else found[i] for i in own]
+
+
+def _is_held_elsewhere(found: Sequence[Tensor | None], index: int) -> bool:
+    # One reference is the sequence's, one the argument's.
+    return found[index] is not None and sys.getrefcount(found[index]) > 2
 
 
 def run_shared(

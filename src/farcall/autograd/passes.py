@@ -12,7 +12,7 @@ yet (see `graph.run_shared`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -41,6 +41,7 @@ class Options(NamedTuple):
     retain_graph: bool
     create_graph: bool
     fast: bool
+    root: str  # name of the worker that began the pass
 
 
 class Pass:
@@ -55,16 +56,19 @@ class Pass:
     def __init__(self, autograd: Autograd, context: Context, options: Options) -> None:
         self.options = options
         self.error: BaseException | None = None
-        self.sources: list[int] = []  # those that are live, the latest first
+        self.sources: list[int] = []  # when known: those that are live, the latest first
         self._autograd = autograd
         self._agent = autograd.agent
         self._context = context
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._machine = Backward()
-        self._exploration = graph.Exploration(context.receives)
-        self._reached: dict[Receive, dict[Node, int]] = {}  # their nodes, and who reaches them
-        self._live: dict[int, list[int]] = {}  # which tensors of a source are used
+        self._roots: Sequence[Tensor] = ()  # their entries
+        self._is_alone: bool | None = None  # whether sources can be run without knowing the others
+        self._all = _Reach(context)  # what all that was sent leads to, whether or not it is used
+        self._live = _Reach(context)  # what is used
+        self._survey: Future[Waiting] | None = None
+        self._early: list[int] = []  # sources whose gradients came before the live ones are known
         self._gradients: dict[int, dict[int, Tensor | None]] = {}
         self._answers: dict[Hashable, Future[Waiting]] = {}
         self._waiting: Waiting = {}
@@ -75,7 +79,62 @@ class Pass:
         if autograd.replicas.involved(context):
             self._held = {}
 
-    # Wave one.
+    # Which sources are live.
+
+    def start(self, roots: Sequence[Tensor]) -> None:
+        """At the root: begin with these entries, and wait until their gradients may come."""
+        with self._lock:
+            self._roots = roots
+            self._decide()
+            asks = not (self._is_alone or self.options.fast)
+        if asks:
+            self.survey().wait()
+            self._begin()
+
+    def _decide(self) -> None:
+        """Must the live sources be known before anything is run? Lock held."""
+        if self.options.fast:
+            for source, entries in self._candidates():
+                self._live.explore(source, entries, range(len(entries)))
+                self._machine.reach(source, source, ())
+            self._is_alone = False
+            return
+        for source, entries in self._candidates():
+            self._all.explore(source, entries, range(len(entries)))
+        self._is_alone = not self._all.is_shared and self._held is None
+
+    def _candidates(self) -> list[tuple[int, Sequence[Tensor]]]:
+        sends: list[tuple[int, Sequence[Tensor]]] = list(self._context.sends.items())
+        return [*sends, (ROOT, self._roots)] if self._roots else sends
+
+    def _begin(self) -> None:
+        """The live sources are known: run what they share. Not with the lock held."""
+        with self._lock:
+            if self.error is not None or self._machine.has_begun:
+                return
+            self.sources = self._machine.begin()
+            live, early, self._early = self._live, self._early, []
+            for source in early:
+                self._machine.arrive(source)
+        if live.is_shared:
+            self._agent.executor.submit(lambda: self._run_shared(live.exploration))
+        else:
+            for source in early:
+                self._run(source, live.exploration)
+
+    def survey(self) -> Future[Waiting]:
+        """At the root: find out everywhere which sources are live. A future of when it is done."""
+        with self._lock:
+            self._check()
+            if self._survey is not None:
+                return self._survey
+            survey = self._survey = Future()
+        prepared = self.prepare(ROOT, self._roots, range(len(self._roots)))
+        if prepared is None:
+            survey.set_result({})
+        else:
+            prepared.add_done_callback(lambda done: _pass_on(done, survey))
+        return survey
 
     def prepare(
         self, source: int, entries: Sequence[Tensor], live: Sequence[int]
@@ -89,64 +148,73 @@ class Pass:
         with self._lock:
             self._check()
             part = (source, *live)
-            parts = self._reach(source, entries, live)
+            parts = self._live.explore(source, entries, live)
             self._machine.reach(source, part, parts)
             answer = self._answer_later(part) if parts else None
         for receive, *used in parts:
             self._call(receive, prepare, used, self._machine.prepared, (receive, *used))
         return answer
 
-    def _reach(
-        self, source: int, entries: Sequence[Tensor], live: Sequence[int]
-    ) -> list[tuple[Any, ...]]:
-        """Parts of a source are live: the parts of receives that are reached now, as the first.
+    def _ask_root(self) -> None:
+        """Have the root find out which sources are live."""
 
-        A part is a receive, and indices of its tensors.
+        def on_answer(future: torch.futures.Future[Waiting]) -> None:
+            try:
+                future.value()
+            except BaseException as error:
+                self.fail(error)
+            else:
+                self._begin()
+
+        try:
+            call = (self._context.id, tuple(self.options))
+            future = self._agent.call_async(self.options.root, survey, call)
+        except BaseException as error:
+            self.fail(error)
+        else:
+            future.add_done_callback(on_answer)
+
+    # Gradients.
+
+    def deliver(
+        self, source: int, gradients: Mapping[int, Tensor | None]
+    ) -> Future[Waiting] | None:
+        """The gradients of a source. A future of when all that follows is done; None: it is.
+
+        Args:
+            gradients: of those tensors that are used, by their indices.
         """
-        self._live.setdefault(source, []).extend(live)
-        found: dict[Receive, list[int]] = {}
-        for node in self._exploration.explore(source, [entries[index] for index in live]):
-            receive = self._context.receives.get(node)
-            if receive is not None:
-                found.setdefault(receive, []).append(receive.nodes.index(node))
-                self._reached.setdefault(receive, {})[node] = source
-                self._exploration.is_shared |= len(set(self._reached[receive].values())) > 1
-        return [(receive, *used) for receive, used in found.items()]
-
-    def add_root(self, entries: Sequence[Tensor]) -> None:
-        """Fast mode: the roots, at the worker that begins the pass."""
-        with self._lock:
-            self._take(ROOT, entries)
-
-    def _take(self, source: int, entries: Sequence[Tensor]) -> None:
-        self._reach(source, entries, range(len(entries)))
-        self._machine.reach(source, source, ())
-
-    # Wave two.
-
-    def deliver(self, source: int, gradients: Sequence[Tensor | None]) -> Future[Waiting] | None:
-        """The gradients of a source. A future of when all that follows is done; None: it is."""
         with self._lock:
             self._check()
-            is_first = not self._machine.has_begun
-            if is_first:
-                self._begin()
-            self._machine.arrive(source)
-            self._gradients[source] = {index: gradients[index] for index in self._live[source]}
             answer = self._answer_later(source)
-            exploration = self._exploration
-            self._arrival.notify_all()
-        if not exploration.is_shared:
-            self._run(source, exploration)
+            self._gradients[source] = dict(gradients)
+            if self._is_alone is None:
+                self._decide()
+            reach = self._alone(source) if self._is_alone else self._live
+            is_known = self._is_alone or self._machine.has_begun
+            is_first = not (is_known or self._early)
+            if is_known:
+                self._machine.arrive(source)
+                self._arrival.notify_all()
+            else:
+                self._early.append(source)
+        if is_known and not reach.is_shared:
+            self._run(source, reach.exploration)
+        elif is_first and self.options.fast:
+            self._begin()
         elif is_first:
-            self._agent.executor.submit(lambda: self._run_shared(exploration))
+            self._ask_root()
         return None if answer.done() and self.error is None else answer
 
-    def _begin(self) -> None:
-        if self.options.fast:
-            for number, entries in list(self._context.sends.items()):
-                self._take(number, entries)
-        self.sources = self._machine.begin()
+    def _alone(self, source: int) -> _Reach:
+        """What the used tensors of a source lead to."""
+        entries = self._roots if source == ROOT else self._context.sends[source]
+        used = self._gradients[source]
+        if len(used) == len(entries):
+            return self._all
+        reach = _Reach(self._context)
+        reach.explore(source, entries, list(used))
+        return reach
 
     def _run(self, source: int, exploration: graph.Exploration) -> None:
         """Run the graph of a source that shares no node with others."""
@@ -195,7 +263,7 @@ class Pass:
     def message_of(self, node: Node) -> tuple[Receive, Collection[Node]] | None:
         """What an exit belongs to, and which exits of that are used. None: to none of this."""
         receive = self._context.receives.get(node)
-        return None if receive is None else (receive, self._reached[receive])
+        return None if receive is None else (receive, self._live.reached[receive])
 
     @property
     def _flags(self) -> dict[str, bool]:
@@ -221,7 +289,8 @@ class Pass:
         with self._lock:
             self._check()
             self._machine.send(source, receive)
-        gradients = [found.get(node) for node in receive.nodes]
+        used = ((index, node) for index, node in enumerate(receive.nodes) if node in found)
+        gradients = {index: found[node] for index, node in used}
         self._call(receive, deliver, gradients, self._machine.answered, receive)
 
     def ran(self, source: int) -> None:
@@ -259,7 +328,7 @@ class Pass:
         self,
         receive: Receive,
         handler: Callable[..., Any],
-        content: Sequence[Any],
+        content: Any,
         settle: Callable[[Hashable], Hashable | None],
         sent: Hashable,
     ) -> None:
@@ -303,7 +372,7 @@ class Pass:
             answer = self._answers.pop(came, None)
             is_over = self._machine.is_over
         if is_over:
-            self._autograd.finished(self._context, self)
+            self._context.passes.pop(self.options.id, None)
         if answer is not None:
             answer.set_result(self.waiting)
 
@@ -325,10 +394,6 @@ class Pass:
 
     # The end.
 
-    def used(self) -> tuple[list[int], list[Receive]]:
-        """The sends and receives that took part."""
-        return [source for source in self._live if source != ROOT], list(self._reached)
-
     def check_complete(self) -> None:
         """At the root, after the pass.
 
@@ -346,9 +411,13 @@ class Pass:
                 return
             self.error = error
             answers, self._answers = self._answers, {}
-            kept = (self._exploration, self._reached, self._gradients, self._held)
-            self._held = None
-            self._exploration, self._reached, self._gradients = graph.Exploration(()), {}, {}
+            kept = (self._all, self._live, self._gradients, self._held, self._roots)
+            self._all, self._live, self._gradients = (
+                _Reach(self._context),
+                _Reach(self._context),
+                {},
+            )
+            self._held, self._roots = None, ()
             self._arrival.notify_all()
         del kept
         for answer in answers.values():
@@ -363,6 +432,50 @@ class Pass:
     def _check(self) -> None:
         if self.error is not None:
             raise Cancelled(f"backward pass {self.options.id} has failed: {self.error}")
+
+
+class _Reach:
+    """What sources reach, and in which messages that came. Not thread-safe.
+
+    Attributes:
+        exploration: of the graph.
+        reached: the exits of each receive that are reached, and by which source.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.exploration = graph.Exploration(context.receives)
+        self.reached: dict[Receive, dict[Node, int]] = {}
+        self._receives = context.receives
+        self._is_message_shared = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether something waits for several sources: a node, a hook, or a message to be sent."""
+        return self.exploration.is_shared or self._is_message_shared
+
+    def explore(
+        self, source: int, entries: Sequence[Tensor], live: Sequence[int]
+    ) -> list[tuple[Any, ...]]:
+        """Parts of a source are live: the parts of receives that are reached now, as the first.
+
+        A part is a receive, and indices of its tensors.
+        """
+        found: dict[Receive, list[int]] = {}
+        for node in self.exploration.explore(source, [entries[index] for index in live]):
+            receive = self._receives.get(node)
+            if receive is not None:
+                found.setdefault(receive, []).append(receive.nodes.index(node))
+                sources = self.reached.setdefault(receive, {})
+                sources[node] = source
+                self._is_message_shared |= len(set(sources.values())) > 1
+        return [(receive, *used) for receive, used in found.items()]
+
+
+def _pass_on(done: torch.futures.Future[Waiting], to: Future[Waiting]) -> None:
+    try:
+        to.set_result(done.value())
+    except BaseException as error:
+        to.set_exception(error)
 
 
 def _unused(idle: Waiting) -> RuntimeError:
@@ -386,7 +499,7 @@ class _SharedRun:
     def enter(self, source: int, index: int) -> Tensor | None:
         while self._running != source:
             self._go_on()
-        return self._pass.wait_for(source)[index]
+        return self._pass.wait_for(source).get(index)
 
     def _go_on(self) -> None:
         """To the next source. What the last one set off at this worker is done."""
@@ -421,8 +534,13 @@ def prepare(context: int, options: tuple[Any, ...], number: int, live: list[int]
     return autograd.on_prepare(context, Options(*options), number, live)  # type: ignore[attr-defined]
 
 
-def deliver(context: int, options: tuple[Any, ...], number: int, gradients: list[Any]) -> Any:
-    """The gradients of the tensors that were sent with this number, in order."""
+def survey(context: int, options: tuple[Any, ...]) -> Any:
+    """To the root: which sources are live must be known."""
+    return current_agent().gradients.on_survey(context, Options(*options))  # type: ignore[attr-defined]
+
+
+def deliver(context: int, options: tuple[Any, ...], number: int, gradients: dict[int, Any]) -> Any:
+    """The gradients of those tensors that were sent with this number and are used, by index."""
     autograd = current_agent().gradients
     return autograd.on_deliver(context, Options(*options), number, gradients)  # type: ignore[attr-defined]
 

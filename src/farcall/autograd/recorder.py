@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -183,14 +183,14 @@ class Autograd:
         entries = make_entries(ROOT, check_roots(roots))
         with self._lock:
             number = self._contexts.next_id()
-        options = Options(number, retain_graph or create_graph, create_graph, mode == "fast")
+        retain_graph = retain_graph or create_graph
+        me = self.agent.me.name
+        options = Options(number, retain_graph, create_graph, mode == "fast", me)
         backward = known.passes[number] = Pass(self, known, options)
         try:
-            if options.fast:
-                backward.add_root(entries)
-            elif (prepared := backward.prepare(ROOT, entries, range(len(entries)))) is not None:
-                prepared.wait()
-            done = backward.deliver(ROOT, [torch.ones_like(root) for root in roots])
+            backward.start(entries)
+            ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
+            done = backward.deliver(ROOT, ones)
             if done is not None:
                 done.wait()
             backward.check_complete()
@@ -212,11 +212,6 @@ class Autograd:
                 future = self.agent.call_async(peer.name, abort, call)
                 future.add_done_callback(lambda _: None)  # who can't be told has no part in it
 
-    def finished(self, context: Context, backward: Pass) -> None:
-        """A pass is over at this worker."""
-        if context.passes.pop(backward.options.id, None) and not backward.options.retain_graph:
-            context.forget(*backward.used())
-
     # Messages of other workers; see `passes`.
 
     def on_prepare(self, context: int, options: Options, number: int, live: Sequence[int]) -> Any:
@@ -230,8 +225,11 @@ class Autograd:
             )
         return _answer(self._pass(known, options).prepare(number, entries, live), {})
 
+    def on_survey(self, context: int, options: Options) -> Any:
+        return Deferred(self._pass(self.find(context), options).survey())
+
     def on_deliver(
-        self, context: int, options: Options, number: int, gradients: Sequence[Any]
+        self, context: int, options: Options, number: int, gradients: Mapping[int, Any]
     ) -> Any:
         backward = self._pass(self.find(context), options)
         answer = backward.deliver(number, gradients)

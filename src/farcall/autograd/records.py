@@ -175,14 +175,6 @@ class Context:
         with self._lock:
             self._gradients = {}
 
-    def forget(self, sends: Sequence[int], receives: Sequence[Receive]) -> None:
-        """A backward pass has used these up."""
-        for number in sends:
-            self.sends.pop(number, None)
-        for receive in receives:
-            for node in receive.nodes:
-                self.receives.pop(node, None)
-
 
 def add(one: Tensor, other: Tensor) -> Tensor:
     """The sum of two gradients, each dense or sparse. Neither is changed."""

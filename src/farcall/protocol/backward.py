@@ -51,6 +51,7 @@ class Backward:
         self._causes: dict[Hashable, Hashable] = {}  # what was sent -> what caused it
         self._waiting: dict[Hashable, int] = {}  # what came -> what its answer still waits for
         self._pending: set[int] = set()
+        self._arrived: set[int] = set()
         self._running = 0
         self.has_begun = False
 
@@ -95,8 +96,9 @@ class Backward:
         Raises:
             UnexpectedGradient: the source is not live, or has its gradient already.
         """
-        if source not in self._pending:
+        if source in self._arrived or (self.has_begun and source not in self._pending):
             raise UnexpectedGradient(source)
+        self._arrived.add(source)
         self._pending.discard(source)
         self._running += 1
         self._waiting[source] = 1

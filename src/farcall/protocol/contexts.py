@@ -93,11 +93,15 @@ class Contexts(Generic[T]):
         return entry.content
 
     def tell(self, context: int, peer: int) -> T | None:
-        """We give a peer a context: what it holds here. None: it has ended."""
+        """We give a peer a context: what it holds here. None: it has ended.
+
+        A peer that gave it to us is told of the end by others.
+        """
         entry = self._entries.get(context)
         if entry is None:
             return None
-        entry.told.add(peer)
+        if peer not in entry.givers:
+            entry.told.add(peer)
         return entry.content
 
     def told(self, context: int) -> tuple[int, ...]:
@@ -121,7 +125,9 @@ class Contexts(Generic[T]):
 
     def held(self, context: int, peer: int) -> int:
         """A peer says that it has a context of ours: 0, or the floor to tell it that it ended."""
-        if self.tell(context, peer) is not None:
+        entry = self._entries.get(context)
+        if entry is not None:
+            entry.told.add(peer)
             return 0
         return self._floors.get(context >> CREATOR_SHIFT, 0) or 1
 

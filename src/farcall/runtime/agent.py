@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from farcall.errors import Cancelled, LinkError, RpcTimeout
 from farcall.ids import RefId, Worker
 from farcall.protocol.calls import CancelResult
@@ -146,6 +148,8 @@ class Agent:
 
     def on_thread_start(self) -> None:
         current.set(CallContext(self))
+        # Asking applies the count to this thread: else OpenMP ignores torch.set_num_threads here.
+        torch.get_num_threads()
 
     def handle(self, event: Event) -> None:
         """The executor's leader took an event."""
@@ -216,11 +220,12 @@ class Agent:
     def before_sleep(self) -> float:
         """The executor's leader has nothing to do: what is due, and when is it next?"""
         self.references.drain()
-        for peer, call_id, created in self.deadlines.due(time.monotonic()):
+        now = time.monotonic()
+        for peer, call_id, created in self.deadlines.due(now):
             self.outcomes.expire(peer, call_id, created)
-        if self.control.retry_at <= time.monotonic():
+        if self.control.retry_at <= now:
             self.control.retry()
-        return min(self.deadlines.sleep_until(), self.control.retry_at)
+        return min(self.deadlines.sleep_until(now), self.control.retry_at)
 
     def connect(self, peer: Peer, deadline: float) -> Link:
         """The link for calls to a peer, dialled on first use; may be this worker's own.

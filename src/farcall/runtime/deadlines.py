@@ -64,8 +64,14 @@ class Deadlines(Generic[Key]):
                 taken += keys
         return taken
 
-    def sleep_until(self) -> float:
-        """The next deadline (math.inf: none), noted so that `add` can tell when it is too late."""
+    def sleep_until(self, now: float) -> float:
+        """When to look next (math.inf: never), noted so that `add` can tell when it is too late.
+
+        Not later than the next deadline. What was said before stays said until it has passed: so
+        calls that come and go one after the other need not wake whoever sleeps.
+        """
         with self._lock:
-            self._sleeping_until = self._order[0] / SLOTS_PER_SECOND if self._order else math.inf
+            following = self._order[0] / SLOTS_PER_SECOND if self._order else math.inf
+            if not now < self._sleeping_until < following:
+                self._sleeping_until = following
             return self._sleeping_until

@@ -38,7 +38,7 @@ logger = logging.getLogger("farcall")
 ASYNC_MARK = "_wrapped_async_rpc_function"
 OWN_HANDLERS = frozenset(
     [f"farcall.rref:{name}" for name in ("fetch", "type_of", "call_method", "run_backward")]
-    + [f"farcall.autograd.passes:{name}" for name in ("prepare", "deliver", "abort")]
+    + [f"farcall.autograd.passes:{name}" for name in ("survey", "prepare", "deliver", "abort")]
 )
 
 

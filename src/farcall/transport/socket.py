@@ -73,6 +73,7 @@ class SocketEndpoint:
         self._spin = SpinBudget()
         self._spinner = Spinner(self._spin)
         self._events: deque[Event] = deque()
+        self._woken = False
         self._receiver = 0  # the thread inside `next`; others have to wake it
         self._lock = threading.Lock()  # guards the tables of links
         self._links: set[SocketLink] = set()
@@ -238,9 +239,12 @@ class SocketEndpoint:
         # Set before the events are looked at: whoever appends later sees it, and wakes us.
         self._receiver = threading.get_ident()
         try:
-            return self._events.popleft() if self._events else self._receive(timeout)
+            if self._events:
+                return self._events.popleft()
+            return None if self._woken else self._receive(timeout)
         finally:
             self._receiver = 0
+            self._woken = False  # whoever calls this looks at everything before it calls again
 
     def _receive(self, timeout: float | None) -> Event | None:
         if self._lost:
@@ -266,7 +270,9 @@ class SocketEndpoint:
             self._lost += busy
 
     def wake(self) -> None:
-        self._poller.wake()
+        self._woken = True
+        if self._receiver:
+            self._poller.wake()
 
     # Ending.
 
