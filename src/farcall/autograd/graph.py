@@ -217,9 +217,9 @@ def owned(leaf: Tensor, gradient: Tensor, taken: set[int]) -> Tensor:
         taken: addresses of memory that other leaves have; this one's is added.
     """
     if gradient.layout is torch.strided and leaf.layout is torch.strided:
-        address = gradient.untyped_storage().data_ptr()
-        if gradient.stride() != leaf.stride() or address in taken:
+        address = gradient.data_ptr()
+        if address in taken or gradient.stride() != leaf.stride():
             gradient = torch.empty_like(leaf, dtype=gradient.dtype).copy_(gradient)
-            address = gradient.untyped_storage().data_ptr()
+            address = gradient.data_ptr()
         taken.add(address)
     return gradient

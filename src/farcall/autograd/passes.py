@@ -19,7 +19,7 @@ import torch
 from torch.autograd.graph import Node
 
 from farcall.autograd import graph
-from farcall.autograd.records import Context, Receive, add
+from farcall.autograd.records import Context, Receive, accumulate
 from farcall.errors import Cancelled
 from farcall.protocol.backward import ROOT, Backward
 from farcall.runtime.context import CallContext, current, current_agent
@@ -222,9 +222,7 @@ class Pass:
             entries, sinks = exploration.entries[source], exploration.sinks[source]
             found = graph.run(entries, self._gradients.pop(source), sinks, **self._flags)
             gradients = dict(zip(sinks, found, strict=True))
-            for node, gradient in gradients.items():
-                if graph.is_leaf(node):
-                    self._accumulate(node, gradient)
+            self._accumulate(gradients)
             receives = {self._context.receives.get(node): None for node in sinks}
             for receive in receives:
                 if receive is not None:
@@ -240,8 +238,7 @@ class Pass:
         token = current.set(CallContext(self._agent))
         try:
             found = graph.run_shared(exploration, run, **self._flags)
-            for node, gradient in found.items():
-                self._accumulate(node, gradient)
+            self._accumulate(found)
             run.finish()
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
@@ -270,19 +267,22 @@ class Pass:
         options = self.options
         return {"retain_graph": options.retain_graph, "create_graph": options.create_graph}
 
-    def _accumulate(self, node: Node, gradient: Tensor | None) -> None:
-        if gradient is None:
-            return
-        leaf = node.variable  # type: ignore[attr-defined]
-        # What has a graph of its own is not changed in place anyway.
-        alone = self.options.create_graph
-        own = gradient if alone else graph.owned(leaf, gradient, self._taken)
+    def _accumulate(self, found: Mapping[Node, Tensor | None]) -> None:
+        """Keep the gradients of those nodes that are leaves."""
+        gradients: dict[Tensor, Tensor] = {}
+        for node, gradient in found.items():
+            if gradient is None or not graph.is_leaf(node):
+                continue
+            leaf = node.variable  # type: ignore[attr-defined]
+            # What has a graph of its own is not changed in place anyway.
+            has_graph = self.options.create_graph
+            own = gradient if has_graph else graph.owned(leaf, gradient, self._taken)
+            gradients[leaf] = own
         if self._held is None:
-            self._context.accumulate(leaf, own)
+            self._context.accumulate(gradients)
         else:
             with self._lock:
-                before = self._held.get(leaf)
-                self._held[leaf] = own if before is None else add(before, own)
+                accumulate(self._held, gradients)
 
     def send(self, source: int, receive: Receive, found: dict[Node, Tensor | None]) -> None:
         """The gradients of a receive are complete: send them to where it came from."""

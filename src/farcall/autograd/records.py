@@ -9,7 +9,7 @@ do what the `Traffic` of the running thread says.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol
@@ -158,11 +158,10 @@ class Context:
         with self._lock:
             return dict(self._gradients)
 
-    def accumulate(self, leaf: Tensor, gradient: Tensor) -> None:
-        """Add to the gradient of a leaf."""
+    def accumulate(self, gradients: Mapping[Tensor, Tensor]) -> None:
+        """Add to the gradients of leaves."""
         with self._lock:
-            before = self._gradients.get(leaf)
-            self._gradients[leaf] = gradient if before is None else add(before, gradient)
+            accumulate(self._gradients, gradients)
 
     def replace(self, gradients: dict[Tensor, Tensor]) -> None:
         """Set gradients of leaves."""
@@ -174,6 +173,13 @@ class Context:
         self.sends, self.receives, self.passes = {}, {}, {}
         with self._lock:
             self._gradients = {}
+
+
+def accumulate(to: dict[Tensor, Tensor], gradients: Mapping[Tensor, Tensor]) -> None:
+    """Add gradients of leaves to others. No tensor is changed."""
+    for leaf, gradient in gradients.items():
+        before = to.get(leaf)
+        to[leaf] = gradient if before is None else add(before, gradient)
 
 
 def add(one: Tensor, other: Tensor) -> Tensor:

@@ -82,8 +82,7 @@ class Replicas:
                 _check_supported(module)
                 gradients = [fresh.pop(leaf) for leaf in leaves]
                 context.replace(_average(leaves, gradients, [before.get(p) for p in leaves]))
-        for leaf, gradient in fresh.items():
-            context.accumulate(leaf, gradient)
+        context.accumulate(fresh)
 
     def forget(self, context: int) -> None:
         """A context has ended."""
