@@ -20,7 +20,6 @@ from torch.autograd.graph import Node
 
 from farcall.autograd import graph
 from farcall.autograd.records import Context, Receive, accumulate
-from farcall.errors import Cancelled
 from farcall.protocol.backward import ROOT, Backward
 from farcall.runtime.context import CallContext, current, current_agent
 from farcall.runtime.future import Future
@@ -431,7 +430,7 @@ class Pass:
 
     def _check(self) -> None:
         if self.error is not None:
-            raise Cancelled(f"backward pass {self.options.id} has failed: {self.error}")
+            raise self.error  # who hears of it may be the first to tell the root
 
 
 class _Reach:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,7 +39,8 @@ class Replicas:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hook: RemovableHandle | None = None
-        self._called: dict[int, weakref.WeakSet[DistributedDataParallel]] = {}
+        # By context, in the order of the first calls, which is that of the other processes.
+        self._called: dict[int, dict[weakref.ref[DistributedDataParallel], None]] = {}
 
     def watch(self) -> None:
         """A context comes to this worker: see which modules are called inside."""
@@ -56,7 +57,7 @@ class Replicas:
         if context is None or not context.gradients or context.agent.gradients.replicas is not self:  # type: ignore[attr-defined]
             return
         with self._lock:
-            self._called.setdefault(context.gradients, weakref.WeakSet()).add(module)
+            self._called.setdefault(context.gradients, {})[weakref.ref(module)] = None
 
     def involved(self, context: Context) -> bool:
         """Whether DDP modules were called in the context."""
@@ -74,14 +75,17 @@ class Replicas:
             RuntimeError: a module averages in a way that can't be followed.
         """
         with self._lock:
-            modules = list(self._called.get(context.id, ()))
+            references = list(self._called.get(context.id, ()))
         before = context.gradients()
-        for module in modules:
-            leaves = [leaf for leaf in module.parameters() if leaf in fresh]
-            if leaves and module.require_backward_grad_sync:
-                _check_supported(module)
-                gradients = [fresh.pop(leaf) for leaf in leaves]
-                context.replace(_average(leaves, gradients, [before.get(p) for p in leaves]))
+        for reference in references:
+            module = reference()
+            if module is None or not module.require_backward_grad_sync:
+                continue
+            _check_supported(module)
+            leaves: list[Tensor] = [leaf for leaf in module.parameters() if leaf.requires_grad]
+            own = {leaf: fresh.pop(leaf) for leaf in leaves if leaf in fresh}
+            if own:
+                context.replace(_average(leaves, own, before))
         context.accumulate(fresh)
 
     def forget(self, context: int) -> None:
@@ -122,22 +126,30 @@ class _Feed(torch.autograd.Function):
 
 
 def _average(
-    leaves: Sequence[Tensor], gradients: Sequence[Tensor], before: Sequence[Tensor | None]
+    leaves: Sequence[Tensor], own: Mapping[Tensor, Tensor], before: Mapping[Tensor, Tensor]
 ) -> dict[Tensor, Tensor]:
+    """All that DDP leaves in `.grad` of a module's leaves, some of which we have gradients for."""
     with torch.enable_grad(), _grad_of_our_own(leaves, before):
-        _Feed.apply(gradients, *leaves).backward()  # type: ignore[no-untyped-call]
+        _Feed.apply(list(own.values()), *own).backward()  # type: ignore[no-untyped-call]
         # A copy: with gradient_as_bucket_view `.grad` is DDP's own memory.
         return {leaf: leaf.grad.clone() for leaf in leaves if leaf.grad is not None}
 
 
 @contextmanager
-def _grad_of_our_own(leaves: Sequence[Tensor], ours: Sequence[Tensor | None]) -> Iterator[None]:
-    """Inside the block `.grad` of the leaves starts with copies of ours; then it is put back."""
+def _grad_of_our_own(leaves: Sequence[Tensor], ours: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """Inside the block `.grad` of the leaves starts with copies of ours; then it is put back.
+
+    Nor do the leaves have hooks there: they were called when the gradients were computed.
+    """
     theirs = [leaf.grad for leaf in leaves]
-    for leaf, grad in zip(leaves, ours, strict=True):
-        leaf.grad = None if grad is None else grad.clone()
+    hooks: list[dict[Any, Any]] = [leaf._backward_hooks or {} for leaf in leaves]
+    called = [dict(table) for table in hooks]
+    for leaf, table in zip(leaves, hooks, strict=True):
+        leaf.grad = ours[leaf].clone() if leaf in ours else None
+        table.clear()
     try:
         yield
     finally:
-        for leaf, grad in zip(leaves, theirs, strict=True):
+        for leaf, grad, table, calls in zip(leaves, theirs, hooks, called, strict=True):
             leaf.grad = grad
+            table.update(calls)
