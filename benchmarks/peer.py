@@ -1,8 +1,9 @@
 """One measurement process pair: rank 0 calls, rank 1 answers. Started by `run.py`.
 
-    python benchmarks/peer.py {farcall|torch} CASE,CASE...
+    python benchmarks/peer.py {farcall|torch|local} CASE,CASE...
 
-Prints one JSON object: case -> list of seconds per call.
+Prints one JSON object: case -> list of seconds per call, or per iteration of a training case.
+`local` is one process alone, and knows the training cases only.
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+from rnn import MODULES, REAL, TINY, Size, train, train_here
 
-MODULES = {"farcall": "farcall.rpc", "torch": "torch.distributed.rpc"}
+LOCAL = "local"
+# Model, iterations that count, iterations before them.
+TRAINING: dict[str, tuple[Size, int, int]] = {
+    "rnn_tiny": (TINY, 400, 40),
+    "rnn_real": (REAL, 12, 3),
+}
 
 
 def noop() -> None:
@@ -98,16 +105,28 @@ def case_references(rpc: Any) -> list[float]:
 CASES = {name[5:]: function for name, function in list(globals().items()) if name[:5] == "case_"}
 
 
+def measure(implementation: str, case: str, rpc: Any) -> list[float]:
+    if case not in TRAINING:
+        return CASES[case](rpc)
+    torch.manual_seed(0)
+    if implementation == LOCAL:
+        return train_here(*TRAINING[case])
+    return train(implementation, "worker1", *TRAINING[case])
+
+
 def worker(rank: int, implementation: str, cases: list[str], store: str, out: str) -> None:
     torch.set_num_threads(1)
-    rpc = importlib.import_module(MODULES[implementation])
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    rpc = None
+    if implementation != LOCAL:
+        rpc = importlib.import_module(MODULES[implementation][0])
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
     if rank == 0:
-        results = {case: CASES[case](rpc) for case in cases}
+        results = {case: measure(implementation, case, rpc) for case in cases}
         with open(out, "w") as file:
             json.dump(results, file)
-    rpc.shutdown()
+    if rpc is not None:
+        rpc.shutdown()
 
 
 def main() -> None:
@@ -115,7 +134,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out.json")
         arguments = (implementation, cases, os.path.join(folder, "store"), out)
-        mp.spawn(worker, args=arguments, nprocs=2)
+        mp.spawn(worker, args=arguments, nprocs=1 if implementation == LOCAL else 2)
         with open(out) as file:
             print(file.read())
 

@@ -3,6 +3,7 @@
     python -m farcall.testing.sim --schedules 100000 --jobs 2
     python -m farcall.testing.sim --seed 1234 --replay
     python -m farcall.testing.sim --schedules 5000 --plant does-not-pin
+    python -m farcall.testing.sim --protocol backward --schedules 100000
 
 Exit code 0: every schedule kept the invariants; 1: some did not, and how to replay them is said.
 """
@@ -20,12 +21,17 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from farcall.testing.backward import BackwardBug, simulate_backward
 from farcall.testing.oracle import Violation
 from farcall.testing.planted import PlantedBug
-from farcall.testing.simulation import simulate
+from farcall.testing.simulation import Result, simulate
 
 CHUNK = 250  # schedules a process runs between two reports
 SHOWN = 10  # failing seeds that are printed
+BUGS = {
+    "calls": [bug.value for bug in PlantedBug],
+    "backward": [bug.value for bug in BackwardBug],
+}
 
 
 class Summary(NamedTuple):
@@ -44,29 +50,46 @@ class Summary(NamedTuple):
 
 
 class Advance(Protocol):
-    """Called with the number of schedules that are done."""
+    """Called with the number of schedules, or other things, that are done."""
 
-    def __call__(self, schedules: int) -> None: ...
+    def __call__(self, done: int) -> None: ...
 
 
-def run_chunk(task: tuple[int, int, PlantedBug | None]) -> Summary:
-    """Run `count` schedules from seed `first`; the task is (first, count, bug)."""
-    first, count, bug = task
+class Chosen(NamedTuple):
+    """Which protocol to simulate, and a mistake to plant in it."""
+
+    protocol: str = "calls"
+    bug: str | None = None
+
+    def simulate(self, seed: int) -> Result:
+        """One schedule."""
+        if self.protocol == "backward":
+            return simulate_backward(seed, bug=BackwardBug(self.bug) if self.bug else None)
+        return simulate(seed, bug=PlantedBug(self.bug) if self.bug else None)
+
+    @property
+    def options(self) -> str:
+        """As on the command line."""
+        protocol = "" if self.protocol == "calls" else f" --protocol {self.protocol}"
+        return protocol + (f" --plant {self.bug}" if self.bug else "")
+
+
+def run_chunk(task: tuple[int, int, Chosen]) -> Summary:
+    """Run `count` schedules from seed `first`; the task is (first, count, chosen)."""
+    first, count, chosen = task
     events, failures = 0, []
     for seed in range(first, first + count):
-        result = simulate(seed, bug=bug)
+        result = chosen.simulate(seed)
         events += result.events
         if result.violations:
             failures.append((seed, result.violations[0]))
     return Summary(count, events, tuple(failures))
 
 
-def run_many(
-    schedules: int, first: int, jobs: int, bug: PlantedBug | None, advance: Advance
-) -> Summary:
+def run_many(schedules: int, first: int, jobs: int, chosen: Chosen, advance: Advance) -> Summary:
     """Run schedules `first`, `first + 1`, ... in `jobs` processes."""
     end = first + schedules
-    tasks = [(start, min(CHUNK, end - start), bug) for start in range(first, end, CHUNK)]
+    tasks = [(start, min(CHUNK, end - start), chosen) for start in range(first, end, CHUNK)]
     total = Summary()
     if jobs == 1:
         for summary in map(run_chunk, tasks):
@@ -81,20 +104,20 @@ def run_many(
 
 
 @contextmanager
-def progress_bar(schedules: int) -> Iterator[Advance]:
+def progress_bar(total: int, what: str = "schedules") -> Iterator[Advance]:
     """A bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda schedules: None
+        yield lambda done: None
         return
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("schedules", total=schedules)
-        yield lambda schedules: progress.advance(bar, schedules)
+        bar = progress.add_task(what, total=total)
+        yield lambda done: progress.advance(bar, done)
 
 
-def replay(seed: int, bug: PlantedBug | None) -> int:
+def replay(seed: int, chosen: Chosen) -> int:
     """Print one schedule, event by event; the exit code."""
-    result = simulate(seed, bug=bug)
+    result = chosen.simulate(seed)
     for event in result.log:
         print(event)
     print(result.faults)
@@ -104,17 +127,16 @@ def replay(seed: int, bug: PlantedBug | None) -> int:
     return 1 if result.violations else 0
 
 
-def report(summary: Summary, seconds: float, bug: PlantedBug | None) -> int:
+def report(summary: Summary, seconds: float, chosen: Chosen) -> int:
     """Print what many schedules came to; the exit code."""
     failures = sorted(summary.failures)
     print(
         f"{summary.schedules} schedules, {summary.events} events, "
         f"{len(failures)} with violations, {seconds:.1f} seconds"
     )
-    planted = f" --plant {bug.value}" if bug else ""
     for seed, violation in failures[:SHOWN]:
         print(f"seed {seed}: {violation}")
-        print(f"    {sys.executable} -m farcall.testing.sim --replay --seed {seed}{planted}")
+        print(f"    {sys.executable} -m farcall.testing.sim --replay --seed {seed}{chosen.options}")
     if len(failures) > SHOWN:
         print(f"... and {len(failures) - SHOWN} more")
     return 1 if failures else 0
@@ -124,17 +146,25 @@ def report(summary: Summary, seconds: float, bug: PlantedBug | None) -> int:
 @click.option("--schedules", default=10_000, show_default=True, help="How many to run.")
 @click.option("--seed", default=0, show_default=True, help="Of the first schedule.")
 @click.option("--jobs", default=1, show_default=True, help="Processes.")
-@click.option("--plant", type=click.Choice([bug.value for bug in PlantedBug]), help="A mistake.")
+@click.option("--protocol", type=click.Choice(list(BUGS)), default="calls", show_default=True)
+@click.option("--plant", help="A mistake, to see it found.")
 @click.option("--replay", "again", is_flag=True, help="Print the events of schedule --seed.")
-def main(schedules: int, seed: int, jobs: int, plant: str | None, again: bool) -> None:
-    """Simulate the call and reference protocols under faults, and check their invariants."""
-    bug = PlantedBug(plant) if plant else None
+def main(
+    schedules: int, seed: int, jobs: int, protocol: str, plant: str | None, again: bool
+) -> None:
+    """Simulate protocols under faults, and check their invariants.
+
+    "calls" is the protocol of calls and references, "backward" that of distributed backward passes.
+    """
+    if plant and plant not in BUGS[protocol]:
+        raise click.BadParameter(f"{plant!r} is none of {', '.join(BUGS[protocol])}")
+    chosen = Chosen(protocol, plant)
     if again:
-        sys.exit(replay(seed, bug))
+        sys.exit(replay(seed, chosen))
     began = time.monotonic()
     with progress_bar(schedules) as advance:
-        summary = run_many(schedules, seed, jobs, bug, advance)
-    sys.exit(report(summary, time.monotonic() - began, bug))
+        summary = run_many(schedules, seed, jobs, chosen, advance)
+    sys.exit(report(summary, time.monotonic() - began, chosen))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,13 @@
+"""Optimizers of parameters on several workers, as in `torch.distributed.optim`.
+
+from farcall.optim import DistributedOptimizer
+
+optimizer = DistributedOptimizer(torch.optim.SGD, parameter_rrefs, lr=0.05)
+with dist_autograd.context() as context_id:
+    dist_autograd.backward(context_id, [loss])
+    optimizer.step(context_id)
+"""
+
+from farcall.optim.handle import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer"]

@@ -1,0 +1,79 @@
+"""The locks under which parameters are updated.
+
+PyTorch has one lock for all optimizers of a process. Here each parameter has one, which it shares
+with the parameters that were first given to an optimizer together: so every optimizer normally
+holds a single lock during a step, optimizers of different models never wait for each other, and
+several optimizers of the same parameters (each trainer makes its own) do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any, Protocol
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from farcall.runtime.agent import Agent
+
+
+class Lock(Protocol):
+    """Of `threading`."""
+
+    def acquire(self, blocking: bool = ...) -> bool: ...
+    def release(self) -> None: ...
+
+
+class _Lock:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lock = threading.Lock()
+
+
+class ParameterLocks:
+    """The locks of some parameters. Thread-safe."""
+
+    # Parameters are objects of the process, whichever agent uses them: that is where their locks
+    # belong. An attribute of the parameter would be pickled with it.
+    _known: Any = WeakTensorKeyDictionary()
+    _finding = threading.Lock()
+    _numbers = count()
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._locks: list[_Lock] = []
+        self.add(parameters)
+
+    def add(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Cover these parameters, too."""
+        with self._finding:
+            own = _Lock(next(self._numbers))
+            locks = {self._known.setdefault(parameter, own) for parameter in parameters}
+        # Everybody takes them in the same order, so nobody waits in a circle.
+        self._locks = sorted(locks.union(self._locks), key=lambda lock: lock.number)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else updates these parameters in the block."""
+        with ExitStack() as stack:
+            for lock in self._locks:
+                stack.enter_context(holding(lock.lock))
+            yield
+
+
+@contextmanager
+def holding(lock: Lock) -> Iterator[None]:
+    """Hold a lock. While it waits for that, a handler leaves its place to another.
+
+    Else handlers that wait could take all places, and the calls of whoever holds the lock find
+    none.
+    """
+    if not lock.acquire(blocking=False):
+        with Agent.waiting():
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

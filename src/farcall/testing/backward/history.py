@@ -1,0 +1,138 @@
+"""What forward passes leave behind: a random graph over workers, with what was sent and received.
+
+A node stands for a sum of its children with whole-number factors, so gradients are whole numbers
+and are compared exactly. A received tensor is a node whose gradient goes to what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from random import Random
+
+
+class Node:
+    """A node of the graph on one worker. Later nodes have higher numbers than what they come from.
+
+    Attributes:
+        children: what it comes from, with factors.
+        receive: the message it came in, if it is a received tensor.
+        raises: whether its backward function raises.
+    """
+
+    __slots__ = ("children", "number", "raises", "receive", "worker")
+
+    def __init__(self, number: int, worker: int, children: Sequence[tuple[Node, int]]) -> None:
+        self.number = number
+        self.worker = worker
+        self.children = children
+        self.receive: Receive | None = None
+        self.raises = False
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether gradients end here."""
+        return not self.children and self.receive is None
+
+    def __repr__(self) -> str:
+        return f"n{self.number}"
+
+
+class Receive:
+    """Tensors that came in one message.
+
+    Attributes:
+        worker: that received them.
+        sender: that sent them, with the number `number` of its own.
+        nodes: one for each tensor.
+    """
+
+    __slots__ = ("nodes", "number", "sender", "worker")
+
+    def __init__(self, worker: int, sender: int, number: int, nodes: Sequence[Node]) -> None:
+        self.worker = worker
+        self.sender = sender
+        self.number = number
+        self.nodes = nodes
+        for node in nodes:
+            node.receive = self
+
+    def __repr__(self) -> str:
+        return f"{self.sender}.{self.number}->{self.worker}"
+
+
+class History:
+    """What happened in one autograd context before its backward passes.
+
+    Attributes:
+        creator: worker that made the context.
+        nodes: by worker.
+        sends: by worker and number: the nodes of the tensors that were sent.
+        messages: who sent to whom, in order; every receiver knows the context from then on.
+    """
+
+    def __init__(self, creator: int) -> None:
+        self.creator = creator
+        self.nodes: dict[int, list[Node]] = {}
+        self.sends: dict[int, dict[int, list[Node]]] = {}
+        self.messages: list[tuple[int, int]] = []
+        self._count = 0
+
+    def add(self, worker: int, children: Sequence[tuple[Node, int]] = ()) -> Node:
+        """A new node."""
+        self._count += 1
+        node = Node(self._count, worker, children)
+        self.nodes.setdefault(worker, []).append(node)
+        return node
+
+    def send(self, sender: int, worker: int, tensors: Sequence[Node]) -> Receive:
+        """A message with tensors goes from one worker to another."""
+        sends = self.sends.setdefault(sender, {})
+        number = len(sends) + 1
+        sends[number] = list(tensors)
+        self.messages.append((sender, worker))
+        return Receive(worker, sender, number, [self.add(worker) for _ in tensors])
+
+    def gradients(self, roots: Iterable[Node]) -> dict[Node, int]:
+        """The right gradients of all nodes that these depend on."""
+        totals: dict[Node, int] = {}
+        for root in roots:
+            totals[root] = totals.get(root, 0) + 1
+        every = [node for nodes in self.nodes.values() for node in nodes]
+        for node in sorted(every, key=lambda node: node.number, reverse=True):
+            if node in totals:
+                for child, factor in self._sources(node):
+                    totals[child] = totals.get(child, 0) + factor * totals[node]
+        return totals
+
+    def _sources(self, node: Node) -> Sequence[tuple[Node, int]]:
+        if node.receive is None:
+            return node.children
+        sent = self.sends[node.receive.sender][node.receive.number]
+        return [(sent[node.receive.nodes.index(node)], 1)]
+
+
+def draw_history(random: Random, workers: int) -> History:
+    """A random one, of workers 1 to `workers`. Nodes come from late ones rather: it gets deep."""
+    history = History(random.randint(1, workers))
+    knowing = [history.creator]
+    messages = random.uniform(0.2, 0.7)
+    for _ in range(random.choice((4, 8, 15, 30, 50))):
+        worker = random.choice(knowing)
+        nodes = history.nodes.get(worker, [])
+        if not nodes or random.random() < 0.15:
+            history.add(worker)
+        elif random.random() < messages:
+            to = random.randint(1, workers)
+            tensors = [_late(random, nodes) for _ in range(random.choice((1, 1, 2, 3)))]
+            history.send(worker, to, tensors)
+            knowing.append(to)
+        else:
+            children = [_late(random, nodes) for _ in range(random.choice((1, 2, 2, 3)))]
+            history.add(worker, [(child, random.randint(1, 3)) for child in children])
+    if not history.nodes.get(history.creator):
+        history.add(history.creator)
+    return history
+
+
+def _late(random: Random, nodes: Sequence[Node]) -> Node:
+    return random.choice(nodes[-5:] if random.random() < 0.7 else nodes)

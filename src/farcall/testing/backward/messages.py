@@ -1,0 +1,76 @@
+"""What simulated workers say to each other about backward passes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Waiting = dict[int, int]  # worker -> how many of its sources wait for their gradient
+
+
+class Options(NamedTuple):
+    """Of a pass; `root` is the worker that began it."""
+
+    number: int
+    fast: bool
+    root: int
+
+
+class Prepare(NamedTuple):
+    """Of what was sent with this number, the tensors with these indices are used."""
+
+    context: int
+    options: Options
+    number: int
+    live: tuple[int, ...]
+
+
+class Grad(NamedTuple):
+    """The gradients of what was sent with this number: (index, gradient) of what is used."""
+
+    context: int
+    options: Options
+    number: int
+    gradients: tuple[tuple[int, int], ...]
+
+
+class Survey(NamedTuple):
+    """To the root: find out which sources are live."""
+
+    context: int
+    options: Options
+
+
+class Answer(NamedTuple):
+    """To a call: what is known of waiting sources, or the error."""
+
+    call: int
+    waiting: Waiting
+    error: str
+
+
+class Abort(NamedTuple):
+    """A pass has failed elsewhere."""
+
+    context: int
+    options: Options
+    reason: str
+
+
+class Released(NamedTuple):
+    """A context has ended."""
+
+    context: int
+    floor: int
+
+
+class Holds(NamedTuple):
+    """To the creator of a context: the sender has it, and lost who gave it."""
+
+    context: int
+
+
+class Forward(NamedTuple):
+    """A call inside a context, with nothing of interest in it; it is passed on `hops` times."""
+
+    context: int
+    hops: int

@@ -1,0 +1,355 @@
+"""One schedule of backward passes: forward history, then messages, runs and deaths at random.
+
+A schedule is drawn from one `random.Random(seed)`. One to three contexts come first, each with a
+history of forward calls. Then passes begin, late forward calls are on their way, messages arrive in
+any order, runs go on node by node, a backward function raises, workers die and are noticed, and
+contexts whose passes are over end. It goes on until nothing is left to do.
+
+What is violated:
+
+BWD-1  A pass succeeded, and a leaf's gradient is not what it should be.
+BWD-2  A receive sent two GRADs, or one that the roots don't depend on; or it sent none, and the
+       pass succeeded. A node was run twice.
+BWD-3  A pass succeeded, and was not over at some worker.
+ABORT  A pass failed, and goes on at some worker when all is quiet.
+BWD-4  In the end a worker knows of a context that has ended, or whose creator died.
+END    A pass did not end; or failed, and neither did a worker die nor a function raise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from farcall.testing.backward.history import History, Node, Receive, draw_history
+from farcall.testing.backward.messages import Forward, Options
+from farcall.testing.backward.passes import Content, Run
+from farcall.testing.backward.planted import BackwardBug, machines_with
+from farcall.testing.backward.worker import Worker
+from farcall.testing.clock import ManualClock
+from farcall.testing.network import Faults, Network
+from farcall.testing.oracle import Violation
+from farcall.testing.simulation import Event, Result
+
+MAX_EVENTS = 20_000  # of a schedule that ends
+
+
+def simulate_backward(
+    seed: int, faults: Faults | None = None, *, bug: BackwardBug | None = None
+) -> Result:
+    """Run one schedule of the protocols of backward passes and contexts.
+
+    Args:
+        seed: equal arguments give equal results.
+        faults: `reordering` and `crash` count; drawn from the seed when None. Links lose nothing.
+        bug: a mistake to plant in the machines, to see it found.
+    """
+    return _Schedule(seed, faults, bug).run()
+
+
+class _Fate:
+    """A pass, as the oracle sees it."""
+
+    def __init__(self, history: History, roots: Sequence[Node], options: Options) -> None:
+        self.history = history
+        self.roots = roots
+        self.options = options
+        self.totals = history.gradients(roots)
+        self.expected = {node: total for node, total in self.totals.items() if node.is_leaf}
+        self.live = {node.receive for node in self.totals if node.receive is not None}
+        self.found: Counter[Node] = Counter()
+        self.ran: Counter[Node] = Counter()
+        self.sent: Counter[Receive] = Counter()
+        self.error: str | None = None  # "": it succeeded
+
+
+class _Schedule:
+    def __init__(self, seed: int, faults: Faults | None, bug: BackwardBug | None) -> None:
+        self._seed = seed
+        self._random = random = Random(seed)
+        self._faults = faults or _draw_faults(random)
+        self._machines = machines_with(bug)
+        self._clock = ManualClock()
+        self._network: Network[tuple[Any, int]] = Network(self._clock, random, self._faults)
+        self._log: list[Event] = []
+        self._violations: list[Violation] = []
+        self._workers: dict[int, Worker] = {}
+        self._runs: list[tuple[int, Run]] = []
+        self._notices: list[tuple[int, int]] = []
+        self._acquainted: set[frozenset[int]] = set()
+        self._histories: dict[int, History] = {}
+        self._fates: dict[tuple[int, Options], _Fate] = {}
+        self._not_begun: list[tuple[int, Options]] = []
+        self._deaths = random.choice((0, 0, 1, 1, 2)) if self._faults.crash else 0
+        self._raised = False
+        count = random.choice((2, 3, 3, 4, 5))
+        self._workers_at_start = count
+        for number in range(1, count + 1):
+            self._workers[number] = Worker(number, self._machines, self)
+        for _ in range(random.choice((1, 1, 2, 3))):
+            self._look_back(count)
+
+    def _look_back(self, count: int) -> None:
+        """A context, what happened in it, and the passes that will begin."""
+        random = self._random
+        history = draw_history(random, count)
+        creator = self._workers[history.creator]
+        context = creator.contexts.next_id()
+        self._histories[context] = history
+        sends = {worker: dict(history.sends.get(worker, {})) for worker in self._workers}
+        creator.contexts.create(context, Content(sends[creator.id]))
+        for sender, receiver in history.messages:
+            giver, taker = self._workers[sender], self._workers[receiver]
+            giver.give(context, taker.id)
+            self._met(sender, receiver)
+            content = taker.contexts.get(context) or Content(sends[taker.id])
+            taker.enter(context, giver.id, content)
+        for number in range(random.choice((1, 1, 2))):
+            nodes = history.nodes[history.creator]
+            roots = [random.choice(nodes[-4:]) for _ in range(random.choice((1, 1, 2)))]
+            options = Options(
+                number + 1, random.random() < 0.5 and _uses_all(history, roots), creator.id
+            )
+            self._fates[context, options] = _Fate(history, roots, options)
+            self._not_begun.append((context, options))
+        if random.random() < 0.2:
+            every = [node for nodes in history.nodes.values() for node in nodes]
+            random.choice(every).raises = True
+            self._raised = True
+        for worker in self._workers.values():
+            if random.random() < 0.3:
+                self._forward(worker, context, hops=random.randrange(4))
+
+    def run(self) -> Result:
+        try:
+            while not self._violations and self._step():
+                if len(self._log) > MAX_EVENTS:
+                    self._violate("END", "no end in sight")
+            if not self._violations:
+                self._check_end()
+        except (KeyError, ValueError, AssertionError) as error:
+            self._violate("ERROR", f"a machine raised {type(error).__name__}: {error}")
+        violations = tuple(self._violations)
+        return Result(self._seed, self._faults, len(self._log), violations, tuple(self._log))
+
+    def _step(self) -> bool:
+        """Let one thing happen; False: nothing is left that can."""
+        random = self._random
+        acts: list[Callable[[], bool]] = []
+        acts += [self._begin] * bool(self._not_begun)
+        acts += [self._deliver] * (3 * bool(len(self._network)))
+        acts += [self._advance] * (3 * bool(self._runs))
+        acts += [self._notice] * bool(self._notices)
+        acts += [self._end] * bool(self._over())
+        if self._deaths and random.random() < self._faults.crash:
+            acts.append(self._crash)
+        random.shuffle(acts)
+        return any(act() for act in acts)
+
+    # What happens.
+
+    def _begin(self) -> bool:
+        context, options = self._pick(self._not_begun)
+        self._not_begun.remove((context, options))
+        fate = self._fates[context, options]
+        worker = self._workers.get(fate.history.creator)
+        if worker is None or worker.contexts.get(context) is None:
+            fate.error = "never began"
+            return True
+        self._note(f"w{worker.id} begins pass", context, options, "from", fate.roots)
+        worker.backward(context, options, fate.roots)
+        return True
+
+    def _deliver(self) -> bool:
+        arrival = self._network.deliver()
+        if arrival is None:
+            return False
+        source, target, (message, call) = arrival
+        self._note(f"w{source} -> w{target}", message, "call", call)
+        worker = self._workers.get(target)
+        if worker is not None:
+            worker.receive(source, message, call)
+            if isinstance(message, Forward) and message.hops:
+                self._forward(worker, message.context, message.hops - 1)
+        return True
+
+    def _forward(self, worker: Worker, context: int, hops: int) -> None:
+        """A call inside the context, if the worker has it."""
+        others = [peer for peer in self._workers if peer not in worker.lost]
+        peer = self._pick(others)
+        if worker.give(context, peer) is not None:
+            self.send(worker.id, peer, Forward(context, hops), 0)
+
+    def _advance(self) -> bool:
+        """A run goes on by a node, unless it waits for a gradient. False: all of them wait."""
+        for entry in self._random.sample(self._runs, len(self._runs)):
+            worker, run = entry
+            goes_on = next(run, None) if worker in self._workers else None
+            if goes_on is None:
+                self._runs.remove(entry)
+            if goes_on is not False:
+                return True
+        return False
+
+    def _runs_on(self) -> bool:
+        """Whether some run waits for nothing."""
+        return (
+            any(incarnation in self._workers for incarnation, _ in self._runs) and self._advance()
+        )
+
+    def _crash(self) -> bool:
+        victim = self._pick(list(self._workers))
+        self._deaths -= 1
+        self._note(f"w{victim} dies")
+        del self._workers[victim]
+        self._notices = [notice for notice in self._notices if notice[0] != victim]
+        for who in self._workers:
+            if frozenset((who, victim)) in self._acquainted:
+                self._will_notice(who, victim)
+        return True
+
+    def _met(self, one: int, other: int) -> None:
+        self._acquainted.add(frozenset((one, other)))
+
+    def _will_notice(self, who: int, whom: int) -> None:
+        worker = self._workers.get(who)
+        if worker is not None and whom not in worker.lost and (who, whom) not in self._notices:
+            self._notices.append((who, whom))
+
+    def _notice(self) -> bool:
+        who, whom = self._pick(self._notices)
+        self._notices.remove((who, whom))
+        self._note(f"w{who} declares lost w{whom}")
+        self._workers[who].lose(whom)
+        return True
+
+    def _over(self) -> list[int]:
+        """Contexts that can end: all of their passes are over."""
+        open_ones = {key[0] for key, fate in self._fates.items() if fate.error is None}
+        return [
+            context
+            for context, history in self._histories.items()
+            if context not in open_ones
+            and (worker := self._workers.get(history.creator)) is not None
+            and worker.contexts.get(context) is not None
+        ]
+
+    def _end(self) -> bool:
+        if not (len(self._network) or self._notices or self._runs_on()):
+            self._check_failed()
+        context = self._pick(self._over())
+        self._note("context", context, "ends")
+        self._workers[self._histories[context].creator].end(context)
+        return True
+
+    # What workers tell.
+
+    def send(self, worker: int, peer: int, message: Any, call: int) -> None:
+        """A message goes off. Whom it does not reach is found to be dead."""
+        self._met(worker, peer)
+        if peer not in self._workers:
+            self._will_notice(worker, peer)
+        self._network.send(worker, peer, (message, call))
+
+    def start(self, worker: int, run: Run) -> None:
+        """A run begins."""
+        self._runs.append((worker, run))
+
+    def ran(self, context: int, options: Options, node: Node) -> None:
+        """A node is run."""
+        self._note(f"w{node.worker} runs", node)
+        fate = self._fates[context, options]
+        fate.ran[node] += 1
+        if fate.ran[node] > 1 and not node.is_leaf:
+            self._violate("BWD-2", f"{node} is run twice in pass {options} of {context}")
+
+    def accumulated(self, context: int, options: Options, leaf: Node, gradient: int) -> None:
+        """A leaf gets a gradient."""
+        self._fates[context, options].found[leaf] += gradient
+
+    def sent(self, context: int, options: Options, receive: Receive) -> None:
+        """The gradients of a receive go off."""
+        fate = self._fates[context, options]
+        fate.sent[receive] += 1
+        if fate.sent[receive] > 1:
+            self._violate("BWD-2", f"{receive} sends two GRADs in pass {options} of {context}")
+        if receive not in fate.live:
+            self._violate("BWD-2", f"{receive} sends a GRAD though nothing depends on it")
+
+    def ended(self, context: int, options: Options, error: str) -> None:
+        """A pass has ended at the worker that began it."""
+        self._note("pass", options, "of", context, "ends:", error or "success")
+        fate = self._fates[context, options]
+        if fate.error is not None:
+            self._violate("END", f"pass {options} of {context} ends twice")
+        fate.error = error
+        if error:
+            if not (self._raised or self._has_died()):
+                self._violate("END", f"pass {options} of {context} failed: {error}")
+            return
+        if +fate.found != +Counter(fate.expected):
+            text = f"pass {options} of {context}: {dict(fate.found)}, expected {fate.expected}"
+            self._violate("BWD-1", text)
+        missing = fate.live - set(fate.sent)
+        if missing:
+            self._violate("BWD-2", f"pass {options} of {context}: no GRADs of {missing}")
+        self._check_over(context, options)
+
+    # Judgement.
+
+    def _has_died(self) -> bool:
+        return len(self._workers) < self._workers_at_start
+
+    def _check_over(self, context: int, options: Options) -> None:
+        for worker in self._workers.values():
+            content = worker.contexts.get(context)
+            backward = None if content is None else content.passes.get(options)
+            if backward is not None and not backward.is_idle:
+                text = f"pass {options} of {context} is not over at w{worker.id}"
+                self._violate("BWD-3", text)
+
+    def _check_failed(self) -> None:
+        """Once all is quiet, a pass that has failed must have failed everywhere."""
+        for (context, options), fate in self._fates.items():
+            for worker in self._workers.values() if fate.error else ():
+                content = worker.contexts.get(context)
+                backward = None if content is None else content.passes.get(options)
+                if backward is not None and not (backward.error or backward.is_idle):
+                    text = f"w{worker.id} does not know that it failed"
+                    self._violate("ABORT", f"pass {options} of {context}: {text}")
+
+    def _check_end(self) -> None:
+        for (context, options), fate in self._fates.items():
+            if fate.error is None and fate.history.creator in self._workers:
+                self._violate("END", f"pass {options} of {context} does not end")
+        for worker in self._workers.values():
+            if len(worker.contexts):
+                text = f"w{worker.id} keeps {len(worker.contexts)} contexts"
+                self._violate("BWD-4", text)
+
+    def _violate(self, invariant: str, text: str) -> None:
+        self._violations.append(Violation(invariant, text))
+
+    # Helpers.
+
+    def _pick(self, options: Sequence[Any]) -> Any:
+        return options[self._random.randrange(len(options))]
+
+    def _note(self, *what: object) -> None:
+        self._log.append(Event(self._clock.now, what))
+
+
+def _draw_faults(random: Random) -> Faults:
+    return Faults(
+        reordering=0.0 if random.random() < 0.3 else 0.5 * random.random(),
+        crash=0.0 if random.random() < 0.6 else 0.1 * random.random(),
+    )
+
+
+def _uses_all(history: History, roots: Sequence[Node]) -> bool:
+    """Whether these depend on all tensors that were sent: fast mode is for that."""
+    used = history.gradients(roots)
+    nodes = [node for found in history.nodes.values() for node in found]
+    return all(node in used for node in nodes if node.receive is not None)

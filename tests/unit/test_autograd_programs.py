@@ -1,0 +1,425 @@
+"""Distributed autograd by random programs: gradients, and nodes that run, as in one process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from farcall.autograd import graph, passes, records
+from farcall.testing.gradients import (
+    Bench,
+    Hang,
+    Program,
+    describe,
+    generate,
+    generate_together,
+    shrink,
+)
+from farcall.testing.gradients.check import within
+from farcall.testing.gradients.local import run_locally
+from farcall.testing.gradients.ops import OPERATIONS, make_parameters
+from farcall.testing.gradients.outcome import Outcome, Report, differences
+from farcall.testing.gradients.program import (
+    PACKINGS,
+    WAYS,
+    Await,
+    Block,
+    Call,
+    Leaf,
+    Op,
+    Pass,
+)
+from farcall.testing.gradients.sim import main
+
+PROGRAMS = 1000
+BLOCKS = 10
+TOGETHER = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors are fastest so, and programs that fail on purpose need no log."""
+    threads, level = torch.get_num_threads(), logging.getLogger("farcall").level
+    torch.set_num_threads(1)
+    logging.getLogger("farcall").setLevel(logging.CRITICAL)
+    yield
+    torch.set_num_threads(threads)
+    logging.getLogger("farcall").setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with Bench() as bench:
+        yield bench
+        assert bench.leftovers() == []
+
+
+# The property.
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_random_programs_have_the_gradients_of_the_local_run(bench, block):  # BWD-1, BWD-2
+    size = PROGRAMS // BLOCKS
+    for seed in range(block * size, (block + 1) * size):
+        assert bench.check(generate(seed)) == [], replay(seed)
+
+
+def replay(seed: int, option: str = "--shrink") -> str:
+    return f"python -m farcall.testing.gradients --replay --seed {seed} {option}"
+
+
+def test_programs_that_run_at_once_with_the_same_parameters_do_not_disturb_each_other(bench):
+    for seed in range(TOGETHER):
+        programs = generate_together(seed)
+        assert bench.check_together(programs) == [], replay(seed, "--together")
+
+
+def test_nothing_of_finished_programs_is_kept(bench):  # BWD-4
+    for seed in range(20):
+        bench.check(generate(seed))
+    assert bench.leftovers() == []
+
+
+def test_one_thread_per_worker_is_enough():
+    with Bench(num_worker_threads=1) as bench:
+        for seed in range(30):
+            assert bench.check(generate(seed)) == [], seed
+
+
+def test_programs_run_over_sockets_too():
+    with Bench("socket") as bench:
+        for seed in range(30):
+            assert bench.check(generate(seed)) == [], seed
+
+
+# What the programs are like.
+
+
+@pytest.fixture(scope="module")
+def programs() -> list[Program]:
+    return [generate(seed) for seed in range(PROGRAMS)]
+
+
+def test_equal_seeds_give_equal_programs(programs):
+    assert [generate(seed) for seed in range(50)] == programs[:50]
+    assert len({describe(program) for program in programs}) == PROGRAMS
+
+
+def test_programs_have_everything_that_there_is(programs):
+    steps = [step for p in programs for block in p.blocks for step in block.steps]
+    calls = [step for step in steps if isinstance(step, Call)]
+    names = Counter(step.name for step in steps if isinstance(step, Op))
+    assert names.keys() == OPERATIONS.keys() | {"refer", "fetch", "settle"}
+    assert min(names.values()) > 20
+    assert Counter(call.way for call in calls).keys() == set(WAYS)
+    assert Counter(call.packing for call in calls).keys() == set(PACKINGS)
+    assert {p.workers for p in programs} == {2, 3, 4}
+    assert {p.root for p in programs} == {0, 1, 2, 3}
+    waits = [block.split for p in programs for block in p.blocks]
+    assert sum(split >= 0 for split in waits) > 50
+    assert sum(split == -2 for split in waits) > 50
+    assert sum(isinstance(step, Op) and step.quietly for step in steps) > 50
+
+
+def test_programs_have_all_kinds_of_passes(programs):
+    every = [one for program in programs for one in program.passes]
+    assert sum(len(one.roots) > 1 for one in every) > 50
+    assert sum(one.retain_graph for one in every) > 50
+    assert sum(one.create_graph for one in every) > 20
+    assert sum(one.penalty for one in every) > 20
+    assert sum(one.at >= 0 for one in every) > 20
+
+
+def test_programs_nest_and_come_back(programs):
+    """A calls B, which calls A again, which calls B again."""
+    assert sum(longest_cycle(program) >= 4 for program in programs) > 50
+
+
+def longest_cycle(program: Program) -> int:
+    """Most blocks on a path of calls that goes back and forth between two workers."""
+
+    def below(index: int, length: int, before: int) -> int:
+        block = program.blocks[index]
+        best = length
+        for step in block.steps:
+            if isinstance(step, Call):
+                to = program.blocks[step.block].worker
+                longer = length + 1 if to in (before, -1) else 2
+                best = max(best, below(step.block, longer, block.worker))
+        return best
+
+    return below(0, 1, -1)
+
+
+def test_most_programs_use_what_was_sent_and_some_could_run_fast(programs):
+    outcomes = [run_locally(program) for program in programs[:300]]
+    received = [any(any(r.runs.values()) for r in outcome.reports) for outcome in outcomes]
+    assert sum(received) > 100
+    assert sum(any(outcome.fast) for outcome in outcomes) > 10
+    gradients = [g for o in outcomes for r in o.reports for g in r.gradients.values()]
+    assert sum(gradient is None for gradient in gradients) > 100
+    assert sum(gradient is not None for gradient in gradients) > 300
+    assert sum(bool(outcome.error) for outcome in outcomes) < 30
+
+
+# Planted bugs.
+
+
+def doubles_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    accumulate = records.Context.accumulate
+
+    def twice(self: Any, leaf: Any, gradient: Any) -> None:
+        accumulate(self, leaf, gradient)
+        accumulate(self, leaf, gradient)
+
+    monkeypatch.setattr(records.Context, "accumulate", twice)
+
+
+def loses_a_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(self: Any, leaf: Any, gradient: Any) -> None:
+        self._gradients[leaf] = gradient
+
+    monkeypatch.setattr(records.Context, "accumulate", replace)
+
+
+def runs_sources_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too early: before the other sources of the same nodes have their gradients."""
+    never = property(lambda self: False, lambda self, value: None)
+    monkeypatch.setattr(graph.Exploration, "is_shared", never, raising=False)
+
+
+def prepares_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only what is used."""
+    prepare = passes.Pass.prepare
+
+    def all_of_it(self: Any, source: int, nodes: Any, live: Any) -> Any:
+        return prepare(self, source, nodes, range(len(nodes)))
+
+    monkeypatch.setattr(passes.Pass, "prepare", all_of_it)
+
+
+def drops_the_last_tensor_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    deliver = passes.Pass.deliver
+
+    def without_last(self: Any, source: int, gradients: Any) -> Any:
+        gradients = list(gradients)
+        if len(gradients) > 1:
+            gradients[-1] = None
+        return deliver(self, source, gradients)
+
+    monkeypatch.setattr(passes.Pass, "deliver", without_last)
+
+
+def always_frees_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = property(lambda self: {"retain_graph": False, "create_graph": False})
+    monkeypatch.setattr(passes.Pass, "_flags", flags)
+
+
+def gives_gradients_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = property(lambda self: {"retain_graph": True, "create_graph": False})
+    monkeypatch.setattr(passes.Pass, "_flags", flags)
+
+
+BUGS = {
+    doubles_gradients: "gradient of",
+    loses_a_contribution: "gradient of",
+    runs_sources_apart: "",
+    prepares_everything: "",
+    drops_the_last_tensor_of_a_message: "",
+    always_frees_the_graph: "error",
+    gives_gradients_no_graph: "",
+}
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
+def test_planted_bug_is_found(monkeypatch, plant):
+    plant(monkeypatch)
+    with Bench(rpc_timeout=5) as bench:
+        for seed in range(300):
+            found = bench.check(generate(seed))
+            if found:
+                assert BUGS[plant] in found[0]
+                return
+    pytest.fail("it was not found")
+
+
+# What is compared.
+
+
+def outcome(**changes: Any) -> Outcome:
+    gradients = {"p0": torch.tensor([1.0, 2.0], dtype=torch.float64), "p1": None}
+    report = Report(gradients, {"v3": None}, Counter(v1=1), Counter(), Counter(h=2), Counter(p0=1))
+    return Outcome([0.5], [report._replace(**changes)])
+
+
+def test_equal_outcomes_do_not_differ():
+    assert differences(outcome(), outcome()) == []
+    nearly = {"p0": torch.tensor([1.0, 2.0 + 1e-13], dtype=torch.float64), "p1": None}
+    assert differences(outcome(), outcome(gradients=nearly)) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradients": {"p0": torch.tensor([1.0, 2.001], dtype=torch.float64), "p1": None}},
+        {"gradients": {"p0": torch.tensor([1.0, float("nan")], dtype=torch.float64), "p1": None}},
+        {"gradients": {"p0": None, "p1": None}},
+        {"gradients": {"p0": torch.tensor([1.0, 2.0]).double(), "p1": torch.zeros(2).double()}},
+        {"retained": {"v3": torch.ones(1)}},
+        {"runs": Counter(v1=2)},
+        {"zero_runs": Counter(v1=1)},
+        {"hooks": Counter(h=3)},
+        {"parameter_hooks": Counter()},
+    ],
+)
+def test_every_difference_is_seen(changes):
+    assert len(differences(outcome(), outcome(**changes))) == 1
+    assert len(differences(outcome(**changes), outcome())) == 1
+
+
+def test_zeros_are_nothing_where_gradients_are_undefined():
+    zeros = {"p0": torch.tensor([1.0, 2.0]).double(), "p1": torch.zeros(2).double()}
+    other = outcome(gradients=zeros, zero_runs=Counter(v1=1))
+    assert len(differences(outcome(), other)) == 2
+    assert differences(outcome(), other, undefined=True) == []
+
+
+def test_an_error_on_one_side_is_a_difference():
+    failed = Outcome([0.5], [], error="pass 0: RuntimeError", traceback="...")
+    assert "RuntimeError" in differences(outcome(), failed)[0]
+    assert "expected 'pass 0: RuntimeError'" in differences(failed, outcome())[0]
+    assert differences(failed, failed) == []
+
+
+def test_what_hangs_is_reported_with_stacks():
+    never = threading.Event()
+    with pytest.raises(Hang, match="test_what_hangs"):
+        within(0.05, never.wait)
+    never.set()
+
+
+# Programs by hand.
+
+SQUARE = Program(
+    seed=-1,
+    workers=2,
+    leaves=(Leaf(0, 1), Leaf(1, 1, "halve")),
+    blocks=(
+        Block(
+            worker=0,
+            params=(),
+            steps=(
+                Op("parameter", (), (1,), 0),
+                Call("rpc_sync", 1, (1,), "tuple", 2),
+                Await(2, (3,)),
+                Op("tanh", (3,), (4,)),
+                Op("mean", (4,), (5,)),
+            ),
+            outputs=(),
+        ),
+        Block(
+            worker=1,
+            params=(6,),
+            steps=(Op("parameter", (), (7,), 1), Op("multiply", (6, 7), (8,))),
+            outputs=(8,),
+        ),
+    ),
+    passes=(Pass(5, ((5,),)),),
+)
+
+
+def test_a_program_by_hand_has_the_gradients_of_the_formula(bench):
+    found = bench.run(SQUARE)
+    own = run_locally(SQUARE).reports
+    x, y = found.reports[0].gradients["p0"], found.reports[1].gradients["p1"]
+    assert x is not None
+    assert y is not None
+    # d mean(tanh(2 a b)) / da = 2/3 b (1 - tanh(2 a b)^2), and for b, halved by the hook.
+    a, b = (p.detach() for p in (parameter(0), parameter(1)))
+    slope = 2 / 3 * (1 - torch.tanh(2 * a * b) ** 2)
+    torch.testing.assert_close(x, slope * b)
+    torch.testing.assert_close(y, 0.5 * slope * a)
+    torch.testing.assert_close(own[0].gradients["p0"], x)
+
+
+def parameter(index: int) -> torch.Tensor:
+    return make_parameters(SQUARE.leaves, SQUARE.leaves[index].worker)[index]
+
+
+def test_a_program_reads_like_python():
+    assert describe(SQUARE).splitlines() == [
+        "# seed -1: 2 workers, 7 steps",
+        "p0 = parameter on w0 (3)",
+        "p1 = parameter on w1 (3), hook halve",
+        "",
+        "def block1(v6):  # on w1",
+        "    v7 = parameter[1]()",
+        "    v8 = multiply[0](v6, v7)",
+        "    return tuple of v8",
+        "",
+        "def main():  # on w0",
+        "    v1 = parameter[0]()",
+        '    v2 = rpc_sync("w1", block1, tuple of v1)',
+        "    v3 = v2.wait()",
+        "    v4 = tanh[0](v3)",
+        "    v5 = mean[0](v4)",
+        "    backward([v5])",
+    ]
+
+
+def test_a_failing_program_is_made_small():
+    def fails(program: Program) -> bool:
+        """As if a multiplication in a called block were wrong."""
+        try:
+            if run_locally(program).error:
+                return False
+        except Exception:
+            return False
+        steps = [step for block in program.blocks[1:] for step in block.steps]
+        return any(isinstance(step, Op) and step.name == "multiply" for step in steps)
+
+    seed = next(s for s in range(100) if generate(s).size > 40 and fails(generate(s)))
+    small = shrink(generate(seed), fails)
+    assert fails(small)
+    assert small.size <= 6
+    assert len(small.blocks) == 2
+
+
+# The command line.
+
+
+def test_command_line_sums_up_and_succeeds():
+    result = CliRunner().invoke(main, ["--programs", "12"])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("18 programs, ")  # 12, and twice three at once
+    assert " 0 with differences" in result.output
+
+
+def test_command_line_fails_and_says_how_to_replay(monkeypatch):
+    doubles_gradients(monkeypatch)
+    result = CliRunner().invoke(main, ["--programs", "5"])
+    assert result.exit_code == 1
+    assert "-m farcall.testing.gradients --replay --seed" in result.output
+
+
+def test_command_line_replays_and_shrinks_a_program(monkeypatch):
+    doubles_gradients(monkeypatch)
+    result = CliRunner().invoke(main, ["--replay", "--seed", "1", "--shrink"])
+    assert result.exit_code == 1
+    assert "def main():  # on w" in result.output
+    assert "gradient of" in result.output
+    assert len(result.output.splitlines()) < 25
+
+
+def test_command_line_replays_programs_that_run_at_once():
+    result = CliRunner().invoke(main, ["--replay", "--seed", "4", "--together"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("def main():") == 3
+    assert result.output.endswith("no difference\n")

@@ -1,0 +1,119 @@
+"""The protocols of backward passes and autograd contexts, under simulated disorder and death."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from click.testing import CliRunner
+
+from farcall.testing import Faults
+from farcall.testing.backward import BackwardBug, simulate_backward
+from farcall.testing.backward.history import History, draw_history
+from farcall.testing.sim import main
+
+SCHEDULES = 2000
+ORDERLY = Faults()
+DISORDERLY = Faults(reordering=0.5)
+DEADLY = Faults(reordering=0.3, crash=0.2)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_invariants_hold_in_every_schedule(block):  # BWD-1 .. BWD-4
+    size = SCHEDULES // 4
+    for seed in range(block * size, (block + 1) * size):
+        assert simulate_backward(seed).violations == (), f"simulate_backward({seed}).log"
+
+
+@pytest.mark.parametrize("faults", [ORDERLY, DISORDERLY, DEADLY], ids=["in order", "not", "deadly"])
+def test_invariants_hold_under_given_faults(faults):
+    for seed in range(300):
+        assert simulate_backward(seed, faults).violations == ()
+
+
+def test_seed_replays_to_the_last_event():
+    for seed in range(20):
+        one, other = simulate_backward(seed), simulate_backward(seed)
+        assert [str(event) for event in one.log] == [str(event) for event in other.log]
+        assert one.violations == other.violations
+
+
+def test_schedules_have_what_can_go_wrong():
+    logs = [" ".join(str(event) for event in simulate_backward(seed).log) for seed in range(300)]
+    for what in ("Prepare(", "Grad(", "Abort(", "Released(", "Forward(", "dies", "declares lost"):
+        assert sum(what in log for log in logs) > 20, what
+    for what in ("success", "raised", "lost ", "fast=True"):
+        assert sum(what in log for log in logs) > 5, what
+
+
+FINDS = {
+    BackwardBug.ANSWERS_EARLY: {"BWD-1", "BWD-3", "END"},
+    BackwardBug.FORGETS_ANSWERS: {"END"},
+    BackwardBug.PREPARES_IN_HASTE: {"END"},
+    BackwardBug.WAITS_IN_ASCENDING_ORDER: {"END"},
+    BackwardBug.ONLY_NEWEST_SOURCES: {"END"},
+    BackwardBug.FORGETS_THE_DEAD: {"BWD-4"},
+    BackwardBug.RELEASES_ONLY_HERE: {"BWD-4"},
+    BackwardBug.DOES_NOT_REPORT: {"BWD-4"},
+    BackwardBug.IGNORES_REPORTS: {"BWD-4"},
+}
+
+
+@pytest.mark.parametrize("bug", BackwardBug, ids=lambda bug: bug.value)
+def test_planted_bug_is_found(bug):
+    for seed in range(1000):
+        violations = simulate_backward(seed, bug=bug).violations
+        if violations:
+            assert violations[0].invariant in FINDS[bug]
+            return
+    pytest.fail(f"{bug.value} was not found")
+
+
+# The oracle's own gradients, by hand.
+
+
+def test_gradients_of_a_history_go_through_messages():
+    history = History(1)
+    leaf = history.add(1)
+    double = history.add(1, [(leaf, 2)])
+    there = history.send(1, 2, [double, leaf])
+    triple = history.add(2, [(there.nodes[0], 3), (there.nodes[1], 1)])
+    back = history.send(2, 1, [triple])
+    root = history.add(1, [(back.nodes[0], 1), (leaf, 5)])
+    assert history.gradients([root])[leaf] == 2 * 3 + 1 + 5
+    assert history.gradients([root, root])[leaf] == 2 * (2 * 3 + 1 + 5)
+    assert history.gradients([there.nodes[0]]) == {there.nodes[0]: 1, double: 1, leaf: 2}
+
+
+def test_histories_differ_and_replay():
+    def shape(seed: int) -> list[tuple[int, int]]:
+        return draw_history(Random(seed), 4).messages
+
+    assert shape(7) == shape(7)
+    assert len({str(shape(seed)) for seed in range(50)}) > 30
+
+
+# The command line.
+
+
+def test_command_line_simulates_backward_passes():
+    result = CliRunner().invoke(main, ["--protocol", "backward", "--schedules", "20"])
+    assert result.exit_code == 0
+    assert result.output.startswith("20 schedules, ")
+
+
+def test_command_line_says_how_to_replay_a_backward_pass():
+    arguments = ["--protocol", "backward", "--plant", "forgets-answers"]
+    result = CliRunner().invoke(main, [*arguments, "--schedules", "20"])
+    assert result.exit_code == 1
+    command = result.output.splitlines()[2].split("farcall.testing.sim ")[1].split()
+    assert {"--replay", "--protocol", "backward", "--plant", "forgets-answers"} <= set(command)
+    again = CliRunner().invoke(main, command)
+    assert again.exit_code == 1
+    assert "VIOLATION END" in again.output
+
+
+def test_command_line_refuses_a_bug_of_another_protocol():
+    result = CliRunner().invoke(main, ["--protocol", "backward", "--plant", "does-not-pin"])
+    assert result.exit_code == 2
+    assert "answers-early" in result.output
