@@ -1,9 +1,9 @@
 """Tools for tests: a clock moved by hand, a network with faults, and the protocol's simulator.
 
 Product code: test your own programs with them. `python -m farcall.testing.sim` runs the simulator,
-of calls and references or, in `farcall.testing.backward`, of backward passes. Two things need torch:
-`farcall.testing.cluster` starts several workers in one process, and `farcall.testing.gradients` runs
-random autograd programs on them.
+of calls and references or, in `farcall.testing.backward`, of backward passes. Two things need
+torch: `farcall.testing.cluster` starts several workers in one process, and
+`farcall.testing.gradients` runs random autograd programs on them.
 """
 
 from farcall.testing.clock import ManualClock
