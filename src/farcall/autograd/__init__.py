@@ -78,9 +78,10 @@ def backward(
         retain_graph: keep the graph for another backward pass.
         create_graph: make the gradients part of the graph, so that a later pass can go through
             them. Implies `retain_graph`.
-        mode: "smart" first finds out what the roots depend on: sent tensors that they don't depend
-            on cost nothing. "fast" saves that wave of messages, and may be used if the roots depend
-            on every tensor requiring grad that was sent in the context.
+        mode: in "smart", sent tensors that the roots don't depend on cost nothing. Where messages
+            share parts of a worker's graph, a wave of small messages first finds out which are
+            used. "fast" saves that wave, and may be used if the roots depend on every tensor
+            requiring grad that was sent in the context.
 
     Raises:
         RuntimeError: no such context; no roots, or one that is no scalar or does not require grad;

@@ -19,7 +19,9 @@ import torch
 from torch.autograd.graph import Node
 
 from farcall.autograd import graph
+from farcall.autograd.reach import Reach
 from farcall.autograd.records import Context, Receive, accumulate
+from farcall.autograd.shared_run import SharedRun
 from farcall.protocol.backward import ROOT, Backward
 from farcall.runtime.context import CallContext, current, current_agent
 from farcall.runtime.future import Future
@@ -64,8 +66,8 @@ class Pass:
         self._machine = Backward()
         self._roots: Sequence[Tensor] = ()  # their entries
         self._is_alone: bool | None = None  # whether sources can be run without knowing the others
-        self._all = _Reach(context)  # what all that was sent leads to, whether or not it is used
-        self._live = _Reach(context)  # what is used
+        self._all = Reach(context)  # what all that was sent leads to, whether or not it is used
+        self._live = Reach(context)  # what is used
         self._survey: Future[Waiting] | None = None
         self._early: list[int] = []  # sources whose gradients came before the live ones are known
         self._gradients: dict[int, dict[int, Tensor | None]] = {}
@@ -205,13 +207,13 @@ class Pass:
             self._ask_root()
         return None if answer.done() and self.error is None else answer
 
-    def _alone(self, source: int) -> _Reach:
+    def _alone(self, source: int) -> Reach:
         """What the used tensors of a source lead to."""
         entries = self._roots if source == ROOT else self._context.sends[source]
         used = self._gradients[source]
         if len(used) == len(entries):
             return self._all
-        reach = _Reach(self._context)
+        reach = Reach(self._context)
         reach.explore(source, entries, list(used))
         return reach
 
@@ -233,7 +235,7 @@ class Pass:
 
     def _run_shared(self, exploration: graph.Exploration) -> None:
         """Run the graph of all sources, as their gradients come."""
-        run = _SharedRun(self)
+        run = SharedRun(self)
         token = current.set(CallContext(self._agent))
         try:
             found = graph.run_shared(exploration, run, **self._flags)
@@ -412,8 +414,8 @@ class Pass:
             answers, self._answers = self._answers, {}
             kept = (self._all, self._live, self._gradients, self._held, self._roots)
             self._all, self._live, self._gradients = (
-                _Reach(self._context),
-                _Reach(self._context),
+                Reach(self._context),
+                Reach(self._context),
                 {},
             )
             self._held, self._roots = None, ()
@@ -433,43 +435,6 @@ class Pass:
             raise self.error  # who hears of it may be the first to tell the root
 
 
-class _Reach:
-    """What sources reach, and in which messages that came. Not thread-safe.
-
-    Attributes:
-        exploration: of the graph.
-        reached: the exits of each receive that are reached, and by which source.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self.exploration = graph.Exploration(context.receives)
-        self.reached: dict[Receive, dict[Node, int]] = {}
-        self._receives = context.receives
-        self._is_message_shared = False
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether something waits for several sources: a node, a hook, or a message to be sent."""
-        return self.exploration.is_shared or self._is_message_shared
-
-    def explore(
-        self, source: int, entries: Sequence[Tensor], live: Sequence[int]
-    ) -> list[tuple[Any, ...]]:
-        """Parts of a source are live: the parts of receives that are reached now, as the first.
-
-        A part is a receive, and indices of its tensors.
-        """
-        found: dict[Receive, list[int]] = {}
-        for node in self.exploration.explore(source, [entries[index] for index in live]):
-            receive = self._receives.get(node)
-            if receive is not None:
-                found.setdefault(receive, []).append(receive.nodes.index(node))
-                sources = self.reached.setdefault(receive, {})
-                sources[node] = source
-                self._is_message_shared |= len(set(sources.values())) > 1
-        return [(receive, *used) for receive, used in found.items()]
-
-
 def _pass_on(done: torch.futures.Future[Waiting], to: Future[Waiting]) -> None:
     try:
         to.set_result(done.value())
@@ -484,44 +449,6 @@ def _unused(idle: Waiting) -> RuntimeError:
         f"context; of these messages nothing is used: {where}. The gradients are incomplete; use "
         'mode="smart"'
     )
-
-
-class _SharedRun:
-    """The traffic of a run of all sources; see `records.Traffic`. For one thread."""
-
-    def __init__(self, backward: Pass) -> None:
-        self._pass = backward
-        self._sources = iter(backward.sources)
-        self._running: int | None = None  # the source whose gradient came last
-        self._arrived: dict[Node, Tensor | None] = {}
-
-    def enter(self, source: int, index: int) -> Tensor | None:
-        while self._running != source:
-            self._go_on()
-        return self._pass.wait_for(source).get(index)
-
-    def _go_on(self) -> None:
-        """To the next source. What the last one set off at this worker is done."""
-        if self._running is not None:
-            self._pass.ran(self._running)
-        self._running = next(self._sources)
-        self._pass.wait_for(self._running)
-
-    def leave(self, node: Node, gradient: Tensor | None) -> bool:
-        found = self._pass.message_of(node)
-        if found is None:
-            return False
-        receive, others = found
-        self._arrived[node] = gradient
-        if self._running is not None and all(other in self._arrived for other in others):
-            self._pass.send(self._running, receive, self._arrived)
-        return True
-
-    def finish(self) -> None:
-        """The run is over. Sources that lead nowhere were not asked for."""
-        while self._running != self._pass.sources[-1]:
-            self._go_on()
-        self._pass.ran(self._running)
 
 
 # Handlers. They answer with `Pass.waiting`.

@@ -194,6 +194,7 @@ class Autograd:
             if done is not None:
                 done.wait()
             backward.check_complete()
+            known.passes.pop(number, None)
         except BaseException as error:
             self._abort(known, backward, error)
             raise

@@ -4,7 +4,7 @@ A *source* is where gradients enter this worker's part of the graph: the roots, 
 sent (a send). A *receive* is where they leave it: tensors that it received. Sources are numbered in
 the order in which they were sent, receives are whatever the caller uses to name them.
 
-Wave one, PREPARE (smart mode only), finds out which sends the roots reach:
+A wave of PREPARE finds out which sends the roots reach, where that must be known:
 
     reach(source, part, parts)  a part of a source is live and reaches these parts of receives, as
                                 the first: send PREPARE for them
@@ -15,7 +15,7 @@ that are reached at once are a part. A PREPARE is answered when all that it caus
 the answer at the root means that the wave is over everywhere. Then all live sources are known
 (`begin`).
 
-Wave two, GRAD, computes:
+The wave of GRAD computes:
 
     arrive(source)              its gradient is here: a run for it begins
     send(source, receive)       its run has the gradient of a receive, which goes to the sender
@@ -70,7 +70,7 @@ class Backward:
         """Whether nothing of the pass is left at this worker."""
         return self.has_begun and not (self._pending or self._running or self._waiting)
 
-    # Wave one.
+    # PREPARE.
 
     def reach(self, source: int, part: Hashable, parts: Iterable[Hashable]) -> None:
         """A part of a source is live, and is first to reach these parts of receives."""
@@ -82,7 +82,7 @@ class Backward:
         """The PREPARE for a part of a receive was answered: the part whose own is answered now."""
         return self._settle(reached)
 
-    # Wave two.
+    # GRAD.
 
     def begin(self) -> list[int]:
         """All live sources are known: which they are, in descending order."""

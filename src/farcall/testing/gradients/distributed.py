@@ -97,7 +97,7 @@ class Host:
     def end(self, number: int) -> None:
         """Forget a run."""
         with self._lock:
-            del self._runs[number]
+            self._runs.pop(number).site.clear()
 
     def kept(self) -> list[int]:
         """Numbers of runs that are over, but not forgotten: something keeps their graph."""

@@ -94,7 +94,8 @@ def _add(
     group.aliased |= is_view
     differentiable = differentiable and not quietly
     depth = 1 + max((x.depth for x in inputs), default=0) if differentiable else 0
-    value = Value(drawer.number(), ndim, group, differentiable, depth=depth)
+    dense = not is_view or all(x.dense for x in inputs)
+    value = Value(drawer.number(), ndim, group, differentiable, dense, depth=depth)
     scope.tensors.append(value)
     numbers = tuple(value.number for value in inputs)
     scope.steps.append(Op(name, numbers, (value.number,), number, quietly))
@@ -114,9 +115,7 @@ def _one(name: str, memory: str, *ndims: int, result: int | None = None) -> Draw
         group = x.group if memory == VIEW else Group(memory != SAVES_ALL)
         ndim = x.ndim if result is None else x.ndim + result if result < 0 else result
         number = drawer.random.randrange(9)
-        value = _add(drawer, scope, name, [x], ndim, number, group)
-        if memory == VIEW and not x.dense:
-            scope.tensors[-1] = value._replace(dense=False)
+        _add(drawer, scope, name, [x], ndim, number, group)
         return True
 
     return draw_one

@@ -136,6 +136,7 @@ def run_locally(program: Program) -> Outcome:
         main.finish()
     for site, tally, taken in zip(world.sites, world.tallies, gradients, strict=True):
         outcome.reports.append(report_of(site, taken, tally))
+        site.clear()
     return outcome
 
 

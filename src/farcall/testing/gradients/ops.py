@@ -72,6 +72,11 @@ class Site:
         parameters = {f"p{index}": leaf for index, leaf in self.parameters.items()}
         return parameters | self.fresh
 
+    def clear(self) -> None:
+        """Break the cycles of `.grad` and, with create_graph, what it comes from."""
+        for tensor in self.retained.values():
+            tensor.grad = None
+
 
 def make_parameters(
     leaves: Sequence[Leaf], worker: int, tally: Tally | None = None
