@@ -202,7 +202,7 @@ class Outbound:
         if context is not None and context.gradients:
             request.no_grad = not torch.is_grad_enabled()
             request.context, request.sent = self._agent.gradients.send(
-                context.gradients, peer, () if request.no_grad else dumped.tensors
+                context.gradients, peer, dumped.tensors
             )
         if created is not None:
             request.creates, request.sequence = created.reference.number, sequence

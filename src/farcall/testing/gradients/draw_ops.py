@@ -44,7 +44,7 @@ def parameter(drawer: Drawer, scope: Scope) -> bool:
     if here:
         index = drawer.random.choice(here)
         _add(drawer, scope, "parameter", (), drawer.leaves[index].ndim, index, SHARED)
-        scope.tensors[-1] = scope.tensors[-1]._replace(is_parameter=True)
+        scope.tensors[-1] = scope.tensors[-1]._replace(is_parameter=True, origin=-1 - index)
         return True
     return (fresh_leaf if drawer.random.random() < 0.5 else constant)(drawer, scope)
 
@@ -85,7 +85,8 @@ def _add(
     is_view = any(group is value.group for value in inputs)
     # torch takes a view that no_grad made for one that requires grad, though it is no part of the
     # graph: nothing to rely on.
-    quietly = bool(inputs) and not is_view and drawer.random.random() < 0.04
+    may_be_quiet = bool(inputs) and not is_view and name != "gather"
+    quietly = may_be_quiet and drawer.random.random() < 0.04
     if differentiable is None:
         differentiable = any(value.differentiable for value in inputs) or name in (
             "parameter",

@@ -58,6 +58,8 @@ class Value(NamedTuple):
         dense: whether no two of its elements share memory.
         is_parameter: whether it is a parameter itself, perhaps of another worker.
         depth: steps and messages that it comes from, one after the other.
+        origin: of values that are one and the same tensor, the number of the first; for a
+            parameter, -1 minus its index. 0: it is the first.
     """
 
     number: int
@@ -67,6 +69,12 @@ class Value(NamedTuple):
     dense: bool = True
     is_parameter: bool = False
     depth: int = 0
+    origin: int = 0
+
+    @property
+    def identity(self) -> int:
+        """Equal for values that are one and the same tensor."""
+        return self.origin or self.number
 
 
 class Reference(NamedTuple):
@@ -123,18 +131,25 @@ class Scope:
         What is sent twice in a message arrives as one tensor; one that shares memory with itself
         arrives as such.
         """
-        groups: dict[int, Group] = {}
+        arrived: dict[int, Value] = {}
         for thing, number in zip(things, numbers, strict=True):
             if isinstance(thing, Reference):
                 self.references.append(thing._replace(number=number))
-            else:
-                group = groups.setdefault(thing.number, Group(changeable=thing.dense))
-                depth = thing.depth + MESSAGE_DEPTH if thing.differentiable else 0
-                self.tensors.append(thing._replace(number=number, group=group, depth=depth))
+                continue
+            first = arrived.get(thing.identity)
+            if first is None:
+                first = arrived[thing.identity] = thing._replace(
+                    number=number,
+                    group=Group(changeable=thing.dense),
+                    depth=thing.depth + MESSAGE_DEPTH if thing.differentiable else 0,
+                    origin=0,
+                )
+            self.tensors.append(first._replace(number=number, origin=first.number))
 
     def see(self, value: Value, number: int) -> None:
         """Take over a tensor that is here already, under a new number."""
-        self.tensors.append(value._replace(number=number, group=Group(False, shared=True)))
+        group = Group(False, shared=True)
+        self.tensors.append(value._replace(number=number, group=group, origin=value.identity))
 
     def unused(self) -> list[Value]:
         """Its tensors that require grad and that no other comes from."""
