@@ -21,6 +21,7 @@ from trainers import (
     gradients_alone,
     layer,
     server_parameters,
+    state,
     train,
     train_alone,
 )
@@ -154,6 +155,26 @@ def test_replica_without_remote_parts_equals_tensor_backward(group: Group) -> No
     group.end()
 
 
+def uneven(rank: int) -> list[Gradients]:
+    """Gradients of each step, of which the second trainer has fewer."""
+    (module,) = state["program"].replicas()
+    with module.join():
+        return [gradients(rank, [""], first) for first in range(3 if rank == 0 else 1)]
+
+
+def test_uneven_inputs(group: Group) -> None:
+    """As in PyTorch: who has no more inputs takes part with gradients of zero."""
+    alone = [gradients_alone("Program", rank, 1) for rank in range(TRAINERS)]
+    group.run(begin_program, "Program", {})
+    first, second = group.run(uneven)
+    equal(first[0], averaged(alone))
+    equal(second[0], averaged(alone))
+    for step in (1, 2):
+        single = gradients_alone("Program", 0, 1, step)
+        equal(first[step], [one / TRAINERS for one in single if one is not None])
+    group.end()
+
+
 def keep_grad(rank: int) -> bool:
     """Whether a `.grad` that a user has set is as it was after a distributed pass."""
     module = torch.nn.parallel.DistributedDataParallel(layer(2))
@@ -177,11 +198,11 @@ def test_grad_of_the_user_is_left_alone(group: Group) -> None:
 def test_static_graph_is_right_or_an_error_that_says_so(group: Group) -> None:
     group.run(begin_program, "Program", {"static_graph": True})
     alone = [gradients_alone("Program", rank, 1) for rank in range(TRAINERS)]
-    for rank, trainer in enumerate(group.trainers):
-        trainer.start(gradients, rank, [""])
-    for trainer in group.trainers:
+    for rank, member in enumerate(group.trainers):
+        member.start(gradients, rank, [""])
+    for member in group.trainers:
         try:
-            equal(trainer.result(), averaged(alone))
+            equal(member.result(), averaged(alone))
         except RuntimeError as error:
             if "static_graph" not in str(error):
                 raise

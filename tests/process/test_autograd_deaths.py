@@ -21,6 +21,7 @@ from crew import PATIENCE, Crew, Member, call, join, leave_all
 
 from farcall import autograd as dist_autograd
 from farcall import rpc
+from farcall.runtime.context import default_agent
 
 GENEROUS = 10.0  # seconds; the timeout of calls is 60
 BOUND = 2.0  # what is promised, and printed when it is not kept
@@ -311,17 +312,30 @@ def test_worker_that_comes_back_is_no_part_of_old_contexts(crew: Crew) -> None:
 # A worker that stops for a while.
 
 
+def set_timeout(seconds: float) -> None:
+    """Of all calls of this process from now on."""
+    agent = default_agent()
+    assert agent is not None
+    agent.rpc_timeout = seconds
+
+
+def go_on_with_timeout(seconds: float) -> None:
+    set_timeout(seconds)
+    go_on()
+
+
 def test_stopped_worker_is_a_timeout(crew: Crew) -> None:
-    root, middle, stopped = crew.group(3, rpc_timeout=2.0)
+    root, middle, stopped = crew.group(3)
     root.run(prepare_to_go_on)
     root.start(train_in_vain, [["w1", "w2"]])
     middle.run(wait_for_forward, "w0")
     stopped.stop()
-    middle.run(call, "w0", go_on)
+    middle.run(call, "w0", go_on_with_timeout, 1.0)
     assert root.result()[0] == "RpcTimeout"
     check_nothing_is_left(root, middle)
     stopped.signal(signal.SIGCONT)
     check_nothing_is_left(stopped)
+    root.run(set_timeout, PATIENCE)
     root.run(train, [["w1", "w2"]])
     check_nothing_is_left(root, middle, stopped)
     leave_all(root, middle, stopped)

@@ -190,10 +190,10 @@ def train_alone(kind: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return [p.detach() for p in ours], [p.detach() for p in theirs]
 
 
-def gradients_alone(kind: str, rank: int, steps: int) -> list[torch.Tensor | None]:
+def gradients_alone(kind: str, rank: int, steps: int, first: int = 0) -> list[torch.Tensor | None]:
     """What one trainer's losses of so many steps give to its parameters, before any average."""
     program, layers = PROGRAMS[kind](unwrapped), server_layers()
-    for step in range(steps):
+    for step in range(first, first + steps):
         program.loss(lambda name, x: layers[name](x), rank, step).backward()
     return [parameter.grad for parameter in program.parameters()]
 
@@ -201,7 +201,7 @@ def gradients_alone(kind: str, rank: int, steps: int) -> list[torch.Tensor | Non
 # Three processes. Steps of their members:
 
 _layers: dict[str, nn.Module] = {}
-_trainer: dict[str, Any] = {}
+state: dict[str, Any] = {}
 
 
 def make_layers() -> None:
@@ -245,12 +245,12 @@ def begin_program(rank: int, kind: str, options: dict[str, Any]) -> None:
     """Make the trainer's program; options are those of DistributedDataParallel."""
     wrap = functools.partial(DistributedDataParallel, **options)
     rrefs = {name: rpc.remote("ps", get_layer, args=(name,)) for name in ("embed", "decode")}
-    _trainer["program"] = PROGRAMS[kind](wrap)
-    _trainer["call"] = lambda name, x: rrefs[name].rpc_sync().forward(x)
+    state["program"] = PROGRAMS[kind](wrap)
+    state["call"] = lambda name, x: rrefs[name].rpc_sync().forward(x)
 
 
 def loss_of(rank: int, step: int) -> torch.Tensor:
-    return _trainer["program"].loss(_trainer["call"], rank, step)  # type: ignore[no-any-return]
+    return state["program"].loss(state["call"], rank, step)  # type: ignore[no-any-return]
 
 
 def train(
@@ -258,7 +258,7 @@ def train(
 ) -> list[torch.Tensor]:
     """All steps of a trainer, by hand or with a DistributedOptimizer: its parameters."""
     begin_program(rank, kind, options)
-    parameters = _trainer["program"].parameters()
+    parameters = state["program"].parameters()
     optimizer = None
     if optimize:
         rrefs = [rpc.RRef(parameter) for parameter in parameters]
@@ -278,16 +278,17 @@ def train(
     return [parameter.detach() for parameter in parameters]
 
 
-def gradients(rank: int, passes: list[str]) -> list[torch.Tensor | None]:
+def gradients(rank: int, passes: list[str], first: int = 0) -> list[torch.Tensor | None]:
     """Of one context with one pass for each step: what each parameter of the trainer got.
 
     Args:
+        first: step.
         passes: "no_sync" for a pass without averaging, "forward" if that is so for its forward
             part only; "" for an ordinary one.
     """
-    program = _trainer["program"]
+    program = state["program"]
     with dist_autograd.context() as context_id:
-        for step, kind in enumerate(passes):
+        for step, kind in enumerate(passes, first):
             with contextlib.ExitStack() as outer:
                 for module in program.replicas() if kind else ():
                     outer.enter_context(module.no_sync())
