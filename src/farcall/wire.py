@@ -53,6 +53,9 @@ class Kind(IntEnum):
     PINNED = 15
     RELEASE_CONTEXT = 16
     HOLD_CONTEXT = 17
+    GRADIENTS = 18
+    RAN = 19
+    BROKEN = 20
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -193,6 +196,46 @@ class HoldContext(Message):
     context: int
 
 
+class Gradients(Message):
+    """Of a backward pass: the gradients of tensors that the receiver sent. The body is pickled:
+    index -> gradient, or None for one that is undefined.
+
+    `context` and `number` are those of the message with the tensors, `backward` is the pass.
+    `share` stands for 2**-share of the pass, which goes to the receiver. `retain_graph`,
+    `create_graph` and `fast` are what was asked for at the worker named `root`. `sent` is the
+    sender's number for the gradients themselves, as in a request (0: they have no graph).
+    """
+
+    context: int
+    backward: int
+    number: int
+    share: int
+    retain_graph: bool
+    create_graph: bool
+    fast: bool
+    root: str
+    sent: int = 0
+
+
+class Ran(Message):
+    """To the root of a backward pass: the sender has done this share of it.
+
+    `missing` is how many messages of the sender wait for a gradient, in fast mode.
+    """
+
+    context: int
+    backward: int
+    share: int
+    missing: int
+
+
+class Broken(Message):
+    """To the root of a backward pass: it failed at the sender, which can be asked for the cause."""
+
+    context: int
+    backward: int
+
+
 MESSAGES: dict[Kind, type[Message]] = {
     Kind.REQUEST: Request,
     Kind.REPLY: Reply,
@@ -211,6 +254,9 @@ MESSAGES: dict[Kind, type[Message]] = {
     Kind.PINNED: Pinned,
     Kind.RELEASE_CONTEXT: ReleaseContext,
     Kind.HOLD_CONTEXT: HoldContext,
+    Kind.GRADIENTS: Gradients,
+    Kind.RAN: Ran,
+    Kind.BROKEN: Broken,
 }
 KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from farcall.autograd import graph, passes, records
+from farcall.autograd import contents, graph, passes
 from farcall.testing.gradients import (
     Bench,
     Hang,
@@ -173,17 +173,17 @@ def test_most_programs_use_what_was_sent_and_some_could_run_fast(programs):
 
 
 def doubles_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    accumulate = records.Context.accumulate
+    accumulate = contents.Context.accumulate
 
     def twice(self: Any, gradients: Any) -> None:
         accumulate(self, gradients)
         accumulate(self, gradients)
 
-    monkeypatch.setattr(records.Context, "accumulate", twice)
+    monkeypatch.setattr(contents.Context, "accumulate", twice)
 
 
 def loses_a_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records.Context, "accumulate", records.Context.replace)
+    monkeypatch.setattr(contents.Context, "accumulate", contents.Context.replace)
 
 
 def runs_sources_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +196,8 @@ def prepares_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only what is used."""
     prepare = passes.Pass.prepare
 
-    def all_of_it(self: Any, source: int, nodes: Any, live: Any) -> Any:
-        return prepare(self, source, nodes, range(len(nodes)))
+    def all_of_it(self: Any, source: Any, live: Any) -> Any:
+        return prepare(self, source, range(len(source.edges)))
 
     monkeypatch.setattr(passes.Pass, "prepare", all_of_it)
 
@@ -205,11 +205,10 @@ def prepares_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 def drops_the_last_tensor_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     deliver = passes.Pass.deliver
 
-    def without_last(self: Any, source: int, gradients: Any) -> Any:
-        gradients = list(gradients)
+    def without_last(self: Any, source: Any, share: int, gradients: dict[int, Any]) -> None:
         if len(gradients) > 1:
-            gradients[-1] = None
-        return deliver(self, source, gradients)
+            gradients[max(gradients)] = None
+        deliver(self, source, share, gradients)
 
     monkeypatch.setattr(passes.Pass, "deliver", without_last)
 

@@ -52,9 +52,9 @@ def test_header_is_32_bytes_and_kinds_keep_their_numbers() -> None:
     assert [kind.name for kind in Kind] == [
         "REQUEST", "REPLY", "FAILURE", "CANCEL", "ACCEPTED", "REGISTER", "REGISTERED", "RELEASE",
         "RELEASED", "RECEIVED", "LEAVING", "DRAIN", "DRAINED", "DISMISS", "PINNED",
-        "RELEASE_CONTEXT", "HOLD_CONTEXT",
+        "RELEASE_CONTEXT", "HOLD_CONTEXT", "GRADIENTS", "RAN", "BROKEN",
     ]  # fmt: skip
-    assert [int(kind) for kind in Kind] == list(range(1, 18))
+    assert [int(kind) for kind in Kind] == list(range(1, 21))
     assert set(MESSAGES) == set(Kind)
     assert {KINDS[message]: message for message in MESSAGES.values()} == MESSAGES
 

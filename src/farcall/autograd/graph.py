@@ -1,30 +1,27 @@
 """The graph of one worker in one backward pass: what its sources reach, and running it.
 
-A source is given by its entries: nodes where gradients come in. Sinks are the nodes where they
-leave: leaves and exits. The graph is only read here; nodes are run by `torch.autograd.grad` alone.
+Sinks are the nodes where gradients leave the graph: leaves and exits. The graph is only read here;
+nodes are run by torch's engine alone.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from farcall.autograd.records import (
-    BEHIND_EXITS,
-    ENTRIES_BELOW,
-    Traffic,
-    index_of,
-    node_behind,
-    traffic,
-)
+from farcall.autograd.records import BEHIND_EXITS, ENTRIES_BELOW, Source, Traffic, traffic
 
 Tensor = torch.Tensor
 
 _LEAF = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
+# What torch.autograd.grad calls in the end. Its own checks take longer than a small graph, and its
+# argument `grad_outputs` makes it import sympy, which takes a second.
+_run_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 
 
 def is_leaf(node: Node) -> bool:
@@ -36,36 +33,58 @@ class Exploration:
     """Finds what each source reaches. Not thread-safe.
 
     Attributes:
-        entries: source -> the tensors whose nodes are its entries.
+        live: source -> indices of its tensors that were explored.
         sinks: source -> the sinks that it reaches, but for exits that others reached before.
-        is_shared: whether something must see the gradients of several sources together: a node
-            that more than one reaches, or the hooks of such a leaf. A leaf without hooks may be
-            given its gradient in parts.
     """
 
     def __init__(self, exits: Collection[Node]) -> None:
-        self.entries: dict[int, list[Tensor]] = {}
-        self.sinks: dict[int, list[Node]] = {}
-        self.is_shared = False
+        self.live: dict[Source, list[int]] = {}
+        self.sinks: dict[Source, list[Node]] = {}
         self._exits = exits
-        self._seen: dict[Node, int] = {}
-        self._leaves: dict[Node, set[int]] = {}
+        self._seen: dict[Node, Source] = {}
+        self._leaves: dict[Node, Source] = {}  # the first that reached it
+        self._others: dict[Node, set[Source]] = {}  # all others that did
+        self._shares_node = False
 
-    def explore(self, source: int, entries: Sequence[Tensor]) -> list[Node]:
-        """More entries of a source: the sinks that they reach, and it did not reach before."""
+    def copy(self) -> Exploration:
+        """Another one that has found the same."""
+        other = Exploration(self._exits)
+        other.live = {source: list(live) for source, live in self.live.items()}
+        other.sinks = {source: list(sinks) for source, sinks in self.sinks.items()}
+        other._seen = dict(self._seen)
+        other._leaves = dict(self._leaves)
+        other._others = {node: set(sources) for node, sources in self._others.items()}
+        other._shares_node = self._shares_node
+        return other
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether something must see the gradients of several sources together.
+
+        That is a node that more than one reaches, or the hooks of such a leaf. A leaf without hooks
+        may be given its gradient in parts.
+        """
+        return self._shares_node or any(node.variable._backward_hooks for node in self._others)  # type: ignore[attr-defined]
+
+    def explore(self, source: Source, live: Iterable[int]) -> list[Node]:
+        """More tensors of a source: the sinks that they reach, and it did not reach before."""
         seen, exits = self._seen, self._exits
         sinks: list[Node] = []
-        self.entries.setdefault(source, []).extend(entries)
-        stack = [node_behind(entry) for entry in entries]
+        edges = source.edges
+        explored = self.live.setdefault(source, [])
+        stack = []
+        for index in live:
+            explored.append(index)
+            stack.append(edges[index].node)
         while stack:
             node = stack.pop()
             if type(node) is _LEAF:
-                if self._reach_leaf(source, node):
+                if self._is_new_leaf(source, node):
                     sinks.append(node)
                 continue
             first = seen.get(node)
             if first is not None:
-                self.is_shared |= first != source
+                self._shares_node |= first is not source
                 continue
             seen[node] = source
             if node in exits:
@@ -77,14 +96,15 @@ class Exploration:
         self.sinks.setdefault(source, []).extend(sinks)
         return sinks
 
-    def _reach_leaf(self, source: int, node: Node) -> bool:
-        """False if the source has reached the leaf before."""
-        sources = self._leaves.setdefault(node, set())
-        if source in sources:
+    def _is_new_leaf(self, source: Source, node: Node) -> bool:
+        """False if the source has reached it before."""
+        first = self._leaves.get(node)
+        if first is None:
+            self._leaves[node] = source
+            return True
+        if first is source or source in self._others.get(node, ()):
             return False
-        sources.add(source)
-        if len(sources) > 1 and node.variable._backward_hooks:  # type: ignore[attr-defined]
-            self.is_shared = True
+        self._others.setdefault(node, set()).add(source)
         return True
 
     def make_first(self) -> None:
@@ -99,71 +119,58 @@ class Exploration:
                 node._set_sequence_nr(ENTRIES_BELOW + number)  # type: ignore[attr-defined]
 
 
-class _Given:
-    """The traffic of a run whose gradients are there; see `records.Traffic`."""
-
-    def __init__(self, gradients: Mapping[int, Tensor | None]) -> None:
-        self._gradients = gradients
-
-    def enter(self, source: int, index: int) -> Tensor | None:
-        return self._gradients.get(index)
-
-    def leave(self, node: Node, gradient: Tensor | None) -> bool:
-        return False  # exits of this pass are asked for, not run
-
-
 def run(
-    entries: Sequence[Tensor],
+    source: Source,
     gradients: Mapping[int, Tensor | None],
     sinks: Sequence[Node],
     *,
     retain_graph: bool,
     create_graph: bool,
-) -> list[Tensor | None]:
-    """The gradients of the sinks, given those of a source's entries, by their indices.
+) -> Sequence[Tensor | None]:
+    """The gradients of the sinks, given those of a source's tensors, by their indices.
 
     None: it is undefined.
     """
-    given = [entry for entry in entries if gradients.get(index_of(entry)) is not None]
-    if not given or not sinks:
+    edges = []
+    given = []
+    for index, gradient in gradients.items():
+        if gradient is not None:
+            edges.append(source.edges[index])
+            given.append(gradient)
+    if not edges or not sinks:
         return [None] * len(sinks)
-    found = _grad(given, sinks, _Given(gradients), retain_graph, create_graph)
-    return list(found)
+    return _grad(edges, given, sinks, retain_graph, create_graph)
 
 
 def _grad(
-    entries: Sequence[Tensor],
-    behind: Sequence[Node],
-    handler: Traffic,
+    roots: Sequence[GradientEdge],
+    gradients: Sequence[Tensor],
+    sinks: Sequence[Node],
     retain_graph: bool,
     create_graph: bool,
 ) -> Sequence[Tensor | None]:
-    """`torch.autograd.grad` of nodes behind these entries, which get their gradients themselves.
-
-    Not by its argument `grad_outputs`: that makes torch import sympy, which takes a second.
-    """
-    token = traffic.set(handler)
-    try:
-        with _leaving_nothing():
-            found = torch.autograd.grad(
-                entries,
-                [GradientEdge(node, 0) for node in behind],
-                retain_graph=retain_graph,
-                create_graph=create_graph,
-                allow_unused=True,
-            )
-    finally:
-        traffic.reset(token)
+    """What `torch.autograd.grad` does, without accumulating anything."""
+    with _leaving_nothing():
+        found: tuple[Tensor | None, ...] = _run_backward(
+            tuple(roots),
+            tuple(gradients),
+            retain_graph,
+            create_graph,
+            tuple([GradientEdge(node, 0) for node in sinks]),
+            allow_unreachable=True,
+            accumulate_grad=False,
+        )
     if create_graph:
         return found
     # What somebody else has too, a backward function or another leaf, is theirs to change.
-    own = range(len(found))
-    return [found[i].clone() if _is_held_elsewhere(found, i) else found[i] for i in own]
+    return [_own(found, index) for index in range(len(found))]
 
 
-def _is_held_elsewhere(found: Sequence[Tensor | None], index: int) -> bool:
+def _own(found: Sequence[Tensor | None], index: int) -> Tensor | None:
     # One reference is the sequence's, one the argument's.
-    return found[index] is not None and sys.getrefcount(found[index]) > 2
+    if found[index] is None or sys.getrefcount(found[index]) <= 2:
+        return found[index]
+    return found[index].clone()  # type: ignore[union-attr]
 
 
 def run_shared(
@@ -182,11 +189,19 @@ def run_shared(
     exploration.make_first()
     sinks = dict.fromkeys(sink for found in exploration.sinks.values() for sink in found)
     leaves = [sink for sink in sinks if is_leaf(sink)]
-    entries = [entry for found in exploration.entries.values() for entry in found]
+    entries = [
+        source.entries()[index] for source, live in exploration.live.items() for index in live
+    ]
+    edges = [get_gradient_edge(entry) for entry in entries]
     behind = [*leaves, get_gradient_edge(BEHIND_EXITS).node]
-    # With one thread for all devices, since entries must come last on all of them.
-    with torch.autograd.set_multithreading_enabled(False):
-        found = _grad(entries, behind, handler, retain_graph, create_graph)
+    token = traffic.set(handler)
+    try:
+        # With one thread for all devices, since entries must come last on all of them.
+        with torch.autograd.set_multithreading_enabled(False):
+            ones = [torch.ones(()) for _ in entries]
+            found = _grad(edges, ones, behind, retain_graph, create_graph)
+    finally:
+        traffic.reset(token)
     return dict(zip(leaves, found, strict=False))
 
 

@@ -1,8 +1,7 @@
-"""One backward pass at one worker, in a running agent: graph, messages and answers together.
+"""One backward pass at one worker, in a running agent: graph and messages together.
 
-`protocol.backward` says what follows from what; here it is done. PREPARE and GRAD are calls of the
-handlers at the end of this module; their answers are futures, so no thread waits for one but the
-one that began the pass.
+`protocol.backward` says what follows from what; here it is done. Gradients travel in messages of
+their own, each with a share of the pass. What has failed is told to the root, which tells all.
 
 Sources that share no node are run each by the thread that brings its gradient. Otherwise one thread
 of the executor runs the graph of all of them, and sleeps where it needs a gradient that is not here
@@ -12,37 +11,30 @@ yet (see `graph.run_shared`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.graph import Node
 
-from farcall.autograd import graph
+from farcall.autograd import graph, handlers
+from farcall.autograd.contents import Context, accumulate
+from farcall.autograd.ending import Ending, unused
+from farcall.autograd.handlers import Options
 from farcall.autograd.reach import Reach
-from farcall.autograd.records import Context, Receive, accumulate
+from farcall.autograd.records import Receive, Source
 from farcall.autograd.shared_run import SharedRun
-from farcall.protocol.backward import ROOT, Backward
-from farcall.runtime.context import CallContext, current, current_agent
+from farcall.protocol.backward import Backward
+from farcall.runtime.context import CallContext, current
 from farcall.runtime.future import Future
+from farcall.runtime.peers import Peer
 
 if TYPE_CHECKING:
     from farcall.autograd.recorder import Autograd
 
 Tensor = torch.Tensor
-Waiting = dict[str, int]  # worker -> how many of its sources wait for their gradient
+Gradients = Mapping[int, Tensor | None]  # of the tensors of a source, by their indices
 FAST_PATIENCE = 0.8  # of the timeout: how long a run waits for a gradient that may never come
-REPLICAS = object()  # stands for the gradients of replicated leaves, which other processes average
-
-
-class Options(NamedTuple):
-    """What was asked for at the root; the same at all workers of a pass."""
-
-    id: int
-    retain_graph: bool
-    create_graph: bool
-    fast: bool
-    root: str  # name of the worker that began the pass
 
 
 class Pass:
@@ -52,27 +44,32 @@ class Pass:
         autograd: of this worker.
         context: that the pass is part of.
         options: of the pass.
+        roots: at the worker that begins the pass.
     """
 
-    def __init__(self, autograd: Autograd, context: Context, options: Options) -> None:
+    def __init__(
+        self, autograd: Autograd, context: Context, options: Options, roots: Source | None = None
+    ) -> None:
         self.options = options
         self.error: BaseException | None = None
-        self.sources: list[int] = []  # when known: those that are live, the latest first
+        self.ending = None if roots is None else Ending()
+        self.live: list[Source] = []  # when known: the sources that are live, the latest first
         self._autograd = autograd
         self._agent = autograd.agent
         self._context = context
+        self._roots = roots
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._machine = Backward()
-        self._roots: Sequence[Tensor] = ()  # their entries
+        self._sources: dict[int, Source] = {}  # by number: those that are live
         self._is_alone: bool | None = None  # whether sources can be run without knowing the others
-        self._all = Reach(context)  # what all that was sent leads to, whether or not it is used
-        self._live = Reach(context)  # what is used
-        self._survey: Future[Waiting] | None = None
-        self._early: list[int] = []  # sources whose gradients came before the live ones are known
-        self._gradients: dict[int, dict[int, Tensor | None]] = {}
-        self._answers: dict[Hashable, Future[Waiting]] = {}
-        self._waiting: Waiting = {}
+        self._all = Reach({})  # what all that was sent leads to, whether or not it is used
+        self._live = Reach(context.receives)  # what is used
+        self._survey: Future[None] | None = None
+        self._early: list[tuple[Source, int]] = []  # came before the live ones are known
+        self._gradients: dict[int, Gradients] = {}
+        self._answers: dict[Hashable, Future[None]] = {}  # to PREPARE
+        self._peers: set[int] = set()  # incarnations that gradients were sent to
         self._taken: set[int] = set()
         self._is_announced = False
         # What is computed, if other processes have replicas of some leaves: until all of it is.
@@ -82,84 +79,110 @@ class Pass:
 
     # Which sources are live.
 
-    def start(self, roots: Sequence[Tensor]) -> None:
-        """At the root: begin with these entries, and wait until their gradients may come."""
-        with self._lock:
-            self._roots = roots
-            self._decide()
-            asks = not (self._is_alone or self.options.fast)
-        if asks:
+    def start(self) -> None:
+        """At the root: wait until gradients may come."""
+        self._decide()
+        if not (self._is_alone or self.options.fast):
             self.survey().wait()
             self._begin()
 
     def _decide(self) -> None:
-        """Must the live sources be known before anything is run? Lock held."""
-        if self.options.fast:
-            for source, entries in self._candidates():
-                self._live.explore(source, entries, range(len(entries)))
-                self._machine.reach(source, source, ())
-            self._is_alone = False
+        """Must the live sources be known before anything is run?"""
+        if self._is_alone is not None:
             return
-        for source, entries in self._candidates():
-            self._all.explore(source, entries, range(len(entries)))
-        self._is_alone = not self._all.is_shared and self._held is None
+        if not self.options.fast:
+            reach, is_shared = self._context.reach(self._roots)
+            with self._lock:
+                self._all = reach
+                self._is_alone = not is_shared and self._held is None
+            return
+        sources = self._context.sources()
+        with self._lock:
+            if self._is_alone is None:
+                for source in [*sources, *([self._roots] if self._roots else [])]:
+                    self._live.explore(source, range(len(source.edges)))
+                    self._reach(source, source, ())
+                self._is_alone = False
 
-    def _candidates(self) -> list[tuple[int, Sequence[Tensor]]]:
-        sends: list[tuple[int, Sequence[Tensor]]] = list(self._context.sends.items())
-        return [*sends, (ROOT, self._roots)] if self._roots else sends
+    def _reach(self, source: Source, part: Hashable, parts: Sequence[Hashable]) -> None:
+        self._sources[source.number] = source
+        self._machine.reach(source.number, part, parts)
 
     def _begin(self) -> None:
         """The live sources are known: run what they share. Not with the lock held."""
         with self._lock:
             if self.error is not None or self._machine.has_begun:
                 return
-            self.sources = self._machine.begin()
+            self.live = [self._sources[number] for number in self._machine.begin()]
             live, early, self._early = self._live, self._early, []
-            for source in early:
-                self._machine.arrive(source)
+            for source, share in early:
+                self._machine.arrive(source.number, share)
         if live.is_shared:
             self._agent.executor.submit(lambda: self._run_shared(live.exploration))
         else:
-            for source in early:
+            for source, _ in early:
                 self._run(source, live.exploration)
 
-    def survey(self) -> Future[Waiting]:
+    def survey(self) -> Future[None]:
         """At the root: find out everywhere which sources are live. A future of when it is done."""
+        assert self._roots is not None
         with self._lock:
             self._check()
             if self._survey is not None:
                 return self._survey
             survey = self._survey = Future()
-        prepared = self.prepare(ROOT, self._roots, range(len(self._roots)))
+        prepared = self.prepare(self._roots, range(len(self._roots.edges)))
         if prepared is None:
-            survey.set_result({})
+            survey.set_result(None)
         else:
             prepared.add_done_callback(lambda done: _pass_on(done, survey))
         return survey
 
-    def prepare(
-        self, source: int, entries: Sequence[Tensor], live: Sequence[int]
-    ) -> Future[Waiting] | None:
+    def prepare(self, source: Source, live: Sequence[int]) -> Future[None] | None:
         """A source is live. A future of when everything that follows is prepared; None: it is.
 
         Args:
-            entries: of the source.
-            live: indices of those that are used.
+            live: indices of its tensors that are used.
         """
         with self._lock:
             self._check()
-            part = (source, *live)
-            parts = self._live.explore(source, entries, live)
-            self._machine.reach(source, part, parts)
-            answer = self._answer_later(part) if parts else None
+            part = (source.number, *live)
+            parts = self._live.explore(source, live)
+            self._reach(source, part, parts)
+            if not parts:
+                return None
+            answer = self._answers[part] = Future()
         for receive, *used in parts:
-            self._call(receive, prepare, used, self._machine.prepared, (receive, *used))
+            self._prepare_elsewhere(receive, used)
         return answer
+
+    def _prepare_elsewhere(self, receive: Receive, used: list[int]) -> None:
+        def on_answer(future: torch.futures.Future[None]) -> None:
+            try:
+                future.value()
+            except BaseException as error:
+                self.fail(error)
+                return
+            with self._lock:
+                part = self._machine.prepared((receive, *used))
+                answer = None if part is None else self._answers.pop(part, None)
+            if answer is not None:
+                answer.set_result(None)
+
+        try:
+            if receive.peer.lost is not None:
+                raise receive.peer.loss()
+            call = (self._context.id, tuple(self.options), receive.number, used)
+            future = self._agent.call_async(receive.peer.name, handlers.prepare, call)
+        except BaseException as error:
+            self.fail(error)
+        else:
+            future.add_done_callback(on_answer)
 
     def _ask_root(self) -> None:
         """Have the root find out which sources are live."""
 
-        def on_answer(future: torch.futures.Future[Waiting]) -> None:
+        def on_answer(future: torch.futures.Future[None]) -> None:
             try:
                 future.value()
             except BaseException as error:
@@ -169,7 +192,7 @@ class Pass:
 
         try:
             call = (self._context.id, tuple(self.options))
-            future = self._agent.call_async(self.options.root, survey, call)
+            future = self._agent.call_async(self.options.root, handlers.survey, call)
         except BaseException as error:
             self.fail(error)
         else:
@@ -177,57 +200,55 @@ class Pass:
 
     # Gradients.
 
-    def deliver(
-        self, source: int, gradients: Mapping[int, Tensor | None]
-    ) -> Future[Waiting] | None:
-        """The gradients of a source. A future of when all that follows is done; None: it is.
-
-        Args:
-            gradients: of those tensors that are used, by their indices.
-        """
+    def deliver(self, source: Source, share: int, gradients: Gradients) -> None:
+        """The gradients of those tensors of a source that are used, and a share of the pass."""
+        self._decide()
         with self._lock:
             self._check()
-            answer = self._answer_later(source)
-            self._gradients[source] = dict(gradients)
-            if self._is_alone is None:
-                self._decide()
+            self._gradients[source.number] = gradients
             reach = self._alone(source) if self._is_alone else self._live
             is_known = self._is_alone or self._machine.has_begun
             is_first = not (is_known or self._early)
             if is_known:
-                self._machine.arrive(source)
+                self._machine.arrive(source.number, share)
                 self._arrival.notify_all()
             else:
-                self._early.append(source)
-        if is_known and not reach.is_shared:
+                self._early.append((source, share))
+        if is_known and (self._is_alone or not reach.is_shared):
             self._run(source, reach.exploration)
         elif is_first and self.options.fast:
             self._begin()
         elif is_first:
             self._ask_root()
-        return None if answer.done() and self.error is None else answer
 
-    def _alone(self, source: int) -> Reach:
+    def _alone(self, source: Source) -> Reach:
         """What the used tensors of a source lead to."""
-        entries = self._roots if source == ROOT else self._context.sends[source]
-        used = self._gradients[source]
-        if len(used) == len(entries):
+        used = self._gradients[source.number]
+        if len(used) == len(source.edges):
             return self._all
-        reach = Reach(self._context)
-        reach.explore(source, entries, list(used))
+        reach = Reach(self._context.receives)
+        reach.explore(source, used)
         return reach
 
-    def _run(self, source: int, exploration: graph.Exploration) -> None:
+    def _run(self, source: Source, exploration: graph.Exploration) -> None:
         """Run the graph of a source that shares no node with others."""
         try:
-            entries, sinks = exploration.entries[source], exploration.sinks[source]
-            found = graph.run(entries, self._gradients.pop(source), sinks, **self._flags)
-            gradients = dict(zip(sinks, found, strict=True))
-            self._accumulate(gradients)
+            sinks = exploration.sinks[source]
+            gradients = self._gradients.pop(source.number)
+            found = dict(
+                zip(sinks, graph.run(source, gradients, sinks, **self._flags), strict=True)
+            )
             receives = {self._context.receives.get(node): None for node in sinks}
-            for receive in receives:
-                if receive is not None:
-                    self.send(source, receive, gradients)
+            messages = [receive for receive in receives if receive is not None]
+            # The root gives its share back to itself, so there it costs nothing to keep some of it
+            # for what can be done while others work. Elsewhere all of it goes with the last one.
+            if self.ending is None:
+                self._accumulate(found)
+            gives_all = self.ending is None and not self.options.fast
+            for count, receive in enumerate(messages, 1):
+                self.send(source, receive, found, last=gives_all and count == len(messages))
+            if self.ending is not None:
+                self._accumulate(found)
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         else:
@@ -241,22 +262,24 @@ class Pass:
             found = graph.run_shared(exploration, run, **self._flags)
             self._accumulate(found)
             run.finish()
+            self._gradients = {}
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         finally:
             current.reset(token)
 
-    def wait_for(self, source: int) -> dict[int, Tensor | None]:
-        """The gradients of the live tensors of a source, by index, when they are there."""
+    def wait_for(self, source: Source) -> Gradients:
+        """The gradients of the live tensors of a source, when they are there."""
         limit = FAST_PATIENCE * self._agent.rpc_timeout if self.options.fast else 0
+        number = source.number
         with self._agent.waiting(), self._lock:
             is_there = self._arrival.wait_for(
-                lambda: source in self._gradients or self.error is not None, limit or None
+                lambda: number in self._gradients or self.error is not None, limit or None
             )
             self._check()
             if not is_there:
-                raise _unused({self._agent.me.name: self._machine.missing})
-            return self._gradients[source]
+                raise unused({self._agent.me.name: self._machine.missing})
+            return self._gradients[number]
 
     def message_of(self, node: Node) -> tuple[Receive, Collection[Node]] | None:
         """What an exit belongs to, and which exits of that are used. None: to none of this."""
@@ -285,144 +308,88 @@ class Pass:
             with self._lock:
                 accumulate(self._held, gradients)
 
-    def send(self, source: int, receive: Receive, found: dict[Node, Tensor | None]) -> None:
-        """The gradients of a receive are complete: send them to where it came from."""
+    def send(
+        self,
+        source: Source,
+        receive: Receive,
+        found: Mapping[Node, Tensor | None],
+        last: bool = False,
+    ) -> None:
+        """The gradients of a receive are complete: send them to where it came from.
+
+        Args:
+            source: whose run has found them.
+            found: the gradients of exits.
+            last: whether the run has nothing else to do.
+        """
+        peer = receive.peer
         with self._lock:
             self._check()
-            self._machine.send(source, receive)
+            share = self._machine.send(source.number, last)
+            self._peers.add(peer.incarnation)  # before we look whether it is lost
         used = ((index, node) for index, node in enumerate(receive.nodes) if node in found)
         gradients = {index: found[node] for index, node in used}
-        self._call(receive, deliver, gradients, self._machine.answered, receive)
+        self._autograd.send_gradients(
+            peer, self._context, self.options, receive.number, share, gradients
+        )
 
-    def ran(self, source: int) -> None:
+    def ran(self, source: Source) -> None:
         """The run of a source is over."""
         with self._lock:
             if self.error is not None:
                 return
             averages = self._held is not None and self._machine.runs_last
-            if averages:
-                self._machine.send(source, REPLICAS)
-            is_answered = self._machine.ran(source)
+            share = None if averages else self._machine.ran(source.number)
+            missing = self._machine.missing if self.options.fast else -1
         if averages:
-            self._average()
-        elif is_answered:
-            self._settle(source)
-
-    def _average(self) -> None:
-        """All of this worker's gradients are there: average those of replicated leaves."""
-        try:
-            self._autograd.replicas.accumulate(self._context, self._held or {})
-        except BaseException as error:
-            self.fail(error)
-        else:
-            with self._lock:
-                came = self._machine.answered(REPLICAS)
-            self._settle(came)
-
-    # Messages and answers.
-
-    def _answer_later(self, came: Hashable) -> Future[Waiting]:
-        answer = self._answers[came] = Future()
-        return answer
-
-    def _call(
-        self,
-        receive: Receive,
-        handler: Callable[..., Any],
-        content: Any,
-        settle: Callable[[Hashable], Hashable | None],
-        sent: Hashable,
-    ) -> None:
-        """Call a handler of the worker where a receive came from; it settles what was sent."""
-
-        def on_answer(future: torch.futures.Future[Waiting]) -> None:
             try:
-                waiting = future.value()
+                # All of this worker's gradients are there: average those of replicated leaves.
+                self._autograd.replicas.accumulate(self._context, self._held or {})
             except BaseException as error:
                 self.fail(error)
                 return
             with self._lock:
-                if self.error is not None:
-                    return
-                self._note(waiting)
-                came = settle(sent)
-            self._settle(came)
-
-        peer = receive.peer
-        # The gradients belong to the context's graph only if they have one themselves.
-        context = current.get() or CallContext(self._agent)
-        active = self._context.id if self.options.create_graph else 0
-        token = current.set(context._replace(gradients=active))
-        try:
-            if peer.lost is not None:
-                raise peer.loss()
-            call = (self._context.id, tuple(self.options), receive.number, content)
-            future = self._agent.call_async(peer.name, handler, call)
-        except BaseException as error:
-            self.fail(error)
+                share = self._machine.ran(source.number)
+        if share is None:
             return
-        finally:
-            current.reset(token)
-        future.add_done_callback(on_answer)
-
-    def _settle(self, came: Hashable | None) -> None:
-        """Answer what came from a worker, if there is something to answer."""
-        if came is None:
-            return
-        with self._lock:
-            answer = self._answers.pop(came, None)
-            is_over = self._machine.is_over
-        if is_over:
-            self._context.passes.pop(self.options.id, None)
-        if answer is not None:
-            answer.set_result(self.waiting)
-
-    @property
-    def waiting(self) -> Waiting:
-        """What is known of sources that wait for a gradient; of interest in fast mode only.
-
-        The number at a worker only falls, and the answer to the last gradient it gets says the
-        final one.
-        """
-        if self.options.fast:
-            with self._lock:
-                self._note({self._agent.me.name: self._machine.missing})
-        return self._waiting
-
-    def _note(self, waiting: Waiting) -> None:
-        for worker, count in waiting.items():
-            self._waiting[worker] = min(count, self._waiting.get(worker, count))
+        if self.ending is None:
+            self._autograd.give_back(self._context, self.options, share, missing)
+        else:
+            self.ending.give_back(self._agent.me.name, share, missing)
 
     # The end.
 
-    def check_complete(self) -> None:
-        """At the root, after the pass.
+    def lost(self, peer: Peer) -> None:
+        """A worker is gone. If gradients were sent to it, the pass can't be completed.
 
-        Raises:
-            RuntimeError: in fast mode, tensors were sent that the roots do not depend on.
+        So every death of a worker that has a share is noticed: going from the root along those who
+        sent the share, the first dead worker got it from a living one.
         """
-        idle = {worker: count for worker, count in self.waiting.items() if count}
-        if idle:
-            raise _unused(idle)
+        if peer.incarnation in self._peers:
+            self.fail(peer.loss())
 
-    def fail(self, error: BaseException) -> None:
-        """Something went wrong, here or elsewhere: nothing more is done, and who waits is told."""
+    def fail(self, error: BaseException, tell: bool = True) -> None:
+        """Something went wrong, here or elsewhere: nothing more is done, and the root is told.
+
+        Args:
+            tell: False if it is from the root that we know, or the root does not care any more.
+        """
         with self._lock:
             if self.error is not None:
                 return
             self.error = error
             answers, self._answers = self._answers, {}
-            kept = (self._all, self._live, self._gradients, self._held, self._roots)
-            self._all, self._live, self._gradients = (
-                Reach(self._context),
-                Reach(self._context),
-                {},
-            )
-            self._held, self._roots = None, ()
+            kept = (self._all, self._live, self._gradients, self._held, self._roots, self._sources)
+            self._all, self._live, self._gradients = Reach({}), Reach({}), {}
+            self._held, self._roots, self._sources, self.live = None, None, {}, []
             self._arrival.notify_all()
         del kept
         for answer in answers.values():
             answer.set_exception(error)
+        if self.ending is not None:
+            self.ending.fail(error)
+        elif tell:
+            self._autograd.tell_root(self._context.id, self.options)
 
     def announce(self) -> bool:
         """Whether the failure is still to be told to other workers; from now on it is not."""
@@ -435,42 +402,10 @@ class Pass:
             raise self.error  # who hears of it may be the first to tell the root
 
 
-def _pass_on(done: torch.futures.Future[Waiting], to: Future[Waiting]) -> None:
+def _pass_on(done: torch.futures.Future[None], to: Future[None]) -> None:
     try:
-        to.set_result(done.value())
+        done.value()
     except BaseException as error:
         to.set_exception(error)
-
-
-def _unused(idle: Waiting) -> RuntimeError:
-    where = ", ".join(f"{count} by worker {name!r}" for name, count in idle.items())
-    return RuntimeError(
-        'mode="fast" is for roots that depend on all tensors requiring grad that were sent in the '
-        f"context; of these messages nothing is used: {where}. The gradients are incomplete; use "
-        'mode="smart"'
-    )
-
-
-# Handlers. They answer with `Pass.waiting`.
-
-
-def prepare(context: int, options: tuple[Any, ...], number: int, live: list[int]) -> Any:
-    """Of the tensors that were sent with this number, those with these indices are used."""
-    autograd = current_agent().gradients
-    return autograd.on_prepare(context, Options(*options), number, live)  # type: ignore[attr-defined]
-
-
-def survey(context: int, options: tuple[Any, ...]) -> Any:
-    """To the root: which sources are live must be known."""
-    return current_agent().gradients.on_survey(context, Options(*options))  # type: ignore[attr-defined]
-
-
-def deliver(context: int, options: tuple[Any, ...], number: int, gradients: dict[int, Any]) -> Any:
-    """The gradients of those tensors that were sent with this number and are used, by index."""
-    autograd = current_agent().gradients
-    return autograd.on_deliver(context, Options(*options), number, gradients)  # type: ignore[attr-defined]
-
-
-def abort(context: int, options: tuple[Any, ...], reason: str) -> None:
-    """The pass has failed elsewhere."""
-    current_agent().gradients.on_abort(context, Options(*options), reason)  # type: ignore[attr-defined]
+    else:
+        to.set_result(None)

@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch.autograd.graph import Node
 
 from farcall.autograd import graph
-from farcall.autograd.records import Context, Receive
-
-Tensor = torch.Tensor
+from farcall.autograd.records import Receive, Source
 
 
 class Reach:
     """What sources reach, and in which messages that came. Not thread-safe.
+
+    Args:
+        receives: of the context: exit -> the message it belongs to.
 
     Attributes:
         exploration: of the graph.
         reached: the exits of each receive that are reached, and by which source.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.exploration = graph.Exploration(context.receives)
-        self.reached: dict[Receive, dict[Node, int]] = {}
-        self._receives = context.receives
+    def __init__(self, receives: Mapping[Node, Receive]) -> None:
+        self.exploration = graph.Exploration(receives)
+        self.reached: dict[Receive, dict[Node, Source]] = {}
+        self._receives = receives
         self._is_message_shared = False
 
     @property
     def is_shared(self) -> bool:
         """Whether something waits for several sources: a node, a hook, or a message to be sent."""
-        return self.exploration.is_shared or self._is_message_shared
+        return self._is_message_shared or self.exploration.is_shared
 
-    def explore(
-        self, source: int, entries: Sequence[Tensor], live: Sequence[int]
-    ) -> list[tuple[Any, ...]]:
+    def copy(self) -> Reach:
+        """Another one that has found the same."""
+        other = Reach(self._receives)
+        other.exploration = self.exploration.copy()
+        other.reached = {receive: dict(nodes) for receive, nodes in self.reached.items()}
+        other._is_message_shared = self._is_message_shared
+        return other
+
+    def explore(self, source: Source, live: Iterable[int]) -> list[tuple[Any, ...]]:
         """Parts of a source are live: the parts of receives that are reached now, as the first.
 
         A part is a receive, and indices of its tensors.
         """
         found: dict[Receive, list[int]] = {}
-        for node in self.exploration.explore(source, [entries[index] for index in live]):
+        for node in self.exploration.explore(source, live):
             receive = self._receives.get(node)
             if receive is not None:
                 found.setdefault(receive, []).append(receive.nodes.index(node))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +11,21 @@ from typing import Any
 
 import torch
 
-from farcall.autograd.passes import Options, Pass, abort
-from farcall.autograd.records import Context, Receive, make_entries
+from farcall.autograd import handlers
+from farcall.autograd.contents import Context
+from farcall.autograd.handlers import Options
+from farcall.autograd.passes import Pass
+from farcall.autograd.records import Receive, Source
 from farcall.autograd.replicas import Replicas
-from farcall.errors import Cancelled
-from farcall.protocol.backward import ROOT
+from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
+from farcall.protocol.backward import ROOT, WHOLE
 from farcall.protocol.contexts import CREATOR_SHIFT, Contexts, Dropped
 from farcall.runtime.agent import Agent
+from farcall.runtime.context import CallContext, current
 from farcall.runtime.future import Future
 from farcall.runtime.inbound import Deferred
 from farcall.runtime.peers import Peer
-from farcall.wire import HoldContext, ReleaseContext
+from farcall.wire import Broken, Frame, Gradients, HoldContext, Message, Ran, ReleaseContext
 
 MODES = ("smart", "fast")
 
@@ -58,7 +63,7 @@ class Autograd:
     def _drop(self, context: int, dropped: Dropped[Context], floor: int) -> None:
         self.replicas.forget(context)
         for backward in list(dropped.content.passes.values()):
-            backward.fail(Cancelled(f"autograd context {context} ended"))
+            backward.fail(Cancelled(f"autograd context {context} ended"), tell=False)
         dropped.content.clear()
         message = ReleaseContext(context, floor)
         for peer in dropped.told:
@@ -98,8 +103,13 @@ class Autograd:
         if not tensors:
             return context, 0
         number = next(self._numbers)
-        known.record_send(number, tensors)
+        known.announce(number)
         return context, number
+
+    def record(self, context: int, sent: int, tensors: Sequence[torch.Tensor]) -> None:
+        known = self._contexts.get(context)
+        if known is not None:
+            known.record(sent, tensors)
 
     def enter(self, context: int, peer: Peer) -> int:
         self.replicas.watch()
@@ -122,7 +132,7 @@ class Autograd:
         self, context: int, peer: Peer, sent: int
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         known = self._contexts.get(context)
-        return None if known is None else Receive(known, peer, sent).attach
+        return None if known is None else Receive(context, known.receives, peer, sent).attach
 
     def released(self, context: int, floor: int) -> None:
         with self._lock:
@@ -141,15 +151,18 @@ class Autograd:
         with self._lock:
             given = self._contexts.lost(peer.incarnation)
             made = set(self._contexts.made_by(peer.worker.id))
+            passes = [backward for known in self._contexts for backward in known.passes.values()]
+        for backward in passes:
+            backward.lost(peer)
         if self.agent.directory.of_id(peer.worker.id) is not peer:
             made.intersection_update(given)  # the others belong to who took its place
         for context in made:
             self.released(context, floor=1)
         for context in given:
             if context not in made:
-                self._report(context)
+                self._say_held(context)
 
-    def _report(self, context: int) -> None:
+    def _say_held(self, context: int) -> None:
         """Let the creator of a context know that we have it."""
         creator = self.agent.directory.of_id(context >> CREATOR_SHIFT)
         if creator is None or creator.lost is not None:
@@ -163,7 +176,8 @@ class Autograd:
             contexts = self._contexts.close()
         for context in contexts:
             for backward in list(context.passes.values()):
-                backward.fail(Cancelled(f"the agent of {self.agent.me.name!r} was shut down"))
+                closed = Cancelled(f"the agent of {self.agent.me.name!r} was shut down")
+                backward.fail(closed, tell=False)
             context.clear()
 
     # Passes.
@@ -180,28 +194,46 @@ class Autograd:
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         known = self.find(context)
-        entries = make_entries(ROOT, check_roots(roots))
+        source = Source(ROOT, check_roots(roots))
         with self._lock:
             number = self._contexts.next_id()
         retain_graph = retain_graph or create_graph
         me = self.agent.me.name
         options = Options(number, retain_graph, create_graph, mode == "fast", me)
-        backward = known.passes[number] = Pass(self, known, options)
+        backward = Pass(self, known, options, source)
+        with self._lock:
+            known.passes[number] = backward
+        self.agent.leaver.begin()
         try:
-            backward.start(entries)
+            backward.start()
             ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
-            done = backward.deliver(ROOT, ones)
-            if done is not None:
-                done.wait()
-            backward.check_complete()
-            known.passes.pop(number, None)
+            backward.deliver(source, WHOLE, ones)
+            self._wait(backward)
+            with self._lock:
+                known.passes.pop(number, None)
         except BaseException as error:
             self._abort(known, backward, error)
             raise
+        finally:
+            self.agent.leaver.end()
+
+    def _wait(self, backward: Pass) -> None:
+        """Wait until the pass is over everywhere."""
+        assert backward.ending is not None
+        deadline, seconds = self.agent.outbound.deadline(None)
+        try:
+            with self.agent.waiting():
+                backward.ending.wait(deadline)
+        except TimeoutError as error:
+            if error is backward.error:
+                raise
+            raise RpcTimeout(
+                f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
+            ) from None
 
     def _abort(self, context: Context, backward: Pass, error: BaseException) -> None:
         """End a pass here, and tell everybody who may take part in it."""
-        backward.fail(error)
+        backward.fail(error, tell=False)
         if not backward.announce():
             return
         with self._lock:
@@ -210,31 +242,144 @@ class Autograd:
             peer = self.agent.directory.of_incarnation(incarnation)
             if peer is not None and peer.lost is None:
                 call = (context.id, tuple(backward.options), str(error))
-                future = self.agent.call_async(peer.name, abort, call)
+                future = self.agent.call_async(peer.name, handlers.abort, call)
                 future.add_done_callback(lambda _: None)  # who can't be told has no part in it
 
-    # Messages of other workers; see `passes`.
+    # What passes send.
+
+    def send_gradients(
+        self,
+        peer: Peer,
+        context: Context,
+        options: Options,
+        number: int,
+        share: int,
+        gradients: Mapping[int, torch.Tensor | None],
+    ) -> None:
+        """Send gradients, of tensors that a peer sent with this number, and a share of the pass.
+
+        Raises:
+            CallError: the peer is gone, or takes nothing for the agent's `rpc_timeout`.
+        """
+        dumped = self.agent.dump(gradients, peer, [])
+        message = Gradients(context.id, options.id, number, share, *options[1:])
+        if options.create_graph:
+            _, message.sent = self.send(context.id, peer, dumped.tensors)
+        seconds = self.agent.rpc_timeout
+        deadline = time.monotonic() + seconds if seconds else math.inf
+        try:
+            frame = Frame(message, 0, dumped.body, dumped.buffers)
+            self.agent.control.send(peer, frame, deadline)
+        finally:
+            if message.sent:
+                self.record(context.id, message.sent, dumped.tensors)
+
+    def give_back(self, context: Context, options: Options, share: int, missing: int) -> None:
+        """Give a share of a pass back to its root."""
+        self._report(options.root, Ran(context.id, options.id, share, missing))
+
+    def tell_root(self, context: int, options: Options) -> None:
+        """Tell the root that the pass has failed here."""
+        self._report(options.root, Broken(context, options.id))
+
+    def _report(self, root: str, message: Message) -> None:
+        self.agent.executor.may_pass_lead()
+        try:
+            peer = self.agent.directory.resolve(root)
+            if peer.worker is self.agent.me:
+                self.reported(peer, message)  # type: ignore[arg-type]
+            else:
+                deadline = time.monotonic() + (self.agent.rpc_timeout or math.inf)
+                self.agent.control.send(peer, Frame(message), deadline)
+        except (CallError, UnknownWorker):
+            pass  # a root that is gone waits for nothing
+
+    # What arrives.
+
+    def arrived(self, peer: Peer, frame: Frame) -> None:
+        self.agent.leaver.begin()
+        self.agent.executor.submit(lambda: self._deliver(peer, frame))
+
+    def _deliver(self, peer: Peer, frame: Frame) -> None:
+        message = frame.message
+        assert isinstance(message, Gradients)
+        options = Options(
+            message.backward,
+            message.retain_graph,
+            message.create_graph,
+            message.fast,
+            message.root,
+        )
+        # The gradients belong to the context's graph only if they have one themselves.
+        active = message.context if message.create_graph else 0
+        token = current.set(CallContext(self.agent, gradients=active))
+        try:
+            known = self._contexts.get(message.context)
+            if known is None:
+                self.tell_root(message.context, options)
+                return
+            backward = self._pass(known, options)
+            try:
+                attach = None
+                if message.sent:
+                    attach = self.receive(message.context, peer, message.sent)
+                gradients = self.agent.serializer.load(frame.body, frame.buffers, attach=attach)
+                frame.body, frame.buffers = b"", ()
+                source = self._source(known, message.number)
+                backward.deliver(source, message.share, gradients)
+            except BaseException as error:
+                backward.fail(error)
+        finally:
+            current.reset(token)
+            self.agent.served()
+
+    def _source(self, context: Context, number: int) -> Source:
+        source = context.source(number)
+        if source is None:
+            raise RuntimeError(
+                f"Trying to backward a second time through tensors that worker "
+                f"{self.agent.me.name!r} sent in autograd context {context.id}: specify "
+                "retain_graph=True when calling backward the first time"
+            )
+        return source
+
+    def reported(self, peer: Peer, message: Ran | Broken) -> None:
+        known = self._contexts.get(message.context)
+        backward: Pass | None = None if known is None else known.passes.get(message.backward)
+        if backward is None or backward.ending is None or backward.error is not None:
+            return
+        if isinstance(message, Ran):
+            backward.ending.give_back(peer.name, message.share, message.missing)
+            return
+        self.agent.executor.may_pass_lead()
+
+        def on_answer(future: torch.futures.Future[None]) -> None:
+            try:
+                future.value()
+            except BaseException as error:
+                backward.fail(error)
+
+        call = (message.context, message.backward)
+        future = self.agent.call_async(peer.name, handlers.cause, call)
+        future.add_done_callback(on_answer)
+
+    # Calls of other workers; see `handlers`.
 
     def on_prepare(self, context: int, options: Options, number: int, live: Sequence[int]) -> Any:
         known = self.find(context)
-        entries = known.sends.get(number)
-        if entries is None:
-            raise RuntimeError(
-                f"Trying to backward a second time through tensors that worker "
-                f"{self.agent.me.name!r} sent in autograd context {context}: specify "
-                "retain_graph=True when calling backward the first time"
-            )
-        return _answer(self._pass(known, options).prepare(number, entries, live), {})
+        source = self._source(known, number)
+        return _answer(self._pass(known, options).prepare(source, live))
 
     def on_survey(self, context: int, options: Options) -> Any:
         return Deferred(self._pass(self.find(context), options).survey())
 
-    def on_deliver(
-        self, context: int, options: Options, number: int, gradients: Mapping[int, Any]
-    ) -> Any:
-        backward = self._pass(self.find(context), options)
-        answer = backward.deliver(number, gradients)
-        return _answer(answer, backward.waiting)
+    def on_cause(self, context: int, number: int) -> Any:
+        backward: Pass | None = self.find(context).passes.get(number)
+        if backward is None or backward.error is None:
+            raise RuntimeError(f"the backward pass did not fail on worker {self.agent.me.name!r}")
+        failed: Future[None] = Future()
+        failed.set_exception(backward.error)
+        return Deferred(failed)
 
     def on_abort(self, context: int, options: Options, reason: str) -> None:
         known = self._contexts.get(context)
@@ -249,8 +394,8 @@ class Autograd:
         return found
 
 
-def _answer(future: Future[Any] | None, now: Any) -> Any:
-    return now if future is None else Deferred(future)
+def _answer(future: Future[None] | None) -> Any:
+    return None if future is None else Deferred(future)
 
 
 def check_roots(roots: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What a worker records of an autograd context: what was sent, what was received, the gradients.
+"""What a worker records of the messages of an autograd context: where gradients enter and leave.
 
 Each tensor that is sent becomes the input of a node of its own, where its gradient enters the local
 graph: an *entry*. Each tensor that arrives becomes the output of a node of its own, where the local
@@ -8,15 +8,15 @@ do what the `Traffic` of the running thread says.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from farcall.protocol.backward import ROOT
 from farcall.runtime.peers import Peer
 
 Tensor = torch.Tensor
@@ -70,8 +70,36 @@ class _Exit(torch.autograd.Function):
         return None, None, None
 
 
-def make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """For each tensor, as it is now: a tensor whose node is its entry."""
+class Source:
+    """Tensors whose gradients enter the graph here: the roots, or those sent in one message.
+
+    Attributes:
+        number: that of the message, or ROOT.
+        edges: where in the graph each of them was, when this was made.
+    """
+
+    __slots__ = ("_entries", "_roots", "edges", "number")
+
+    def __init__(self, number: int, tensors: Sequence[Tensor]) -> None:
+        self.number = number
+        self._roots = tensors
+        self._entries: list[Tensor] = []
+        if number == ROOT:
+            self.edges = [get_gradient_edge(tensor) for tensor in tensors]
+        else:
+            # What was sent may be changed in place before the pass.
+            self._entries, self._roots = _make_entries(number, tensors), ()
+            behind = [entry.grad_fn.next_functions[0] for entry in self._entries]  # type: ignore[union-attr]
+            self.edges = [GradientEdge(node, index) for node, index in behind]  # type: ignore[arg-type]
+
+    def entries(self) -> list[Tensor]:
+        """For each of them, a tensor whose node is its entry."""
+        if not self._entries:
+            self._entries = _make_entries(self.number, self._roots)
+        return self._entries
+
+
+def _make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     with torch.enable_grad():
         made: list[Tensor] = [
             _Entry.apply(tensor, source, index)  # type: ignore[no-untyped-call]
@@ -82,20 +110,12 @@ def make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     return made
 
 
-def index_of(entry: Tensor) -> int:
-    """Where the tensor behind an entry stood in its message."""
-    index: int = entry.grad_fn.place[1]  # type: ignore[union-attr]
-    return index
-
-
-def node_behind(entry: Tensor) -> Node:
-    """The node of the tensor behind an entry."""
-    node: Node = entry.grad_fn.next_functions[0][0]  # type: ignore[union-attr, assignment]
-    return node
-
-
 class Receive:
     """Tensors that this worker received in one message.
+
+    Args:
+        context: id of the context they belong to.
+        receives: of that context; exits are added.
 
     Attributes:
         peer: who sent them.
@@ -103,10 +123,13 @@ class Receive:
         nodes: their exits, in the order of the message.
     """
 
-    __slots__ = ("_context", "nodes", "number", "peer")
+    __slots__ = ("_context", "_receives", "nodes", "number", "peer")
 
-    def __init__(self, context: Context, peer: Peer, number: int) -> None:
+    def __init__(
+        self, context: int, receives: dict[Node, Receive], peer: Peer, number: int
+    ) -> None:
         self._context = context
+        self._receives = receives
         self.peer = peer
         self.number = number
         self.nodes: list[Node] = []
@@ -115,12 +138,12 @@ class Receive:
         """The same tensor, as the output of an exit of this receive."""
         with torch.enable_grad():
             arrived = leaf.detach()
-            explain = partial(_explain, self.peer.name, self._context.id)
+            explain = partial(_explain, self.peer.name, self._context)
             _Exit.apply(BEHIND_EXITS, arrived, explain)  # type: ignore[no-untyped-call]
         node = arrived.grad_fn
         assert node is not None
         self.nodes.append(node)
-        self._context.receives[node] = self
+        self._receives[node] = self
         return arrived
 
 
@@ -130,60 +153,3 @@ def _explain(worker: str, context: int) -> str:
         f"gradients flow through it only by farcall.autograd.backward({context}, [loss]), while "
         "that context is open, and a second time only if retain_graph=True was given the first time"
     )
-
-
-class Context:
-    """One autograd context at one worker. Thread-safe.
-
-    Attributes:
-        id: the same on all workers.
-        sends: by number: tensors whose nodes are the entries of a message, in its order.
-        receives: by the nodes of their tensors.
-        passes: backward passes that go on, or that failed, by id.
-    """
-
-    def __init__(self, id: int) -> None:
-        self.id = id
-        self.sends: dict[int, list[Tensor]] = {}
-        self.receives: dict[Node, Receive] = {}
-        self.passes: dict[int, Any] = {}
-        self._lock = threading.Lock()
-        self._gradients: dict[Tensor, Tensor] = {}
-
-    def record_send(self, number: int, tensors: Sequence[Tensor]) -> None:
-        self.sends[number] = make_entries(number, tensors)
-
-    def gradients(self) -> dict[Tensor, Tensor]:
-        """Leaf -> gradient, a copy of the table."""
-        with self._lock:
-            return dict(self._gradients)
-
-    def accumulate(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Add to the gradients of leaves."""
-        with self._lock:
-            accumulate(self._gradients, gradients)
-
-    def replace(self, gradients: dict[Tensor, Tensor]) -> None:
-        """Set gradients of leaves."""
-        with self._lock:
-            self._gradients.update(gradients)
-
-    def clear(self) -> None:
-        """The context ended: let go of everything."""
-        self.sends, self.receives, self.passes = {}, {}, {}
-        with self._lock:
-            self._gradients = {}
-
-
-def accumulate(to: dict[Tensor, Tensor], gradients: Mapping[Tensor, Tensor]) -> None:
-    """Add gradients of leaves to others. No tensor is changed."""
-    for leaf, gradient in gradients.items():
-        before = to.get(leaf)
-        to[leaf] = gradient if before is None else add(before, gradient)
-
-
-def add(one: Tensor, other: Tensor) -> Tensor:
-    """The sum of two gradients, each dense or sparse. Neither is changed."""
-    if one.is_sparse and not other.is_sparse:
-        return other + one  # torch adds a sparse tensor to a dense one, not the other way round
-    return one + other

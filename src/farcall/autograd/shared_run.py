@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd.graph import Node
 
+from farcall.autograd.records import Source
+
 if TYPE_CHECKING:
     from farcall.autograd.passes import Pass
 
@@ -18,14 +20,15 @@ class SharedRun:
 
     def __init__(self, backward: Pass) -> None:
         self._pass = backward
-        self._sources = iter(backward.sources)
-        self._running: int | None = None  # the source whose gradient came last
+        self._sources = iter(backward.live)
+        self._last = backward.live[-1]
+        self._running: Source | None = None  # the source whose gradient came last
         self._arrived: dict[Node, Tensor | None] = {}
 
     def enter(self, source: int, index: int) -> Tensor | None:
-        while self._running != source:
+        while self._running is None or self._running.number != source:
             self._go_on()
-        return self._pass.wait_for(source).get(index)
+        return self._pass.wait_for(self._running).get(index)
 
     def _go_on(self) -> None:
         """To the next source. What the last one set off at this worker is done."""
@@ -46,6 +49,7 @@ class SharedRun:
 
     def finish(self) -> None:
         """The run is over. Sources that lead nowhere were not asked for."""
-        while self._running != self._pass.sources[-1]:
+        while self._running is not self._last:
             self._go_on()
+        assert self._running is not None
         self._pass.ran(self._running)

@@ -17,13 +17,15 @@ the answer at the root means that the wave is over everywhere. Then all live sou
 
 The wave of GRAD computes:
 
-    arrive(source)              its gradient is here: a run for it begins
-    send(source, receive)       its run has the gradient of a receive, which goes to the sender
-    ran(source)                 its run is over: whether the source is answered by it
-    answered(receive)           that GRAD was answered: whose is answered by it
+    arrive(source, share)       its gradient is here, with a share of the pass: a run for it begins
+    send(source, last)          its run has the gradient of a receive: the share that goes with it
+    ran(source)                 its run is over: the share to give back to the root, if one is left
 
-A source's GRAD is answered when its run, and everything that this caused elsewhere, is done; so the
-root's answer means that the pass is over everywhere (BWD-3). No thread waits for it.
+The pass is over when nobody has a share of it. The root begins with all of it; who sends a gradient
+gives away half of what it has, or, as the last thing it does, all; who has nothing to send gives it
+back to the root (BWD-3). So a chain of workers needs no answers. Every share is 2**-n of the pass,
+and is written as n. (F. Mattern, "Global quiescence detection based on credit distribution and
+recovery", 1989.)
 
 The caller runs nodes such that every receive gets its whole gradient, once (BWD-2). It may wait for
 the gradients of the sources in descending order: what a source's gradient depends on at this worker
@@ -43,15 +45,34 @@ class UnexpectedGradient(Exception):
     """A gradient came for a source that is not live, or a second one."""
 
 
+WHOLE = 0  # the share that is all of a pass
+
+
+class Returned:
+    """At the root: the shares that nobody works on any more. Adds them up as binary numbers."""
+
+    def __init__(self) -> None:
+        self._shares: set[int] = set()
+
+    def add(self, share: int) -> bool:
+        """A share came back. True: that was the last one, the pass is over everywhere."""
+        while share in self._shares:
+            self._shares.remove(share)
+            share -= 1
+        self._shares.add(share)
+        return share == WHOLE
+
+
 class Backward:
     """See the module's description."""
 
     def __init__(self) -> None:
         self._live: set[int] = set()
-        self._causes: dict[Hashable, Hashable] = {}  # what was sent -> what caused it
-        self._waiting: dict[Hashable, int] = {}  # what came -> what its answer still waits for
+        self._causes: dict[Hashable, Hashable] = {}  # PREPARE that was sent -> what caused it
+        self._waiting: dict[Hashable, int] = {}  # PREPARE that came -> how many it waits for
         self._pending: set[int] = set()
         self._arrived: set[int] = set()
+        self._shares: dict[int, int] = {}  # of sources that run, and have not given theirs away
         self._running = 0
         self.has_begun = False
 
@@ -68,7 +89,7 @@ class Backward:
     @property
     def is_over(self) -> bool:
         """Whether nothing of the pass is left at this worker."""
-        return self.has_begun and not (self._pending or self._running or self._waiting)
+        return self.has_begun and not (self._pending or self._running)
 
     # PREPARE.
 
@@ -76,11 +97,17 @@ class Backward:
         """A part of a source is live, and is first to reach these parts of receives."""
         self._live.add(source)
         for reached in parts:
-            self._wait(part, reached)
+            self._causes[reached] = part
+            self._waiting[part] = self._waiting.get(part, 0) + 1
 
     def prepared(self, reached: Hashable) -> Hashable | None:
         """The PREPARE for a part of a receive was answered: the part whose own is answered now."""
-        return self._settle(reached)
+        part = self._causes.pop(reached)
+        self._waiting[part] -= 1
+        if self._waiting[part]:
+            return None
+        del self._waiting[part]
+        return part
 
     # GRAD.
 
@@ -90,8 +117,8 @@ class Backward:
         self._pending = set(self._live)
         return sorted(self._live, reverse=True)
 
-    def arrive(self, source: int) -> None:
-        """The gradient of a source is here.
+    def arrive(self, source: int, share: int) -> None:
+        """The gradient of a source is here, and a share of the pass.
 
         Raises:
             UnexpectedGradient: the source is not live, or has its gradient already.
@@ -100,33 +127,20 @@ class Backward:
             raise UnexpectedGradient(source)
         self._arrived.add(source)
         self._pending.discard(source)
+        self._shares[source] = share
         self._running += 1
-        self._waiting[source] = 1
 
-    def send(self, source: int, receive: Hashable) -> None:
-        """The run of a source completed the gradient of a receive."""
-        self._wait(source, receive)
+    def send(self, source: int, last: bool = False) -> int:
+        """The run of a source has the gradient of a receive: the share that goes with it.
 
-    def ran(self, source: int) -> bool:
-        """The run of a source is over. True: answer its GRAD now."""
+        With `last`, nothing is left to do for the source.
+        """
+        if last:
+            return self._shares.pop(source)
+        self._shares[source] += 1
+        return self._shares[source]
+
+    def ran(self, source: int) -> int | None:
+        """The run of a source is over: the share to give back. None: it went with a gradient."""
         self._running -= 1
-        return self._count_down(source)
-
-    def answered(self, receive: Hashable) -> Hashable | None:
-        """The GRAD of a receive was answered: the source whose own is answered now."""
-        return self._settle(receive)
-
-    def _wait(self, came: Hashable, sent: Hashable) -> None:
-        self._causes[sent] = came
-        self._waiting[came] = self._waiting.get(came, 0) + 1
-
-    def _settle(self, sent: Hashable) -> Hashable | None:
-        came = self._causes.pop(sent)
-        return came if self._count_down(came) else None
-
-    def _count_down(self, came: Hashable) -> bool:
-        self._waiting[came] -= 1
-        if self._waiting[came]:
-            return False
-        del self._waiting[came]
-        return True
+        return self._shares.pop(source, None)

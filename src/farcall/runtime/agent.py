@@ -40,6 +40,7 @@ from farcall.transport.base import Arrived, Endpoint, Event, Link
 from farcall.transport.loopback import LoopbackLink
 from farcall.wire import (
     Accepted,
+    Broken,
     Cancel,
     Dismiss,
     Drain,
@@ -50,11 +51,13 @@ from farcall.wire import (
     Leaving,
     Message,
     Pinned,
+    Ran,
     Reference,
     ReleaseContext,
     Reply,
     Request,
 )
+from farcall.wire import Gradients as GradientsMessage
 
 logger = logging.getLogger("farcall")
 
@@ -168,6 +171,8 @@ class Agent:
                 self._on_request(peer, link, frame)
             case Reply() | Failure() | Accepted():
                 self.outcomes.on_answer(peer, frame)
+            case GradientsMessage():
+                self.gradients.arrived(peer, frame)
             case Cancel():
                 self._on_cancel(peer, link, frame.call_id)
             case _:
@@ -212,6 +217,8 @@ class Agent:
                 self.gradients.released(context, floor)
             case HoldContext(context=context):
                 self.gradients.held(context, peer)
+            case Ran() | Broken():
+                self.gradients.reported(peer, message)
             case Drain() | Drained() | Dismiss():
                 self.leaver.on_message(peer.incarnation, message)
             case _:

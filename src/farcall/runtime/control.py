@@ -8,8 +8,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from farcall.errors import LinkError
+from farcall.errors import LinkError, RpcTimeout
 from farcall.runtime.peers import Peer
+from farcall.transport.base import NotSent
 from farcall.wire import Cancel, Frame, Message
 
 if TYPE_CHECKING:
@@ -44,6 +45,25 @@ class ControlMessages:
             self._agent.lose(peer, str(error))
         except TimeoutError:
             self._keep(to, message, call_id)
+
+    def send(self, peer: Peer, frame: Frame, deadline: float) -> None:
+        """Send a frame that belongs to no call, once, by whichever link there is.
+
+        Raises:
+            CallError: the peer is gone, or takes nothing by the deadline.
+        """
+        if peer.lost is not None:
+            raise peer.loss()
+        try:
+            self._send(peer, frame, deadline)
+        except LinkError as error:
+            self._agent.lose(peer, str(error))
+            raise self._agent.outcomes.ended(peer) from error
+        except NotSent as error:
+            what = type(frame.message).__name__
+            raise RpcTimeout(f"worker {peer.name!r} does not take a message ({what})") from error
+        except TimeoutError:
+            pass  # the rest of the frame follows when the peer reads again
 
     def _send(self, peer: Peer, frame: Frame, deadline: float) -> None:
         if peer.back_link is not None:

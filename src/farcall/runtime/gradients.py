@@ -7,12 +7,34 @@ knows when they travel; what is recorded, and what becomes of it, is up to a `Gr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from farcall.runtime.peers import Peer
 from farcall.serde import Attach
+from farcall.wire import Broken, Frame, Ran
+
+if TYPE_CHECKING:
+    from farcall.runtime.peers import Peer
+
+
+class Recording:
+    """Says to a `Gradients` that a message was sent: once, however often it is called."""
+
+    __slots__ = ("_context", "_gradients", "_sent", "_tensors")
+
+    def __init__(
+        self, gradients: Gradients, context: int, sent: int, tensors: Sequence[torch.Tensor]
+    ) -> None:
+        self._gradients = gradients
+        self._context = context
+        self._sent = sent
+        self._tensors = tensors
+
+    def __call__(self) -> None:
+        tensors, self._tensors = self._tensors, ()
+        if tensors:
+            self._gradients.record(self._context, self._sent, tensors)
 
 
 class Gradients(Protocol):
@@ -28,8 +50,12 @@ class Gradients(Protocol):
             tensors: those in the message that require grad, in order.
 
         Returns:
-            What the message says of it, `context` and `sent`; zeros if the context has ended.
+            What the message says of it, `context` and `sent`; zeros if the context has ended. If
+            `sent` is not 0, `record` must follow.
         """
+
+    def record(self, context: int, sent: int, tensors: Sequence[torch.Tensor]) -> None:
+        """The message of `send` is on its way, or could not be sent."""
 
     def enter(self, context: int, peer: Peer) -> int:
         """A request of a peer arrived inside a context: its id, or 0 if it has ended."""
@@ -50,6 +76,12 @@ class Gradients(Protocol):
         mode: str = "smart",
     ) -> None:
         """See `farcall.autograd.backward`."""
+
+    def arrived(self, peer: Peer, frame: Frame) -> None:
+        """A message with gradients arrived."""
+
+    def reported(self, peer: Peer, message: Ran | Broken) -> None:
+        """A peer says how it fared in a backward pass of ours."""
 
     def released(self, context: int, floor: int) -> None:
         """A context has ended, and all of its creator with ids below `floor`."""

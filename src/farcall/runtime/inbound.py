@@ -38,7 +38,7 @@ logger = logging.getLogger("farcall")
 ASYNC_MARK = "_wrapped_async_rpc_function"
 OWN_HANDLERS = frozenset(
     [f"farcall.rref:{name}" for name in ("fetch", "type_of", "call_method", "run_backward")]
-    + [f"farcall.autograd.passes:{name}" for name in ("survey", "prepare", "deliver", "abort")]
+    + [f"farcall.autograd.handlers:{name}" for name in ("survey", "prepare", "cause", "abort")]
 )
 
 
@@ -238,10 +238,14 @@ class Job:
             self._fail(explained)
             return
         reply = Reply()
+        gradients = self.agent.gradients
         if self.context and dumped.tensors:
-            gradients = self.agent.gradients
             reply.context, reply.sent = gradients.send(self.context, self.peer, dumped.tensors)
-        self._answer(reply, dumped, handles)
+        try:
+            self._answer(reply, dumped, handles)
+        finally:
+            if reply.sent:
+                gradients.record(reply.context, reply.sent, dumped.tensors)
 
     def _fail(self, error: BaseException) -> None:
         if self.place is not None:

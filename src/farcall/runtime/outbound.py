@@ -26,6 +26,7 @@ from farcall.ids import WorkerInfo
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import current
 from farcall.runtime.future import Future
+from farcall.runtime.gradients import Recording
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
 from farcall.serde import Dumped, name_of
@@ -72,7 +73,7 @@ class Outbound:
         try:
             link = self._agent.connect(peer, pending.deadline)
             with self._agent.waiting():
-                answer = link.exchange(frame, pending.deadline)
+                answer = link.exchange(frame, pending.deadline, pending.recording)
         except LinkError as error:
             raise self._outcomes.unreachable(peer, frame.call_id, pending, error) from error
         except TimeoutError as error:
@@ -80,6 +81,9 @@ class Outbound:
         except BaseException as error:  # KeyboardInterrupt
             self._outcomes.give_up(peer, frame.call_id, pending, error)
             raise
+        finally:
+            if pending.recording is not None:
+                pending.recording()
         if self._outcomes.arrived(peer, frame.call_id) is None:
             raise self._outcomes.ended(peer)
         try:
@@ -114,6 +118,9 @@ class Outbound:
             self._outcomes.unreachable(peer, frame.call_id, pending, error)
         except TimeoutError as error:
             self._outcomes.give_up(peer, frame.call_id, pending, error)
+        finally:
+            if pending.recording is not None:
+                pending.recording()
         return future
 
     def remote(
@@ -166,6 +173,9 @@ class Outbound:
             raise self._outcomes.give_up(peer, frame.call_id, pending, error) from None
         except TimeoutError:
             pass  # the rest follows when the owner reads; `creation_late` says so until then
+        finally:
+            if pending.recording is not None:
+                pending.recording()
 
     # Requests out.
 
@@ -201,9 +211,11 @@ class Outbound:
         context = current.get()
         if context is not None and context.gradients:
             request.no_grad = not torch.is_grad_enabled()
-            request.context, request.sent = self._agent.gradients.send(
-                context.gradients, peer, dumped.tensors
-            )
+            gradients = self._agent.gradients
+            tensors = dumped.tensors
+            request.context, request.sent = gradients.send(context.gradients, peer, tensors)
+            if request.sent:
+                pending.recording = Recording(gradients, request.context, request.sent, tensors)
         if created is not None:
             request.creates, request.sequence = created.reference.number, sequence
         if handles:

@@ -35,9 +35,8 @@ _OWN_NAMES = {
     "farcall.rref:type_of": "the type of a remote value",
     "farcall.rref:call_method": "a method of a remote value",
     "farcall.rref:run_backward": "the backward pass of a remote value",
-    "farcall.autograd.passes:survey": "a part of a backward pass",
-    "farcall.autograd.passes:prepare": "a part of a backward pass",
-    "farcall.autograd.passes:deliver": "a part of a backward pass",
+    "farcall.autograd.handlers:survey": "a part of a backward pass",
+    "farcall.autograd.handlers:prepare": "a part of a backward pass",
 }
 
 

@@ -14,6 +14,7 @@ from farcall.transport.base import Link
 
 if TYPE_CHECKING:
     from farcall.runtime.future import Future
+    from farcall.runtime.gradients import Recording
     from farcall.runtime.inbound import Job
 
 logger = logging.getLogger("farcall")
@@ -24,7 +25,7 @@ Find = Callable[[str | int], Worker | None]
 class PendingCall:
     """A call of ours without an outcome yet."""
 
-    __slots__ = ("created", "deadline", "function", "future", "pinned", "timeout")
+    __slots__ = ("created", "deadline", "function", "future", "pinned", "recording", "timeout")
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class PendingCall:
         self.future = future  # None: a thread waits inside `Link.exchange`, or it is a creation
         self.created = created
         self.pinned = False  # the request carries references
+        self.recording: Recording | None = None  # to be done when the request was sent
 
 
 class Peer:

@@ -52,10 +52,15 @@ class Link(Protocol):
             LinkError: the link is lost.
         """
 
-    def exchange(self, frame: Frame, deadline: float) -> Frame:
+    def exchange(
+        self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
+    ) -> Frame:
         """Write a request and wait for the outcome with the same call id.
 
         The waiting thread receives its own reply where the transport can do that.
+
+        Args:
+            meanwhile: called when the request was sent, before the wait.
 
         Raises:
             NotSent: the deadline passed before anything was written.

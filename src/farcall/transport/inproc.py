@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
@@ -55,11 +56,15 @@ class InprocLink:
         copies = [bytearray(buffer) for buffer in frame.buffers]
         self.other.home.receive(self.other, Frame(frame.message, frame.call_id, frame.body, copies))
 
-    def exchange(self, frame: Frame, deadline: float) -> Frame:
+    def exchange(
+        self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
+    ) -> Frame:
         waiter: Waiter[Frame] = Waiter()
         self.home.watch(self, frame.call_id, waiter)
         try:
             self.send(frame, deadline)
+            if meanwhile is not None:
+                meanwhile()
             return waiter.wait(deadline)
         finally:
             self.waiters.pop(frame.call_id, None)

@@ -38,7 +38,9 @@ class LoopbackLink:
         else:
             waiter.deliver(copy)
 
-    def exchange(self, frame: Frame, deadline: float) -> Frame:
+    def exchange(
+        self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
+    ) -> Frame:
         waiter: Waiter[Frame] = Waiter()
         with self._lock:
             if self._lost is not None:
@@ -46,6 +48,8 @@ class LoopbackLink:
             self._waiters[frame.call_id] = waiter
         try:
             self.send(frame, deadline)
+            if meanwhile is not None:
+                meanwhile()
             return waiter.wait(deadline)
         finally:
             self._waiters.pop(frame.call_id, None)

@@ -165,7 +165,9 @@ class SocketLink:
 
     # Reading.
 
-    def exchange(self, frame: Frame, deadline: float) -> Frame:
+    def exchange(
+        self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
+    ) -> Frame:
         call_id = frame.call_id
         waiter: Waiter[Frame] = Waiter()
         with self._state:
@@ -180,6 +182,8 @@ class SocketLink:
                     self._by_caller = True
                     self._ask()
             self.send(frame, deadline)
+            if meanwhile is not None:
+                meanwhile()
             return self._receive(waiter, deadline) if reading else waiter.wait(deadline)
         finally:
             if reading:

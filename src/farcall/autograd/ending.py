@@ -1,0 +1,66 @@
+"""When a backward pass is over, and how: known at the root."""
+
+from __future__ import annotations
+
+import threading
+
+from farcall.protocol.backward import Returned
+from farcall.transport.waiter import Waiter
+
+
+class Ending:
+    """The end of a pass, as the worker that began it hears of it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._returned = Returned()
+        self._missing: dict[str, int] = {}
+        self._waiter: Waiter[BaseException | None] = Waiter()
+
+    def give_back(self, worker: str, share: int, missing: int) -> None:
+        """A worker has done its share.
+
+        Args:
+            worker: its name.
+            share: of the pass; see `protocol.backward`.
+            missing: how many of its sources wait for a gradient; of interest in fast mode only.
+        """
+        with self._lock:
+            # The number at a worker only falls, and its last message says the final one.
+            self._missing[worker] = min(missing, self._missing.get(worker, missing))
+            is_over = self._returned.add(share)
+        if is_over:
+            idle = {worker: count for worker, count in self._missing.items() if count > 0}
+            self._end(unused(idle) if idle else None)
+
+    def fail(self, error: BaseException) -> None:
+        """The pass can't go on."""
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._lock:
+            if not self._waiter.is_set:
+                self._waiter.deliver(error)
+
+    def wait(self, deadline: float) -> None:
+        """Wait until the pass is over; raises what it failed with.
+
+        Args:
+            deadline: `time.monotonic()` seconds.
+
+        Raises:
+            TimeoutError: it is not over by the deadline.
+        """
+        error = self._waiter.wait(deadline)
+        if error is not None:
+            raise error
+
+
+def unused(idle: dict[str, int]) -> RuntimeError:
+    """In fast mode, of so many messages that workers sent nothing is used."""
+    where = ", ".join(f"{count} by worker {name!r}" for name, count in idle.items())
+    return RuntimeError(
+        'mode="fast" is for roots that depend on all tensors requiring grad that were sent in the '
+        f"context; of these messages nothing is used: {where}. The gradients are incomplete; use "
+        'mode="smart"'
+    )

@@ -1,0 +1,38 @@
+"""Calls that workers make to each other in backward passes. Gradients go as messages, not so."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from farcall.runtime.context import current_agent
+
+
+class Options(NamedTuple):
+    """What was asked for at the root; the same at all workers of a pass."""
+
+    id: int
+    retain_graph: bool
+    create_graph: bool
+    fast: bool
+    root: str  # name of the worker that began the pass
+
+
+def prepare(context: int, options: tuple[Any, ...], number: int, live: list[int]) -> Any:
+    """Of the tensors that were sent with this number, those with these indices are used."""
+    autograd = current_agent().gradients
+    return autograd.on_prepare(context, Options(*options), number, live)  # type: ignore[attr-defined]
+
+
+def survey(context: int, options: tuple[Any, ...]) -> Any:
+    """To the root: which sources are live must be known."""
+    return current_agent().gradients.on_survey(context, Options(*options))  # type: ignore[attr-defined]
+
+
+def cause(context: int, number: int) -> Any:
+    """To a worker where a pass failed: raises what it failed with."""
+    return current_agent().gradients.on_cause(context, number)  # type: ignore[attr-defined]
+
+
+def abort(context: int, options: tuple[Any, ...], reason: str) -> None:
+    """The pass has failed elsewhere."""
+    current_agent().gradients.on_abort(context, Options(*options), reason)  # type: ignore[attr-defined]
