@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -80,7 +80,8 @@ class RRef(Generic[T]):
 
     def owner(self) -> WorkerInfo:
         """The worker where the value lives."""
-        return WorkerInfo(self._handle.reference.owner_name, self._handle.reference.owner_id)
+        reference = self._handle.reference
+        return _info(reference.owner_name, reference.owner_id)
 
     def owner_name(self) -> str:
         """Name of the worker where the value lives."""
@@ -184,6 +185,9 @@ def seconds_or_default(timeout: float) -> float | None:
         return None
     seconds = validate_timeout(timeout, allow_unset=True)
     return None if seconds == UNSET_RPC_TIMEOUT else seconds
+
+
+_info = lru_cache(1024)(WorkerInfo)
 
 
 class _Call(Protocol):

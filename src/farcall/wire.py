@@ -295,7 +295,7 @@ class Header(NamedTuple):
     @property
     def front_length(self) -> int:
         """Bytes between the header and the buffers' first padding."""
-        return self.table_length + self.meta_length + self.body_length
+        return 8 * self.buffer_count + self.meta_length + self.body_length
 
 
 class Frame:
@@ -385,7 +385,7 @@ def decode_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
         raise BadFrame(f"frame claims {count} buffers; the limit is {limits.buffers}")
     if body > limits.body:
         raise BadFrame(f"frame claims a body of {body} bytes; the limit is {limits.body}")
-    return Header(known, flags, meta, count, call_id, body)
+    return tuple.__new__(Header, (known, flags, meta, count, call_id, body))
 
 
 def decode_table(header: Header, table: Buffer, limits: Limits = DEFAULT_LIMITS) -> list[int]:

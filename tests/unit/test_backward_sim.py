@@ -40,18 +40,30 @@ def test_seed_replays_to_the_last_event():
 
 def test_schedules_have_what_can_go_wrong():
     logs = [" ".join(str(event) for event in simulate_backward(seed).log) for seed in range(300)]
-    for what in ("Prepare(", "Grad(", "Abort(", "Released(", "Forward(", "dies", "declares lost"):
+    for what in ("Prepare(", "Survey(", "Answer(", "Grad(", "Ran(", "Abort(", "Released("):
         assert sum(what in log for log in logs) > 20, what
-    for what in ("success", "raised", "lost ", "fast=True"):
+    for what in ("Forward(", "dies", "declares lost", "success", "fast=True"):
+        assert sum(what in log for log in logs) > 20, what
+    for what in ("Broken(", "Cause(", "raised", "lost ", "second time", "waits for nothing"):
         assert sum(what in log for log in logs) > 5, what
+    for what in ("not all is used", "no context", "the context ended"):
+        assert sum(what in log for log in logs) > 0, what
 
 
 FINDS = {
-    BackwardBug.ANSWERS_EARLY: {"BWD-1", "BWD-3", "END"},
-    BackwardBug.FORGETS_ANSWERS: {"END"},
+    BackwardBug.GIVES_ALL_AND_KEEPS_HALF: {"BWD-1", "BWD-3", "END"},
+    BackwardBug.GIVES_HALF_AND_KEEPS_ALL: {"BWD-1", "BWD-3", "END"},
+    BackwardBug.KEEPS_A_SHARE: {"END"},
+    BackwardBug.ADDS_ONCE: {"END"},
+    BackwardBug.TAKES_HALF_FOR_ALL: {"BWD-1", "BWD-3", "END"},
     BackwardBug.PREPARES_IN_HASTE: {"END"},
+    BackwardBug.FORGETS_ANSWERS: {"END"},
     BackwardBug.WAITS_IN_ASCENDING_ORDER: {"END"},
     BackwardBug.ONLY_NEWEST_SOURCES: {"END"},
+    BackwardBug.MISSES_NOTHING: {"BWD-1"},
+    BackwardBug.IGNORES_DEATHS: {"END"},
+    BackwardBug.DOES_NOT_ASK_WHY: {"END"},
+    BackwardBug.ACCUMULATES_LATE: {"BWD-1"},
     BackwardBug.FORGETS_THE_DEAD: {"BWD-4"},
     BackwardBug.RELEASES_ONLY_HERE: {"BWD-4"},
     BackwardBug.DOES_NOT_REPORT: {"BWD-4"},
@@ -103,11 +115,11 @@ def test_command_line_simulates_backward_passes():
 
 
 def test_command_line_says_how_to_replay_a_backward_pass():
-    arguments = ["--protocol", "backward", "--plant", "forgets-answers"]
+    arguments = ["--protocol", "backward", "--plant", "keeps-a-share"]
     result = CliRunner().invoke(main, [*arguments, "--schedules", "20"])
     assert result.exit_code == 1
     command = result.output.splitlines()[2].split("farcall.testing.sim ")[1].split()
-    assert {"--replay", "--protocol", "backward", "--plant", "forgets-answers"} <= set(command)
+    assert {"--replay", "--protocol", "backward", "--plant", "keeps-a-share"} <= set(command)
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 1
     assert "VIOLATION END" in again.output
@@ -116,4 +128,4 @@ def test_command_line_says_how_to_replay_a_backward_pass():
 def test_command_line_refuses_a_bug_of_another_protocol():
     result = CliRunner().invoke(main, ["--protocol", "backward", "--plant", "does-not-pin"])
     assert result.exit_code == 2
-    assert "answers-early" in result.output
+    assert "keeps-a-share" in result.output

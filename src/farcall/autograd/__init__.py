@@ -21,6 +21,7 @@ from typing import cast
 
 import torch
 
+from farcall.autograd.contents import Context
 from farcall.autograd.recorder import Autograd
 from farcall.runtime.context import CallContext, current, current_agent
 
@@ -29,6 +30,15 @@ __all__ = ["backward", "context", "get_gradients"]
 
 def _autograd() -> Autograd:
     return cast(Autograd, current_agent().gradients)
+
+
+def contents_of(context_id: int) -> Context:
+    """What this worker has of a context. For farcall's own optimizers.
+
+    Raises:
+        RuntimeError: this worker has no such context.
+    """
+    return _autograd().find(context_id)
 
 
 @contextmanager
@@ -106,4 +116,4 @@ def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     Raises:
         RuntimeError: this worker has no such context.
     """
-    return _autograd().find(context_id).gradients()
+    return contents_of(context_id).gradients()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd.graph import Node
 
-from farcall.autograd import graph, handlers
-from farcall.autograd.contents import Context, accumulate
+from farcall.autograd import contents, graph, handlers
+from farcall.autograd.contents import Context
 from farcall.autograd.ending import Ending, unused
 from farcall.autograd.handlers import Options
 from farcall.autograd.reach import Reach
@@ -73,7 +73,7 @@ class Pass:
         self._taken: set[int] = set()
         self._is_announced = False
         # What is computed, if other processes have replicas of some leaves: until all of it is.
-        self._held: dict[Tensor, Tensor] | None = None
+        self._held: contents.Gradients | None = None
         if autograd.replicas.involved(context):
             self._held = {}
 
@@ -293,7 +293,7 @@ class Pass:
 
     def _accumulate(self, found: Mapping[Node, Tensor | None]) -> None:
         """Keep the gradients of those nodes that are leaves."""
-        gradients: dict[Tensor, Tensor] = {}
+        gradients: list[tuple[Tensor, Tensor]] = []
         for node, gradient in found.items():
             if gradient is None or not graph.is_leaf(node):
                 continue
@@ -301,12 +301,12 @@ class Pass:
             # What has a graph of its own is not changed in place anyway.
             has_graph = self.options.create_graph
             own = gradient if has_graph else graph.owned(leaf, gradient, self._taken)
-            gradients[leaf] = own
+            gradients.append((leaf, own))
         if self._held is None:
             self._context.accumulate(gradients)
         else:
             with self._lock:
-                accumulate(self._held, gradients)
+                contents.accumulate(self._held, gradients)
 
     def send(
         self,
@@ -344,7 +344,8 @@ class Pass:
         if averages:
             try:
                 # All of this worker's gradients are there: average those of replicated leaves.
-                self._autograd.replicas.accumulate(self._context, self._held or {})
+                fresh = dict((self._held or {}).values())
+                self._autograd.replicas.accumulate(self._context, fresh)
             except BaseException as error:
                 self.fail(error)
                 return

@@ -112,11 +112,14 @@ class Autograd:
             known.record(sent, tensors)
 
     def enter(self, context: int, peer: Peer) -> int:
-        self.replicas.watch()
+        found = self._contexts.get(context)
         if peer.worker is self.agent.me:
-            return context if self._contexts.get(context) is not None else 0
+            return 0 if found is None else context
+        if found is None:
+            self.replicas.watch()
+            found = Context(context)
         with self._lock:
-            known = self._contexts.enter(context, peer.incarnation, Context(context))
+            known = self._contexts.enter(context, peer.incarnation, found)
         if known is not None and peer.lost is not None:
             self.lost(peer)
         return 0 if known is None else context

@@ -85,8 +85,8 @@ class Replicas:
             leaves: list[Tensor] = [leaf for leaf in module.parameters() if leaf.requires_grad]
             own = {leaf: fresh.pop(leaf) for leaf in leaves if leaf in fresh}
             if own:
-                context.replace(_average(leaves, own, before))
-        context.accumulate(fresh)
+                context.replace(_average(leaves, own, before).items())
+        context.accumulate(fresh.items())
 
     def forget(self, context: int) -> None:
         """A context has ended."""

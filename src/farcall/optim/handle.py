@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from farcall.autograd import context, get_gradients
+from farcall.autograd import contents_of, context
 from farcall.optim.central import Central, Closure
 from farcall.optim.clipping import clip_norm
 from farcall.optim.groups import (
@@ -175,7 +175,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step(self, context_id: int) -> None:
-        get_gradients(context_id)  # raises if there is no such context
+        contents_of(context_id)  # raises if there is no such context
         work = self._sharded("give step a closure that takes the id of a context")
         if not changes(self._sent, self.param_groups):
             with inside(context_id):
@@ -235,7 +235,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: this worker has no such context; or see `error_if_nonfinite`.
         """
-        get_gradients(context_id)
+        contents_of(context_id)
         with inside(context_id):
             return clip_norm(
                 self._work.owners, context_id, float(max_norm), float(norm_type), error_if_nonfinite
@@ -246,7 +246,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         As `torch.nn.utils.clip_grad_value_`; otherwise like `clip_grad_norm_`.
         """
-        get_gradients(context_id)
+        contents_of(context_id)
         with inside(context_id):
             self._work.owners.call("clipping gradients", "clamp", context_id, float(clip_value))
 

@@ -9,8 +9,7 @@ several optimizers of the same parameters (each trainer makes its own) do.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 from itertools import count
 from typing import Any, Protocol
 
@@ -54,26 +53,35 @@ class ParameterLocks:
         # Everybody takes them in the same order, so nobody waits in a circle.
         self._locks = sorted(locks.union(self._locks), key=lambda lock: lock.number)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> holding:
         """Nobody else updates these parameters in the block."""
-        with ExitStack() as stack:
-            for lock in self._locks:
-                stack.enter_context(holding(lock.lock))
-            yield
+        return holding(*[lock.lock for lock in self._locks])
 
 
-@contextmanager
-def holding(lock: Lock) -> Iterator[None]:
-    """Hold a lock. While it waits for that, a handler leaves its place to another.
+class holding:  # noqa: N801 - a context manager
+    """Hold locks. While it waits for one, a handler leaves its place to another.
 
     Else handlers that wait could take all places, and the calls of whoever holds the lock find
     none.
     """
-    if not lock.acquire(blocking=False):
-        with Agent.waiting():
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+
+    __slots__ = ("_held", "_locks")
+
+    def __init__(self, *locks: Lock) -> None:
+        self._locks = locks
+        self._held: list[Lock] = []
+
+    def __enter__(self) -> None:
+        try:
+            for lock in self._locks:
+                if not lock.acquire(blocking=False):
+                    with Agent.waiting():
+                        lock.acquire()
+                self._held.append(lock)
+        except BaseException:  # KeyboardInterrupt
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        while self._held:
+            self._held.pop().release()

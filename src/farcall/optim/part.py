@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from farcall.autograd import get_gradients
+from farcall.autograd import contents_of
 from farcall.optim.groups import Change, Group, LocalGroup, Options, apply, options_of
 from farcall.optim.parameters import Parameters
 from farcall.optim.shards import Outline, Shard, initial_state, mismatches, to_cpu
@@ -89,25 +89,27 @@ class Part(Parameters):
 
     def step(self, context_id: int, changes: Mapping[int, Change] | None) -> None:
         """Update the parameters by the gradients of a context, after changing hyperparameters."""
-        gradients = get_gradients(context_id)
-        if self._hogwild and self._warm.issuperset(t for t in self.tensors if t in gradients):
+        gradient_of = contents_of(context_id).gradient_of
+        used = (t for t in self.tensors if gradient_of(t) is not None)
+        if self._hogwild and self._warm.issuperset(used):
             if changes:
                 with self.locks.held():
                     self._change(changes)
-            self._step_freely(gradients)
+            self._step_freely(gradient_of)
             return
         with self.locks.held():
             if changes:
                 self._change(changes)
-            self._main.step(gradients)
-            self._warm.update(tensor for tensor in self.tensors if tensor in gradients)
+            self._main.step(gradient_of)
+            if self._hogwild:
+                self._warm.update(t for t in self.tensors if gradient_of(t) is not None)
 
     def _change(self, changes: Mapping[int, Change]) -> None:
         for index, group in zip(self._groups, self._optimizer.param_groups, strict=True):
             if index in changes:
                 apply(group, changes[index])
 
-    def _step_freely(self, gradients: Mapping[Tensor, Tensor]) -> None:
+    def _step_freely(self, gradient_of: Callable[[Tensor], Tensor | None]) -> None:
         """A step that goes on while others do.
 
         Only when the parameters' state is complete: two first steps at once would both begin to
@@ -120,7 +122,7 @@ class Part(Parameters):
             with self.locks.held():
                 twin = self._main.twin()
         given = twin.refresh(self._main)
-        twin.step(gradients)
+        twin.step(gradient_of)
         twin.give_back(self._main, given)
         twins.append(twin)
 

@@ -9,7 +9,7 @@ stand-ins of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -42,12 +42,12 @@ class StandIns:
         self._parameters = parameters
         self._unnoticed = unnoticed
 
-    def step(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """One step of the optimizer with these gradients of parameters."""
+    def step(self, gradient_of: Callable[[Tensor], Tensor | None]) -> None:
+        """One step of the optimizer, given the gradients of parameters."""
         self._follow()
         try:
             for parameter, tensor in zip(self._parameters, self.tensors, strict=True):
-                tensor.grad = gradients.get(parameter)
+                tensor.grad = gradient_of(parameter)
             self.optimizer.step()
         finally:
             for tensor in self.tensors:

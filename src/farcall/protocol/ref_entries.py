@@ -149,6 +149,8 @@ class Outbox:
 
     def take(self) -> list[Instruction]:
         """Everything since the last call: registrations first, releases last."""
+        if not (self._said or self.registers or self.releases):
+            return []
         out: list[Instruction] = [Send(o, Register(tuple(e))) for o, e in self.registers.items()]
         out += self._said
         out += [Send(o, Release(tuple(e))) for o, e in self.releases.items()]

@@ -252,9 +252,9 @@ class Agent:
 
     def meet_owners(self, references: Iterable[Reference]) -> None:
         """Learn of the owners of references that arrived, if they joined after us."""
-        self.executor.may_pass_lead()  # the rendezvous may take its time
         for reference in references:
             if self.directory.of_incarnation(reference.owner) is None:
+                self.executor.may_pass_lead()  # the rendezvous may take its time
                 worker = self.directory.find(reference.owner_name)
                 if worker is None or worker.incarnation != reference.owner:
                     self.references.lost(reference.owner, "it is not in the group any more")

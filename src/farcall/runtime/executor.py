@@ -31,8 +31,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -60,6 +60,26 @@ class Handler(Protocol):
 
     def before_sleep(self) -> float:
         """Do what is due. When is something due next: `time.monotonic()` seconds, or inf."""
+
+
+class _Wait:
+    """See `Executor.waiting`."""
+
+    __slots__ = ("_executor", "_me", "_ran")
+
+    def __init__(self, executor: Executor, me: int) -> None:
+        self._executor = executor
+        self._me = me
+
+    def __enter__(self) -> None:
+        self._ran = self._executor.leave(self._me)
+
+    def __exit__(self, *_: object) -> None:
+        if self._ran:
+            self._executor.come_back(self._me)
+
+
+_NO_WAIT = nullcontext()
 
 
 class Executor:
@@ -158,10 +178,16 @@ class Executor:
 
     # Waiting inside user functions.
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The calling thread is about to wait for farcall: let another lead and run instead."""
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a wait for farcall: another thread leads and runs functions instead."""
         me = threading.get_ident()
+        # Of both the thread itself is the only one that makes them so.
+        if me == self._leader or me in self._running:
+            return _Wait(self, me)
+        return _NO_WAIT
+
+    def leave(self, me: int) -> bool:
+        """The calling thread begins to wait. Gives whether it runs a function."""
         with self._lock:
             ran = me in self._running
             if ran:
@@ -170,12 +196,12 @@ class Executor:
                 self._pass_lead()
             elif ran and self._functions:
                 self._find_thread()
-        try:
-            yield
-        finally:
-            if ran:
-                with self._lock:
-                    self._running.add(me)
+        return ran
+
+    def come_back(self, me: int) -> None:
+        """The wait of a thread that runs a function is over."""
+        with self._lock:
+            self._running.add(me)
 
     def _pass_lead(self) -> None:
         self._leader = 0

@@ -104,7 +104,6 @@ class Job:
         "context",
         "deadline",
         "frame",
-        "key",
         "link",
         "peer",
         "place",
@@ -119,12 +118,15 @@ class Job:
         self.link = link
         self.frame = frame
         self.request = request
-        self.key = TransferKey(peer.incarnation, frame.call_id, of_reply=False)
         timeout = request.timeout
         self.deadline = time.monotonic() + timeout if timeout > 0 else math.inf
         self.cancelled = False
         self.context = 0  # the autograd context that the call is part of
         self.place: RefId | None = None  # where the result goes, of a `remote()` call
+
+    @property
+    def key(self) -> TransferKey:
+        return TransferKey(self.peer.worker.incarnation, self.frame.call_id, of_reply=False)
 
     def start(self) -> None:
         """Accept the request, and run it as soon as its references may be used."""
@@ -274,11 +276,11 @@ class Job:
         with self.peer.lock:
             wanted = self.peer.incoming.finish(self.frame.call_id)
         if wanted:
-            key = TransferKey(self.peer.incarnation, self.frame.call_id, of_reply=True)
             if handles and not self._wait_until_accepted(handles):
                 self.agent.served()
                 return
             if handles:
+                key = TransferKey(self.peer.incarnation, self.frame.call_id, of_reply=True)
                 message.references = references_of(handles)
                 self.agent.references.pin(key, handles)
             frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied
 from farcall.ids import RefId, Worker
-from farcall.protocol.ref_entries import Drop, HeldState, Ready, Send, TransferKey, Unavailable
+from farcall.protocol.ref_entries import (
+    Drop,
+    HeldState,
+    Instruction,
+    Ready,
+    Send,
+    TransferKey,
+    Unavailable,
+)
 from farcall.protocol.refs import Refs
 from farcall.runtime.values import OwnedValue
 from farcall.serde import load_reference
@@ -39,19 +47,13 @@ class Post(Protocol):
 class RefHandle:
     """One live use of a reference in this process. Made by `References` only."""
 
-    __slots__ = ("__weakref__", "reference", "references")
+    __slots__ = ("__weakref__", "is_owner", "ref", "reference", "references")
 
     def __init__(self, references: References, reference: Reference) -> None:
         self.references = references
         self.reference = reference
-
-    @property
-    def ref(self) -> RefId:
-        return RefId(self.reference.minted_by, self.reference.number)
-
-    @property
-    def is_owner(self) -> bool:
-        return self.reference.owner == self.references.me.incarnation
+        self.ref = RefId(reference.minted_by, reference.number)
+        self.is_owner = reference.owner == references.me.incarnation
 
     def __reduce__(self) -> Any:
         raise InvalidReference(
@@ -109,7 +111,8 @@ class References:
 
     def drain(self) -> None:
         """Count out the handles that were collected, and go on with what another thread left."""
-        self._go_on()
+        if self._ready:
+            self._go_on()
         if not self._forgotten:
             return
         with self._lock:
@@ -119,7 +122,8 @@ class References:
                 self._refs.release(ref)
                 if self._creation_errors and not self._refs.knows(ref):
                     self._creation_errors.pop(ref, None)
-        self.run()
+            instructions = self._refs.take()
+        self._do(instructions)
 
     # Creation by remote().
 
@@ -155,6 +159,11 @@ class References:
         Raises:
             TimeoutError: the deadline (`time.monotonic()` seconds) passed.
         """
+        for handle in handles:
+            if handle.reference.owner != owner:
+                break
+        else:
+            return
         with self._lock:
             waiting = [
                 handle.ref
@@ -264,7 +273,8 @@ class References:
     def call_closed(self, key: TransferKey) -> None:
         with self._lock:
             self._refs.call_closed(key)
-        self.run()
+            instructions = self._refs.take()
+        self._do(instructions)
 
     # Transfers in.
 
@@ -273,7 +283,8 @@ class References:
         self._parked[key] = then
         with self._lock:
             self._refs.arrive(key, references)
-        self.run()
+            instructions = self._refs.take()
+        self._do(instructions)
 
     def stop_waiting(self, key: TransferKey, error: CallError) -> None:
         """A message still waits for its owners, and is of no use any more: `then(error)`."""
@@ -294,7 +305,8 @@ class References:
     def taken_over(self, key: TransferKey) -> None:
         with self._lock:
             self._refs.taken_over(key)
-        self.run()
+            instructions = self._refs.take()
+        self._do(instructions)
 
     def asked(self, key: TransferKey) -> None:
         with self._lock:
@@ -332,6 +344,9 @@ class References:
         """Do what the machine asks for. Never called with the lock held."""
         with self._lock:
             instructions = self._refs.take()
+        self._do(instructions)
+
+    def _do(self, instructions: Sequence[Instruction]) -> None:
         if instructions:
             self.agent.executor.may_pass_lead()
         for instruction in instructions:
@@ -344,7 +359,8 @@ class References:
                     self._ready.append((key, None))
                 case Unavailable(key, owner_name, cause):
                     self._ready.append((key, OwnerDied(owner_name, cause)))
-        self._go_on()
+        if self._ready:
+            self._go_on()
 
     def _go_on(self) -> None:
         """Hand on the messages that waited for their references.

@@ -8,8 +8,7 @@ other threads, and loads that user code starts inside a load, see their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -18,27 +17,19 @@ import torch
 Attach = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _Arriving(NamedTuple):
+class Arriving(NamedTuple):
+    """What `load_reference` and `attached` go by, while a message is loaded."""
+
     references: Sequence[Any]
     attach: Attach | None
 
 
-_arriving: ContextVar[_Arriving | None] = ContextVar("farcall_arriving", default=None)
+arriving: ContextVar[Arriving | None] = ContextVar("farcall_arriving", default=None)
 
 
 def inside_load() -> bool:
     """Whether this runs inside a load that set a context (so a nested load must hide it)."""
-    return _arriving.get() is not None
-
-
-@contextmanager
-def arriving(references: Sequence[Any], attach: Attach | None) -> Iterator[None]:
-    """Make these what `load_reference` and `attached` see, until the block ends."""
-    token = _arriving.set(_Arriving(references, attach))
-    try:
-        yield
-    finally:
-        _arriving.reset(token)
+    return arriving.get() is not None
 
 
 def load_reference(index: int) -> Any:
@@ -49,7 +40,7 @@ def load_reference(index: int) -> Any:
     Raises:
         LookupError: outside of a load, or the message has fewer references.
     """
-    current = _arriving.get()
+    current = arriving.get()
     if current is None or not 0 <= index < len(current.references):
         raise LookupError(f"the message names reference {index}, but did not bring it")
     return current.references[index]
@@ -60,7 +51,7 @@ def attached(leaf: torch.Tensor) -> torch.Tensor:
 
     Called in the order of `Dumped.tensors`.
     """
-    current = _arriving.get()
+    current = arriving.get()
     if current is None or current.attach is None:
         return leaf
     return current.attach(leaf)

@@ -43,6 +43,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     torch.UntypedStorage: reduce_untyped_storage,
     torch.TypedStorage: reduce_typed_storage,
 }
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 # Types whose subclasses are treated alike, so a table of exact types can't hold them.
 _SCRIPTED = (torch.jit.ScriptModule, torch._C.ScriptFunction)
 _FAMILIES = (BaseException, *_SCRIPTED)
@@ -70,7 +71,13 @@ class FastPickler(pickle.Pickler):
     tensors: list[torch.Tensor] | None = None
 
     def reducer_override(self, value: Any) -> Any:
-        return _reduce(self, value)
+        # As `_reduce`; each call counts here.
+        kind = type(value)
+        if kind in _TENSORS:
+            return _reduce_tensor(self, value)
+        if kind in self.externals or kind in _REDUCERS or issubclass(kind, _FAMILIES):
+            return _reduce(self, value)
+        return NotImplemented
 
 
 class ByValuePickler(_CloudPickler):
@@ -113,17 +120,21 @@ def _reduce(pickler: FastPickler | ByValuePickler, value: Any) -> Any:
     kind = type(value)
     if kind in pickler.externals:
         return pickler.externals[kind](value)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
-        if value.requires_grad:
-            if pickler.tensors is None:
-                pickler.tensors = []
-            pickler.tensors.append(value)
-        return reduce_tensor(value, pickler.device_map)
-    if isinstance(value, _FAMILIES):
+    if kind in _TENSORS:
+        return _reduce_tensor(pickler, value)
+    if issubclass(kind, _FAMILIES):
         return _reduce_family(value)
     if kind in _REDUCERS:
         return _REDUCERS[kind](value)
     return NotImplemented
+
+
+def _reduce_tensor(pickler: FastPickler | ByValuePickler, value: Any) -> Any:
+    if value.requires_grad:
+        if pickler.tensors is None:
+            pickler.tensors = []
+        pickler.tensors.append(value)
+    return reduce_tensor(value, pickler.device_map)
 
 
 def _reduce_family(value: Any) -> Any:

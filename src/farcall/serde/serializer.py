@@ -21,7 +21,7 @@ import torch
 
 from farcall.errors import FarcallError, FunctionNotFound, SerializationError
 from farcall.serde.functions import SPAWNED_MAIN, Functions
-from farcall.serde.loading import Attach, arriving, inside_load
+from farcall.serde.loading import Arriving, Attach, arriving, inside_load
 from farcall.serde.pickling import Buffers, ByValuePickler, Externals, FastPickler
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.unpickling import MainUnpickler, NamedUnpickler, PlainUnpickler, unpickle
@@ -154,8 +154,11 @@ class Serializer:
             SerializationError: any other failure; its cause says what.
         """
         if references or attach is not None or inside_load():
-            with arriving(references, attach):
+            token = arriving.set(Arriving(references, attach))
+            try:
                 return self._load(body, buffers)
+            finally:
+                arriving.reset(token)
         return self._load(body, buffers)
 
     def _load(self, body: Body, buffers: Sequence[Any]) -> Any:

@@ -85,9 +85,13 @@ class FrameReader:
                 count = sock.recv_into(self._front[self._front_filled :])
                 self._front_filled += count
             else:
-                if self._start:
-                    self._compact()
-                count = sock.recv_into(self._view[self._end :])
+                if self._start == self._end:
+                    self._start = self._end = 0
+                    count = sock.recv_into(self._memory)
+                else:
+                    if self._start:
+                        self._compact()
+                    count = sock.recv_into(self._view[self._end :])
                 self._end += count
         except (BlockingIOError, InterruptedError):
             return False

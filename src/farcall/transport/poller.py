@@ -55,8 +55,10 @@ class EpollPoller:
 
     def modify(self, fd: int, mask: int) -> None:
         """Wait for these events on fd from now on; 0 for none (errors are still reported)."""
-        with contextlib.suppress(OSError):  # it was removed meanwhile
+        try:
             self._epoll.modify(fd, mask)
+        except OSError:
+            return  # it was removed meanwhile
 
     def remove(self, fd: int) -> None:
         if self._tokens.pop(fd, None) is not None:

@@ -79,7 +79,10 @@ class SocketLink:
 
     def send(self, frame: Frame, deadline: float) -> None:
         parts = encode(frame)
-        if not self._write_role.acquire(timeout=_wait_time(deadline)):
+        if not (
+            self._write_role.acquire(blocking=False)
+            or self._write_role.acquire(timeout=_wait_time(deadline))
+        ):
             raise NotSent
         if self.lost is not None:
             self._write_role.release()

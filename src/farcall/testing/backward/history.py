@@ -134,5 +134,22 @@ def draw_history(random: Random, workers: int) -> History:
     return history
 
 
+def gather(history: History, worker: int) -> Node:
+    """A new node at this worker that depends on everything."""
+    used = {
+        child for nodes in history.nodes.values() for node in nodes for child, _ in node.children
+    }
+    used.update(
+        node for sends in history.sends.values() for sent in sends.values() for node in sent
+    )
+    found: list[Node] = []
+    for where, nodes in list(history.nodes.items()):
+        unused = [node for node in nodes if node not in used]
+        if unused and where != worker:
+            unused = list(history.send(where, worker, unused).nodes)
+        found += unused
+    return history.add(worker, [(node, 1) for node in found])
+
+
 def _late(random: Random, nodes: Sequence[Node]) -> Node:
     return random.choice(nodes[-5:] if random.random() < 0.7 else nodes)

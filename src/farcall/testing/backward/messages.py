@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-Waiting = dict[int, int]  # worker -> how many of its sources wait for their gradient
-
 
 class Options(NamedTuple):
     """Of a pass; `root` is the worker that began it."""
@@ -25,12 +23,42 @@ class Prepare(NamedTuple):
 
 
 class Grad(NamedTuple):
-    """The gradients of what was sent with this number: (index, gradient) of what is used."""
+    """The gradients of what was sent with this number: (index, gradient) of what is used.
+
+    2**-share of the pass goes with it.
+    """
 
     context: int
     options: Options
     number: int
+    share: int
     gradients: tuple[tuple[int, int], ...]
+
+
+class Ran(NamedTuple):
+    """To the root: 2**-share of the pass is done.
+
+    In fast mode, so many sources of the sender have no gradient yet (`missing`).
+    """
+
+    context: int
+    options: Options
+    share: int
+    missing: int
+
+
+class Broken(NamedTuple):
+    """To the root: the pass has failed here."""
+
+    context: int
+    options: Options
+
+
+class Cause(NamedTuple):
+    """From the root: why has the pass failed there?"""
+
+    context: int
+    options: Options
 
 
 class Survey(NamedTuple):
@@ -41,10 +69,9 @@ class Survey(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """To a call: what is known of waiting sources, or the error."""
+    """To a call. `error`: of what was called or, to a Cause, of the pass."""
 
     call: int
-    waiting: Waiting
     error: str
 
 

@@ -6,45 +6,43 @@ Its nodes only add up whole numbers. Rules that `Backward` relies on, all of the
 - Where no two sources could share a node, each is run when its gradient comes. Elsewhere the worker
   first has the root find out which sources are live; if they do share nodes, they are run together,
   and the run waits for them in descending order.
-- Who fails, tells all whose answers it owes.
+- Gradients of leaves are kept before the last share of their source goes away.
+- Where a pass fails, the root is told (Broken), and asks for the reason (Cause). Whom a gradient
+  was sent to is remembered: if that worker is lost, the pass fails.
+
+Why every death of a worker that holds a share is noticed: it was given the share with a gradient,
+by a worker that was given its own in the same way, and so on back to the root. Let the root be
+alive, and look at the first dead worker of that chain. The one before it is alive, knows that it
+sent a gradient there, and has a link to it. So it finds out, and fails; what it tells the root
+arrives, or it dies as well, and is the first dead one itself. A gradient on its way, or a share on
+its way back, belongs to its sender: if that dies, and the message is lost with it, the same holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from farcall.protocol.backward import ROOT, UnexpectedGradient
 from farcall.testing.backward.history import Node, Receive
-from farcall.testing.backward.messages import Answer, Grad, Options, Prepare, Survey, Waiting
+from farcall.testing.backward.messages import (
+    Answer,
+    Broken,
+    Cause,
+    Grad,
+    Options,
+    Prepare,
+    Ran,
+    Survey,
+)
+from farcall.testing.backward.reach import Reach, Sums
+from farcall.testing.backward.world import Run
 
 if TYPE_CHECKING:
     from farcall.testing.backward.worker import Worker
 
-OnAnswer = Callable[[Waiting, str], None]  # what is known of waiting sources, or the error
-Run = Iterator[bool]  # whether a step was done; else it waits for a gradient
-
-
-class World(Protocol):
-    """What a worker can do, and whom it tells."""
-
-    def send(self, worker: int, peer: int, message: Any, call: int) -> None:
-        """A message goes off; `call` is 0 if it wants no answer."""
-
-    def start(self, worker: int, run: Run) -> None:
-        """A run begins."""
-
-    def ran(self, context: int, options: Options, node: Node) -> None:
-        """A node is run."""
-
-    def accumulated(self, context: int, options: Options, leaf: Node, gradient: int) -> None:
-        """A leaf gets a gradient."""
-
-    def sent(self, context: int, options: Options, receive: Receive) -> None:
-        """The gradients of a receive go off."""
-
-    def ended(self, context: int, options: Options, error: str) -> None:
-        """A pass that began here has ended."""
+OnAnswer = Callable[[str], None]  # the error, if there is one
 
 
 class Content:
@@ -53,50 +51,6 @@ class Content:
     def __init__(self, sends: dict[int, list[Node]]) -> None:
         self.sends = sends
         self.passes: dict[Options, Pass] = {}
-
-
-class Reach:
-    """What sources reach.
-
-    Attributes:
-        entries: of each source: the indices of its tensors, and their nodes.
-        received: the tensors of each receive that are reached, and by which source.
-        is_shared: whether some node, or some message, waits for several sources.
-    """
-
-    def __init__(self) -> None:
-        self.entries: dict[int, list[tuple[int, Node]]] = {}
-        self.received: dict[Receive, dict[Node, int]] = {}
-        self.is_shared = False
-        self._seen: dict[Node, int] = {}
-
-    def explore(
-        self, source: int, nodes: Sequence[Node], live: Iterable[int]
-    ) -> list[tuple[Any, ...]]:
-        """Parts of a source: the parts of receives that are reached now, as the first.
-
-        A part is a receive, and indices of its tensors.
-        """
-        entries = [(index, nodes[index]) for index in live]
-        self.entries.setdefault(source, []).extend(entries)
-        found: dict[Receive, list[int]] = {}
-        stack = [node for _, node in entries]
-        while stack:
-            node = stack.pop()
-            if node.is_leaf:  # may get its gradient in parts
-                continue
-            first = self._seen.get(node)
-            if first is not None:
-                self.is_shared |= first != source
-                continue
-            self._seen[node] = source
-            if node.receive is not None:
-                found.setdefault(node.receive, []).append(node.receive.nodes.index(node))
-                sources = self.received.setdefault(node.receive, {})
-                sources[node] = source
-                self.is_shared |= len(set(sources.values())) > 1
-            stack += [child for child, _ in node.children]
-        return [(receive, *used) for receive, used in found.items()]
 
 
 class Pass:
@@ -113,26 +67,31 @@ class Pass:
         self.options = options
         self.roots = roots
         self.error = ""
+        self.has_ended = False  # at the root
         self.announced = False
         self.machine = worker.machines.backward()
         self._worker = worker
         self._world = worker.world
         self._context = context
         self._content = content
+        self._is_root = options.root == worker.id
         self._is_alone: bool | None = None
         self._all = Reach()
         self._live = Reach()
         self._survey: list[OnAnswer] | None = None
         self._surveyed = False
-        self._early: list[int] = []
-        self._gradients: dict[int, dict[int, int]] = {}
+        self._early: list[tuple[int, int]] = []  # (source, share)
+        self._gradients: dict[int, Mapping[int, int]] = {}
         self._answers: dict[Any, OnAnswer] = {}
-        self._waiting: Waiting = {}
+        self._runs = 0
+        self._sent_to: set[int] = set()
+        self._returned = worker.machines.returned()
+        self._missing: dict[int, int] = {}  # worker -> how many of its sources have no gradient
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for this worker."""
-        return not self._answers
+        """Whether this worker has nothing to do, and nobody waits for it."""
+        return not (self._answers or self._early or self._runs)
 
     # Which sources are live.
 
@@ -153,36 +112,44 @@ class Pass:
     def survey(self, answer: OnAnswer) -> None:
         """At the root: find out which sources are live."""
         if self.error or self._surveyed:
-            answer({}, self.error)
+            answer(self.error)
             return
         if self._survey is not None:
             self._survey.append(answer)
             return
         self._survey = [answer]
 
-        def prepared(waiting: Waiting, error: str) -> None:
+        def prepared(error: str) -> None:
             self._surveyed = not error
             for waiter in self._survey or ():
-                waiter({}, error)
+                waiter(error)
 
         self.prepare(ROOT, range(len(self.roots)), prepared)
 
     def prepare(self, source: int, live: Sequence[int], answer: OnAnswer) -> None:
         """A part of a source is live."""
         if self.error:
-            answer({}, self.error)
+            answer(self.error)
             return
         part = (source, *live)
         parts = self._live.explore(source, self._nodes(source), live)
         self.machine.reach(source, part, parts)
         if not parts:
-            answer({}, "")
+            answer("")
             return
         self._answers[part] = answer
         for reached in parts:
             receive, *used = reached
             message = Prepare(self._context, self.options, receive.number, tuple(used))
-            self._call(receive.sender, message, self.machine.prepared, reached)
+            self._worker.call(receive.sender, message, partial(self._prepared, reached))
+
+    def _prepared(self, reached: tuple[Any, ...], answer: Answer) -> None:
+        if answer.error:
+            self.fail(answer.error)
+        elif not self.error:
+            part = self.machine.prepared(reached)
+            if part is not None:
+                self._answers.pop(part)("")
 
     def begin(self) -> None:
         """The live sources are known: run what they share."""
@@ -190,13 +157,12 @@ class Pass:
             return
         sources = self.machine.begin()
         early, self._early = self._early, []
-        for source in early:
-            self.machine.arrive(source)
+        arrived = [source for source, share in early if self._arrive(source, share)]
         if self._live.is_shared:
-            self._start(self._run(sources, self._live))
+            self._start(self._run_shared(sources))
         else:
-            for source in early:
-                self._start(self._run([source], self._live))
+            for source in arrived:
+                self._start(self._run_alone(source, self._live))
 
     def _ask_root(self) -> None:
         def on_answer(answer: Answer) -> None:
@@ -210,141 +176,212 @@ class Pass:
 
     # Gradients.
 
-    def deliver(
-        self,
-        source: int,
-        gradients: dict[int, int],
-        answer: OnAnswer,
-    ) -> None:
-        """The gradients of a source."""
+    def deliver(self, source: int, gradients: Mapping[int, int], share: int) -> None:
+        """The gradients of a source, and a share of the pass."""
         if self.error:
-            answer({}, self.error)
             return
         self._gradients[source] = gradients
         if self._is_alone is None:
             self.decide()
-        is_known = self._is_alone or self.machine.has_begun
-        is_first = not (is_known or self._early)
-        if is_known:
-            try:
-                self.machine.arrive(source)
-            except UnexpectedGradient as error:
-                answer({}, f"UnexpectedGradient: {error}")
-                return
-        else:
-            self._early.append(source)
-        self._answers[source] = answer
-        if self._is_alone:
-            self._start(self._run([source], self._part(source)))
-        elif is_known and not self._live.is_shared:
-            self._start(self._run([source], self._live))
-        elif is_first and self.options.fast:
-            self.begin()
-        elif is_first:
-            self._ask_root()
+        if not (self._is_alone or self.machine.has_begun):
+            self._early.append((source, share))
+            if len(self._early) > 1:
+                return  # the first one has seen to it
+            if self.options.fast:
+                self.begin()
+            else:
+                self._ask_root()
+        elif self._arrive(source, share):
+            if self._is_alone:
+                self._start(self._run_alone(source, self._part(source)))
+            elif not self._live.is_shared:
+                self._start(self._run_alone(source, self._live))
+
+    def _arrive(self, source: int, share: int) -> bool:
+        try:
+            self.machine.arrive(source, share)
+        except UnexpectedGradient as error:
+            self.fail(f"UnexpectedGradient: {error}")
+            return False
+        return True
 
     def _part(self, source: int) -> Reach:
         """What the used tensors of a source lead to."""
         reach = Reach()
-        reach.explore(source, self._nodes(source), self._gradients[source])
+        reach.explore(source, self._nodes(source), list(self._gradients[source]))
         return reach
 
     def _start(self, run: Run) -> None:
-        self._world.start(self._worker.id, run)
+        self._runs += 1
+        self._world.start(self._worker.id, run, self._expire)
 
-    def _run(self, sources: Sequence[int], reach: Reach) -> Run:
-        """Run the graph of these sources, as their gradients come; a step for each node."""
-        left = self._uses([node for source in sources for _, node in reach.entries[source]])
-        totals: dict[Node, int] = dict.fromkeys(left, 0)
-        arrived: dict[Node, int] = {}
+    def _expire(self) -> None:
+        """A run has waited for too long: in fast mode, for a gradient that may never come."""
+        if self.options.fast:
+            self.fail(_unused({self._worker.id: self.machine.missing}))
+
+    def _run_alone(self, source: int, reach: Reach) -> Run:
+        """Run the graph of a source that shares no node with others; a step for each node."""
+        found: dict[Node, int] = {}
+        sums = Sums([node for _, node in reach.entries[source]])
+        if not (yield from self._walk(source, reach, sums, found.__setitem__)):
+            return
+        if not self._is_root:
+            self._accumulate(found)
+        receives = {node.receive: None for node in found if node.receive is not None}
+        left = len(receives)
+        for receive in receives:
+            left -= 1
+            # At the root giving back costs nothing, and in fast mode every source reports.
+            is_last = not (left or self._is_root or self.options.fast)
+            self._send(source, receive, found, is_last)
+            if not is_last:
+                yield True
+            if self.error:
+                return
+        if self._is_root:  # what others do with the gradients does not wait for this
+            self._accumulate(found)
+        self._runs -= 1
+        self._ran(source)
+
+    def _run_shared(self, sources: Sequence[int]) -> Run:
+        """Run the graph of all sources, as their gradients come; a step for each node."""
+        found: dict[Node, int] = {}
+        reach = self._live
+        sums = Sums([node for source in sources for _, node in reach.entries[source]])
+
+        def exit(source: int, node: Node, gradient: int) -> None:
+            found[node] = gradient
+            receive = node.receive
+            if receive is not None and found.keys() >= reach.received[receive].keys():
+                self._send(source, receive, found)
+
         for source in sources:
             while source not in self._gradients:
                 yield False
                 if self.error:
                     return
-            ready = []
-            for index, node in reach.entries[source]:
-                gradient = self._gradients[source].get(index, 0)  # 0 in fast mode: it is not used
-                ready += self._give(node, gradient, totals, left)
-            while ready:
-                yield True
-                if self.error:
-                    return
-                node = ready.pop()
-                if node.raises:
-                    self.fail(f"{node} raised")
-                    return
-                self._world.ran(self._context, self.options, node)
-                if node.is_leaf:
-                    self._world.accumulated(self._context, self.options, node, totals[node])
-                if node.receive is not None:
-                    arrived[node] = totals[node]
-                    if arrived.keys() >= reach.received[node.receive].keys():
-                        self._send(source, node.receive, arrived)
-                for child, factor in node.children:
-                    ready += self._give(child, factor * totals[node], totals, left)
+            if not (yield from self._walk(source, reach, sums, partial(exit, source))):
+                return
+            if source == sources[-1]:
+                self._accumulate(found)
+                self._runs -= 1
             self._ran(source)
             yield True
+            if self.error:
+                return
 
-    def _uses(self, entries: Sequence[Node]) -> dict[Node, int]:
-        """How many gradients each node gets, in a run from these."""
-        uses: dict[Node, int] = {}
-        stack = list(entries)
-        while stack:
-            node = stack.pop()
-            uses[node] = uses.get(node, 0) + 1
-            if uses[node] == 1:
-                stack += [child for child, _ in node.children]
-        return uses
+    def _walk(
+        self, source: int, reach: Reach, sums: Sums, done: Callable[[Node, int], None]
+    ) -> Generator[bool, None, bool]:
+        """Run what the gradients of a source complete. False: the pass has failed."""
+        ready = []
+        for index, node in reach.entries[source]:
+            gradient = self._gradients[source].get(index, 0)  # 0 in fast mode: it is not used
+            ready += sums.give(node, gradient)
+        while ready:
+            yield True
+            if self.error:
+                return False
+            node = ready.pop()
+            if node.raises:
+                self.fail(f"{node} raised")
+                return False
+            self._world.ran(self._context, self.options, node)
+            gradient = sums.totals[node]
+            done(node, gradient)
+            for child, factor in node.children:
+                ready += sums.give(child, factor * gradient)
+        return not self.error
 
-    def _give(
-        self, node: Node, gradient: int, totals: dict[Node, int], left: dict[Node, int]
-    ) -> list[Node]:
-        """Add to the gradient of a node; itself, when that is complete."""
-        totals[node] += gradient
-        left[node] -= 1
-        return [] if left[node] else [node]
+    def _accumulate(self, found: Mapping[Node, int]) -> None:
+        """Keep the gradients of those nodes that are leaves."""
+        for node, gradient in found.items():
+            if node.is_leaf:
+                self._world.accumulated(self._context, self.options, node, gradient)
 
-    def _send(self, source: int, receive: Receive, found: dict[Node, int]) -> None:
-        self.machine.send(source, receive)
+    def _send(
+        self, source: int, receive: Receive, found: Mapping[Node, int], last: bool = False
+    ) -> None:
+        """The gradients of a receive are complete: send them to where it came from."""
+        peer = receive.sender
+        self._sent_to.add(peer)
+        if peer in self._worker.lost:
+            self.lost(peer)
+        if self.error:
+            return
+        share = self.machine.send(source, last)
         self._world.sent(self._context, self.options, receive)
         used = ((index, node) for index, node in enumerate(receive.nodes) if node in found)
         gradients = tuple((index, found[node]) for index, node in used)
-        message = Grad(self._context, self.options, receive.number, gradients)
-        self._call(receive.sender, message, self.machine.answered, receive)
+        grad = Grad(self._context, self.options, receive.number, share, gradients)
+        self._worker.send(peer, grad)
+
+    # Shares.
 
     def _ran(self, source: int) -> None:
-        if not self.error and self.machine.ran(source):
-            self._settle(source)
+        """The run of a source is over: what is left of its share goes back to the root."""
+        share = self.machine.ran(source)
+        if share is None:
+            return
+        missing = self.machine.missing if self.options.fast else -1
+        if self._is_root:
+            self.take_back(self._worker.id, share, missing)
+        else:
+            self._worker.send(self.options.root, Ran(self._context, self.options, share, missing))
 
-    # Answers.
+    def take_back(self, worker: int, share: int, missing: int) -> None:
+        """At the root: a share that nobody works on any more."""
+        if self.error or self.has_ended:
+            return
+        self._missing[worker] = min(missing, self._missing.get(worker, missing))
+        if not self._returned.add(share):
+            return
+        unused = {worker: count for worker, count in self._missing.items() if count > 0}
+        if unused:
+            self.fail(_unused(unused))
+        else:
+            self.has_ended = True
+            self._world.ended(self._context, self.options, "")
 
-    def _call(self, peer: int, message: Any, settle: Callable[[Any], Any], sent: Any) -> None:
+    # Failure.
+
+    def lost(self, peer: int) -> None:
+        """A peer is lost: what it was sent, and has not passed on, is lost with it."""
+        if peer in self._sent_to:
+            self.fail(f"lost {peer}")
+
+    def broken(self, peer: int) -> None:
+        """At the root: the pass has failed there. Ask why."""
+        if self.error or self.has_ended:
+            return
+
         def on_answer(answer: Answer) -> None:
-            if answer.error:
-                self.fail(answer.error)
-            elif not self.error:
-                self._note(answer.waiting)
-                self._settle(settle(sent))
+            self.fail(answer.error)
 
-        self._worker.call(peer, message, on_answer)
-
-    def _settle(self, came: Any) -> None:
-        answer = None if came is None else self._answers.pop(came, None)
-        if answer is not None:
-            if self.options.fast:
-                self._note({self._worker.id: self.machine.missing})
-            answer(dict(self._waiting), "")
-
-    def _note(self, waiting: Waiting) -> None:
-        for worker, count in waiting.items():
-            self._waiting[worker] = min(count, self._waiting.get(worker, count))
+        self._worker.call(peer, Cause(self._context, self.options), on_answer)
 
     def fail(self, error: str) -> None:
-        """Something went wrong: nothing more is done, and who waits is told."""
-        if self.error:
+        """Something went wrong here, or at the root: it is the root that tells everybody."""
+        if self.error or self.has_ended:
+            return
+        self.stop(error)
+        if self._is_root:
+            self._worker.abort(self._context, self, error)
+        else:
+            self._worker.send(self.options.root, Broken(self._context, self.options))
+
+    def stop(self, error: str) -> None:
+        """Nothing more is done here, and who waits is told."""
+        if self.error or self.has_ended:
             return
         self.error = error
+        if self._is_root:
+            self._world.ended(self._context, self.options, error)
         answers, self._answers = self._answers, {}
         for answer in answers.values():
-            answer({}, error)
+            answer(error)
+
+
+def _unused(missing: dict[int, int]) -> str:
+    return f"not all is used: {missing}"

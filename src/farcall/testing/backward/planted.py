@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from farcall.protocol.backward import Backward
+from farcall.protocol.backward import WHOLE, Backward, Returned
 from farcall.protocol.contexts import Contexts, Dropped
+from farcall.testing.backward.history import Node
+from farcall.testing.backward.passes import Pass
 from farcall.testing.backward.worker import Machines
 
 
-class _AnswersEarly(Backward):
-    def ran(self, source: int) -> bool:
+class _GivesAllAndKeepsHalf(Backward):
+    def send(self, source: int, last: bool = False) -> int:
+        share = self._shares[source]
+        super().send(source, last)
+        return share
+
+
+class _KeepsAShare(Backward):
+    def ran(self, source: int) -> int | None:
         super().ran(source)
-        return True
-
-
-class _ForgetsAnswers(Backward):
-    def answered(self, receive: Hashable) -> Hashable | None:
-        super().answered(receive)
         return None
+
+
+class _GivesHalfAndKeepsAll(Backward):
+    def send(self, source: int, last: bool = False) -> int:
+        return super().send(source, last=True) if last else self._shares[source] + 1
 
 
 class _PreparesInHaste(Backward):
@@ -35,6 +43,12 @@ class _PreparesInHaste(Backward):
         return came if self._waiting.pop(came, None) is not None else None
 
 
+class _ForgetsAnswers(Backward):
+    def prepared(self, reached: Hashable) -> Hashable | None:
+        super().prepared(reached)
+        return None
+
+
 class _WaitsInAscendingOrder(Backward):
     def begin(self) -> list[int]:
         return super().begin()[::-1]
@@ -44,6 +58,49 @@ class _OnlyNewestSources(Backward):
     def begin(self) -> list[int]:
         sources = super().begin()
         return sources[: max(1, len(sources) - 1)]
+
+
+class _MissesNothing(Backward):
+    @property
+    def missing(self) -> int:
+        return 0
+
+
+class _AddsOnce(Returned):
+    """Does not carry over."""
+
+    def add(self, share: int) -> bool:
+        if share in self._shares:
+            self._shares.remove(share)
+            share -= 1
+        self._shares.add(share)
+        return share == WHOLE
+
+
+class _TakesHalfForAll(Returned):
+    def add(self, share: int) -> bool:
+        return super().add(share) or WHOLE + 1 in self._shares
+
+
+class _IgnoresDeaths(Pass):
+    def lost(self, peer: int) -> None:
+        pass
+
+
+class _DoesNotAskWhy(Pass):
+    def broken(self, peer: int) -> None:
+        pass
+
+
+class _AccumulatesLate(Pass):
+    """Leaves get their gradients after the last share has gone."""
+
+    def _accumulate(self, found: Mapping[Node, int]) -> None:
+        def later() -> Any:
+            yield True
+            super(_AccumulatesLate, self)._accumulate(found)
+
+        self._world.start(self._worker.id, later(), self._expire)
 
 
 class _ForgetsTheDead(Contexts[Any]):
@@ -70,11 +127,19 @@ class _IgnoresReports(Contexts[Any]):
 class BackwardBug(StrEnum):
     """What to do wrong."""
 
-    ANSWERS_EARLY = "answers-early"
-    FORGETS_ANSWERS = "forgets-answers"
+    GIVES_ALL_AND_KEEPS_HALF = "gives-all-and-keeps-half"
+    KEEPS_A_SHARE = "keeps-a-share"
+    GIVES_HALF_AND_KEEPS_ALL = "gives-half-and-keeps-all"
+    ADDS_ONCE = "adds-once"
+    TAKES_HALF_FOR_ALL = "takes-half-for-all"
     PREPARES_IN_HASTE = "prepares-in-haste"
+    FORGETS_ANSWERS = "forgets-answers"
     WAITS_IN_ASCENDING_ORDER = "waits-in-ascending-order"
     ONLY_NEWEST_SOURCES = "only-newest-sources"
+    MISSES_NOTHING = "misses-nothing"
+    IGNORES_DEATHS = "ignores-deaths"
+    DOES_NOT_ASK_WHY = "does-not-ask-why"
+    ACCUMULATES_LATE = "accumulates-late"
     FORGETS_THE_DEAD = "forgets-the-dead"
     RELEASES_ONLY_HERE = "releases-only-here"
     DOES_NOT_REPORT = "does-not-report"
@@ -82,11 +147,19 @@ class BackwardBug(StrEnum):
 
 
 _PLANTS: dict[BackwardBug, Machines] = {
-    BackwardBug.ANSWERS_EARLY: Machines(backward=_AnswersEarly),
-    BackwardBug.FORGETS_ANSWERS: Machines(backward=_ForgetsAnswers),
+    BackwardBug.GIVES_ALL_AND_KEEPS_HALF: Machines(backward=_GivesAllAndKeepsHalf),
+    BackwardBug.KEEPS_A_SHARE: Machines(backward=_KeepsAShare),
+    BackwardBug.GIVES_HALF_AND_KEEPS_ALL: Machines(backward=_GivesHalfAndKeepsAll),
+    BackwardBug.ADDS_ONCE: Machines(returned=_AddsOnce),
+    BackwardBug.TAKES_HALF_FOR_ALL: Machines(returned=_TakesHalfForAll),
     BackwardBug.PREPARES_IN_HASTE: Machines(backward=_PreparesInHaste),
+    BackwardBug.FORGETS_ANSWERS: Machines(backward=_ForgetsAnswers),
     BackwardBug.WAITS_IN_ASCENDING_ORDER: Machines(backward=_WaitsInAscendingOrder),
     BackwardBug.ONLY_NEWEST_SOURCES: Machines(backward=_OnlyNewestSources),
+    BackwardBug.MISSES_NOTHING: Machines(backward=_MissesNothing),
+    BackwardBug.IGNORES_DEATHS: Machines(passes=_IgnoresDeaths),
+    BackwardBug.DOES_NOT_ASK_WHY: Machines(passes=_DoesNotAskWhy),
+    BackwardBug.ACCUMULATES_LATE: Machines(passes=_AccumulatesLate),
     BackwardBug.FORGETS_THE_DEAD: Machines(contexts=_ForgetsTheDead),
     BackwardBug.RELEASES_ONLY_HERE: Machines(contexts=_ReleasesOnlyHere),
     BackwardBug.DOES_NOT_REPORT: Machines(contexts=_DoesNotReport),

@@ -4,8 +4,9 @@ Rules of it that `Contexts` relies on, all of them here:
 
 - Who loses the creator of a context ends the context in its place. Who loses another worker that
   gave it one reports to the creator.
-- A pass that fails is told, once, to all that the context was given to.
+- A pass that fails is told, once, to all that the context was given to; and to who reports later.
 - A call that is not answered fails when the callee is lost.
+- A pass that sent gradients to a worker fails when that is lost.
 """
 
 from __future__ import annotations
@@ -13,28 +14,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from farcall.protocol.backward import ROOT, Backward
+from farcall.protocol.backward import ROOT, WHOLE, Backward, Returned
 from farcall.protocol.contexts import CREATOR_SHIFT, Contexts, Dropped
 from farcall.testing.backward.history import Node
 from farcall.testing.backward.messages import (
     Abort,
     Answer,
+    Broken,
+    Cause,
     Forward,
     Grad,
     Holds,
     Options,
     Prepare,
+    Ran,
     Released,
     Survey,
-    Waiting,
 )
-from farcall.testing.backward.passes import Content, OnAnswer, Pass, World
+from farcall.testing.backward.passes import Content, Pass
+from farcall.testing.backward.world import World
 
 
 class Machines(NamedTuple):
     """The classes a worker is made of; a planted bug replaces one."""
 
     backward: type[Backward] = Backward
+    returned: type[Returned] = Returned
+    passes: type[Pass] = Pass
     contexts: type[Contexts[Any]] = Contexts
 
 
@@ -52,6 +58,11 @@ class Worker:
 
     # Messages.
 
+    def send(self, peer: int, message: Any) -> None:
+        """Send something that is not answered."""
+        if peer not in self.lost:
+            self.world.send(self.id, peer, message, 0)
+
     def call(self, peer: int, message: Any, on_answer: Callable[[Answer], None]) -> None:
         """Send something that is answered, or fails."""
         self._count += 1
@@ -63,18 +74,26 @@ class Worker:
 
     def _fail_call(self, call: int) -> None:
         peer, on_answer = self._calls.pop(call)
-        on_answer(Answer(call, {}, f"lost {peer}"))
+        on_answer(Answer(call, f"lost {peer}"))
 
     def receive(self, peer: int, message: Any, call: int) -> None:
         """A message arrives."""
         if peer in self.lost:
             return
 
-        def answer(waiting: Waiting, error: str) -> None:
-            self._send(peer, Answer(call, waiting, error))
-
-        if isinstance(message, Prepare | Grad | Survey):
-            self._serve(message, answer)
+        if isinstance(message, Prepare | Survey | Cause):
+            self._serve(peer, message, call)
+        elif isinstance(message, Grad):
+            self._deliver(message)
+        elif isinstance(message, Ran | Broken):
+            content = self.contexts.get(message.context)
+            backward = None if content is None else content.passes.get(message.options)
+            if backward is None:
+                return
+            if isinstance(message, Ran):
+                backward.take_back(peer, message.share, message.missing)
+            else:
+                backward.broken(peer)
         elif isinstance(message, Answer):
             waiting = self._calls.pop(message.call, None)
             if waiting is not None:
@@ -86,29 +105,42 @@ class Worker:
         elif isinstance(message, Released):
             self._release(message.context, message.floor)
         elif isinstance(message, Holds):
-            floor = self.contexts.held(message.context, peer)
-            if floor:
-                self._send(peer, Released(message.context, floor))
+            self._held(message.context, peer)
         elif isinstance(message, Forward):
             self.enter(message.context, peer, Content({}))
 
-    def _serve(self, message: Prepare | Grad | Survey, answer: OnAnswer) -> None:
+    def _serve(self, peer: int, message: Prepare | Survey | Cause, call: int) -> None:
+        def answer(error: str) -> None:
+            self.send(peer, Answer(call, error))
+
         content = self.contexts.get(message.context)
         if content is None:
-            answer({}, f"no context {message.context}")
+            answer(f"no context {message.context}")
         elif isinstance(message, Survey):
             self._pass(content, message).survey(answer)
+        elif isinstance(message, Cause):
+            backward = content.passes.get(message.options)
+            answer((backward and backward.error) or f"no failed pass {message.options}")
         elif message.number not in content.sends:
-            answer({}, "backward a second time")
-        elif isinstance(message, Prepare):
-            self._pass(content, message).prepare(message.number, message.live, answer)
+            answer("backward a second time")
         else:
-            self._pass(content, message).deliver(message.number, dict(message.gradients), answer)
+            self._pass(content, message).prepare(message.number, message.live, answer)
+
+    def _deliver(self, message: Grad) -> None:
+        content = self.contexts.get(message.context)
+        if content is None:
+            self.send(message.options.root, Broken(message.context, message.options))
+            return
+        backward = self._pass(content, message)
+        if message.number in content.sends:
+            backward.deliver(message.number, dict(message.gradients), message.share)
+        else:
+            backward.fail("backward a second time")
 
     def _pass(self, content: Content, message: Prepare | Grad | Survey | Abort) -> Pass:
         found = content.passes.get(message.options)
         if found is None:
-            found = Pass(self, message.context, content, message.options)
+            found = self.machines.passes(self, message.context, content, message.options)
             content.passes[message.options] = found
         return found
 
@@ -118,36 +150,31 @@ class Worker:
         """Begin a pass; `World.ended` says when it ends."""
         content = self.contexts.get(context)
         assert content is not None
-        backward = content.passes[options] = Pass(self, context, content, options, roots)
+        backward = self.machines.passes(self, context, content, options, roots)
+        content.passes[options] = backward
 
-        def ended(error: str) -> None:
+        def known(error: str) -> None:
             if error:
-                self.abort(context, backward, error)
-            self.world.ended(context, options, error)
-
-        def delivered(waiting: Waiting, error: str) -> None:
-            idle = {worker: count for worker, count in waiting.items() if count}
-            ended(error or (f"not all is used: {idle}" if idle else ""))
-
-        def known(waiting: Waiting, error: str) -> None:
-            if error:
-                ended(error)
+                backward.fail(error)
             else:
                 backward.begin()
-                backward.deliver(ROOT, dict.fromkeys(range(len(roots)), 1), delivered)
+                deliver()
+
+        def deliver() -> None:
+            backward.deliver(ROOT, dict.fromkeys(range(len(roots)), 1), WHOLE)
 
         if backward.decide() or options.fast:
-            backward.deliver(ROOT, dict.fromkeys(range(len(roots)), 1), delivered)
+            deliver()
         else:
             backward.survey(known)
 
     def abort(self, context: int, backward: Pass, reason: str) -> None:
         """End a pass here, and tell everybody who may take part in it, once."""
-        backward.fail(reason)
+        backward.stop(reason)
         if not backward.announced:
             backward.announced = True
             for peer in self.contexts.told(context):
-                self._send(peer, Abort(context, backward.options, reason))
+                self.send(peer, Abort(context, backward.options, reason))
 
     # Contexts.
 
@@ -176,9 +203,19 @@ class Worker:
 
     def _drop(self, context: int, dropped: Dropped[Content], floor: int) -> None:
         for backward in list(dropped.content.passes.values()):
-            backward.fail("the context ended")
+            backward.stop("the context ended")
         for peer in dropped.told:
-            self._send(peer, Released(context, floor))
+            self.send(peer, Released(context, floor))
+
+    def _held(self, context: int, peer: int) -> None:
+        floor = self.contexts.held(context, peer)
+        if floor:
+            self.send(peer, Released(context, floor))
+            return
+        content = self.contexts.get(context)
+        for backward in content.passes.values() if content is not None else ():
+            if backward.announced:  # before we knew of the peer
+                self.send(peer, Abort(context, backward.options, backward.error))
 
     def lose(self, peer: int) -> None:
         """Declare a peer dead."""
@@ -186,6 +223,9 @@ class Worker:
         for call in [call for call, (to, _) in self._calls.items() if to == peer]:
             if call in self._calls:
                 self._fail_call(call)
+        for content in list(self.contexts):
+            for backward in list(content.passes.values()):
+                backward.lost(peer)
         self._lose_contexts(peer)
 
     def _lose_contexts(self, peer: int) -> None:
@@ -198,8 +238,4 @@ class Worker:
             if creator in self.lost:
                 self._release(context, floor=1)
             else:
-                self._send(creator, Holds(context))
-
-    def _send(self, peer: int, message: Any) -> None:
-        if peer not in self.lost:
-            self.world.send(self.id, peer, message, 0)
+                self.send(creator, Holds(context))
