@@ -13,6 +13,8 @@ import torch
 from click.testing import CliRunner
 
 from farcall.autograd import graph, passes, records
+from farcall.autograd.recorder import Autograd
+from farcall.runtime.inbound import Job, result_of
 from farcall.testing.gradients import (
     Bench,
     Hang,
@@ -36,7 +38,7 @@ from farcall.testing.gradients.program import (
     Op,
     Pass,
 )
-from farcall.testing.gradients.sim import main
+from farcall.testing.gradients.sim import attempt, main
 
 PROGRAMS = 1000
 BLOCKS = 10
@@ -59,6 +61,11 @@ def bench() -> Iterator[Bench]:
     with Bench() as bench:
         yield bench
         assert bench.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def programs() -> list[Program]:
+    return [generate(seed) for seed in range(PROGRAMS)]
 
 
 # The property.
@@ -102,11 +109,6 @@ def test_programs_run_over_sockets_too():
 # What the programs are like.
 
 
-@pytest.fixture(scope="module")
-def programs() -> list[Program]:
-    return [generate(seed) for seed in range(PROGRAMS)]
-
-
 def test_equal_seeds_give_equal_programs(programs):
     assert [generate(seed) for seed in range(50)] == programs[:50]
     assert len({describe(program) for program in programs}) == PROGRAMS
@@ -125,7 +127,21 @@ def test_programs_have_everything_that_there_is(programs):
     waits = [block.split for p in programs for block in p.blocks]
     assert sum(split >= 0 for split in waits) > 50
     assert sum(split == -2 for split in waits) > 50
-    assert sum(isinstance(step, Op) and step.quietly for step in steps) > 50
+    quiet = [step for step in steps if isinstance(step, Op) and step.quietly]
+    assert sum(step.name != "fetch" for step in quiet) > 50
+    assert sum(step.name == "fetch" for step in quiet) > 50
+
+
+def test_some_calls_are_made_under_no_grad_and_return_what_they_got(programs):
+    quiet = [
+        program.blocks[step.block]
+        for program in programs
+        for block in program.blocks
+        for step in block.steps
+        if isinstance(step, Call) and step.quietly
+    ]
+    assert len(quiet) > 200
+    assert sum(not set(block.params).isdisjoint(block.outputs) for block in quiet) > 100
 
 
 def test_programs_have_all_kinds_of_passes(programs):
@@ -224,6 +240,23 @@ def gives_gradients_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes.Pass, "_flags", flags)
 
 
+def sends_no_links_under_no_grad(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Autograd.send
+
+    def send_unless_quiet(self: Any, context: int, peer: Any, tensors: Any) -> Any:
+        return send(self, context, peer, tensors if torch.is_grad_enabled() else ())
+
+    monkeypatch.setattr(Autograd, "send", send_unless_quiet)
+
+
+def runs_functions_with_grad_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(self: Any) -> Any:
+        function, args, kwargs = self._load()
+        return result_of(function, function(*args, **kwargs))
+
+    monkeypatch.setattr(Job, "_call", call)
+
+
 BUGS = {
     doubles_gradients: "gradient of",
     loses_a_contribution: "gradient of",
@@ -232,6 +265,8 @@ BUGS = {
     drops_the_last_tensor_of_a_message: "",
     always_frees_the_graph: "error",
     gives_gradients_no_graph: "",
+    sends_no_links_under_no_grad: "arrived without a link",
+    runs_functions_with_grad_always: "",
 }
 
 
@@ -240,9 +275,9 @@ def test_planted_bug_is_found(monkeypatch, plant):
     plant(monkeypatch)
     with Bench(rpc_timeout=5) as bench:
         for seed in range(300):
-            found = bench.check(generate(seed))
+            found, _ = attempt(bench, [generate(seed)])
             if found:
-                assert BUGS[plant] in found[0]
+                assert BUGS[plant] in found.splitlines()[0]
                 return
     pytest.fail("it was not found")
 

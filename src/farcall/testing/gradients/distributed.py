@@ -263,9 +263,18 @@ class Run:
         return Frame(self, self.program, self.site, code, unpack(args)), len(code.steps)
 
     def gradients(self, context_id: int) -> dict[str, torch.Tensor]:
-        """The gradients that a context has here, by the name of the leaf."""
+        """The gradients that a context has here, by the name of the leaf.
+
+        Raises:
+            RuntimeError: the context has a leaf that is none of the program's.
+        """
         found = autograd.get_gradients(context_id)
         leaves = {leaf: name for name, leaf in self.site.leaves().items()}
+        if not leaves.keys() >= found.keys():
+            raise RuntimeError(
+                f"w{self.site.index} has a gradient of a leaf that is none of the program's: "
+                "something that requires grad arrived without a link to what it comes from"
+            )
         return {leaves[leaf]: gradient for leaf, gradient in found.items()}
 
     def backward(

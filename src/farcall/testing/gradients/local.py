@@ -80,7 +80,8 @@ class LocalWorld:
 
     def _send(self, container: Any) -> Any:
         sent: dict[int, torch.Tensor] = {}
-        copy = self._copy(container, sent)
+        with torch.enable_grad():
+            copy = self._copy(container, sent)
         for tensor in sent.values():
             if tensor.requires_grad:
                 use = partial(self._use, self._sent)

@@ -63,6 +63,7 @@ class Call(NamedTuple):
         args: values (tensors and references) that become the block's `params`.
         packing: the container they travel in.
         output: number of the pending call, or of the reference.
+        quietly: under `torch.no_grad`. What is sent keeps its link to what it comes from.
     """
 
     way: str
@@ -70,6 +71,7 @@ class Call(NamedTuple):
     args: tuple[int, ...]
     packing: str
     output: int
+    quietly: bool = False
 
 
 class Await(NamedTuple):
@@ -214,7 +216,8 @@ def _step_line(program: Program, step: Step) -> str:
     if isinstance(step, Call):
         worker = program.blocks[step.block].worker
         args = f", {step.packing} of {_values(step.args)}" if step.args else ""
-        return f'v{step.output} = {step.way}("w{worker}", {_name(step.block)}{args})'
+        quietly = "  # no_grad" if step.quietly else ""
+        return f'v{step.output} = {step.way}("w{worker}", {_name(step.block)}{args}){quietly}'
     inputs = _values(step.inputs)
     call = f"{step.name}[{step.number}]({inputs})"
     assigned = f"{_values(step.outputs)} = " if step.outputs else ""
