@@ -84,13 +84,11 @@ class LocalWorld:
             copy = self._copy(container, sent)
         for tensor in sent.values():
             if tensor.requires_grad:
-                use = partial(self._use, self._sent)
+                # Not this world, which has the tensor: a cycle through a hook is never collected.
+                use = partial(_use, self._used, self._sent)
                 self._sent += 1
                 tensor.register_hook(use)  # type: ignore[no-untyped-call]
         return copy
-
-    def _use(self, number: int, gradient: torch.Tensor | None) -> None:
-        self._used.add(number)
 
     def _copy(self, thing: Any, sent: dict[int, torch.Tensor]) -> Any:
         if isinstance(thing, torch.Tensor):
@@ -106,6 +104,10 @@ class LocalWorld:
         if isinstance(thing, Bundle):
             return Bundle([self._copy(part, sent) for part in thing.things])
         return thing
+
+
+def _use(used: set[int], number: int, gradient: torch.Tensor | None) -> None:
+    used.add(number)
 
 
 def run_locally(program: Program) -> Outcome:
