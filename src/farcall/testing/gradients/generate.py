@@ -223,8 +223,7 @@ class _Generator:
             for position, step in enumerate(scope.steps)
             if isinstance(step, Await) and calls[step.pending] in (ASYNC, METHOD_ASYNC)
         ]
-        # A callback is not the function that was called, so it does not run under no_grad.
-        return self.random.choice(waits) if waits and not scope.quiet else -2
+        return self.random.choice(waits) if waits else -2
 
     def _await(self, scope: Scope, position: int) -> None:
         results = scope.pending.pop(position)
