@@ -158,6 +158,7 @@ def test_programs_have_all_kinds_of_passes(programs):
     assert sum(one.create_graph for one in every) > 20
     assert sum(one.penalty for one in every) > 20
     assert sum(one.at >= 0 for one in every) > 20
+    assert sum(one.quietly for one in every) > 20
 
 
 def test_programs_nest_and_come_back(programs):

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -187,13 +188,16 @@ class Autograd:
         me = self.agent.me.name
         options = Options(number, retain_graph, create_graph, mode == "fast", me)
         backward = known.passes[number] = Pass(self, known, options)
+        # Like torch's engine, create_graph does not care for the caller's no_grad.
+        grad = torch.enable_grad() if create_graph else nullcontext()
         try:
-            backward.start(entries)
-            ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
-            done = backward.deliver(ROOT, ones)
-            if done is not None:
-                done.wait()
-            backward.check_complete()
+            with grad:
+                backward.start(entries)
+                ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
+                done = backward.deliver(ROOT, ones)
+                if done is not None:
+                    done.wait()
+                backward.check_complete()
             known.passes.pop(number, None)
         except BaseException as error:
             self._abort(known, backward, error)

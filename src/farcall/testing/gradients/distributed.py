@@ -22,7 +22,7 @@ from farcall import autograd, rpc
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import current_agent
 from farcall.testing.cluster import acting_as
-from farcall.testing.gradients.execute import Frame, Main, penalty, unpack
+from farcall.testing.gradients.execute import Frame, Main, grad_mode, penalty, unpack
 from farcall.testing.gradients.ops import Site, Tally, make_parameters
 from farcall.testing.gradients.outcome import Outcome, Report, report_of, warnings_off
 from farcall.testing.gradients.program import (
@@ -281,6 +281,12 @@ class Run:
         self, context_id: int, one: Pass, roots: Sequence[torch.Tensor], fast: bool
     ) -> None:
         """One backward pass, as the program wants it."""
+        with grad_mode(one.quietly):
+            self._backward(context_id, one, roots, fast)
+
+    def _backward(
+        self, context_id: int, one: Pass, roots: Sequence[torch.Tensor], fast: bool
+    ) -> None:
         if one.at < 0:
             mode = "fast" if fast else "smart"
             autograd.backward(

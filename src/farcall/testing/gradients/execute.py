@@ -92,7 +92,7 @@ class Frame:
                 self._operate(step)
             elif isinstance(step, Call):
                 args = pack(step.packing, self._take(step.args))
-                with _mode(step.quietly):
+                with grad_mode(step.quietly):
                     self._things[step.output] = self._world.call(self._site, step, args)
             else:
                 self.arrived(step, self._world.wait(self._site, self._things[step.pending]))
@@ -121,7 +121,7 @@ class Frame:
 
     def _operate(self, step: Op) -> None:
         inputs = self._take(step.inputs)
-        with _mode(step.quietly):
+        with grad_mode(step.quietly):
             outputs = self._results_of(step, inputs)
         self._things.update(zip(step.outputs, outputs, strict=True))
 
@@ -137,7 +137,8 @@ class Frame:
         return OPERATIONS[step.name](site, inputs, step.number, name_of(step))
 
 
-def _mode(quietly: bool) -> AbstractContextManager[Any]:
+def grad_mode(quietly: bool) -> AbstractContextManager[Any]:
+    """Under `torch.no_grad`, or as it is."""
     return torch.no_grad() if quietly else nullcontext()
 
 

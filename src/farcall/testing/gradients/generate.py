@@ -32,7 +32,7 @@ T = TypeVar("T")
 _HOOKS = ("", "", "", "look", "halve", "squash", "clamp")
 _WAYS = (SYNC, SYNC, SYNC, ASYNC, ASYNC, ASYNC, REMOTE, REMOTE)
 _METHOD_WAYS = (METHOD_SYNC, METHOD_ASYNC, METHOD_REMOTE)
-_QUIET = 0.05  # of the calls are made under no_grad
+_QUIET = 0.05  # of the calls and of the backward passes are made under no_grad
 
 
 def generate(
@@ -81,7 +81,9 @@ class _Generator:
         self._steps(main, self.budget)
         if self.random.random() < 0.8:
             self._settle(main)
-        passes = self.plan(self, main)
+        passes = tuple(
+            one._replace(quietly=self.random.random() < _QUIET) for one in self.plan(self, main)
+        )
         self._settle(main)
         self.blocks[0] = Block(main.worker, (), tuple(main.steps), ())
         blocks = tuple(block for block in self.blocks if block is not None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from farcall.testing.gradients.execute import Bundle, Frame, Main, penalty, unpack
+from farcall.testing.gradients.execute import Bundle, Frame, Main, grad_mode, penalty, unpack
 from farcall.testing.gradients.ops import Site, Tally, make_parameters
 from farcall.testing.gradients.outcome import Outcome, accumulate, report_of, warnings_off
 from farcall.testing.gradients.program import REMOTE_WAYS, Call, Program
@@ -124,7 +124,7 @@ def run_locally(program: Program) -> Outcome:
         outcome.roots += [root.item() for root in roots]
         world.begin_pass()
         try:
-            with warnings_off():
+            with warnings_off(), grad_mode(one.quietly):
                 torch.autograd.backward(
                     roots, retain_graph=one.retain_graph, create_graph=one.create_graph
                 )

@@ -115,6 +115,7 @@ class Pass(NamedTuple):
             have so far.
         at: start it with `RRef.backward`, of the one root, on this worker. -1: with `backward`.
         at_once: run it at the same time as the pass before, which both keep the graph.
+        quietly: start it under `torch.no_grad`, which changes nothing.
     """
 
     after: int
@@ -125,6 +126,7 @@ class Pass(NamedTuple):
     penalty: bool = False
     at: int = -1
     at_once: bool = False
+    quietly: bool = False
 
 
 class Program(NamedTuple):
@@ -207,7 +209,8 @@ def _pass_lines(program: Program, position: int) -> Iterator[str]:
         )
         options += f", RRef on w{one.at}" if one.at >= 0 else ""
         options += ", at once with the pass before" if one.at_once else ""
-        yield f"    backward([{', '.join(roots)}]{options})"
+        quietly = "  # no_grad" if one.quietly else ""
+        yield f"    backward([{', '.join(roots)}]{options}){quietly}"
 
 
 def _step_line(program: Program, step: Step) -> str:

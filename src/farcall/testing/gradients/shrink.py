@@ -325,7 +325,7 @@ def _simpler(program: Program) -> Iterator[Program]:
         if block.packing != "tuple":
             yield _with_block(program, b, block._replace(packing="tuple"))
     for index, one in enumerate(program.passes):
-        for change in ({"fast": False}, {"at": -1}, {"create_graph": False}):
+        for change in ({"fast": False}, {"at": -1}, {"create_graph": False}, {"quietly": False}):
             yield _with_pass(program, index, one._replace(**change))
 
 
