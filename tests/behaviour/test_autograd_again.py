@@ -174,6 +174,25 @@ def test_create_graph_equals_torch_autograd_grad(pair: list[Agent]) -> None:
         same(total[w] - so_far[w], expected[1], "gradient of the gradient by w")
 
 
+def given_back(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@pytest.mark.parametrize("to", ["w0", "w1"])
+def test_create_graph_under_no_grad(pair: list[Agent], to: str) -> None:
+    """As with torch's engine. The gradient here is a sum: of what is local, and what comes back."""
+
+    def program(run: Run) -> Any:
+        weights(run, x="w0")
+        root = (run["x"] ** 3 + run.call(to, given_back, run["x"])).sum()
+        with torch.no_grad():
+            run.backward(root, create_graph=True)
+        run.backward(run.gradient("x").square().sum())
+        _break_cycles(run)
+
+    compare(pair, program)
+
+
 def test_create_graph_over_a_chain_of_workers(trio: list[Agent]) -> None:
     def program(run: Run) -> Any:
         weights(run, x="w0", a="w1", b="w2")

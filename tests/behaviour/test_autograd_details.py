@@ -22,7 +22,7 @@ from behaviour.autograd_helpers import (
     times,
     weights,
 )
-from behaviour.helpers import by_sync, in_threads
+from behaviour.helpers import Gate, by_sync, in_threads, wait_at
 from farcall import autograd as dist_autograd
 from farcall import rpc
 from farcall.runtime.agent import Agent
@@ -261,6 +261,52 @@ def test_weight_that_was_changed_before_backward(pair: list[Agent]) -> None:
         run.call("w1", change_weight, run)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             run.backward(root)
+
+
+# Calls under no_grad.
+
+
+def given_back(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x, x * 2
+
+
+def test_call_under_no_grad_keeps_the_link_of_what_it_hands_on(pair: list[Agent]) -> None:
+    run = DistributedRun()
+    with dist_autograd.context() as run.context_id:
+        weights(run, x="w0")
+        with torch.no_grad():
+            same_again, computed = rpc.rpc_sync("w1", given_back, args=(run["x"],))
+        assert same_again.requires_grad
+        assert not computed.requires_grad
+        run.backward((same_again * computed).sum())
+        same(run.gradient("x"), 2 * run["x"].detach(), "gradient of x")
+
+
+@rpc.functions.async_execution
+def doubled_in_a_callback(gate: Gate, attached: Gate, x: torch.Tensor, late: bool) -> Any:
+    future = rpc.rpc_async("w0", wait_at, args=(gate,))
+    if not late:
+        future.wait()
+    doubled = future.then(lambda _: x * 2)
+    attached.open()
+    return doubled
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("quiet", [False, True])
+def test_callback_runs_with_the_grad_mode_of_the_function_that_attached_it(
+    pair: list[Agent], gate: Gate, quiet: bool, late: bool
+) -> None:
+    """Whichever thread runs it: at once the function's own, or later that of the reply."""
+    x, attached = doubles(4).requires_grad_(), Gate()
+    with dist_autograd.context():
+        with torch.set_grad_enabled(not quiet):
+            args = (gate, attached, x, late)
+            answer = rpc.rpc_async("w1", doubled_in_a_callback, args=args)
+        if late:
+            attached.wait()
+        gate.open()
+        assert answer.wait().requires_grad is not quiet
 
 
 # asyncio.

@@ -24,7 +24,7 @@ from farcall.autograd.handlers import Options
 from farcall.autograd.reach import Reach
 from farcall.autograd.records import Receive, Source
 from farcall.autograd.shared_run import SharedRun
-from farcall.protocol.backward import Backward
+from farcall.protocol.backward import Backward, UnexpectedGradient
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.future import Future
 from farcall.runtime.peers import Peer
@@ -71,7 +71,7 @@ class Pass:
         self._answers: dict[Hashable, Future[None]] = {}  # to PREPARE
         self._peers: set[int] = set()  # incarnations that gradients were sent to
         self._taken: set[int] = set()
-        self._is_announced = False
+        self.is_announced = False  # that it has failed was told to others
         # What is computed, if other processes have replicas of some leaves: until all of it is.
         self._held: contents.Gradients | None = None
         if autograd.replicas.involved(context):
@@ -115,9 +115,16 @@ class Pass:
                 return
             self.live = [self._sources[number] for number in self._machine.begin()]
             live, early, self._early = self._live, self._early, []
-            for source, share in early:
-                self._machine.arrive(source.number, share)
-        if live.is_shared:
+            try:
+                for source, share in early:
+                    self._machine.arrive(source.number, share)
+            except UnexpectedGradient as unexpected:
+                error: Exception | None = unexpected
+            else:
+                error = None
+        if error is not None:
+            self.fail(error)
+        elif live.is_shared:
             self._agent.executor.submit(lambda: self._run_shared(live.exploration))
         else:
             for source, _ in early:
@@ -395,7 +402,7 @@ class Pass:
     def announce(self) -> bool:
         """Whether the failure is still to be told to other workers; from now on it is not."""
         with self._lock:
-            is_new, self._is_announced = not self._is_announced, True
+            is_new, self.is_announced = not self.is_announced, True
         return is_new
 
     def _check(self) -> None:

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -147,8 +148,13 @@ class Autograd:
     def held(self, context: int, peer: Peer) -> None:
         with self._lock:
             floor = self._contexts.held(context, peer.incarnation)
+            known = self._contexts.get(context)
+            passes = [] if known is None else list(known.passes.values())
         if floor:
             self.agent.control.post(peer.incarnation, ReleaseContext(context, floor), 0)
+        for backward in passes:
+            if backward.is_announced:  # before the peer was known to have a part in it
+                self._tell_of_failure(peer, context, backward)
 
     def lost(self, peer: Peer) -> None:
         with self._lock:
@@ -206,11 +212,14 @@ class Autograd:
         backward = Pass(self, known, options, source)
         with self._lock:
             known.passes[number] = backward
+        # Like torch's engine, create_graph does not care for the caller's no_grad.
+        grad = torch.enable_grad() if create_graph else nullcontext()
         self.agent.leaver.begin()
         try:
-            backward.start()
-            ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
-            backward.deliver(source, WHOLE, ones)
+            with grad:
+                backward.start()
+                ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
+                backward.deliver(source, WHOLE, ones)
             self._wait(backward)
             with self._lock:
                 known.passes.pop(number, None)
@@ -240,13 +249,17 @@ class Autograd:
         if not backward.announce():
             return
         with self._lock:
-            told = self._contexts.told(context.id)
+            told = self._contexts.known_to(context.id)
         for incarnation in told:
             peer = self.agent.directory.of_incarnation(incarnation)
             if peer is not None and peer.lost is None:
-                call = (context.id, tuple(backward.options), str(error))
-                future = self.agent.call_async(peer.name, handlers.abort, call)
-                future.add_done_callback(lambda _: None)  # who can't be told has no part in it
+                self._tell_of_failure(peer, context.id, backward)
+
+    def _tell_of_failure(self, peer: Peer, context: int, backward: Pass) -> None:
+        self.agent.executor.may_pass_lead()
+        call = (context, tuple(backward.options), str(backward.error))
+        future = self.agent.call_async(peer.name, handlers.abort, call)
+        future.add_done_callback(lambda _: None)  # who can't be told has no part in it
 
     # What passes send.
 

@@ -104,10 +104,10 @@ class Contexts(Generic[T]):
             entry.told.add(peer)
         return entry.content
 
-    def told(self, context: int) -> tuple[int, ...]:
-        """Whom we gave the context to."""
+    def known_to(self, context: int) -> tuple[int, ...]:
+        """Who has the context as far as we know: whom we gave it to, and who gave it to us."""
         entry = self._entries.get(context)
-        return () if entry is None else tuple(entry.told)
+        return () if entry is None else tuple(entry.told | entry.givers)
 
     def end(self, context: int) -> tuple[Dropped[T], int] | None:
         """The creator ends its context. Also gives the floor that the others are told."""

@@ -27,6 +27,8 @@ class Future(torch.futures.Future[T]):
     - `await future` works in any asyncio loop; cancelling the task does not cancel the call.
     - `then` gives another of these; an exception raised in the callback reaches whoever waits for
       the result as itself.
+    - A callback added inside an autograd context runs in that context and with the grad mode
+      (`torch.no_grad`) of where it was added, whichever thread runs it.
     - A handler that waits for one does not count among the running handlers of its worker.
     - One that failed and is collected before anybody looked at it logs its error, with the place
       where it was made, to the logger "farcall".
@@ -92,11 +94,13 @@ class Future(torch.futures.Future[T]):
         if context is None or not context.gradients:
             super().add_done_callback(lambda _: callback(self))
             return
+        grad = torch.is_grad_enabled()
 
         def run(_: object) -> None:
             token = current.set(context)
             try:
-                callback(self)
+                with torch.set_grad_enabled(grad):
+                    callback(self)
             finally:
                 current.reset(token)
 

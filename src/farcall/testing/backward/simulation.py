@@ -345,13 +345,9 @@ class _Schedule:
                 self._violate("FAST", text)
 
     def _check_failed(self) -> None:
-        """Once all is quiet, a pass that has failed must have failed everywhere.
-
-        A worker that did not create the context does not tell those who gave it: where it is the
-        root, some hear of the failure only when the context ends.
-        """
+        """Once all is quiet, a pass that has failed must have failed everywhere."""
         for (context, options), fate in self._fates.items():
-            if options.root != fate.history.creator or not fate.has_failed:
+            if not fate.has_failed:
                 continue
             for worker in self._workers.values():
                 content = worker.contexts.get(context)

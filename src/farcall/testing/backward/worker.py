@@ -173,7 +173,7 @@ class Worker:
         backward.stop(reason)
         if not backward.announced:
             backward.announced = True
-            for peer in self.contexts.told(context):
+            for peer in self.contexts.known_to(context):
                 self.send(peer, Abort(context, backward.options, reason))
 
     # Contexts.

@@ -22,7 +22,7 @@ from farcall import autograd, rpc
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import current_agent
 from farcall.testing.cluster import acting_as
-from farcall.testing.gradients.execute import Frame, Main, penalty, unpack
+from farcall.testing.gradients.execute import Frame, Main, grad_mode, penalty, unpack
 from farcall.testing.gradients.ops import Site, Tally, make_parameters
 from farcall.testing.gradients.outcome import Outcome, Report, report_of, warnings_off
 from farcall.testing.gradients.program import (
@@ -263,15 +263,30 @@ class Run:
         return Frame(self, self.program, self.site, code, unpack(args)), len(code.steps)
 
     def gradients(self, context_id: int) -> dict[str, torch.Tensor]:
-        """The gradients that a context has here, by the name of the leaf."""
+        """The gradients that a context has here, by the name of the leaf.
+
+        Raises:
+            RuntimeError: the context has a leaf that is none of the program's.
+        """
         found = autograd.get_gradients(context_id)
         leaves = {leaf: name for name, leaf in self.site.leaves().items()}
+        if not leaves.keys() >= found.keys():
+            raise RuntimeError(
+                f"w{self.site.index} has a gradient of a leaf that is none of the program's: "
+                "something that requires grad arrived without a link to what it comes from"
+            )
         return {leaves[leaf]: gradient for leaf, gradient in found.items()}
 
     def backward(
         self, context_id: int, one: Pass, roots: Sequence[torch.Tensor], fast: bool
     ) -> None:
         """One backward pass, as the program wants it."""
+        with grad_mode(one.quietly):
+            self._backward(context_id, one, roots, fast)
+
+    def _backward(
+        self, context_id: int, one: Pass, roots: Sequence[torch.Tensor], fast: bool
+    ) -> None:
         if one.at < 0:
             mode = "fast" if fast else "smart"
             autograd.backward(

@@ -63,9 +63,11 @@ def constant(drawer: Drawer, scope: Scope) -> bool:
     return True
 
 
-# What becomes of memory: it is SHARED with other blocks, kept for the backward pass (SAVED), in
-# which case the inputs may not be changed either, or NEW.
-SHARED = Group(changeable=False, shared=True)
+SHARED = Group(changeable=False, shared=True)  # of what other blocks may see, too
+
+# What an operation does to memory: its output is new, or a view of the input; or new, but the
+# inputs, or the inputs and the output, are needed in the backward pass. Under no_grad there are no
+# views: torch takes them for tensors that require grad, though they are no part of the graph.
 NEW = "new"
 VIEW = "view"
 SAVES_INPUTS = "saves inputs"
@@ -83,8 +85,6 @@ def _add(
     differentiable: bool | None = None,
 ) -> Value:
     is_view = any(group is value.group for value in inputs)
-    # torch takes a view that no_grad made for one that requires grad, though it is no part of the
-    # graph: nothing to rely on.
     may_be_quiet = bool(inputs) and not is_view and name != "gather"
     quietly = may_be_quiet and drawer.random.random() < 0.04
     if differentiable is None:
@@ -93,7 +93,7 @@ def _add(
             "fresh_leaf",
         )
     group.aliased |= is_view
-    differentiable = differentiable and not quietly
+    differentiable = differentiable and not (quietly or (inputs and scope.quiet))
     depth = 1 + max((x.depth for x in inputs), default=0) if differentiable else 0
     dense = not is_view or all(x.dense for x in inputs)
     value = Value(drawer.number(), ndim, group, differentiable, dense, depth=depth)
@@ -108,7 +108,7 @@ def _one(name: str, memory: str, *ndims: int, result: int | None = None) -> Draw
 
     def draw_one(drawer: Drawer, scope: Scope) -> bool:
         options = scope.of_ndim(*ndims)
-        if not options:
+        if not options or (memory == VIEW and scope.quiet):
             return False
         x = drawer.pick(options)
         if memory.startswith("saves"):
@@ -148,7 +148,7 @@ def counted_pair(drawer: Drawer, scope: Scope) -> bool:
     for value in inputs:
         value.group.changeable = False
     ndim = max(value.ndim for value in inputs)
-    differentiable = any(value.differentiable for value in inputs)
+    differentiable = any(value.differentiable for value in inputs) and not scope.quiet
     depth = 1 + max(value.depth for value in inputs) if differentiable else 0
     outputs = [Value(drawer.number(), ndim, Group(), differentiable, depth=depth) for _ in "ab"]
     scope.tensors += outputs
@@ -166,7 +166,7 @@ def gather(drawer: Drawer, scope: Scope) -> Value | None:
 def expand(drawer: Drawer, scope: Scope) -> bool:
     """A view whose elements share memory."""
     options = scope.of_ndim(0, 1)
-    if not options:
+    if not options or scope.quiet:
         return False
     x = drawer.pick(options)
     x.group.changeable = False
@@ -275,6 +275,7 @@ def _same_rows(x: int, y: int) -> int | None:
 
 
 raises = _one("raises", NEW, 0, 1, 2)
+half_blind = _two("half_blind", SAVES_INPUTS, _broadcast)
 
 # Each with how often it is drawn.
 _OPERATIONS: tuple[tuple[int, Draw], ...] = (
@@ -295,7 +296,7 @@ _OPERATIONS: tuple[tuple[int, Draw], ...] = (
     (2, detach),
     (5, _one("counted", SAVES_INPUTS, 0, 1, 2)),
     (3, counted_pair),
-    (1, _two("half_blind", SAVES_INPUTS, _broadcast)),
+    (1, half_blind),
     (1, _one("checkpoint", SAVES_INPUTS, 0, 1, 2)),
     (4, in_place),
     (4, hook),
@@ -313,5 +314,8 @@ def mix(random: Random, *, without: Collection[Draw]) -> Sequence[Draw]:
     """Operations to draw from, but not these: a third is left out, so that programs differ."""
     chosen = [(weight, op) for weight, op in _OPERATIONS if random.random() < 0.67]
     chosen += [(2, op) for chance, op in _SELDOM if random.random() < chance]
-    mixed = [op for weight, op in chosen for _ in range(weight) if op not in without]
+    banned = set(without)
+    if any(op is raises for _, op in chosen):
+        banned.add(half_blind)  # whether a node behind it is run, and raises, is not defined
+    mixed = [op for weight, op in chosen for _ in range(weight) if op not in banned]
     return mixed or [parameter]

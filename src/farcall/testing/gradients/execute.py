@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -91,7 +92,8 @@ class Frame:
                 self._operate(step)
             elif isinstance(step, Call):
                 args = pack(step.packing, self._take(step.args))
-                self._things[step.output] = self._world.call(self._site, step, args)
+                with grad_mode(step.quietly):
+                    self._things[step.output] = self._world.call(self._site, step, args)
             else:
                 self.arrived(step, self._world.wait(self._site, self._things[step.pending]))
 
@@ -119,7 +121,7 @@ class Frame:
 
     def _operate(self, step: Op) -> None:
         inputs = self._take(step.inputs)
-        with torch.set_grad_enabled(not step.quietly):
+        with grad_mode(step.quietly):
             outputs = self._results_of(step, inputs)
         self._things.update(zip(step.outputs, outputs, strict=True))
 
@@ -133,6 +135,11 @@ class Frame:
             world.settle(site, inputs[0])
             return []
         return OPERATIONS[step.name](site, inputs, step.number, name_of(step))
+
+
+def grad_mode(quietly: bool) -> AbstractContextManager[Any]:
+    """Under `torch.no_grad`, or as it is."""
+    return torch.no_grad() if quietly else nullcontext()
 
 
 class Main:

@@ -32,6 +32,7 @@ T = TypeVar("T")
 _HOOKS = ("", "", "", "look", "halve", "squash", "clamp")
 _WAYS = (SYNC, SYNC, SYNC, ASYNC, ASYNC, ASYNC, REMOTE, REMOTE)
 _METHOD_WAYS = (METHOD_SYNC, METHOD_ASYNC, METHOD_REMOTE)
+_QUIET = 0.05  # of the calls and of the backward passes are made under no_grad
 
 
 def generate(
@@ -67,15 +68,7 @@ class _Generator:
         self.calls = self.random.uniform(0.1, 0.6)
         self.tidy = self.random.random() < 0.35  # everything that requires grad is used
         self.plan = self.random.choice(_PLANS)
-        self.operations = draw_ops.mix(
-            self.random,
-            # The gradient of a sparse gradient is not defined, and torch adds to `.grad` of a
-            # tensor with `retain_grad` without a lock.
-            without={
-                _Generator._penalty: {draw_ops.embed},
-                _Generator._at_once: {draw_ops.retain},
-            }.get(self.plan, set()),
-        )
+        self.operations = draw_ops.mix(self.random, without=self._excluded())
         self.numbers = 0
         self.slots = 0
         self.blocks: list[Block | None] = []
@@ -88,11 +81,21 @@ class _Generator:
         self._steps(main, self.budget)
         if self.random.random() < 0.8:
             self._settle(main)
-        passes = self.plan(self, main)
+        passes = tuple(
+            one._replace(quietly=self.random.random() < _QUIET) for one in self.plan(self, main)
+        )
         self._settle(main)
         self.blocks[0] = Block(main.worker, (), tuple(main.steps), ())
         blocks = tuple(block for block in self.blocks if block is not None)
         return Program(self.seed, self.workers, self.leaves, blocks, passes)
+
+    def _excluded(self) -> Sequence[draw_ops.Draw]:
+        """Operations that the plan can't have."""
+        if self.plan is _Generator._penalty:  # sparse and undefined gradients have no gradient
+            return (draw_ops.embed, draw_ops.half_blind)
+        if self.plan is _Generator._at_once:  # torch adds to `.grad` without a lock
+            return (draw_ops.retain,)
+        return ()
 
     # Numbers and choices.
 
@@ -142,11 +145,12 @@ class _Generator:
         else:
             way = self.random.choice(_METHOD_WAYS)
         args = self._things(scope, (0, 1, 1, 2, 2, 3))
-        index, callee = self._block(scope, args)
+        quietly = self.random.random() < _QUIET
+        index, callee = self._block(scope, args, quietly)
         number = self.number()
         packing = self.random.choice(PACKINGS)
         numbers = tuple(arg.number for arg in args)
-        scope.steps.append(Call(way, index, numbers, packing, number))
+        scope.steps.append(Call(way, index, numbers, packing, number, quietly))
         inside, content = callee
         if way in REMOTE_WAYS:
             reference = Reference(number, inside.worker, content, inside.slots)
@@ -159,12 +163,13 @@ class _Generator:
                 self._await(scope, -1)
 
     def _block(
-        self, caller: Scope, args: Sequence[Value | Reference]
+        self, caller: Scope, args: Sequence[Value | Reference], quietly: bool
     ) -> tuple[int, tuple[Scope, tuple[Value | Reference, ...]]]:
         """Draw a function that takes these; its index, its scope and what it returns."""
         index = len(self.blocks)
         self.blocks.append(None)
-        scope = Scope(self._callee(caller), caller.depth + 1, caller.slots)
+        quiet = caller.quiet or quietly
+        scope = Scope(self._callee(caller), caller.depth + 1, caller.slots, quiet)
         params = tuple(self.number() for _ in args)
         scope.arrive(args, params)
         if self.random.random() < 0.5:
@@ -247,7 +252,8 @@ class _Generator:
         else:
             scope.arrive([thing], [number])
         scope.slots.update(reference.slots)
-        scope.steps.append(Op("fetch", (reference.number,), (number,), index))
+        quietly = self.random.random() < _QUIET
+        scope.steps.append(Op("fetch", (reference.number,), (number,), index, quietly))
 
     def _refer(self, scope: Scope) -> None:
         value = self.pick(scope.tensors)

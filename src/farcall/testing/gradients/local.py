@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from farcall.testing.gradients.execute import Bundle, Frame, Main, penalty, unpack
+from farcall.testing.gradients.execute import Bundle, Frame, Main, grad_mode, penalty, unpack
 from farcall.testing.gradients.ops import Site, Tally, make_parameters
 from farcall.testing.gradients.outcome import Outcome, accumulate, report_of, warnings_off
 from farcall.testing.gradients.program import REMOTE_WAYS, Call, Program
@@ -80,16 +80,15 @@ class LocalWorld:
 
     def _send(self, container: Any) -> Any:
         sent: dict[int, torch.Tensor] = {}
-        copy = self._copy(container, sent)
+        with torch.enable_grad():
+            copy = self._copy(container, sent)
         for tensor in sent.values():
             if tensor.requires_grad:
-                use = partial(self._use, self._sent)
+                # Not this world, which has the tensor: a cycle through a hook is never collected.
+                use = partial(_use, self._used, self._sent)
                 self._sent += 1
                 tensor.register_hook(use)  # type: ignore[no-untyped-call]
         return copy
-
-    def _use(self, number: int, gradient: torch.Tensor | None) -> None:
-        self._used.add(number)
 
     def _copy(self, thing: Any, sent: dict[int, torch.Tensor]) -> Any:
         if isinstance(thing, torch.Tensor):
@@ -107,6 +106,10 @@ class LocalWorld:
         return thing
 
 
+def _use(used: set[int], number: int, gradient: torch.Tensor | None) -> None:
+    used.add(number)
+
+
 def run_locally(program: Program) -> Outcome:
     """What the program comes to in one process."""
     world = LocalWorld(program)
@@ -121,7 +124,7 @@ def run_locally(program: Program) -> Outcome:
         outcome.roots += [root.item() for root in roots]
         world.begin_pass()
         try:
-            with warnings_off():
+            with warnings_off(), grad_mode(one.quietly):
                 torch.autograd.backward(
                     roots, retain_graph=one.retain_graph, create_graph=one.create_graph
                 )

@@ -63,6 +63,7 @@ class Call(NamedTuple):
         args: values (tensors and references) that become the block's `params`.
         packing: the container they travel in.
         output: number of the pending call, or of the reference.
+        quietly: under `torch.no_grad`. What is sent keeps its link to what it comes from.
     """
 
     way: str
@@ -70,6 +71,7 @@ class Call(NamedTuple):
     args: tuple[int, ...]
     packing: str
     output: int
+    quietly: bool = False
 
 
 class Await(NamedTuple):
@@ -113,6 +115,7 @@ class Pass(NamedTuple):
             have so far.
         at: start it with `RRef.backward`, of the one root, on this worker. -1: with `backward`.
         at_once: run it at the same time as the pass before, which both keep the graph.
+        quietly: start it under `torch.no_grad`, which changes nothing.
     """
 
     after: int
@@ -123,6 +126,7 @@ class Pass(NamedTuple):
     penalty: bool = False
     at: int = -1
     at_once: bool = False
+    quietly: bool = False
 
 
 class Program(NamedTuple):
@@ -205,7 +209,8 @@ def _pass_lines(program: Program, position: int) -> Iterator[str]:
         )
         options += f", RRef on w{one.at}" if one.at >= 0 else ""
         options += ", at once with the pass before" if one.at_once else ""
-        yield f"    backward([{', '.join(roots)}]{options})"
+        quietly = "  # no_grad" if one.quietly else ""
+        yield f"    backward([{', '.join(roots)}]{options}){quietly}"
 
 
 def _step_line(program: Program, step: Step) -> str:
@@ -214,7 +219,8 @@ def _step_line(program: Program, step: Step) -> str:
     if isinstance(step, Call):
         worker = program.blocks[step.block].worker
         args = f", {step.packing} of {_values(step.args)}" if step.args else ""
-        return f'v{step.output} = {step.way}("w{worker}", {_name(step.block)}{args})'
+        quietly = "  # no_grad" if step.quietly else ""
+        return f'v{step.output} = {step.way}("w{worker}", {_name(step.block)}{args}){quietly}'
     inputs = _values(step.inputs)
     call = f"{step.name}[{step.number}]({inputs})"
     assigned = f"{_values(step.outputs)} = " if step.outputs else ""

@@ -108,12 +108,14 @@ class Scope:
         worker: where it runs.
         depth: of calls above it.
         slots: stored values that it can rely on.
+        quiet: whether it runs under `torch.no_grad`.
     """
 
-    def __init__(self, worker: int, depth: int, slots: Slots) -> None:
+    def __init__(self, worker: int, depth: int, slots: Slots, quiet: bool = False) -> None:
         self.worker = worker
         self.depth = depth
         self.slots = dict(slots)
+        self.quiet = quiet
         self.steps: list[Step] = []
         self.tensors: list[Value] = []
         self.references: list[Reference] = []

@@ -62,6 +62,8 @@ def _candidates(program: Program) -> Iterator[Program]:
         yield without(program, [place])
     for place in places:
         yield from _bypassed(program, place)
+    for place in places:
+        yield from _inlined(program, place)
     yield from _fewer_roots(program)
     yield from _fewer_values(program)
     yield from _simpler(program)
@@ -259,6 +261,35 @@ def _bypassed(program: Program, place: Place) -> Iterator[Program]:
             yield without(renamed, [(place[0], position)])
 
 
+def _inlined(program: Program, place: Place) -> Iterator[Program]:
+    """With the steps of the block that a step calls in its place, and no call."""
+    index, start = place
+    call = _step(program, place)
+    if not isinstance(call, Call) or call.way in REMOTE_WAYS or call.quietly:
+        return
+    callee = program.blocks[call.block]
+    names = dict(zip(callee.params, call.args, strict=True))
+    end = len(program.blocks[index].steps)
+    for position, step in enumerate(program.blocks[index].steps):
+        if isinstance(step, Await) and step.pending == call.output:
+            end = position
+            results = [names.get(number, number) for number in callee.outputs]
+            names.update(zip(step.outputs, results, strict=True))
+    program = _renamed(program, names)
+    inner, block = program.blocks[call.block].steps, program.blocks[index]
+
+    def new(position: int) -> int:
+        return position + (len(inner) - 1 if position > start else 0) - (position > end)
+
+    steps = (*block.steps[:start], *inner, *block.steps[start + 1 : end], *block.steps[end + 1 :])
+    split = new(block.split) if block.split != end else -1
+    program = _with_block(program, index, block._replace(steps=steps, split=split))
+    if index == 0:
+        passes = tuple(one._replace(after=new(one.after)) for one in program.passes)
+        program = program._replace(passes=passes)
+    yield _pruned(program)
+
+
 def _renamed(program: Program, names: dict[int, int]) -> Program:
     """With other values for these, where they are used."""
 
@@ -294,7 +325,7 @@ def _simpler(program: Program) -> Iterator[Program]:
         if block.packing != "tuple":
             yield _with_block(program, b, block._replace(packing="tuple"))
     for index, one in enumerate(program.passes):
-        for change in ({"fast": False}, {"at": -1}, {"create_graph": False}):
+        for change in ({"fast": False}, {"at": -1}, {"create_graph": False}, {"quietly": False}):
             yield _with_pass(program, index, one._replace(**change))
 
 
@@ -302,6 +333,7 @@ def _simpler_steps(step: Step) -> Iterator[Step]:
     if isinstance(step, Call):
         yield step._replace(way=REMOTE if step.way in REMOTE_WAYS else SYNC)
         yield step._replace(packing="tuple")
+        yield step._replace(quietly=False)
     elif isinstance(step, Op):
         yield step._replace(quietly=False)
         if step.name in ("counted", "checkpoint", "select", "transpose", "mean"):
