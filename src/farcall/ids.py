@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from functools import lru_cache
 from typing import NamedTuple, NewType
 
 import msgspec
@@ -82,6 +83,10 @@ class WorkerInfo:
         return f"WorkerInfo(id={self.id}, name={self.name})"
 
 
+# The same object for the same worker: comparing objects is quicker than comparing what is in them.
+worker_info = lru_cache(1024)(WorkerInfo)
+
+
 class Worker(msgspec.Struct, frozen=True):
     """What a worker tells the rendezvous about itself.
 
@@ -106,7 +111,7 @@ class Worker(msgspec.Struct, frozen=True):
 
     @property
     def info(self) -> WorkerInfo:
-        return WorkerInfo(self.name, self.id)
+        return worker_info(self.name, self.id)
 
 
 class RefId(NamedTuple):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from farcall.errors import RpcTimeout
-from farcall.ids import WorkerInfo
+from farcall.ids import WorkerInfo, worker_info
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import current, current_agent
 from farcall.runtime.future import Future
@@ -81,7 +81,7 @@ class RRef(Generic[T]):
     def owner(self) -> WorkerInfo:
         """The worker where the value lives."""
         reference = self._handle.reference
-        return _info(reference.owner_name, reference.owner_id)
+        return worker_info(reference.owner_name, reference.owner_id)
 
     def owner_name(self) -> str:
         """Name of the worker where the value lives."""
@@ -187,9 +187,6 @@ def seconds_or_default(timeout: float) -> float | None:
     return None if seconds == UNSET_RPC_TIMEOUT else seconds
 
 
-_info = lru_cache(1024)(WorkerInfo)
-
-
 class _Call(Protocol):
     def __call__(
         self,
@@ -228,6 +225,17 @@ class _Methods:
         owner = handle.reference.owner_name
         call = (handle, method, args, kwargs)
         return self.__call(owner, call_method, call, None, self.__timeout)
+
+
+def call_meanwhile(
+    rref: RRef[Any], method: str, args: Sequence[Any], meanwhile: Callable[[], None] | None
+) -> Any:
+    """`rref.rpc_sync().method(*args)`; `meanwhile` is called while the owner works."""
+    handle = rref._handle
+    handle.references.check_usable(handle)
+    call: tuple[Any, ...] = (handle, method, args, {})
+    owner = handle.reference.owner_name
+    return handle.references.agent.call(owner, call_method, call, meanwhile=meanwhile)
 
 
 # What runs on the owner.

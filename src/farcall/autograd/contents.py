@@ -36,7 +36,7 @@ class Context:
         self._unrecorded: set[int] = set()
         self._recorded: threading.Condition | None = None  # if somebody waits for that
         self._sources: dict[int, Source] = {}
-        self._reach = Reach(self.receives)
+        self._reach: Reach | None = None  # what all that leads to
 
     # What was sent.
 
@@ -51,6 +51,7 @@ class Context:
             source = Source(number, tensors)
             with self._lock:
                 self._sources[number] = source
+                self._reach = self._reach or Reach(self.receives)
                 self._reach.explore(source, range(len(tensors)))
         finally:
             with self._lock:
@@ -84,7 +85,7 @@ class Context:
         """What all that was sent leads to, with these roots; and whether any of it is shared."""
         with self._lock:
             self._wait(lambda: not self._unrecorded)
-            reach = self._reach
+            reach = self._reach or Reach(self.receives)
             if roots is not None:
                 reach = reach.copy()
                 reach.explore(roots, range(len(roots.edges)))
@@ -117,7 +118,7 @@ class Context:
         self.receives.clear()
         self.passes = {}
         with self._lock:
-            self._sources, self._reach, self._gradients = {}, Reach({}), {}
+            self._sources, self._reach, self._gradients = {}, None, {}
 
 
 def accumulate(to: Gradients, gradients: Iterable[Gradient]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from farcall.protocol.backward import Returned
-from farcall.transport.waiter import Waiter
+from farcall.transport.waiter import Alarm, Waiter
 
 
 class Ending:
@@ -16,6 +18,7 @@ class Ending:
         self._returned = Returned()
         self._missing: dict[str, int] = {}
         self._waiter: Waiter[BaseException | None] = Waiter()
+        self._alarm: Alarm | None = None
 
     def give_back(self, worker: str, share: int, missing: int) -> None:
         """A worker has done its share.
@@ -41,6 +44,27 @@ class Ending:
         with self._lock:
             if not self._waiter.is_set:
                 self._waiter.deliver(error)
+            if self._alarm is not None:
+                self._alarm.ring()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the pass is over, or has failed."""
+        return self._waiter.is_set
+
+    @contextmanager
+    def ringing(self) -> Iterator[int]:
+        """In the block: a file descriptor that can be read when the pass is over."""
+        with Alarm() as alarm:
+            with self._lock:
+                self._alarm = alarm
+            try:
+                if self._waiter.is_set:
+                    alarm.ring()
+                yield alarm.fileno()
+            finally:
+                with self._lock:
+                    self._alarm = None
 
     def wait(self, deadline: float) -> None:
         """Wait until the pass is over; raises what it failed with.

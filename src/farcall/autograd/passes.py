@@ -28,6 +28,7 @@ from farcall.protocol.backward import Backward, UnexpectedGradient
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.future import Future
 from farcall.runtime.peers import Peer
+from farcall.transport.base import Link
 
 if TYPE_CHECKING:
     from farcall.autograd.recorder import Autograd
@@ -70,6 +71,7 @@ class Pass:
         self._gradients: dict[int, Gradients] = {}
         self._answers: dict[Hashable, Future[None]] = {}  # to PREPARE
         self._peers: set[int] = set()  # incarnations that gradients were sent to
+        self.links: set[Link] = set()  # by which they went
         self._taken: set[int] = set()
         self.is_announced = False  # that it has failed was told to others
         # What is computed, if other processes have replicas of some leaves: until all of it is.
@@ -336,9 +338,10 @@ class Pass:
             self._peers.add(peer.incarnation)  # before we look whether it is lost
         used = ((index, node) for index, node in enumerate(receive.nodes) if node in found)
         gradients = {index: found[node] for index, node in used}
-        self._autograd.send_gradients(
+        link = self._autograd.send_gradients(
             peer, self._context, self.options, receive.number, share, gradients
         )
+        self.links.add(link)
 
     def ran(self, source: Source) -> None:
         """The run of a source is over."""

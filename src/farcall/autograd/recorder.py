@@ -7,13 +7,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from farcall.autograd import handlers
 from farcall.autograd.contents import Context
+from farcall.autograd.ending import Ending
 from farcall.autograd.handlers import Options
 from farcall.autograd.passes import Pass
 from farcall.autograd.records import Receive, Source
@@ -26,9 +27,11 @@ from farcall.runtime.context import CallContext, current
 from farcall.runtime.future import Future
 from farcall.runtime.inbound import Deferred
 from farcall.runtime.peers import Peer
+from farcall.transport.base import Link
 from farcall.wire import Broken, Frame, Gradients, HoldContext, Message, Ran, ReleaseContext
 
 MODES = ("smart", "fast")
+PASS_MESSAGES: frozenset[type[Message]] = frozenset((Gradients, Ran, Broken))
 
 
 class Autograd:
@@ -212,11 +215,9 @@ class Autograd:
         backward = Pass(self, known, options, source)
         with self._lock:
             known.passes[number] = backward
-        # Like torch's engine, create_graph does not care for the caller's no_grad.
-        grad = torch.enable_grad() if create_graph else nullcontext()
         self.agent.leaver.begin()
         try:
-            with grad:
+            with _grad_mode(options):
                 backward.start()
                 ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
                 backward.deliver(source, WHOLE, ones)
@@ -234,6 +235,7 @@ class Autograd:
         assert backward.ending is not None
         deadline, seconds = self.agent.outbound.deadline(None)
         try:
+            self._receive(backward, backward.ending, deadline)
             with self.agent.waiting():
                 backward.ending.wait(deadline)
         except TimeoutError as error:
@@ -242,6 +244,29 @@ class Autograd:
             raise RpcTimeout(
                 f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
             ) from None
+
+    def _receive(self, backward: Pass, ending: Ending, deadline: float) -> None:
+        """As long as all goes by one link: receive what comes of the pass in this thread.
+
+        That saves handing over to a thread of the executor and back.
+        """
+        if len(backward.links) != 1:
+            return
+        with ending.ringing() as alarm:
+            while not ending.is_known and len(backward.links) == 1:
+                (link,) = backward.links
+                with self.agent.waiting():
+                    frame = link.receive(PASS_MESSAGES, alarm, deadline)
+                if frame is None:
+                    return
+                peer = self.agent.directory.of_incarnation(link.peer.incarnation)
+                if peer is None or peer.lost is not None:
+                    return
+                if isinstance(frame.message, Gradients):
+                    self.agent.leaver.begin()
+                    self._deliver(peer, frame)
+                else:
+                    self.reported(peer, frame.message)  # type: ignore[arg-type]
 
     def _abort(self, context: Context, backward: Pass, error: BaseException) -> None:
         """End a pass here, and tell everybody who may take part in it."""
@@ -271,8 +296,11 @@ class Autograd:
         number: int,
         share: int,
         gradients: Mapping[int, torch.Tensor | None],
-    ) -> None:
+    ) -> Link:
         """Send gradients, of tensors that a peer sent with this number, and a share of the pass.
+
+        Returns:
+            The link that they went by.
 
         Raises:
             CallError: the peer is gone, or takes nothing for the agent's `rpc_timeout`.
@@ -285,7 +313,7 @@ class Autograd:
         deadline = time.monotonic() + seconds if seconds else math.inf
         try:
             frame = Frame(message, 0, dumped.body, dumped.buffers)
-            self.agent.control.send(peer, frame, deadline)
+            return self.agent.control.send(peer, frame, deadline)
         finally:
             if message.sent:
                 self.record(context.id, message.sent, dumped.tensors)
@@ -342,7 +370,8 @@ class Autograd:
                 gradients = self.agent.serializer.load(frame.body, frame.buffers, attach=attach)
                 frame.body, frame.buffers = b"", ()
                 source = self._source(known, message.number)
-                backward.deliver(source, message.share, gradients)
+                with _grad_mode(options):
+                    backward.deliver(source, message.share, gradients)
             except BaseException as error:
                 backward.fail(error)
         finally:
@@ -408,6 +437,11 @@ class Autograd:
             if found is None:
                 found = context.passes[options.id] = Pass(self, context, options)
         return found
+
+
+def _grad_mode(options: Options) -> AbstractContextManager[None]:
+    """Like torch's engine, create_graph does not care for the no_grad of whoever waits."""
+    return torch.enable_grad() if options.create_graph else nullcontext()
 
 
 def _answer(future: Future[None] | None) -> Any:

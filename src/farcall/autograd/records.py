@@ -9,9 +9,10 @@ do what the `Traffic` of the running thread says.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -37,11 +38,19 @@ class Traffic(Protocol):
 
 traffic: ContextVar[Traffic | None] = ContextVar("farcall_traffic", default=None)
 
+if TYPE_CHECKING:
+    _Function = torch.autograd.Function
+else:
+    # That without its support for torch.func, which takes as long as all the rest.
+    _Function = torch.autograd.function._SingleLevelFunction
+
+_GRAD: AbstractContextManager[None] = nullcontext()  # where grad is enabled already
+
 # An exit is run only if something behind it is asked for.
 BEHIND_EXITS = torch.empty(0, requires_grad=True)
 
 
-class _Entry(torch.autograd.Function):
+class _Entry(_Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, source: int, index: int) -> Tensor:
         ctx.place = source, index
@@ -54,7 +63,7 @@ class _Entry(torch.autograd.Function):
         return current.enter(*ctx.place), None, None
 
 
-class _Exit(torch.autograd.Function):
+class _Exit(_Function):
     @staticmethod
     def forward(ctx: Any, behind: Tensor, arrived: Tensor, explanation: Any) -> Tensor:
         ctx.explanation = explanation
@@ -100,7 +109,7 @@ class Source:
 
 
 def _make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    with torch.enable_grad():
+    with _GRAD if torch.is_grad_enabled() else torch.enable_grad():
         made: list[Tensor] = [
             _Entry.apply(tensor, source, index)  # type: ignore[no-untyped-call]
             for index, tensor in enumerate(tensors)
@@ -136,9 +145,9 @@ class Receive:
 
     def attach(self, leaf: Tensor) -> Tensor:
         """The same tensor, as the output of an exit of this receive."""
-        with torch.enable_grad():
-            arrived = leaf.detach()
-            explain = partial(_explain, self.peer.name, self._context)
+        arrived = leaf.detach()
+        explain = partial(_explain, self.peer.name, self._context)
+        with _GRAD if torch.is_grad_enabled() else torch.enable_grad():
             _Exit.apply(BEHIND_EXITS, arrived, explain)  # type: ignore[no-untyped-call]
         node = arrived.grad_fn
         assert node is not None

@@ -100,8 +100,11 @@ class Replicas:
             hook.remove()
 
 
+_is_available = distributed.is_available()
+
+
 def _has_process_groups() -> bool:
-    return distributed.is_available() and distributed.is_initialized()
+    return _is_available and distributed.is_initialized()
 
 
 def _check_supported(module: DistributedDataParallel) -> None:

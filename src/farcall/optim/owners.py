@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from farcall.rref import RRef
+from farcall.rref import RRef, call_meanwhile
 from farcall.runtime.context import CallContext, current, current_agent
 from farcall.runtime.future import Future
 
@@ -16,32 +16,61 @@ CALLED_HERE = frozenset(("step", "norms", "scale"))
 
 
 class Call(Protocol):
-    """Makes a call: waits for its value, or gives a future of it."""
+    """A call to an owner."""
 
-    def __call__(self, wait: bool) -> Any: ...
+    is_here: bool  # it is no message: it works in this thread
+
+    def wait(self, meanwhile: Callable[[], None] | None = None) -> Any:
+        """Make it: its value. `meanwhile` is called while the owner works."""
+
+    def start(self) -> Future[Any]:
+        """Make it: a future of its value."""
+
+
+class Outcomes:
+    """What became of calls, by owner."""
+
+    def __init__(self) -> None:
+        self.results: dict[str, Any] = {}
+        self.failures: dict[str, Exception] = {}
+
+    def note(self, owner: str, call: Callable[[], Any]) -> None:
+        """Do it, and note what it gives or raises."""
+        try:
+            self.results[owner] = call()
+        except Exception as error:  # whatever the owner raised, or is wrong with the arguments
+            self.failures[owner] = error
 
 
 def attempt(calls: Mapping[str, Call]) -> tuple[dict[str, Any], dict[str, Exception]]:
-    """Make calls to owners, and wait for all of them: results and errors, by owner."""
+    """Make calls to owners, and wait for all of them: results and errors, by owner.
+
+    The calling thread does its own part while the others work. Of those it waits for one by itself:
+    a future's value has to be handed over by another thread, which takes longer than all else that
+    a small call does.
+    """
+    here = [owner for owner, call in calls.items() if call.is_here]
+    others = [owner for owner, call in calls.items() if not call.is_here]
+    last = others.pop() if others else None
+    outcomes = Outcomes()
     futures: dict[str, Future[Any]] = {}
-    results: dict[str, Any] = {}
-    failures: dict[str, Exception] = {}
-    last = next(reversed(list(calls)), None)
-    for owner, call in calls.items():
+    for owner in others:
         try:
-            # Who waits for a single call receives the reply itself; a future's has to be handed
-            # over by another thread, which takes longer than all else that a small call does.
-            if owner == last:
-                results[owner] = call(wait=True)
-            else:
-                futures[owner] = call(wait=False)
-        except Exception as error:  # whatever the owner raised, or is wrong with the arguments
-            failures[owner] = error
+            futures[owner] = calls[owner].start()
+        except Exception as error:  # what is wrong with the arguments
+            outcomes.failures[owner] = error
+
+    def do_own() -> None:
+        while here:
+            owner = here.pop()
+            outcomes.note(owner, calls[owner].wait)
+
+    if last is not None:
+        outcomes.note(last, partial(calls[last].wait, do_own if here else None))
+    do_own()  # if it could not be sent
     for owner, future in futures.items():
-        try:
-            results[owner] = future.wait()
-        except Exception as error:
-            failures[owner] = error
+        outcomes.note(owner, future.wait)
+    results, failures = outcomes.results, outcomes.failures
     in_order = {owner: results[owner] for owner in calls if owner in results}
     return in_order, {owner: failures[owner] for owner in calls if owner in failures}
 
@@ -86,9 +115,7 @@ class Owners:
 
     def call(self, what: str, method: str, *args: Any) -> dict[str, Any]:
         """Call a method of all parts with the same arguments: the results by owner."""
-        # Our own part last: it can work while the others do.
-        owners = sorted(self.parts, key=lambda owner: self.parts[owner].is_owner())
-        return gather(what, self.calls(method, dict.fromkeys(owners, args)))
+        return gather(what, self.calls(method, dict.fromkeys(self.parts, args)))
 
     def call_each(
         self, what: str, method: str, args: Mapping[str, Sequence[Any]]
@@ -98,30 +125,48 @@ class Owners:
 
     def calls(self, method: str, args: Mapping[str, Sequence[Any]]) -> dict[str, Call]:
         """What calls a method of some parts."""
-        return {owner: self._call(owner, method, own) for owner, own in args.items()}
+        return {owner: _PartCall(self.parts[owner], method, own) for owner, own in args.items()}
 
-    def _call(self, owner: str, method: str, args: Sequence[Any]) -> Call:
-        part = self.parts[owner]
 
-        def call(wait: bool) -> Any:
-            if wait and method in CALLED_HERE and part.is_owner():
-                return getattr(part.local_value(), method)(*args)
-            proxy = part.rpc_sync() if wait else part.rpc_async()
-            return getattr(proxy, method)(*args)
+class _PartCall:
+    """A call of a method of a part."""
 
-        return call
+    def __init__(self, part: RRef[Any], method: str, args: Sequence[Any]) -> None:
+        self.is_here = method in CALLED_HERE and part.is_owner()
+        self._part = part
+        self._method = method
+        self._args = args
+
+    def wait(self, meanwhile: Callable[[], None] | None = None) -> Any:
+        if self.is_here:
+            return getattr(self._part.local_value(), self._method)(*self._args)
+        return call_meanwhile(self._part, self._method, self._args, meanwhile)
+
+    def start(self) -> Future[Any]:
+        future: Future[Any] = getattr(self._part.rpc_async(), self._method)(*self._args)
+        return future
+
+
+class _WorkerCall:
+    """A call of a function on a worker."""
+
+    is_here = False
+
+    def __init__(self, worker: str, function: Callable[..., Any], args: Sequence[Any]) -> None:
+        self._call = worker, function, args
+
+    def wait(self, meanwhile: Callable[[], None] | None = None) -> Any:
+        return current_agent().call(*self._call, meanwhile=meanwhile)
+
+    def start(self) -> Future[Any]:
+        return current_agent().call_async(*self._call)
 
 
 def call_workers(
     what: str, function: Callable[..., Any], args: Mapping[str, Sequence[Any]]
 ) -> dict[str, Any]:
     """Call a function on workers, each with arguments of its own: the results by worker."""
-    agent = current_agent()
-
-    def call(name: str, own: Sequence[Any], wait: bool) -> Any:
-        return (agent.call if wait else agent.call_async)(name, function, own)
-
-    return gather(what, {name: partial(call, name, own) for name, own in args.items()})
+    return gather(what, {name: _WorkerCall(name, function, own) for name, own in args.items()})
 
 
 @contextmanager

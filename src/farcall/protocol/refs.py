@@ -249,6 +249,23 @@ class Refs:
             self._refuse(arrival, *gone)
         self._advance(arrival)
 
+    def take_own(self, references: Sequence[Reference]) -> bool:
+        """A request arrived whose references all live here: each is used once more from now on.
+
+        There is nothing to register or to wait for then, so neither `arrive` nor `taken_over`
+        follows. False: it is not so, and nothing was done.
+        """
+        owned = [
+            self._owned.get(RefId(r.minted_by, r.number)) if r.owner == self._me else None
+            for r in references
+        ]
+        for entry in owned:
+            if entry is None:
+                return False
+        for entry in owned:
+            entry.local += 1  # type: ignore[union-attr]
+        return True
+
     def taken_over(self, key: TransferKey) -> None:
         """The message was rebuilt: its references have local uses of their own now."""
         arrival = self._arrivals.get(key)

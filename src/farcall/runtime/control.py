@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from farcall.errors import LinkError, RpcTimeout
 from farcall.runtime.peers import Peer
-from farcall.transport.base import NotSent
+from farcall.transport.base import Link, NotSent
 from farcall.wire import Cancel, Frame, Message
 
 if TYPE_CHECKING:
@@ -46,16 +46,21 @@ class ControlMessages:
         except TimeoutError:
             self._keep(to, message, call_id)
 
-    def send(self, peer: Peer, frame: Frame, deadline: float) -> None:
-        """Send a frame that belongs to no call, once, by whichever link there is.
+    def send(self, peer: Peer, frame: Frame, deadline: float) -> Link:
+        """Send a frame that belongs to no call, once. Gives the link that it went by.
+
+        Two workers use the same link for what they send to each other in this way.
 
         Raises:
             CallError: the peer is gone, or takes nothing by the deadline.
         """
         if peer.lost is not None:
             raise peer.loss()
+        link: Link | None = peer.back_link
         try:
-            self._send(peer, frame, deadline)
+            if link is None or (peer.linked and self._agent.me.id < peer.worker.id):
+                link = self._agent.connect(peer, deadline)
+            link.send(frame, deadline)
         except LinkError as error:
             self._agent.lose(peer, str(error))
             raise self._agent.outcomes.ended(peer) from error
@@ -64,6 +69,8 @@ class ControlMessages:
             raise RpcTimeout(f"worker {peer.name!r} does not take a message ({what})") from error
         except TimeoutError:
             pass  # the rest of the frame follows when the peer reads again
+        assert link is not None
+        return link
 
     def _send(self, peer: Peer, frame: Frame, deadline: float) -> None:
         if peer.back_link is not None:

@@ -58,11 +58,13 @@ class Outbound:
         args: Sequence[Any] = (),
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Any:
         """Run a function on another worker (or this one) and wait for its value.
 
         Args:
             timeout: seconds; 0 for no limit, None for the agent's default.
+            meanwhile: called when the request was sent, before the wait. Must not raise.
 
         Raises:
             RpcTimeout, PeerLost, Cancelled, SerializationError: see `farcall.errors`.
@@ -70,10 +72,12 @@ class Outbound:
         """
         peer = self._peer(to)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
+        if meanwhile is None:
+            meanwhile = pending.recording
         try:
             link = self._agent.connect(peer, pending.deadline)
             with self._agent.waiting():
-                answer = link.exchange(frame, pending.deadline, pending.recording)
+                answer = link.exchange(frame, pending.deadline, meanwhile)
         except LinkError as error:
             raise self._outcomes.unreachable(peer, frame.call_id, pending, error) from error
         except TimeoutError as error:
@@ -200,7 +204,10 @@ class Outbound:
         handles: list[RefHandle] = []
         name, dumped = self._dump_call(peer, function, args, kwargs or {}, handles)
         pending = PendingCall(name, deadline, seconds, future, created.ref if created else None)
-        if handles:
+        elsewhere = False  # whether a reference is to another worker's value
+        for handle in handles:
+            elsewhere = elsewhere or handle.reference.owner != peer.incarnation
+        if elsewhere:
             self._wait_until_accepted(peer, handles, pending)
         with peer.lock:
             if peer.lost is not None:
@@ -219,9 +226,13 @@ class Outbound:
         if created is not None:
             request.creates, request.sequence = created.reference.number, sequence
         if handles:
-            pending.pinned = True
             request.references = references_of(handles)
-            self._references.pin(TransferKey(peer.incarnation, call_id, False), handles)
+            if elsewhere or created is not None:
+                pending.pinned = True
+                self._references.pin(TransferKey(peer.incarnation, call_id, False), handles)
+            else:
+                # Until it answers, the callee's values are kept by our own use of them.
+                pending.handles = handles
         return pending, Frame(request, call_id, dumped.body, dumped.buffers)
 
     def _wait_until_accepted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farcall.errors import PeerLost, UnknownWorker
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from farcall.runtime.future import Future
     from farcall.runtime.gradients import Recording
     from farcall.runtime.inbound import Job
+    from farcall.runtime.references import RefHandle
 
 logger = logging.getLogger("farcall")
 
@@ -25,7 +26,16 @@ Find = Callable[[str | int], Worker | None]
 class PendingCall:
     """A call of ours without an outcome yet."""
 
-    __slots__ = ("created", "deadline", "function", "future", "pinned", "recording", "timeout")
+    __slots__ = (
+        "created",
+        "deadline",
+        "function",
+        "future",
+        "handles",
+        "pinned",
+        "recording",
+        "timeout",
+    )
 
     def __init__(
         self,
@@ -40,7 +50,8 @@ class PendingCall:
         self.timeout = timeout
         self.future = future  # None: a thread waits inside `Link.exchange`, or it is a creation
         self.created = created
-        self.pinned = False  # the request carries references
+        self.pinned = False  # the request carries references that were pinned for it
+        self.handles: Sequence[RefHandle] = ()  # references in it that were not
         self.recording: Recording | None = None  # to be done when the request was sent
 
 
@@ -49,6 +60,8 @@ class Peer:
 
     def __init__(self, worker: Worker, same_program: bool) -> None:
         self.worker = worker
+        self.name = worker.name
+        self.incarnation = worker.incarnation
         self.same_program = same_program
         self.lock = threading.Lock()
         self.outgoing: Outgoing[PendingCall] = Outgoing()
@@ -57,14 +70,6 @@ class Peer:
         self.left: str | None = None  # it said goodbye; links that end now are no crash
         self.linked = False  # we have dialled it
         self.back_link: Link | None = None  # the link that it dialled
-
-    @property
-    def name(self) -> str:
-        return self.worker.name
-
-    @property
-    def incarnation(self) -> int:
-        return self.worker.incarnation
 
     def loss(self) -> PeerLost:
         return PeerLost(self.name, self.left or self.lost or "its connection ended")

@@ -159,11 +159,6 @@ class References:
         Raises:
             TimeoutError: the deadline (`time.monotonic()` seconds) passed.
         """
-        for handle in handles:
-            if handle.reference.owner != owner:
-                break
-        else:
-            return
         with self._lock:
             waiting = [
                 handle.ref
@@ -286,6 +281,13 @@ class References:
             instructions = self._refs.take()
         self._do(instructions)
 
+    def own_handles(self, references: Sequence[Reference]) -> list[RefHandle] | None:
+        """Handles for the references of a request, if all live here; instead of `arrive`."""
+        with self._lock:
+            if not self._refs.take_own(references):
+                return None
+        return [RefHandle(self, reference) for reference in references]
+
     def stop_waiting(self, key: TransferKey, error: CallError) -> None:
         """A message still waits for its owners, and is of no use any more: `then(error)`."""
         with self._lock:
@@ -400,4 +402,4 @@ class References:
 
 def references_of(handles: Sequence[RefHandle]) -> tuple[Reference, ...]:
     """What a message says of the references that it carries."""
-    return tuple(handle.reference for handle in handles)
+    return tuple([handle.reference for handle in handles])

@@ -18,11 +18,11 @@ Deadlines are `time.monotonic()` values in seconds; `math.inf` means none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
 from farcall.ids import Worker
-from farcall.wire import Frame, Kind
+from farcall.wire import Frame, Kind, Message
 
 # What ends a call at its caller; everything else on a link is for `Endpoint.next`.
 OUTCOMES = frozenset({Kind.REPLY, Kind.FAILURE, Kind.ACCEPTED})
@@ -66,6 +66,21 @@ class Link(Protocol):
             NotSent: the deadline passed before anything was written.
             TimeoutError: the deadline passed later.
             LinkError: the link is lost.
+        """
+
+    def receive(
+        self, kinds: Collection[type[Message]], alarm: int, deadline: float
+    ) -> Frame | None:
+        """Receive in this thread, until a message of one of these types arrives.
+
+        It is taken out of the order of the link's other messages, which go to `Endpoint.next`.
+
+        Args:
+            alarm: a file descriptor; when it can be read, the wait ends.
+
+        Returns:
+            None: the alarm went off, the deadline passed, the link was lost, another thread
+            receives, or the transport can't do this. Whoever receives has it for `Endpoint.next`.
         """
 
 

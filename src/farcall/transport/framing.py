@@ -71,9 +71,10 @@ class FrameReader:
             LinkError: the stream ended.
         """
         while True:
-            frame = self._parse()
-            if frame is not None:
-                return frame
+            if self._end > self._start or self._frame is not None or self._front is not None:
+                frame = self._parse()
+                if frame is not None:
+                    return frame
             if not self._fill(sock):
                 return None
 
@@ -136,7 +137,12 @@ class FrameReader:
             )
             self._start += HEADER.size
             self._header = header
-        front = self._take_front(header.front_length)
+        length = header.front_length
+        if self._front is None and self._end - self._start >= length:
+            front: memoryview | None = self._view[self._start : self._start + length]
+            self._start += length
+        else:
+            front = self._take_front(length)
         if front is None:
             return None
         self._header = None
@@ -148,10 +154,6 @@ class FrameReader:
             if self._front_filled < len(self._front):
                 return None
             front, self._front = self._front, None
-            return front
-        if self._end - self._start >= length:
-            front = self._view[self._start : self._start + length]
-            self._start += length
             return front
         if length <= READ_SIZE:
             return None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost
 from farcall.transport.waiter import Waiter
-from farcall.wire import KINDS, Frame
+from farcall.wire import KINDS, Frame, Message
 
 
 class InprocNetwork:
@@ -55,6 +55,9 @@ class InprocLink:
             raise LinkError(self.lost)
         copies = [bytearray(buffer) for buffer in frame.buffers]
         self.other.home.receive(self.other, Frame(frame.message, frame.call_id, frame.body, copies))
+
+    def receive(self, kinds: Collection[type[Message]], alarm: int, deadline: float) -> None:
+        return None
 
     def exchange(
         self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None

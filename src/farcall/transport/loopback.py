@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Arrived
 from farcall.transport.waiter import Waiter
-from farcall.wire import KINDS, Frame
+from farcall.wire import KINDS, Frame, Message
 
 
 class LoopbackLink:
@@ -37,6 +37,9 @@ class LoopbackLink:
             self._post(Arrived(self, copy))
         else:
             waiter.deliver(copy)
+
+    def receive(self, kinds: Collection[type[Message]], alarm: int, deadline: float) -> None:
+        return None
 
     def exchange(
         self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None

@@ -15,7 +15,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from farcall.errors import BadFrame, LinkError
@@ -25,7 +25,7 @@ from farcall.transport.framing import FrameReader
 from farcall.transport.poller import READ, WRITE, Poller
 from farcall.transport.spin import SpinBudget, Spinner
 from farcall.transport.waiter import MAX_WAIT, Waiter
-from farcall.wire import KINDS, Frame, Limits, encode
+from farcall.wire import KINDS, Frame, Limits, Message, encode
 
 MAX_VECTORS = 64
 MAX_POLL = 3600.0
@@ -177,21 +177,54 @@ class SocketLink:
             if self.lost is not None:
                 raise LinkError(self.lost)
             self._waiters[call_id] = waiter
-        # Out of the poller before the request goes: else its leader would race us to the reply.
-        reading = self.read_role.acquire(blocking=False)
+        reading = False
         try:
-            if reading:
-                with self._interest:
-                    self._by_caller = True
-                    self._ask()
-            self.send(frame, deadline)
-            if meanwhile is not None:
+            if meanwhile is None:
+                # Out of the poller before the request goes: else its leader races us to the reply.
+                reading = self._start_reading()
+                self.send(frame, deadline)
+            else:
+                self.send(frame, deadline)
                 meanwhile()
+                reading = self._start_reading()
             return self._receive(waiter, deadline) if reading else waiter.wait(deadline)
         finally:
             if reading:
                 self._stop_reading()
             self._waiters.pop(call_id, None)
+
+    def receive(
+        self, kinds: Collection[type[Message]], alarm: int, deadline: float
+    ) -> Frame | None:
+        if not self._start_reading():
+            return None
+        either = select.poll()
+        either.register(self.fd, select.POLLIN)
+        either.register(alarm, select.POLLIN)
+        try:
+            while self.lost is None:
+                if not self._reader.has_input:
+                    sleep = partial(_poll, either, deadline)
+                    if not self._spinner.wait(partial(either.poll, 0), sleep):
+                        return None
+                    if self._readable.poll(0) == []:
+                        return None  # it is the alarm
+                while (frame := self._read()) is not None:
+                    if type(frame.message) in kinds:
+                        return frame
+                    self._route(frame)
+            return None
+        finally:
+            self._stop_reading()
+
+    def _start_reading(self) -> bool:
+        """Have the calling thread read, not the endpoint. False: another one does."""
+        if not self.read_role.acquire(blocking=False):
+            return False
+        with self._interest:
+            self._by_caller = True
+            self._ask()
+        return True
 
     def _receive(self, waiter: Waiter[Frame], deadline: float) -> Frame:
         """Read, with the read role held, until this waiter has its outcome."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import socket
 import threading
 import time
 from typing import Generic, TypeVar, cast
 
 from farcall.errors import LinkError
 
+HAS_EVENTFD = hasattr(os, "eventfd")
 MAX_WAIT = threading.TIMEOUT_MAX
 
 T = TypeVar("T")
@@ -56,3 +60,36 @@ class Waiter(Generic[T]):
         if self.cause is not None:
             raise LinkError(self.cause)
         return cast(T, self._value)
+
+
+class Alarm:
+    """A file descriptor that can be read once `ring` was called, by any thread."""
+
+    def __init__(self) -> None:
+        self._sockets: tuple[socket.socket, ...] = ()
+        if HAS_EVENTFD:
+            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self._sockets = socket.socketpair()
+            self._fd = self._sockets[0].fileno()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def ring(self) -> None:
+        if self._sockets:
+            with contextlib.suppress(OSError):
+                self._sockets[1].send(b"\0")
+        else:
+            os.eventfd_write(self._fd, 1)
+
+    def __enter__(self) -> Alarm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it; nobody may ring any more."""
+        if self._sockets:
+            for end in self._sockets:
+                end.close()
+        else:
+            os.close(self._fd)
