@@ -7,8 +7,7 @@ nodes are run by torch's engine alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,12 +33,13 @@ class Exploration:
 
     Attributes:
         live: source -> indices of its tensors that were explored.
-        sinks: source -> the sinks that it reaches, but for exits that others reached before.
+        sinks: source -> the sinks that it reaches, as torch wants them, but for exits that others
+            reached before.
     """
 
     def __init__(self, exits: Collection[Node]) -> None:
         self.live: dict[Source, list[int]] = {}
-        self.sinks: dict[Source, list[Node]] = {}
+        self.sinks: dict[Source, list[GradientEdge]] = {}
         self._exits = exits
         self._seen: dict[Node, Source] = {}
         self._leaves: dict[Node, Source] = {}  # the first that reached it
@@ -66,10 +66,10 @@ class Exploration:
         """
         return self._shares_node or any(node.variable._backward_hooks for node in self._others)  # type: ignore[attr-defined]
 
-    def explore(self, source: Source, live: Iterable[int]) -> list[Node]:
+    def explore(self, source: Source, live: Iterable[int]) -> list[GradientEdge]:
         """More tensors of a source: the sinks that they reach, and it did not reach before."""
         seen, exits = self._seen, self._exits
-        sinks: list[Node] = []
+        sinks: list[GradientEdge] = []
         edges = source.edges
         explored = self.live.setdefault(source, [])
         stack = []
@@ -80,7 +80,7 @@ class Exploration:
             node = stack.pop()
             if type(node) is _LEAF:
                 if self._is_new_leaf(source, node):
-                    sinks.append(node)
+                    sinks.append(GradientEdge(node, 0))
                 continue
             first = seen.get(node)
             if first is not None:
@@ -88,7 +88,7 @@ class Exploration:
                 continue
             seen[node] = source
             if node in exits:
-                sinks.append(node)
+                sinks.append(GradientEdge(node, 0))
                 continue
             for child, _ in node.next_functions:
                 if child is not None:
@@ -122,7 +122,7 @@ class Exploration:
 def run(
     source: Source,
     gradients: Mapping[int, Tensor | None],
-    sinks: Sequence[Node],
+    sinks: Sequence[GradientEdge],
     *,
     retain_graph: bool,
     create_graph: bool,
@@ -145,37 +145,30 @@ def run(
 def _grad(
     roots: Sequence[GradientEdge],
     gradients: Sequence[Tensor],
-    sinks: Sequence[Node],
+    sinks: Sequence[GradientEdge],
     retain_graph: bool,
     create_graph: bool,
 ) -> Sequence[Tensor | None]:
-    """What `torch.autograd.grad` does, without accumulating anything."""
-    with _leaving_nothing():
+    """What `torch.autograd.grad` does."""
+    try:
         found: tuple[Tensor | None, ...] = _run_backward(
             tuple(roots),
             tuple(gradients),
             retain_graph,
             create_graph,
-            tuple([GradientEdge(node, 0) for node in sinks]),
+            tuple(sinks),
             allow_unreachable=True,
             accumulate_grad=False,
         )
-    if create_graph:
-        return found
-    # What somebody else has too, a backward function or another leaf, is theirs to change.
-    return [_own(found, index) for index in range(len(found))]
-
-
-def _own(found: Sequence[Tensor | None], index: int) -> Tensor | None:
-    # One reference is the sequence's, one the argument's.
-    if found[index] is None or sys.getrefcount(found[index]) <= 2:
-        return found[index]
-    return found[index].clone()  # type: ignore[union-attr]
+    except BaseException:
+        _leave_nothing()
+        raise
+    return found
 
 
 def run_shared(
     exploration: Exploration, handler: Traffic, *, retain_graph: bool, create_graph: bool
-) -> dict[Node, Tensor | None]:
+) -> tuple[list[GradientEdge], Sequence[Tensor | None]]:
     """Run the graph of several sources that share nodes: as a whole, in this thread.
 
     So every node is run once, with its whole gradient, and hooks see what they see in one process.
@@ -184,16 +177,17 @@ def run_shared(
     complete, and were given to the handler.
 
     Returns:
-        The gradients of the leaves. None: it is undefined.
+        The leaves that were reached, and at least as many gradients. None: it is undefined.
     """
     exploration.make_first()
-    sinks = dict.fromkeys(sink for found in exploration.sinks.values() for sink in found)
-    leaves = [sink for sink in sinks if is_leaf(sink)]
+    leaves: dict[Node, GradientEdge] = {}
+    for sinks in exploration.sinks.values():
+        leaves.update((sink.node, sink) for sink in sinks if is_leaf(sink.node))
     entries = [
         source.entries()[index] for source, live in exploration.live.items() for index in live
     ]
     edges = [get_gradient_edge(entry) for entry in entries]
-    behind = [*leaves, get_gradient_edge(BEHIND_EXITS).node]
+    behind = [*leaves.values(), get_gradient_edge(BEHIND_EXITS)]
     token = traffic.set(handler)
     try:
         # With one thread for all devices, since entries must come last on all of them.
@@ -202,39 +196,43 @@ def run_shared(
             found = _grad(edges, ones, behind, retain_graph, create_graph)
     finally:
         traffic.reset(token)
-    return dict(zip(leaves, found, strict=False))
+    return list(leaves.values()), found
 
 
-@contextmanager
-def _leaving_nothing() -> Iterator[None]:
-    """If a run fails, drop the nodes that torch did not get to.
+def _leave_nothing() -> None:
+    """A run has failed: drop the nodes that torch did not get to.
 
     Each thread has a queue of nodes to run. After an error torch leaves what is in it, and all that
     hangs on that, until the thread runs a graph again. So we run one, whose node comes last.
     """
-    try:
-        yield
-    except BaseException:
-        with torch.enable_grad():
-            start = torch.ones((), requires_grad=True)
-            last = start * 1
-        last.grad_fn._set_sequence_nr(0)  # type: ignore[union-attr]
-        torch.autograd.grad([last], [start])
-        raise
+    with torch.enable_grad():
+        start = torch.ones((), requires_grad=True)
+        last = start * 1
+    last.grad_fn._set_sequence_nr(0)  # type: ignore[union-attr]
+    torch.autograd.grad([last], [start])
 
 
-def owned(leaf: Tensor, gradient: Tensor, taken: set[int]) -> Tensor:
-    """The gradient for a leaf to keep: with the leaf's layout, in memory that is its alone.
+def owned(
+    leaf: Tensor, found: Sequence[Tensor | None], index: int, taken: set[int]
+) -> Tensor | None:
+    """A gradient that was found, for a leaf to keep: with its layout, in memory that is its alone.
 
     As torch's accumulation into `.grad` does; users and optimizers change gradients in place.
 
     Args:
+        found: what a run has found; nobody else refers to it.
         taken: addresses of memory that other leaves have; this one's is added.
     """
-    if gradient.layout is torch.strided and leaf.layout is torch.strided:
+    # One reference is the sequence's, one the argument's. More: it is a backward function's, too.
+    is_held_elsewhere = sys.getrefcount(found[index]) > 2
+    gradient = found[index]
+    if gradient is None:
+        return None
+    if gradient.layout is not torch.strided or leaf.layout is not torch.strided:
+        return gradient.clone() if is_held_elsewhere else gradient
+    address = gradient.data_ptr()
+    if is_held_elsewhere or address in taken or gradient.stride() != leaf.stride():
+        gradient = torch.empty_like(leaf, dtype=gradient.dtype).copy_(gradient)
         address = gradient.data_ptr()
-        if address in taken or gradient.stride() != leaf.stride():
-            gradient = torch.empty_like(leaf, dtype=gradient.dtype).copy_(gradient)
-            address = gradient.data_ptr()
-        taken.add(address)
+    taken.add(address)
     return gradient

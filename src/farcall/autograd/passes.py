@@ -15,7 +15,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
 from farcall.autograd import contents, graph, handlers
 from farcall.autograd.contents import Context
@@ -244,20 +244,21 @@ class Pass:
         try:
             sinks = exploration.sinks[source]
             gradients = self._gradients.pop(source.number)
-            found = dict(
-                zip(sinks, graph.run(source, gradients, sinks, **self._flags), strict=True)
-            )
-            receives = {self._context.receives.get(node): None for node in sinks}
-            messages = [receive for receive in receives if receive is not None]
+            found = graph.run(source, gradients, sinks, **self._flags)
+            exits: dict[Receive, dict[Node, Tensor | None]] = {}
+            for index, sink in enumerate(sinks):
+                receive = self._context.receives.get(sink.node)
+                if receive is not None:
+                    exits.setdefault(receive, {})[sink.node] = found[index]
             # The root gives its share back to itself, so there it costs nothing to keep some of it
             # for what can be done while others work. Elsewhere all of it goes with the last one.
             if self.ending is None:
-                self._accumulate(found)
+                self._accumulate(sinks, found)
             gives_all = self.ending is None and not self.options.fast
-            for count, receive in enumerate(messages, 1):
-                self.send(source, receive, found, last=gives_all and count == len(messages))
+            for count, (receive, arrived) in enumerate(exits.items(), 1):
+                self.send(source, receive, arrived, last=gives_all and count == len(exits))
             if self.ending is not None:
-                self._accumulate(found)
+                self._accumulate(sinks, found)
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         else:
@@ -268,8 +269,7 @@ class Pass:
         run = SharedRun(self)
         token = current.set(CallContext(self._agent))
         try:
-            found = graph.run_shared(exploration, run, **self._flags)
-            self._accumulate(found)
+            self._accumulate(*graph.run_shared(exploration, run, **self._flags))
             run.finish()
             self._gradients = {}
         except BaseException as error:  # whatever the user's backward functions and hooks raise
@@ -300,17 +300,20 @@ class Pass:
         options = self.options
         return {"retain_graph": options.retain_graph, "create_graph": options.create_graph}
 
-    def _accumulate(self, found: Mapping[Node, Tensor | None]) -> None:
-        """Keep the gradients of those nodes that are leaves."""
+    def _accumulate(self, sinks: Sequence[GradientEdge], found: Sequence[Tensor | None]) -> None:
+        """Keep the gradients that were found of those sinks that are leaves."""
         gradients: list[tuple[Tensor, Tensor]] = []
-        for node, gradient in found.items():
-            if gradient is None or not graph.is_leaf(node):
+        for index, sink in enumerate(sinks):
+            if not graph.is_leaf(sink.node):
                 continue
-            leaf = node.variable  # type: ignore[attr-defined]
-            # What has a graph of its own is not changed in place anyway.
-            has_graph = self.options.create_graph
-            own = gradient if has_graph else graph.owned(leaf, gradient, self._taken)
-            gradients.append((leaf, own))
+            leaf = sink.node.variable  # type: ignore[attr-defined]
+            if self.options.create_graph:
+                # What has a graph of its own is not changed in place anyway.
+                own = found[index]
+            else:
+                own = graph.owned(leaf, found, index, self._taken)
+            if own is not None:
+                gradients.append((leaf, own))
         if self._held is None:
             self._context.accumulate(gradients)
         else:

@@ -47,7 +47,8 @@ class Reach:
         A part is a receive, and indices of its tensors.
         """
         found: dict[Receive, list[int]] = {}
-        for node in self.exploration.explore(source, live):
+        for sink in self.exploration.explore(source, live):
+            node = sink.node
             receive = self._receives.get(node)
             if receive is not None:
                 found.setdefault(receive, []).append(receive.nodes.index(node))

@@ -468,6 +468,8 @@ def check_roots(roots: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
                 f"incompatible function arguments: root {index} must be a tensor, "
                 f"not {type(root).__name__}"
             )
+        if root.requires_grad and root.numel() == 1 and root.grad_fn is not None:
+            continue
         which = f"root {index}, of shape {tuple(root.shape)},"
         if not root.requires_grad:
             raise RuntimeError(
@@ -476,9 +478,8 @@ def check_roots(roots: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             )
         if root.numel() != 1:
             raise RuntimeError(f"{which} is not a scalar, all roots need to be scalar")
-        if root.grad_fn is None:
-            raise RuntimeError(
-                f"{which} does not have a valid gradient function: it is a leaf, and was not "
-                "computed from anything"
-            )
+        raise RuntimeError(
+            f"{which} does not have a valid gradient function: it is a leaf, and was not computed "
+            "from anything"
+        )
     return roots
