@@ -3,7 +3,9 @@
 Waking a thread on an idle core costs tens of microseconds; looking again costs one. So whoever
 waits for a peer that has lately answered quickly looks for a while before it sleeps. How long waits
 lately were decides, so nobody spins for a slow peer, nor on a machine that is too busy to answer
-quickly; and an endpoint never has more spinning threads than there are cores besides its own.
+quickly; and an endpoint never has more spinning threads than there are cores besides its own. Who
+spins offers its core to others each time, and goes to sleep as soon as somebody takes that or the
+interpreter.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar
 
-MAX_SPIN_SECONDS = 200e-6
-WORTH_SECONDS = 200e-6  # waits longer than this are slept through
+MAX_SPIN_SECONDS = 1e-3
+WORTH_SECONDS = 1e-3  # waits longer than this are slept through
+STALL_SECONDS = 50e-6  # a look takes far less, unless others use the core or the interpreter
 WEIGHT = 0.1
 
 T = TypeVar("T")
+
+offer_core: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 def spare_cores() -> int:
@@ -61,10 +66,13 @@ class Spinner:
             if self._average < WORTH_SECONDS and self._budget.take():
                 try:
                     end = start + MAX_SPIN_SECONDS
-                    while monotonic() < end:
+                    before = start
+                    while (now := monotonic()) < end and now - before < STALL_SECONDS:
+                        before = now
                         found = look()
                         if found:
                             return found
+                        offer_core()
                 finally:
                     self._budget.give_back()
             return sleep()
