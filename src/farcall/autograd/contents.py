@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from farcall.autograd.records import Receive, Source
 Tensor = torch.Tensor
 Gradient = tuple[Tensor, Tensor]  # a leaf, and its gradient
 Gradients = dict[int, Gradient]  # by the id of the leaf: hashing a tensor takes many times as long
+COPIED_BYTES = 4096  # copying so much takes less time than recording
 
 
 class Context:
@@ -32,59 +33,61 @@ class Context:
         self.passes: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._gradients: Gradients = {}
-        # What is sent is recorded after it was sent: what is there to do takes a while.
-        self._unrecorded: set[int] = set()
-        self._recorded: threading.Condition | None = None  # if somebody waits for that
+        # What is sent is recorded when it is on its way, from tensors that nobody else changes.
+        self._unrecorded: dict[int, list[Tensor]] = {}
         self._sources: dict[int, Source] = {}
         self._reach: Reach | None = None  # what all that leads to
 
     # What was sent.
 
-    def announce(self, number: int) -> None:
-        """A message with tensors is about to be sent; `record` follows, whatever happens."""
-        with self._lock:
-            self._unrecorded.add(number)
+    def announce(self, number: int, tensors: Sequence[Tensor]) -> None:
+        """A message with tensors is about to be sent. Recording them takes a while: see `record`.
 
-    def record(self, number: int, tensors: Sequence[Tensor]) -> None:
-        """These were sent, as they are now."""
-        try:
+        They may be changed in place by then, so small ones are copied, and large ones recorded now.
+        """
+        if any(_is_large(tensor) for tensor in tensors):
             source = Source(number, tensors)
             with self._lock:
-                self._sources[number] = source
-                self._reach = self._reach or Reach(self.receives)
-                self._reach.explore(source, range(len(tensors)))
-        finally:
-            with self._lock:
-                self._unrecorded.discard(number)
-                if self._recorded is not None:
-                    self._recorded.notify_all()
+                self._add(source)
+            return
+        with torch.enable_grad():
+            copies = [tensor.clone() for tensor in tensors]
+        with self._lock:
+            self._unrecorded[number] = copies
+
+    def record(self, number: int) -> None:
+        """The message is on its way. Without effect if somebody needed the record already."""
+        with self._lock:
+            self._record(number)
+
+    def _record(self, number: int) -> None:
+        copies = self._unrecorded.pop(number, None)
+        if copies is not None:
+            self._add(Source(number, copies))
+
+    def _add(self, source: Source) -> None:
+        self._sources[source.number] = source
+        self._reach = self._reach or Reach(self.receives)
+        self._reach.explore(source, range(len(source.edges)))
 
     def source(self, number: int) -> Source | None:
         """What was sent with this number."""
-        source = self._sources.get(number)
-        if source is None:
-            with self._lock:
-                self._wait(lambda: number not in self._unrecorded)
-                source = self._sources.get(number)
-        return source
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until what is on its way is recorded. Lock held."""
-        if not condition():
-            if self._recorded is None:
-                self._recorded = threading.Condition(self._lock)
-            self._recorded.wait_for(condition)
+        with self._lock:
+            self._record(number)
+            return self._sources.get(number)
 
     def sources(self) -> list[Source]:
         """All that was sent."""
         with self._lock:
-            self._wait(lambda: not self._unrecorded)
+            for number in list(self._unrecorded):
+                self._record(number)
             return list(self._sources.values())
 
     def reach(self, roots: Source | None) -> tuple[Reach, bool]:
         """What all that was sent leads to, with these roots; and whether any of it is shared."""
         with self._lock:
-            self._wait(lambda: not self._unrecorded)
+            for number in list(self._unrecorded):
+                self._record(number)
             reach = self._reach or Reach(self.receives)
             if roots is not None:
                 reach = reach.copy()
@@ -115,10 +118,16 @@ class Context:
 
     def clear(self) -> None:
         """The context ended: let go of everything."""
-        self.receives.clear()
-        self.passes = {}
         with self._lock:
-            self._sources, self._reach, self._gradients = {}, None, {}
+            kept = (self._unrecorded, self._sources, self._reach, self._gradients, self.passes)
+            self._unrecorded, self._sources, self._reach = {}, {}, None
+            self._gradients, self.passes = {}, {}
+        del kept  # not under the lock: destructors of what is in it may be the user's
+        self.receives.clear()
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.layout is not torch.strided or tensor.nbytes > COPIED_BYTES
 
 
 def accumulate(to: Gradients, gradients: Iterable[Gradient]) -> None:

@@ -254,7 +254,7 @@ class Pass:
             # for what can be done while others work. Elsewhere all of it goes with the last one.
             if self.ending is None:
                 self._accumulate(sinks, found)
-            gives_all = self.ending is None and not self.options.fast
+            gives_all = self.ending is None and self._held is None and not self.options.fast
             for count, (receive, arrived) in enumerate(exits.items(), 1):
                 self.send(source, receive, arrived, last=gives_all and count == len(exits))
             if self.ending is not None:
@@ -363,7 +363,13 @@ class Pass:
                 self.fail(error)
                 return
             with self._lock:
+                self._held = {}
                 share = self._machine.ran(source.number)
+        with self._lock:
+            done = None
+            if self._machine.is_over:
+                done, self._live = self._live, Reach({})
+        del done
         if share is None:
             return
         if self.ending is None:
@@ -374,12 +380,13 @@ class Pass:
     # The end.
 
     def lost(self, peer: Peer) -> None:
-        """A worker is gone. If gradients were sent to it, the pass can't be completed.
+        """A worker is gone. If it is the root, or gradients were sent to it, the pass has failed.
 
         So every death of a worker that has a share is noticed: going from the root along those who
         sent the share, the first dead worker got it from a living one.
         """
-        if peer.incarnation in self._peers:
+        is_root = self.ending is None and peer.name == self.options.root
+        if is_root or peer.incarnation in self._peers:
             self.fail(peer.loss())
 
     def fail(self, error: BaseException, tell: bool = True) -> None:

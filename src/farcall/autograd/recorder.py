@@ -107,13 +107,13 @@ class Autograd:
         if not tensors:
             return context, 0
         number = next(self._numbers)
-        known.announce(number)
+        known.announce(number, tensors)
         return context, number
 
-    def record(self, context: int, sent: int, tensors: Sequence[torch.Tensor]) -> None:
+    def record(self, context: int, sent: int) -> None:
         known = self._contexts.get(context)
         if known is not None:
-            known.record(sent, tensors)
+            known.record(sent)
 
     def enter(self, context: int, peer: Peer) -> int:
         found = self._contexts.get(context)
@@ -311,12 +311,8 @@ class Autograd:
             _, message.sent = self.send(context.id, peer, dumped.tensors)
         seconds = self.agent.rpc_timeout
         deadline = time.monotonic() + seconds if seconds else math.inf
-        try:
-            frame = Frame(message, 0, dumped.body, dumped.buffers)
-            return self.agent.control.send(peer, frame, deadline)
-        finally:
-            if message.sent:
-                self.record(context.id, message.sent, dumped.tensors)
+        frame = Frame(message, 0, dumped.body, dumped.buffers)
+        return self.agent.control.send(peer, frame, deadline)
 
     def give_back(self, context: Context, options: Options, share: int, missing: int) -> None:
         """Give a share of a pass back to its root."""
@@ -336,7 +332,7 @@ class Autograd:
                 deadline = time.monotonic() + (self.agent.rpc_timeout or math.inf)
                 self.agent.control.send(peer, Frame(message), deadline)
         except (CallError, UnknownWorker):
-            pass  # a root that is gone waits for nothing
+            pass  # a root that is gone, or takes nothing for so long, does not wait any more
 
     # What arrives.
 
@@ -382,9 +378,8 @@ class Autograd:
         source = context.source(number)
         if source is None:
             raise RuntimeError(
-                f"Trying to backward a second time through tensors that worker "
-                f"{self.agent.me.name!r} sent in autograd context {context.id}: specify "
-                "retain_graph=True when calling backward the first time"
+                f"worker {self.agent.me.name!r} sent no message {number} with tensors in autograd "
+                f"context {context.id}"
             )
         return source
 

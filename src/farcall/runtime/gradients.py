@@ -18,25 +18,6 @@ if TYPE_CHECKING:
     from farcall.runtime.peers import Peer
 
 
-class Recording:
-    """Says to a `Gradients` that a message was sent: once, however often it is called."""
-
-    __slots__ = ("_context", "_gradients", "_sent", "_tensors")
-
-    def __init__(
-        self, gradients: Gradients, context: int, sent: int, tensors: Sequence[torch.Tensor]
-    ) -> None:
-        self._gradients = gradients
-        self._context = context
-        self._sent = sent
-        self._tensors = tensors
-
-    def __call__(self) -> None:
-        tensors, self._tensors = self._tensors, ()
-        if tensors:
-            self._gradients.record(self._context, self._sent, tensors)
-
-
 class Gradients(Protocol):
     """Distributed autograd of one agent. Thread-safe.
 
@@ -54,8 +35,8 @@ class Gradients(Protocol):
             `sent` is not 0, `record` must follow.
         """
 
-    def record(self, context: int, sent: int, tensors: Sequence[torch.Tensor]) -> None:
-        """The message of `send` is on its way, or could not be sent."""
+    def record(self, context: int, sent: int) -> None:
+        """The message of `send` is on its way, or could not be sent. May be said again."""
 
     def enter(self, context: int, peer: Peer) -> int:
         """A request of a peer arrived inside a context: its id, or 0 if it has ended."""

@@ -134,15 +134,15 @@ class Job:
     def start(self) -> None:
         """Accept the request, and run it as soon as its references may be used."""
         request = self.request
-        if request.creates:
-            self.place = self._create(request)
         if request.references:
             self.handles = self.agent.references.own_handles(request.references)
-            if self.handles is None:
-                self.agent.meet_owners(request.references)
-                self.agent.references.arrive(self.key, request.references, self._admitted)
-                return
-        self.agent.executor.submit(self.run)
+        if request.creates:
+            self.place = self._create(request)
+        if request.references and self.handles is None:
+            self.agent.meet_owners(request.references)
+            self.agent.references.arrive(self.key, request.references, self._admitted)
+        else:
+            self.agent.executor.submit(self.run)
 
     def _create(self, request: Request) -> RefId:
         caller = self.peer.incarnation
@@ -251,11 +251,9 @@ class Job:
         gradients = self.agent.gradients
         if self.context and dumped.tensors:
             reply.context, reply.sent = gradients.send(self.context, self.peer, dumped.tensors)
-        try:
-            self._answer(reply, dumped, handles)
-        finally:
-            if reply.sent:
-                gradients.record(reply.context, reply.sent, dumped.tensors)
+        self._answer(reply, dumped, handles)
+        if reply.sent:
+            gradients.record(reply.context, reply.sent)
 
     def _fail(self, error: BaseException) -> None:
         if self.place is not None:

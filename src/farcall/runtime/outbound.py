@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,6 @@ from farcall.ids import WorkerInfo
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import current
 from farcall.runtime.future import Future
-from farcall.runtime.gradients import Recording
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
 from farcall.serde import Dumped, name_of
@@ -72,12 +72,15 @@ class Outbound:
         """
         peer = self._peer(to)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
-        if meanwhile is None:
-            meanwhile = pending.recording
+        record = pending.recording
         try:
             link = self._agent.connect(peer, pending.deadline)
             with self._agent.waiting():
-                answer = link.exchange(frame, pending.deadline, meanwhile)
+                if record is None or meanwhile is None:
+                    then = record or meanwhile
+                else:
+                    then = partial(_one_after_the_other, record, meanwhile)
+                answer = link.exchange(frame, pending.deadline, then)
         except LinkError as error:
             raise self._outcomes.unreachable(peer, frame.call_id, pending, error) from error
         except TimeoutError as error:
@@ -85,9 +88,6 @@ class Outbound:
         except BaseException as error:  # KeyboardInterrupt
             self._outcomes.give_up(peer, frame.call_id, pending, error)
             raise
-        finally:
-            if pending.recording is not None:
-                pending.recording()
         if self._outcomes.arrived(peer, frame.call_id) is None:
             raise self._outcomes.ended(peer)
         try:
@@ -122,9 +122,8 @@ class Outbound:
             self._outcomes.unreachable(peer, frame.call_id, pending, error)
         except TimeoutError as error:
             self._outcomes.give_up(peer, frame.call_id, pending, error)
-        finally:
-            if pending.recording is not None:
-                pending.recording()
+        if pending.recording is not None:
+            pending.recording()
         return future
 
     def remote(
@@ -177,9 +176,8 @@ class Outbound:
             raise self._outcomes.give_up(peer, frame.call_id, pending, error) from None
         except TimeoutError:
             pass  # the rest follows when the owner reads; `creation_late` says so until then
-        finally:
-            if pending.recording is not None:
-                pending.recording()
+        if pending.recording is not None:
+            pending.recording()
 
     # Requests out.
 
@@ -222,7 +220,7 @@ class Outbound:
             tensors = dumped.tensors
             request.context, request.sent = gradients.send(context.gradients, peer, tensors)
             if request.sent:
-                pending.recording = Recording(gradients, request.context, request.sent, tensors)
+                pending.recording = partial(gradients.record, request.context, request.sent)
         if created is not None:
             request.creates, request.sequence = created.reference.number, sequence
         if handles:
@@ -286,3 +284,8 @@ class Outbound:
                 by_value=not peer.same_program,
                 device_map=self._agent.device_maps.get(peer.name),
             ) from error
+
+
+def _one_after_the_other(first: Callable[[], None], then: Callable[[], None]) -> None:
+    first()
+    then()

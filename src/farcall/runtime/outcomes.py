@@ -37,6 +37,8 @@ _OWN_NAMES = {
     "farcall.rref:run_backward": "the backward pass of a remote value",
     "farcall.autograd.handlers:survey": "a part of a backward pass",
     "farcall.autograd.handlers:prepare": "a part of a backward pass",
+    "farcall.autograd.handlers:cause": "the cause of a failed backward pass",
+    "farcall.autograd.handlers:abort": "the news of a failed backward pass",
 }
 
 

@@ -14,7 +14,6 @@ from farcall.transport.base import Link
 
 if TYPE_CHECKING:
     from farcall.runtime.future import Future
-    from farcall.runtime.gradients import Recording
     from farcall.runtime.inbound import Job
     from farcall.runtime.references import RefHandle
 
@@ -52,7 +51,7 @@ class PendingCall:
         self.created = created
         self.pinned = False  # the request carries references that were pinned for it
         self.handles: Sequence[RefHandle] = ()  # references in it that were not
-        self.recording: Recording | None = None  # to be done when the request was sent
+        self.recording: Callable[[], None] | None = None  # to be done when the request was sent
 
 
 class Peer:

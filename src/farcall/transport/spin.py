@@ -15,9 +15,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar
 
-MAX_SPIN_SECONDS = 1e-3
-WORTH_SECONDS = 1e-3  # waits longer than this are slept through
-STALL_SECONDS = 50e-6  # a look takes far less, unless others use the core or the interpreter
+MAX_SPIN_SECONDS = 2e-3
+WORTH_SECONDS = 2e-3  # waits longer than this are slept through
+STALL_SECONDS = 300e-6  # a look takes far less, unless others use the core or the interpreter
 WEIGHT = 0.1
 
 T = TypeVar("T")
