@@ -295,6 +295,68 @@ def test_owner_keeps_a_value_that_arrives_until_it_is_taken_over():  # REF-1
     assert refs.take() == [Drop(REF)]
 
 
+def test_request_with_own_references_uses_each_once_more_and_asks_for_nothing():  # REF-1, REF-2
+    refs, other = owning(), RefId(OWNER, 2)
+    refs.own(refs.mint())
+    assert refs.take_own([wire(), wire(other), wire()])
+    assert refs.is_settled
+    refs.release(REF)
+    refs.release(REF)
+    refs.release(other)
+    assert refs.take() == []
+    refs.release(REF)
+    refs.release(other)
+    assert refs.take() == [Drop(REF), Drop(other)]
+
+
+def test_own_references_outlive_a_release_by_their_sender():  # REF-1
+    refs = owning()
+    refs.on_register(HOLDER, [(*ENTRY, 1)])
+    refs.release(REF)
+    refs.take()
+    assert refs.take_own([wire()])
+    refs.on_release(HOLDER, [(*ENTRY, 2)])
+    assert refs.take() == [Send(HOLDER, Released(((*ENTRY, 2),)))]
+    refs.release(REF)
+    assert refs.take() == [Drop(REF)]
+
+
+@pytest.mark.parametrize("unfit", ["elsewhere", "held elsewhere", "dropped"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_own_references_are_left_alone_if_another_is_not_there(unfit, is_first):
+    refs = owning()
+    other = wire(refs.mint()) if unfit == "dropped" else wire(RefId(THIRD, 1), THIRD)
+    if unfit == "held elsewhere":
+        refs.arrive(TransferKey(THIRD, 7, True), [other])
+    refs.take()
+    before = refs.statistics()
+    assert not refs.take_own([other, wire()] if is_first else [wire(), other])
+    assert refs.statistics() == before
+    assert refs.take() == []
+    refs.release(REF)
+    assert refs.take() == [Drop(REF)]
+
+
+def test_reference_of_an_earlier_incarnation_is_not_taken_for_an_own_one():
+    refs = owning()
+    assert not refs.take_own([wire(REF, owner=THIRD)])
+    refs.release(REF)
+    assert refs.take() == [Drop(REF)]
+
+
+def test_request_that_the_release_overtook_is_refused_and_leaves_nothing():  # REF-2
+    refs, key = owning(), TransferKey(HOLDER, 7, False)
+    refs.on_register(HOLDER, [(*ENTRY, 1)])
+    refs.release(REF)
+    refs.on_release(HOLDER, [(*ENTRY, 2)])
+    refs.take()
+    assert not refs.take_own([wire()])
+    refs.arrive(key, [wire()])
+    assert refs.take() == [Unavailable(key, "owner", "it has dropped the value")]
+    assert refs.is_settled
+    assert set(refs.statistics().values()) == {0}
+
+
 def test_message_waits_for_all_of_its_references():
     refs, other = Refs(HOLDER), RefId(OWNER, 2)
     refs.arrive(FROM_THIRD, [wire(), wire(other), wire()])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from farcall.protocol.backward import Returned
 from farcall.transport.waiter import Alarm, Waiter
@@ -47,24 +45,11 @@ class Ending:
             if self._alarm is not None:
                 self._alarm.ring()
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the pass is over, or has failed."""
-        return self._waiter.is_set
-
-    @contextmanager
-    def ringing(self) -> Iterator[int]:
-        """In the block: a file descriptor that can be read when the pass is over."""
-        with Alarm() as alarm:
-            with self._lock:
-                self._alarm = alarm
-            try:
-                if self._waiter.is_set:
-                    alarm.ring()
-                yield alarm.fileno()
-            finally:
-                with self._lock:
-                    self._alarm = None
+    def ring(self, alarm: Alarm | None) -> bool:
+        """Whom to wake when the pass is over, beside who is in `wait`. False: it is over."""
+        with self._lock:
+            self._alarm = alarm
+            return not self._waiter.is_set
 
     def wait(self, deadline: float) -> None:
         """Wait until the pass is over; raises what it failed with.

@@ -28,6 +28,7 @@ from farcall.runtime.future import Future
 from farcall.runtime.inbound import Deferred
 from farcall.runtime.peers import Peer
 from farcall.transport.base import Link
+from farcall.transport.waiter import Alarm
 from farcall.wire import Broken, Frame, Gradients, HoldContext, Message, Ran, ReleaseContext
 
 MODES = ("smart", "fast")
@@ -45,6 +46,7 @@ class Autograd:
         # that made less than 2**17 contexts a second.
         self._contexts: Contexts[Context] = Contexts(agent.me.id, int(time.time()) << 17)
         self._numbers = itertools.count(1)
+        self._alarms: list[Alarm] = []  # of threads that waited; to be used again
 
     # Contexts.
 
@@ -184,6 +186,8 @@ class Autograd:
 
     def close(self) -> None:
         self.replicas.close()
+        while self._alarms:
+            self._alarms.pop().close()
         with self._lock:
             contexts = self._contexts.close()
         for context in contexts:
@@ -252,11 +256,16 @@ class Autograd:
         """
         if len(backward.links) != 1:
             return
-        with ending.ringing() as alarm:
-            while not ending.is_known and len(backward.links) == 1:
+        try:
+            alarm = self._alarms.pop()
+        except IndexError:
+            alarm = Alarm()
+        try:
+            while len(backward.links) == 1 and ending.ring(alarm):
                 (link,) = backward.links
                 with self.agent.waiting():
-                    frame = link.receive(PASS_MESSAGES, alarm, deadline)
+                    frame = link.receive(PASS_MESSAGES, alarm.fileno(), deadline)
+                ending.ring(None)
                 if frame is None:
                     return
                 peer = self.agent.directory.of_incarnation(link.peer.incarnation)
@@ -267,6 +276,12 @@ class Autograd:
                     self._deliver(peer, frame)
                 else:
                     self.reported(peer, frame.message)  # type: ignore[arg-type]
+        finally:
+            ending.ring(None)
+            if alarm.has_rung or self.agent.is_closed:
+                alarm.close()
+            else:
+                self._alarms.append(alarm)
 
     def _abort(self, context: Context, backward: Pass, error: BaseException) -> None:
         """End a pass here, and tell everybody who may take part in it."""

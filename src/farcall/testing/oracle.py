@@ -20,6 +20,8 @@ REF-1  a) A live worker's user code has a reference to a dropped value, or to on
           receiver and owner live and none of the three is lost to another.
        c) A message is refused for want of a value, with sender, receiver and owner as in b).
           Refusal is right when one of them is gone; a reference in user code never dangles.
+       A call whose caller has given up claims nothing by b) and c), if its request carries nothing
+       but its receiver's values and is not one of `remote()`: its caller let them go.
 REF-2  In the end, when nothing is lost any more and nobody acts: an owner has a value that nobody
        uses, a worker has an entry for a reference that its user code doesn't have, or waits for
        an answer.
@@ -34,7 +36,7 @@ CALL-3 A call begins to run after its caller, having given up, got the callee's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from farcall.ids import RefId
@@ -71,7 +73,8 @@ class Watched(Protocol):
     def would_accept(self, transfer: Transfer) -> bool:
         """Whether this message would be accepted if it arrived now, or has been."""
 
-    def calls_out(self) -> dict[int, Outgoing[Any]]:
+    @property
+    def outgoing(self) -> Mapping[int, Outgoing[Any]]:
         """Its calls, by callee."""
 
 
@@ -89,9 +92,10 @@ class Value:
 class CallFate:
     """What has happened to a call."""
 
-    __slots__ = ("abandoned", "answered", "ends", "runs")
+    __slots__ = ("abandoned", "answered", "creates", "ends", "runs")
 
-    def __init__(self) -> None:
+    def __init__(self, creates: bool) -> None:
+        self.creates = creates
         self.runs = 0
         self.ends = 0
         self.abandoned = False
@@ -155,6 +159,8 @@ class Oracle:
     def refused(self, transfer: Transfer, cause: str) -> None:
         """The receiver refused a message for want of a value."""
         refs = self._on_the_way.pop(transfer, ())
+        if self._is_given_up(transfer, refs):
+            return
         if refs and all(self._bound(transfer, self.values[ref].owner) for ref in refs):
             self._report(
                 "REF-1", f"{_describe(transfer)} is refused ({cause}), but sender and owners live"
@@ -166,9 +172,9 @@ class Oracle:
 
     # Calls. A call is (caller, callee, call id).
 
-    def begun(self, caller: int, callee: int, call_id: int) -> None:
-        """A call was given its id."""
-        self._calls[caller, callee, call_id] = CallFate()
+    def begun(self, caller: int, callee: int, call_id: int, *, creates: bool) -> None:
+        """A call was given its id. `creates`: it is one of `remote()`."""
+        self._calls[caller, callee, call_id] = CallFate(creates)
 
     def ran(self, caller: int, callee: int, call_id: int) -> None:
         """Its function begins to run."""
@@ -214,6 +220,8 @@ class Oracle:
         for transfer in [t for t in self._on_the_way if not self._is_live(t)]:
             del self._on_the_way[transfer]
         for transfer, refs in self._on_the_way.items():
+            if self._is_given_up(transfer, refs):
+                continue
             for ref in refs:
                 value = values[ref]
                 if value.made and not value.dropped:
@@ -235,7 +243,7 @@ class Oracle:
                 self._report("REF-2", f"worker {incarnation} ends with {seen}, not {expected}")
             if not worker.refs.is_settled:
                 self._report("REF-2", f"worker {incarnation} waits for an answer")
-            for callee, outgoing in worker.calls_out().items():
+            for callee, outgoing in worker.outgoing.items():
                 if len(outgoing) or list(outgoing.abandoned()):
                     self._report("CALL-3", f"worker {incarnation} has open calls to {callee}")
         for (caller, callee, call_id), fate in self._calls.items():
@@ -259,6 +267,15 @@ class Oracle:
             and transfer.sender in self.workers
             and receiver.would_accept(transfer)
         )
+
+    def _is_given_up(self, transfer: Transfer, refs: Sequence[RefId]) -> bool:
+        """Whether it is a request with nothing but its receiver's values that nobody keeps."""
+        sender, receiver, call_id, of_reply = transfer
+        if of_reply:
+            return False
+        fate = self._calls[sender, receiver, call_id]
+        given_up = fate.abandoned and not fate.creates
+        return given_up and all(self.values[ref].owner == receiver for ref in refs)
 
     def _bound(self, transfer: Transfer, owner: int) -> bool:
         """Whether sender, receiver and owner live and believe in each other."""

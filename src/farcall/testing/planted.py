@@ -5,6 +5,7 @@ Each is a subclass that does one thing wrong; nothing in `farcall.protocol` know
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
@@ -13,7 +14,7 @@ from farcall.ids import RefId
 from farcall.protocol.calls import CancelResult, Incoming
 from farcall.protocol.ref_entries import Held, HeldState, Send, TransferKey
 from farcall.protocol.refs import Refs
-from farcall.testing.sim_records import Machines
+from farcall.testing.sim_records import Call, Machines
 from farcall.testing.sim_worker import SimWorker
 from farcall.wire import Message, Received, Reference
 
@@ -108,6 +109,21 @@ class _AnswersEveryPinned(Refs):
         self._outbox.say(Send(key.peer, Received(key.of_reply), key.call_id))
 
 
+class _TakesOwnOnce(Refs):
+    def take_own(self, references: Sequence[Reference]) -> bool:
+        if not super().take_own(references):
+            return False
+        for ref, uses in Counter(RefId(r.minted_by, r.number) for r in references).items():
+            self._owned[ref].local -= uses - 1
+        return True
+
+
+class _CountsBeforeItLooks(Refs):
+    def take_own(self, references: Sequence[Reference]) -> bool:
+        take_own = super().take_own
+        return all(take_own((reference,)) for reference in references)
+
+
 class _RunsDuplicates(Incoming[Any]):
     def request(self, call_id: int, record: Any) -> bool:
         super().request(call_id, record)
@@ -131,8 +147,42 @@ class _ListensToTheDead(SimWorker):
 
 
 class _ForwardsUnaccepted(SimWorker):
-    def may_send(self, ref: RefId, peer: int) -> bool:
+    def may_send(self, ref: RefId, peer: int, of_reply: bool) -> bool:
         return self.refs.void_cause(ref) is None
+
+
+class _RepliesUnaccepted(SimWorker):
+    def may_send(self, ref: RefId, peer: int, of_reply: bool) -> bool:
+        return super().may_send(ref, peer, of_reply=False)
+
+
+class _LetsGoWhenSent(SimWorker):
+    def _keep(self, call: Call, arguments: Sequence[RefId]) -> None:
+        pass
+
+
+class _KeepsForAbandoned(SimWorker):
+    def abandon(self, peer: int, call_id: int) -> None:
+        call = self.outgoing[peer].peek(call_id)
+        if call is not None:
+            call.kept = ()
+        super().abandon(peer, call_id)
+
+
+class _UnpinsAbandoned(SimWorker):
+    def abandon(self, peer: int, call_id: int) -> None:
+        super().abandon(peer, call_id)
+        self.refs.unpin(TransferKey(peer, call_id, False))
+        self.pump()
+
+
+class _ForgetsOwnOfCancelled(SimWorker):
+    def rebuild(self, key: TransferKey) -> None:
+        task, references = self.received[key]
+        if task is not None and task.has_uses and not self._is_wanted(task):
+            for reference in references:
+                self.refs.acquire(RefId(reference.minted_by, reference.number))
+        super().rebuild(key)
 
 
 class PlantedBug(StrEnum):
@@ -153,6 +203,13 @@ class PlantedBug(StrEnum):
     FORGETS_CANCELLED = "forgets-cancelled"
     LISTENS_TO_THE_DEAD = "listens-to-the-dead"
     FORWARDS_UNACCEPTED = "forwards-unaccepted"
+    REPLIES_UNACCEPTED = "replies-unaccepted"
+    TAKES_OWN_ONCE = "takes-own-once"
+    COUNTS_BEFORE_IT_LOOKS = "counts-before-it-looks"
+    LETS_GO_WHEN_SENT = "lets-go-when-sent"
+    KEEPS_FOR_ABANDONED = "keeps-for-abandoned"
+    UNPINS_ABANDONED = "unpins-abandoned"
+    FORGETS_OWN_OF_CANCELLED = "forgets-own-of-cancelled"
 
 
 _PLANTS: dict[PlantedBug, tuple[Machines, type[SimWorker]]] = {
@@ -171,6 +228,13 @@ _PLANTS: dict[PlantedBug, tuple[Machines, type[SimWorker]]] = {
     PlantedBug.FORGETS_CANCELLED: (Machines(incoming=_ForgetsCancelled), SimWorker),
     PlantedBug.LISTENS_TO_THE_DEAD: (Machines(), _ListensToTheDead),
     PlantedBug.FORWARDS_UNACCEPTED: (Machines(), _ForwardsUnaccepted),
+    PlantedBug.REPLIES_UNACCEPTED: (Machines(), _RepliesUnaccepted),
+    PlantedBug.TAKES_OWN_ONCE: (Machines(refs=_TakesOwnOnce), SimWorker),
+    PlantedBug.COUNTS_BEFORE_IT_LOOKS: (Machines(refs=_CountsBeforeItLooks), SimWorker),
+    PlantedBug.LETS_GO_WHEN_SENT: (Machines(), _LetsGoWhenSent),
+    PlantedBug.KEEPS_FOR_ABANDONED: (Machines(), _KeepsForAbandoned),
+    PlantedBug.UNPINS_ABANDONED: (Machines(), _UnpinsAbandoned),
+    PlantedBug.FORGETS_OWN_OF_CANCELLED: (Machines(), _ForgetsOwnOfCancelled),
 }
 
 

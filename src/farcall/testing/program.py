@@ -56,7 +56,7 @@ class Program:
         peer = self._peer(worker)
         if peer is None or peer == worker.incarnation or not self._another_value():
             return False
-        arguments = self._references(worker, peer) if self._draw() < 0.3 else []
+        arguments = self._references(worker, peer, False) if self._draw() < 0.3 else []
         fails = self._draw() < 0.03
         ref = worker.create(peer, self._names[peer], arguments, fails)
         self._note(worker.label, "remote()", ref, "at", self._names[peer], "with", arguments, fails)
@@ -74,7 +74,7 @@ class Program:
         peer = self._peer(worker)
         if peer is None:
             return False
-        arguments = self._references(worker, peer)
+        arguments = self._references(worker, peer, False)
         if not arguments and self._draw() < 0.5:
             return False
         fails = self._draw() < 0.03
@@ -87,7 +87,7 @@ class Program:
         if not worker.tasks:
             return False
         task = self.pick(worker.tasks)
-        results = self._references(worker, task.caller) if self._draw() < 0.7 else []
+        results = self._references(worker, task.caller, True) if self._draw() < 0.7 else []
         fails = self._draw() < 0.2
         how = "fails" if fails else "ends"
         self._note(worker.label, how, "call", task.call_id, "of", self._names[task.caller], results)
@@ -154,8 +154,8 @@ class Program:
         peers = [i for i in self._names if i not in worker.lost and self._draw() < 0.5]
         return self.pick(peers) if peers else None
 
-    def _references(self, worker: SimWorker, peer: int) -> list[RefId]:
-        refs = [ref for ref in worker.handles if worker.may_send(ref, peer)]
+    def _references(self, worker: SimWorker, peer: int, of_reply: bool) -> list[RefId]:
+        refs = [ref for ref in worker.handles if worker.may_send(ref, peer, of_reply)]
         if not refs:
             return []
         return [self.pick(refs) for _ in range(1 if self._draw() < 0.7 else 2)]

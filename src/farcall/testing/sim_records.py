@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from farcall.ids import RefId
 from farcall.protocol.calls import Incoming, Outgoing
 from farcall.protocol.refs import Refs
+from farcall.wire import Message
+
+SendMessage = Callable[[int, int, Message, int], None]  # from, to, message, call id
 
 
 class Machines(NamedTuple):
@@ -20,15 +24,25 @@ class Machines(NamedTuple):
 class Call:
     """A call made from here."""
 
-    __slots__ = ("call_id",)
+    __slots__ = ("call_id", "kept")
 
-    call_id: int
+    def __init__(self) -> None:
+        self.call_id = 0
+        self.kept: Sequence[RefId] = ()  # used once more each until the call ends
 
 
 class Task:
     """A call that is queued or running here."""
 
-    __slots__ = ("answered", "arguments", "call_id", "caller", "is_creation", "started")
+    __slots__ = (
+        "answered",
+        "arguments",
+        "call_id",
+        "caller",
+        "has_uses",
+        "is_creation",
+        "started",
+    )
 
     def __init__(self, caller: int, call_id: int, is_creation: bool) -> None:
         self.caller = caller
@@ -36,4 +50,5 @@ class Task:
         self.is_creation = is_creation
         self.started = False
         self.answered = False
+        self.has_uses = False  # each reference of its request is used once more: all live here
         self.arguments: list[RefId] = []

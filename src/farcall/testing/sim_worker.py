@@ -7,7 +7,9 @@ the oracle what user code sees.
 Rules of the agent that the machines rely on, all of them here:
 
 - A reference whose `remote()` is not yet accepted goes to nobody, for a third party's REGISTER may
-  reach the owner before the request does. Over FIFO links it may go to its owner.
+  reach the owner before the request does. Over FIFO links, a later request to its owner may.
+- A call whose references all live at the callee pins nothing: each is used once more until the
+  call ends. `remote()` pins all the same.
 - An ACCEPTED counts however late it comes, also when the call was abandoned.
 - References that come in a reply nobody waits for are answered with RECEIVED at once.
 - Messages from and to a lost incarnation are dropped.
@@ -24,7 +26,7 @@ from farcall.ids import RefId
 from farcall.protocol.calls import CancelResult, Incoming, Outgoing
 from farcall.protocol.ref_entries import Drop, HeldState, Ready, Send, TransferKey, Unavailable
 from farcall.testing.oracle import Oracle, Transfer
-from farcall.testing.sim_records import Call, Machines, Task
+from farcall.testing.sim_records import Call, Machines, SendMessage, Task
 from farcall.wire import (
     Accepted,
     Cancel,
@@ -40,8 +42,6 @@ from farcall.wire import (
     Reply,
     Request,
 )
-
-SendMessage = Callable[[int, int, Message, int], None]
 
 
 class SimWorker:
@@ -131,10 +131,12 @@ class SimWorker:
 
     def abandon(self, peer: int, call_id: int) -> None:
         """A call times out."""
-        if self.outgoing[peer].abandon(call_id) is not None:
+        call = self.outgoing[peer].abandon(call_id)
+        if call is not None:
             self._oracle.abandoned(self.incarnation, peer, call_id)
-            self._oracle.ended(self.incarnation, peer, call_id)
             self._send(peer, Cancel(), call_id)
+            self._end(peer, call)
+            self.pump()
 
     def finish(self, task: Task, results: Sequence[RefId], fails: bool) -> None:
         """A function returns these references, or raises an exception that has them."""
@@ -142,30 +144,32 @@ class SimWorker:
         self._answer(task, Failure if fails else Reply, results)
         self.pump()
 
-    def may_send(self, ref: RefId, peer: int) -> bool:
-        """Whether the agent may put this reference into a message to that peer now."""
+    def may_send(self, ref: RefId, peer: int, of_reply: bool) -> bool:
+        """Whether the agent may put this reference into a request or reply to that peer now."""
         if ref in self._failed or self.refs.void_cause(ref) is not None:
             return False  # the agent raises the failure, or OwnerDied
         if self.refs.state(ref) is HeldState.CREATING:
-            return self._is_fifo and self._owners[ref][0] == peer
+            return self._is_fifo and not of_reply and self._owners[ref][0] == peer
         return True
 
     def rebuild(self, key: TransferKey) -> None:
         """User code takes over a received message."""
         self.rebuildable.remove(key)
         task, references = self.received.pop(key)
+        refs = [RefId(reference.minted_by, reference.number) for reference in references]
         self._oracle.landed(Transfer(key.peer, self.incarnation, key.call_id, key.of_reply))
         if task is None or self._is_wanted(task):
-            for reference in references:
-                ref = RefId(reference.minted_by, reference.number)
+            for ref, reference in zip(refs, references, strict=True):
                 self.refs.acquire(ref)
                 self._owners[ref] = (reference.owner, reference.owner_name)
                 self.handles[ref] = self.handles.get(ref, 0) + 1
-                if task is not None:
-                    task.arguments.append(ref)
             if task is not None:
+                task.arguments += refs
                 self._start(task)
-        self.refs.taken_over(key)
+        if task is not None and task.has_uses:
+            self._let_go(refs)
+        else:
+            self.refs.taken_over(key)
         self.pump()
 
     # What happens to it.
@@ -181,16 +185,14 @@ class SimWorker:
         """A peer incarnation is declared dead."""
         self.lost.add(peer)
         self._oracle.lost(self.incarnation, peer)
-        outgoing = self.outgoing.pop(peer, None)
-        for call in outgoing.lost() if outgoing else ():
-            self._oracle.ended(self.incarnation, peer, call.call_id)
-        incoming = self.incoming.pop(peer, None)
-        for task in incoming.lost() if incoming else ():
-            if task in self.tasks:
-                self.tasks.remove(task)
+        calls = self.outgoing.pop(peer).lost() if peer in self.outgoing else []
+        tasks = self.incoming.pop(peer).lost() if peer in self.incoming else []
+        self.tasks = [task for task in self.tasks if task not in tasks]
         for key in [key for key in self._creations if key[0] == peer]:
             del self._creations[key]
         self.refs.lost(peer, "lost")
+        for call in calls:
+            self._end(peer, call)
         self.pump()
 
     def tick(self) -> None:
@@ -211,9 +213,7 @@ class SimWorker:
                     case Drop(ref):
                         self._oracle.dropped(self.incarnation, ref)
                     case Ready(key):
-                        self.rebuildable.append(key)
-                        if self._draw() < self.patience:
-                            self.rebuild(key)
+                        self._ready(key)
                     case Unavailable(key, _, cause):
                         self._refuse(key, cause)
 
@@ -229,9 +229,6 @@ class SimWorker:
             return sender in self.outgoing and not self.outgoing[sender].is_closed(call_id)
         return sender not in self.incoming or not self.incoming[sender].has_seen(call_id)
 
-    def calls_out(self) -> dict[int, Outgoing[Any]]:
-        return self.outgoing
-
     # Inside: the caller.
 
     def _call(
@@ -240,14 +237,16 @@ class SimWorker:
         outgoing = self.outgoing[peer]
         call = Call()
         call_id = call.call_id = outgoing.begin(call)
-        self._oracle.begun(self.incarnation, peer, call_id)
+        self._oracle.begun(self.incarnation, peer, call_id, creates=ref is not None)
         key = TransferKey(peer, call_id, False)
-        if arguments:
+        if ref is None and all(self._owners[argument][0] == peer for argument in arguments):
+            self._keep(call, arguments)
+        elif arguments:
             self.refs.pin(key, arguments)
         if fails:
             outgoing.retract(call_id)
             self._oracle.abandoned(self.incarnation, peer, call_id)
-            self._oracle.ended(self.incarnation, peer, call_id)
+            self._end(peer, call)
             self._send(peer, Cancel(), call_id)
             if ref is not None:
                 self._creation_failed(ref, "the request could not be sent")
@@ -262,11 +261,21 @@ class SimWorker:
             self._send(peer, request, call_id)
         self.pump()
 
+    def _keep(self, call: Call, arguments: Sequence[RefId]) -> None:
+        for ref in arguments:
+            self.refs.acquire(ref)
+        call.kept = arguments
+
+    def _end(self, peer: int, call: Call) -> None:
+        """The record of a call came out."""
+        self._oracle.ended(self.incarnation, peer, call.call_id)
+        self._let_go(call.kept)
+
     def _on_outcome(self, peer: int, message: Reply | Failure | Accepted, call_id: int) -> None:
         record = self.outgoing[peer].outcome(call_id)
         self._oracle.answered(self.incarnation, peer, call_id)
         if record is not None:
-            self._oracle.ended(self.incarnation, peer, call_id)
+            self._end(peer, record)
         self.refs.call_closed(TransferKey(peer, call_id, False))
         ref = self._creations.pop((peer, call_id), None)
         if isinstance(message, Accepted):
@@ -330,23 +339,33 @@ class SimWorker:
             self.refs.pin(TransferKey(caller, call_id, True), refs)
             self._oracle.sent(Transfer(self.incarnation, caller, call_id, True), refs)
         references = self._on_wire(refs)
-        if kind is Reply:
-            self._send(caller, Reply(references), call_id)
-        else:
-            self._send(caller, Failure("Error", "failed", "", references), call_id)
+        failure = Failure("Error", "failed", "", references)
+        self._send(caller, Reply(references) if kind is Reply else failure, call_id)
 
     # Inside: references.
 
     def _arrive(self, key: TransferKey, task: Task | None, refs: Sequence[Reference]) -> None:
         self.received[key] = (task, refs)
-        self.refs.arrive(key, refs)
+        if task is not None and self.refs.take_own(refs):
+            task.has_uses = True
+            self._ready(key)
+        else:
+            self.refs.arrive(key, refs)
+
+    def _ready(self, key: TransferKey) -> None:
+        self.rebuildable.append(key)
+        if self._draw() < self.patience:
+            self.rebuild(key)
 
     def _refuse(self, key: TransferKey, cause: str) -> None:
         task, _ = self.received.pop(key)
-        transfer = Transfer(key.peer, self.incarnation, key.call_id, key.of_reply)
-        self._oracle.refused(transfer, cause)
+        self._oracle.refused(Transfer(key.peer, self.incarnation, key.call_id, key.of_reply), cause)
         if task is not None and not task.is_creation:
             self._answer(task, Failure, ())
+
+    def _let_go(self, refs: Sequence[RefId]) -> None:
+        for ref in refs:
+            self.refs.release(ref)
 
     def _on_wire(self, refs: Sequence[RefId]) -> tuple[Reference, ...]:
         return tuple(Reference(ref.minted_by, ref.number, *self._owners[ref], 0) for ref in refs)

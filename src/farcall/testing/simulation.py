@@ -20,7 +20,7 @@ from farcall.testing.oracle import Oracle, Violation
 from farcall.testing.planted import PlantedBug, plant
 from farcall.testing.program import Program
 from farcall.testing.sim_worker import SimWorker
-from farcall.wire import Message
+from farcall.wire import Accepted, Cancel, Failure, Message, Reply, Request
 
 MAX_ROUNDS = 12  # of ticks, in the end, until the machines must have settled
 
@@ -71,6 +71,60 @@ def simulate(
     return _Schedule(seed, faults, steps, bug).run()
 
 
+class _Links:
+    """The links between the workers: two for each pair, one dialled by each, as agents have them.
+
+    Requests and CANCELs go by the caller's link, and the answers come back on it. The rest goes by
+    the link of the other once that has called us, else by our own. So a RELEASE may overtake a
+    request, or a REGISTER an answer, over links that lose nothing and keep the order.
+    """
+
+    def __init__(self, clock: ManualClock, random: Random, faults: Faults) -> None:
+        self._draw = random.random
+        # By whether the receiver has dialled the link.
+        self._networks: tuple[Network[tuple[Message, int]], ...] = tuple(
+            Network(clock, random, faults) for _ in range(2)
+        )
+        self._called: set[tuple[int, int]] = set()  # caller, callee
+
+    def send(self, source: int, target: int, message: Message, call_id: int) -> None:
+        match message:
+            case Request() | Cancel():
+                is_receivers = False
+            case Reply() | Failure() | Accepted():
+                is_receivers = True
+            case _:
+                is_receivers = (target, source) in self._called
+        self._networks[is_receivers].send(source, target, (message, call_id))
+
+    def received(self, source: int, target: int, message: Message) -> None:
+        """The target got this message."""
+        if isinstance(message, Request):
+            self._called.add((source, target))
+
+    def deliver(self) -> tuple[int, int, tuple[Message, int]] | None:
+        """The next arrival on one link or the other. None: no more."""
+        first, second = self._networks
+        if self._draw() * len(self) >= len(first):
+            first, second = second, first
+        return first.deliver() or second.deliver()
+
+    def cut(self, one: int, other: int) -> None:
+        for network in self._networks:
+            network.cut(one, other)
+
+    def heal(self, one: int, other: int) -> None:
+        for network in self._networks:
+            network.heal(one, other)
+
+    def calm(self) -> None:
+        for network in self._networks:
+            network.calm()
+
+    def __len__(self) -> int:
+        return sum(len(network) for network in self._networks)
+
+
 class _Schedule:
     def __init__(
         self, seed: int, faults: Faults | None, steps: int | None, bug: PlantedBug | None
@@ -83,7 +137,7 @@ class _Schedule:
         self._steps = steps or random.randrange(15, 90)
         self._machines, self._worker_class = plant(bug)
         self._clock = ManualClock()
-        self._network: Network[tuple[Message, int]] = Network(self._clock, random, self._faults)
+        self._network = _Links(self._clock, random, self._faults)
         self._oracle = Oracle()
         self._log: list[Event] = []
         self._incarnations = 0
@@ -139,11 +193,12 @@ class _Schedule:
         worker = self._workers.get(target)
         self._note(self._name(source), "->", self._name(target), message, "call", call_id)
         if worker is not None:
+            self._network.received(source, target, message)
             worker.receive(source, message, call_id)
         return True
 
     def _send(self, source: int, target: int, message: Message, call_id: int) -> None:
-        self._network.send(source, target, (message, call_id))
+        self._network.send(source, target, message, call_id)
 
     def _start(self, name: str) -> None:
         self._incarnations += 1

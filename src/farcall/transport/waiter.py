@@ -67,6 +67,7 @@ class Alarm:
 
     def __init__(self) -> None:
         self._sockets: tuple[socket.socket, ...] = ()
+        self.has_rung = False
         if HAS_EVENTFD:
             self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         else:
@@ -77,17 +78,15 @@ class Alarm:
         return self._fd
 
     def ring(self) -> None:
+        self.has_rung = True
         if self._sockets:
             with contextlib.suppress(OSError):
                 self._sockets[1].send(b"\0")
         else:
             os.eventfd_write(self._fd, 1)
 
-    def __enter__(self) -> Alarm:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it; nobody may ring any more."""
+    def close(self) -> None:
+        """Nobody may ring any more."""
         if self._sockets:
             for end in self._sockets:
                 end.close()
