@@ -17,22 +17,25 @@ class Options(NamedTuple):
     root: str  # name of the worker that began the pass
 
 
+def _runner() -> Any:
+    return current_agent().gradients.runner  # type: ignore[attr-defined]
+
+
 def prepare(context: int, options: tuple[Any, ...], number: int, live: list[int]) -> Any:
     """Of the tensors that were sent with this number, those with these indices are used."""
-    autograd = current_agent().gradients
-    return autograd.on_prepare(context, Options(*options), number, live)  # type: ignore[attr-defined]
+    return _runner().on_prepare(context, Options(*options), number, live)
 
 
 def survey(context: int, options: tuple[Any, ...]) -> Any:
     """To the root: which sources are live must be known."""
-    return current_agent().gradients.on_survey(context, Options(*options))  # type: ignore[attr-defined]
+    return _runner().on_survey(context, Options(*options))
 
 
 def cause(context: int, number: int) -> Any:
     """To a worker where a pass failed: raises what it failed with."""
-    return current_agent().gradients.on_cause(context, number)  # type: ignore[attr-defined]
+    return _runner().on_cause(context, number)
 
 
 def abort(context: int, options: tuple[Any, ...], reason: str) -> None:
     """The pass has failed elsewhere."""
-    current_agent().gradients.on_abort(context, Options(*options), reason)  # type: ignore[attr-defined]
+    _runner().on_abort(context, Options(*options), reason)

@@ -31,7 +31,7 @@ from farcall.runtime.peers import Peer
 from farcall.transport.base import Link
 
 if TYPE_CHECKING:
-    from farcall.autograd.recorder import Autograd
+    from farcall.autograd.runner import Runner
 
 Tensor = torch.Tensor
 Gradients = Mapping[int, Tensor | None]  # of the tensors of a source, by their indices
@@ -42,21 +42,21 @@ class Pass:
     """See the module's description. Thread-safe.
 
     Args:
-        autograd: of this worker.
+        runner: of this worker.
         context: that the pass is part of.
         options: of the pass.
         roots: at the worker that begins the pass.
     """
 
     def __init__(
-        self, autograd: Autograd, context: Context, options: Options, roots: Source | None = None
+        self, runner: Runner, context: Context, options: Options, roots: Source | None = None
     ) -> None:
         self.options = options
         self.error: BaseException | None = None
         self.ending = None if roots is None else Ending()
         self.live: list[Source] = []  # when known: the sources that are live, the latest first
-        self._autograd = autograd
-        self._agent = autograd.agent
+        self._runner = runner
+        self._agent = runner.agent
         self._context = context
         self._roots = roots
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class Pass:
         self.is_announced = False  # that it has failed was told to others
         # What is computed, if other processes have replicas of some leaves: until all of it is.
         self._held: contents.Gradients | None = None
-        if autograd.replicas.involved(context):
+        if runner.replicas.involved(context):
             self._held = {}
 
     # Which sources are live.
@@ -341,7 +341,7 @@ class Pass:
             self._peers.add(peer.incarnation)  # before we look whether it is lost
         used = ((index, node) for index, node in enumerate(receive.nodes) if node in found)
         gradients = {index: found[node] for index, node in used}
-        link = self._autograd.send_gradients(
+        link = self._runner.send_gradients(
             peer, self._context, self.options, receive.number, share, gradients
         )
         self.links.add(link)
@@ -358,7 +358,7 @@ class Pass:
             try:
                 # All of this worker's gradients are there: average those of replicated leaves.
                 fresh = dict((self._held or {}).values())
-                self._autograd.replicas.accumulate(self._context, fresh)
+                self._runner.replicas.accumulate(self._context, fresh)
             except BaseException as error:
                 self.fail(error)
                 return
@@ -373,7 +373,7 @@ class Pass:
         if share is None:
             return
         if self.ending is None:
-            self._autograd.give_back(self._context, self.options, share, missing)
+            self._runner.give_back(self._context, self.options, share, missing)
         else:
             self.ending.give_back(self._agent.me.name, share, missing)
 
@@ -410,7 +410,7 @@ class Pass:
         if self.ending is not None:
             self.ending.fail(error)
         elif tell:
-            self._autograd.tell_root(self._context.id, self.options)
+            self._runner.tell_root(self._context.id, self.options)
 
     def announce(self) -> bool:
         """Whether the failure is still to be told to other workers; from now on it is not."""

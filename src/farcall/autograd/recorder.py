@@ -1,38 +1,23 @@
-"""Distributed autograd of one agent: its contexts, what is recorded in them, and their passes."""
+"""Distributed autograd of one agent: its contexts, and what is recorded in them."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
-from farcall.autograd import handlers
 from farcall.autograd.contents import Context
-from farcall.autograd.ending import Ending
-from farcall.autograd.handlers import Options
-from farcall.autograd.passes import Pass
-from farcall.autograd.records import Receive, Source
+from farcall.autograd.records import Receive
 from farcall.autograd.replicas import Replicas
-from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
-from farcall.protocol.backward import ROOT, WHOLE
+from farcall.autograd.runner import Runner
+from farcall.errors import Cancelled
 from farcall.protocol.contexts import CREATOR_SHIFT, Contexts, Dropped
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import CallContext, current
-from farcall.runtime.future import Future
-from farcall.runtime.inbound import Deferred
 from farcall.runtime.peers import Peer
-from farcall.transport.base import Link
-from farcall.transport.waiter import Alarm
-from farcall.wire import Broken, Frame, Gradients, HoldContext, Message, Ran, ReleaseContext
-
-MODES = ("smart", "fast")
-PASS_MESSAGES: frozenset[type[Message]] = frozenset((Gradients, Ran, Broken))
+from farcall.wire import Broken, Frame, HoldContext, Ran, ReleaseContext
 
 
 class Autograd:
@@ -46,7 +31,8 @@ class Autograd:
         # that made less than 2**17 contexts a second.
         self._contexts: Contexts[Context] = Contexts(agent.me.id, int(time.time()) << 17)
         self._numbers = itertools.count(1)
-        self._alarms: list[Alarm] = []  # of threads that waited; to be used again
+        self.runner = Runner(self)
+        self.backward = self.runner.backward
 
     # Contexts.
 
@@ -95,6 +81,20 @@ class Autograd:
                 f"{self.agent.me.name!r} took no part in it"
             )
         return found
+
+    def get(self, context: int) -> Context | None:
+        """The context of this id, if there is one."""
+        return self._contexts.get(context)
+
+    def known_to(self, context: int) -> tuple[int, ...]:
+        """Incarnations that have the context, as far as we know."""
+        with self._lock:
+            return self._contexts.known_to(context)
+
+    def next_id(self) -> int:
+        """A number that no other context, nor a pass, has; those of this worker only grow."""
+        with self._lock:
+            return self._contexts.next_id()
 
     def __len__(self) -> int:
         """How many contexts this worker has."""
@@ -159,7 +159,7 @@ class Autograd:
             self.agent.control.post(peer.incarnation, ReleaseContext(context, floor), 0)
         for backward in passes:
             if backward.is_announced:  # before the peer was known to have a part in it
-                self._tell_of_failure(peer, context, backward)
+                self.runner.tell_of_failure(peer, context, backward)
 
     def lost(self, peer: Peer) -> None:
         with self._lock:
@@ -186,8 +186,7 @@ class Autograd:
 
     def close(self) -> None:
         self.replicas.close()
-        while self._alarms:
-            self._alarms.pop().close()
+        self.runner.close()
         with self._lock:
             contexts = self._contexts.close()
         for context in contexts:
@@ -196,300 +195,10 @@ class Autograd:
                 backward.fail(closed, tell=False)
             context.clear()
 
-    # Passes.
-
-    def backward(
-        self,
-        context: int,
-        roots: Sequence[torch.Tensor],
-        *,
-        retain_graph: bool = False,
-        create_graph: bool = False,
-        mode: str = "smart",
-    ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-        known = self.find(context)
-        source = Source(ROOT, check_roots(roots))
-        with self._lock:
-            number = self._contexts.next_id()
-        retain_graph = retain_graph or create_graph
-        me = self.agent.me.name
-        options = Options(number, retain_graph, create_graph, mode == "fast", me)
-        backward = Pass(self, known, options, source)
-        with self._lock:
-            known.passes[number] = backward
-        self.agent.leaver.begin()
-        try:
-            with _grad_mode(options):
-                backward.start()
-                ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
-                backward.deliver(source, WHOLE, ones)
-            self._wait(backward)
-            with self._lock:
-                known.passes.pop(number, None)
-        except BaseException as error:
-            self._abort(known, backward, error)
-            raise
-        finally:
-            self.agent.leaver.end()
-
-    def _wait(self, backward: Pass) -> None:
-        """Wait until the pass is over everywhere."""
-        assert backward.ending is not None
-        deadline, seconds = self.agent.outbound.deadline(None)
-        try:
-            self._receive(backward, backward.ending, deadline)
-            with self.agent.waiting():
-                backward.ending.wait(deadline)
-        except TimeoutError as error:
-            if error is backward.error:
-                raise
-            raise RpcTimeout(
-                f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
-            ) from None
-
-    def _receive(self, backward: Pass, ending: Ending, deadline: float) -> None:
-        """As long as all goes by one link: receive what comes of the pass in this thread.
-
-        That saves handing over to a thread of the executor and back.
-        """
-        if len(backward.links) != 1:
-            return
-        try:
-            alarm = self._alarms.pop()
-        except IndexError:
-            alarm = Alarm()
-        try:
-            while len(backward.links) == 1 and ending.ring(alarm):
-                (link,) = backward.links
-                with self.agent.waiting():
-                    frame = link.receive(PASS_MESSAGES, alarm.fileno(), deadline)
-                ending.ring(None)
-                if frame is None:
-                    return
-                peer = self.agent.directory.of_incarnation(link.peer.incarnation)
-                if peer is None or peer.lost is not None:
-                    return
-                if isinstance(frame.message, Gradients):
-                    self.agent.leaver.begin()
-                    self._deliver(peer, frame)
-                else:
-                    self.reported(peer, frame.message)  # type: ignore[arg-type]
-        finally:
-            ending.ring(None)
-            if alarm.has_rung or self.agent.is_closed:
-                alarm.close()
-            else:
-                self._alarms.append(alarm)
-
-    def _abort(self, context: Context, backward: Pass, error: BaseException) -> None:
-        """End a pass here, and tell everybody who may take part in it."""
-        backward.fail(error, tell=False)
-        if not backward.announce():
-            return
-        with self._lock:
-            told = self._contexts.known_to(context.id)
-        for incarnation in told:
-            peer = self.agent.directory.of_incarnation(incarnation)
-            if peer is not None and peer.lost is None:
-                self._tell_of_failure(peer, context.id, backward)
-
-    def _tell_of_failure(self, peer: Peer, context: int, backward: Pass) -> None:
-        self.agent.executor.may_pass_lead()
-        call = (context, tuple(backward.options), str(backward.error))
-        future = self.agent.call_async(peer.name, handlers.abort, call)
-        future.add_done_callback(lambda _: None)  # who can't be told has no part in it
-
-    # What passes send.
-
-    def send_gradients(
-        self,
-        peer: Peer,
-        context: Context,
-        options: Options,
-        number: int,
-        share: int,
-        gradients: Mapping[int, torch.Tensor | None],
-    ) -> Link:
-        """Send gradients, of tensors that a peer sent with this number, and a share of the pass.
-
-        Returns:
-            The link that they went by.
-
-        Raises:
-            CallError: the peer is gone, or takes nothing for the agent's `rpc_timeout`.
-        """
-        dumped = self.agent.dump(gradients, peer, [])
-        message = Gradients(context.id, options.id, number, share, *options[1:])
-        if options.create_graph:
-            _, message.sent = self.send(context.id, peer, dumped.tensors)
-        seconds = self.agent.rpc_timeout
-        deadline = time.monotonic() + seconds if seconds else math.inf
-        frame = Frame(message, 0, dumped.body, dumped.buffers)
-        return self.agent.control.send(peer, frame, deadline)
-
-    def give_back(self, context: Context, options: Options, share: int, missing: int) -> None:
-        """Give a share of a pass back to its root."""
-        self._report(options.root, Ran(context.id, options.id, share, missing))
-
-    def tell_root(self, context: int, options: Options) -> None:
-        """Tell the root that the pass has failed here."""
-        self._report(options.root, Broken(context, options.id))
-
-    def _report(self, root: str, message: Message) -> None:
-        self.agent.executor.may_pass_lead()
-        try:
-            peer = self.agent.directory.resolve(root)
-            if peer.worker is self.agent.me:
-                self.reported(peer, message)  # type: ignore[arg-type]
-            else:
-                deadline = time.monotonic() + (self.agent.rpc_timeout or math.inf)
-                self.agent.control.send(peer, Frame(message), deadline)
-        except (CallError, UnknownWorker):
-            pass  # a root that is gone, or takes nothing for so long, does not wait any more
-
-    # What arrives.
+    # What concerns passes.
 
     def arrived(self, peer: Peer, frame: Frame) -> None:
-        self.agent.leaver.begin()
-        self.agent.executor.submit(lambda: self._deliver(peer, frame))
-
-    def _deliver(self, peer: Peer, frame: Frame) -> None:
-        message = frame.message
-        assert isinstance(message, Gradients)
-        options = Options(
-            message.backward,
-            message.retain_graph,
-            message.create_graph,
-            message.fast,
-            message.root,
-        )
-        # The gradients belong to the context's graph only if they have one themselves.
-        active = message.context if message.create_graph else 0
-        token = current.set(CallContext(self.agent, gradients=active))
-        try:
-            known = self._contexts.get(message.context)
-            if known is None:
-                self.tell_root(message.context, options)
-                return
-            backward = self._pass(known, options)
-            try:
-                attach = None
-                if message.sent:
-                    attach = self.receive(message.context, peer, message.sent)
-                gradients = self.agent.serializer.load(frame.body, frame.buffers, attach=attach)
-                frame.body, frame.buffers = b"", ()
-                source = self._source(known, message.number)
-                with _grad_mode(options):
-                    backward.deliver(source, message.share, gradients)
-            except BaseException as error:
-                backward.fail(error)
-        finally:
-            current.reset(token)
-            self.agent.served()
-
-    def _source(self, context: Context, number: int) -> Source:
-        source = context.source(number)
-        if source is None:
-            raise RuntimeError(
-                f"worker {self.agent.me.name!r} sent no message {number} with tensors in autograd "
-                f"context {context.id}"
-            )
-        return source
+        self.runner.arrived(peer, frame)
 
     def reported(self, peer: Peer, message: Ran | Broken) -> None:
-        known = self._contexts.get(message.context)
-        backward: Pass | None = None if known is None else known.passes.get(message.backward)
-        if backward is None or backward.ending is None or backward.error is not None:
-            return
-        if isinstance(message, Ran):
-            backward.ending.give_back(peer.name, message.share, message.missing)
-            return
-        self.agent.executor.may_pass_lead()
-
-        def on_answer(future: torch.futures.Future[None]) -> None:
-            try:
-                future.value()
-            except BaseException as error:
-                backward.fail(error)
-
-        call = (message.context, message.backward)
-        future = self.agent.call_async(peer.name, handlers.cause, call)
-        future.add_done_callback(on_answer)
-
-    # Calls of other workers; see `handlers`.
-
-    def on_prepare(self, context: int, options: Options, number: int, live: Sequence[int]) -> Any:
-        known = self.find(context)
-        source = self._source(known, number)
-        return _answer(self._pass(known, options).prepare(source, live))
-
-    def on_survey(self, context: int, options: Options) -> Any:
-        return Deferred(self._pass(self.find(context), options).survey())
-
-    def on_cause(self, context: int, number: int) -> Any:
-        backward: Pass | None = self.find(context).passes.get(number)
-        if backward is None or backward.error is None:
-            raise RuntimeError(f"the backward pass did not fail on worker {self.agent.me.name!r}")
-        failed: Future[None] = Future()
-        failed.set_exception(backward.error)
-        return Deferred(failed)
-
-    def on_abort(self, context: int, options: Options, reason: str) -> None:
-        known = self._contexts.get(context)
-        if known is not None:
-            self._abort(known, self._pass(known, options), Cancelled(reason))
-
-    def _pass(self, context: Context, options: Options) -> Pass:
-        with self._lock:
-            found: Pass | None = context.passes.get(options.id)
-            if found is None:
-                found = context.passes[options.id] = Pass(self, context, options)
-        return found
-
-
-def _grad_mode(options: Options) -> AbstractContextManager[None]:
-    """Like torch's engine, create_graph does not care for the no_grad of whoever waits."""
-    return torch.enable_grad() if options.create_graph else nullcontext()
-
-
-def _answer(future: Future[None] | None) -> Any:
-    return None if future is None else Deferred(future)
-
-
-def check_roots(roots: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The roots of a backward pass.
-
-    Raises:
-        TypeError: they are no list of tensors.
-        RuntimeError: there are none, or one is not a scalar or does not require grad.
-    """
-    if not isinstance(roots, list | tuple):
-        raise TypeError(
-            "incompatible function arguments: roots must be a list of tensors, "
-            f"not {type(roots).__name__}"
-        )
-    if not roots:
-        raise RuntimeError("No tensors provided for gradient computation.")
-    for index, root in enumerate(roots):
-        if not isinstance(root, torch.Tensor):
-            raise TypeError(
-                f"incompatible function arguments: root {index} must be a tensor, "
-                f"not {type(root).__name__}"
-            )
-        if root.requires_grad and root.numel() == 1 and root.grad_fn is not None:
-            continue
-        which = f"root {index}, of shape {tuple(root.shape)},"
-        if not root.requires_grad:
-            raise RuntimeError(
-                f"requires_grad not set on {which} so nothing can be differentiated: it "
-                "does not require grad and does not have a grad_fn"
-            )
-        if root.numel() != 1:
-            raise RuntimeError(f"{which} is not a scalar, all roots need to be scalar")
-        raise RuntimeError(
-            f"{which} does not have a valid gradient function: it is a leaf, and was not computed "
-            "from anything"
-        )
-    return roots
+        self.runner.reported(peer, message)

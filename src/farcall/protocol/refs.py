@@ -26,7 +26,9 @@ RECEIVED, which it does when it is registered (or is the owner). A reference tha
 third party is handed to user code only when the owner has confirmed it: the owner alone decides,
 so a sender that dies mid-way can leave nobody with a reference to a value that is gone. From the
 owner itself it is handed on at once, for the owner's pin covers the wait. A request that carries
-nothing but its receiver's own references needs no RECEIVED: the call's outcome says the same.
+nothing but its receiver's own references needs no RECEIVED: the call's outcome says the same. If it
+is an ordinary call it is no transfer at all: its caller's own use keeps them until the call ends,
+and the receiver uses them at once (`take_own`).
 
 A holder sends RELEASE only after its registration was confirmed, so a RELEASE can't overtake the
 REGISTER that it ends; and sequence numbers grow, so neither can be mistaken for a later one.
