@@ -95,8 +95,9 @@ class Pass:
         if not self.options.fast:
             reach, is_shared = self._context.reach(self._roots)
             with self._lock:
-                self._all = reach
-                self._is_alone = not is_shared and self._held is None
+                if self._is_alone is None:
+                    self._all = reach
+                    self._is_alone = not is_shared and self._held is None
             return
         sources = self._context.sources()
         with self._lock:
