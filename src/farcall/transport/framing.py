@@ -10,6 +10,8 @@ import mmap
 import socket
 from collections import deque
 
+import numpy
+
 from farcall.errors import BadFrame, LinkError
 from farcall.wire import (
     DEFAULT_LIMITS,
@@ -25,6 +27,7 @@ from farcall.wire import (
 )
 
 READ_SIZE = 1 << 16
+UNCLEARED_SIZE = 64 << 10
 MAPPED_SIZE = 32 << 20
 MAX_VECTORS = 64
 _SCRATCH_SIZE = 64
@@ -33,11 +36,15 @@ _SCRATCH_SIZE = 64
 def allocate(length: int) -> Buffer:
     """Writable memory of `length` bytes, aligned for vector instructions when it is large.
 
-    Large ones are mapped: their pages come zeroed from the kernel one by one as the data arrives,
-    instead of being cleared first and filled later; and a false claim costs nothing.
+    Large ones are not cleared first, only to be filled later. The largest are mapped: their pages
+    come from the kernel one by one as the data arrives, and a false claim costs nothing.
     """
     try:
-        return memoryview(mmap.mmap(-1, length)) if length >= MAPPED_SIZE else bytearray(length)
+        if length >= MAPPED_SIZE:
+            return memoryview(mmap.mmap(-1, length))
+        if length >= UNCLEARED_SIZE:
+            return numpy.empty(length, numpy.uint8).data
+        return bytearray(length)
     except (OSError, MemoryError, OverflowError, ValueError) as error:
         raise BadFrame(f"no memory for a frame part of {length} bytes") from error
 
