@@ -272,7 +272,7 @@ class Pass:
         try:
             self._accumulate(*graph.run_shared(exploration, run, **self._flags))
             run.finish()
-            self._gradients = {}
+            self._gradients, self._live = {}, Reach({})
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         finally:
@@ -366,11 +366,6 @@ class Pass:
             with self._lock:
                 self._held = {}
                 share = self._machine.ran(source.number)
-        with self._lock:
-            done = None
-            if self._machine.is_over:
-                done, self._live = self._live, Reach({})
-        del done
         if share is None:
             return
         if self.ending is None:

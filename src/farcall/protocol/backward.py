@@ -86,11 +86,6 @@ class Backward:
         """Whether the run that goes on is the last one of this worker."""
         return self.has_begun and not self._pending and self._running == 1
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing of the pass is left at this worker."""
-        return self.has_begun and not (self._pending or self._running)
-
     # PREPARE.
 
     def reach(self, source: int, part: Hashable, parts: Iterable[Hashable]) -> None:

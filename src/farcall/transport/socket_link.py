@@ -201,18 +201,22 @@ class SocketLink:
         either = select.poll()
         either.register(self.fd, select.POLLIN)
         either.register(alarm, select.POLLIN)
+        needs_more = not self._reader.has_input
         try:
             while self.lost is None:
-                if not self._reader.has_input:
+                if needs_more:
                     sleep = partial(_poll, either, deadline)
                     if not self._spinner.wait(partial(either.poll, 0), sleep):
                         return None
-                    if self._readable.poll(0) == []:
+                    if not self._readable.poll(0):
                         return None  # it is the alarm
-                while (frame := self._read()) is not None:
+                frame = self._read()
+                if frame is not None:
                     if type(frame.message) in kinds:
                         return frame
                     self._route(frame)
+                # Half a frame may be there: its end has to be waited for, too.
+                needs_more = frame is None or not self._reader.has_input
             return None
         finally:
             self._stop_reading()
