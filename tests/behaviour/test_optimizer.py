@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import optim
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from behaviour.helpers import Box, wait_until
 from behaviour.optimizing import (
@@ -437,6 +438,46 @@ def test_hooks_of_the_step_run_around_it(pair: list[Agent]) -> None:
     optimizer.register_step_post_hook(lambda *_: seen.append(rref.to_here().tolist()))
     take_step(optimizer, [rref], [torch.ones(2)])
     assert seen == [[0.0, 0.0], [-1.0, -1.0]]
+
+
+def test_hooks_for_all_optimizers_see_the_handle_and_the_parts(pair: list[Agent]) -> None:
+    rrefs = [rpc.RRef(make_parameter(torch.zeros(2)))]
+    rrefs.append(rpc.remote("w1", make_parameter, args=(torch.zeros(2),)))
+    optimizer = DistributedOptimizer(optim.SGD, rrefs, lr=1.0)
+    seen: list[str] = []
+    hook = register_optimizer_step_post_hook(lambda it, *_: seen.append(type(it).__name__))
+    try:
+        take_step(optimizer, rrefs, [torch.ones(2)] * 2)
+    finally:
+        hook.remove()
+    take_step(optimizer, rrefs, [torch.ones(2)] * 2)
+    assert seen == ["SGD", "SGD", "DistributedOptimizer"]
+    assert [rref.to_here().tolist() for rref in rrefs] == [[-2.0, -2.0]] * 2
+
+
+def test_profiler_sees_steps(pair: list[Agent]) -> None:
+    rref = rpc.RRef(make_parameter(torch.zeros(2)))
+    optimizer = DistributedOptimizer(optim.SGD, [rref], lr=1.0)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        take_step(optimizer, [rref], [torch.ones(2)])
+    marks = {event.name for event in profile.events()}
+    assert {"Optimizer.step#SGD.step", "Optimizer.step#DistributedOptimizer.step"} <= marks
+
+
+def test_optimizer_class_of_the_users_own_may_replace_step(pair: list[Agent]) -> None:
+    rref = rpc.RRef(make_parameter(torch.zeros(2)))
+    optimizer = DistributedOptimizer(Twice, [rref], lr=1.0)
+    take_step(optimizer, [rref], [torch.ones(2)])
+    assert rref.local_value().tolist() == [-2.0, -2.0]
+
+
+class Twice(optim.SGD):
+    """Replaces the step of each object."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        step = self.step
+        self.step = lambda: (step(), step())[1]  # type: ignore[method-assign]
 
 
 # The handle.

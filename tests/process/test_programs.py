@@ -81,6 +81,11 @@ def test_agent_and_observers(start: Start) -> None:
     assert said(start("observers.py", free_port())) == "{1: 15.0, 2: 15.0}\n"
 
 
+@pytest.mark.parametrize("leaves", ["of_an_optimizer", "that_are_sent"])
+def test_leaves_that_threads_share_block_nobody(start: Start, leaves: str) -> None:
+    assert said(start("shared_leaves.py", leaves)) == "done\n"
+
+
 def test_torchrun_starts_a_group(start: Start) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     lines = said(start("torchrun_pair.py", under=torchrun)).splitlines()

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import Node
 
 from farcall.autograd.reach import Reach
-from farcall.autograd.records import Receive, Source
+from farcall.autograd.records import Receive, Source, with_grad
 
 Tensor = torch.Tensor
 Gradient = tuple[Tensor, Tensor]  # a leaf, and its gradient
@@ -50,7 +50,7 @@ class Context:
             with self._lock:
                 self._add(source)
             return
-        with torch.enable_grad():
+        with with_grad():
             copies = [tensor.clone() for tensor in tensors]
         with self._lock:
             self._unrecorded[number] = copies
@@ -83,16 +83,17 @@ class Context:
                 self._record(number)
             return list(self._sources.values())
 
-    def reach(self, roots: Source | None) -> tuple[Reach, bool]:
-        """What all that was sent leads to, with these roots; and whether any of it is shared."""
+    def reach(self, roots: Source | None) -> tuple[Reach, Reach, bool]:
+        """What all that was sent leads to; what these roots do; and whether any of it is shared."""
         with self._lock:
             for number in list(self._unrecorded):
                 self._record(number)
             reach = self._reach or Reach(self.receives)
-            if roots is not None:
-                reach = reach.copy()
-                reach.explore(roots, range(len(roots.edges)))
-            return reach, reach.is_shared
+            if roots is None:
+                return reach, reach, reach.is_shared
+            of_roots = Reach(self.receives, reach)
+            of_roots.explore(roots, range(len(roots.edges)))
+            return reach, of_roots, of_roots.is_shared
 
     # Gradients.
 

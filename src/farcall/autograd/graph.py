@@ -13,23 +13,23 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from farcall.autograd.records import BEHIND_EXITS, ENTRIES_BELOW, Source, Traffic, traffic
+from farcall.autograd.records import BEHIND_EDGE, ENTRIES_BELOW, Source, Traffic, traffic
 
 Tensor = torch.Tensor
 
+# Of nodes that stand for a leaf tensor, `node.variable`.
 _LEAF = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
 # What torch.autograd.grad calls in the end. Its own checks take longer than a small graph, and its
 # argument `grad_outputs` makes it import sympy, which takes a second.
 _run_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 
 
-def is_leaf(node: Node) -> bool:
-    """Whether the node stands for a leaf tensor, `node.variable`."""
-    return type(node) is _LEAF
-
-
 class Exploration:
     """Finds what each source reaches. Not thread-safe.
+
+    Args:
+        exits: of the context.
+        base: what others have found, to go on from. It is not changed.
 
     Attributes:
         live: source -> indices of its tensors that were explored.
@@ -37,25 +37,15 @@ class Exploration:
             reached before.
     """
 
-    def __init__(self, exits: Collection[Node]) -> None:
+    def __init__(self, exits: Collection[Node], base: Exploration | None = None) -> None:
         self.live: dict[Source, list[int]] = {}
         self.sinks: dict[Source, list[GradientEdge]] = {}
         self._exits = exits
+        self._base = base
         self._seen: dict[Node, Source] = {}
         self._leaves: dict[Node, Source] = {}  # the first that reached it
         self._others: dict[Node, set[Source]] = {}  # all others that did
         self._shares_node = False
-
-    def copy(self) -> Exploration:
-        """Another one that has found the same."""
-        other = Exploration(self._exits)
-        other.live = {source: list(live) for source, live in self.live.items()}
-        other.sinks = {source: list(sinks) for source, sinks in self.sinks.items()}
-        other._seen = dict(self._seen)
-        other._leaves = dict(self._leaves)
-        other._others = {node: set(sources) for node, sources in self._others.items()}
-        other._shares_node = self._shares_node
-        return other
 
     @property
     def is_shared(self) -> bool:
@@ -64,11 +54,14 @@ class Exploration:
         That is a node that more than one reaches, or the hooks of such a leaf. A leaf without hooks
         may be given its gradient in parts.
         """
+        if self._base is not None and self._base.is_shared:
+            return True
         return self._shares_node or any(node.variable._backward_hooks for node in self._others)  # type: ignore[attr-defined]
 
     def explore(self, source: Source, live: Iterable[int]) -> list[GradientEdge]:
         """More tensors of a source: the sinks that they reach, and it did not reach before."""
         seen, exits = self._seen, self._exits
+        base = {} if self._base is None else self._base._seen
         sinks: list[GradientEdge] = []
         edges = source.edges
         explored = self.live.setdefault(source, [])
@@ -82,7 +75,7 @@ class Exploration:
                 if self._is_new_leaf(source, node):
                     sinks.append(GradientEdge(node, 0))
                 continue
-            first = seen.get(node)
+            first = seen.get(node) or base.get(node)
             if first is not None:
                 self._shares_node |= first is not source
                 continue
@@ -99,6 +92,8 @@ class Exploration:
     def _is_new_leaf(self, source: Source, node: Node) -> bool:
         """False if the source has reached it before."""
         first = self._leaves.get(node)
+        if first is None and self._base is not None:
+            first = self._base._leaves.get(node)
         if first is None:
             self._leaves[node] = source
             return True
@@ -182,12 +177,12 @@ def run_shared(
     exploration.make_first()
     leaves: dict[Node, GradientEdge] = {}
     for sinks in exploration.sinks.values():
-        leaves.update((sink.node, sink) for sink in sinks if is_leaf(sink.node))
+        leaves.update((sink.node, sink) for sink in sinks if type(sink.node) is _LEAF)
     entries = [
         source.entries()[index] for source, live in exploration.live.items() for index in live
     ]
     edges = [get_gradient_edge(entry) for entry in entries]
-    behind = [*leaves.values(), get_gradient_edge(BEHIND_EXITS)]
+    behind = [*leaves.values(), BEHIND_EDGE]
     token = traffic.set(handler)
     try:
         # With one thread for all devices, since entries must come last on all of them.
@@ -212,27 +207,38 @@ def _leave_nothing() -> None:
     torch.autograd.grad([last], [start])
 
 
-def owned(
-    leaf: Tensor, found: Sequence[Tensor | None], index: int, taken: set[int]
-) -> Tensor | None:
-    """A gradient that was found, for a leaf to keep: with its layout, in memory that is its alone.
+def of_leaves(
+    sinks: Sequence[GradientEdge], found: Sequence[Tensor | None], taken: set[int] | None
+) -> list[tuple[Tensor, Tensor]]:
+    """The leaves among the sinks, and the gradients that a run has found for them.
 
-    As torch's accumulation into `.grad` does; users and optimizers change gradients in place.
+    Each gradient is for the leaf to keep: with its layout, in memory that is its alone, as torch's
+    accumulation into `.grad` does. Users and optimizers change gradients in place.
 
     Args:
-        found: what a run has found; nobody else refers to it.
-        taken: addresses of memory that other leaves have; this one's is added.
+        found: nobody else refers to it.
+        taken: addresses of memory that other leaves have; those of these are added. None: the
+            gradients are taken as they are.
     """
-    # One reference is the sequence's, one the argument's. More: it is a backward function's, too.
-    is_held_elsewhere = sys.getrefcount(found[index]) > 2
-    gradient = found[index]
-    if gradient is None:
-        return None
-    if gradient.layout is not torch.strided or leaf.layout is not torch.strided:
-        return gradient.clone() if is_held_elsewhere else gradient
-    address = gradient.data_ptr()
-    if is_held_elsewhere or address in taken or gradient.stride() != leaf.stride():
-        gradient = torch.empty_like(leaf, dtype=gradient.dtype).copy_(gradient)
-        address = gradient.data_ptr()
-    taken.add(address)
-    return gradient
+    kept = []
+    for index, sink in enumerate(sinks):
+        node = sink.node
+        if type(node) is not _LEAF:
+            continue
+        # One reference is the sequence's, one the argument's. More: it is a backward function's.
+        is_held_elsewhere = sys.getrefcount(found[index]) > 2
+        gradient = found[index]
+        if gradient is None:
+            continue
+        leaf = node.variable  # type: ignore[attr-defined]
+        if taken is not None:
+            if gradient.layout is not torch.strided or leaf.layout is not torch.strided:
+                gradient = gradient.clone() if is_held_elsewhere else gradient
+            else:
+                address = gradient.data_ptr()
+                if is_held_elsewhere or address in taken or gradient.stride() != leaf.stride():
+                    gradient = torch.empty_like(leaf, dtype=gradient.dtype).copy_(gradient)
+                    address = gradient.data_ptr()
+                taken.add(address)
+        kept.append((leaf, gradient))
+    return kept

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,12 +61,12 @@ class Pass:
         self._context = context
         self._roots = roots
         self._lock = threading.Lock()
-        self._arrival = threading.Condition(self._lock)
+        self._arrival: threading.Condition | None = None  # when a run has to wait for gradients
         self._machine = Backward()
         self._sources: dict[int, Source] = {}  # by number: those that are live
         self._is_alone: bool | None = None  # whether sources can be run without knowing the others
-        self._all = Reach({})  # what all that was sent leads to, whether or not it is used
-        self._live = Reach(context.receives)  # what is used
+        self._all: Reach | None = None  # what all that was sent leads to, whether or not it is used
+        self._of_roots: Reach | None = None  # what the roots lead to
         self._survey: Future[None] | None = None
         self._early: list[tuple[Source, int]] = []  # came before the live ones are known
         self._gradients: dict[int, Gradients] = {}
@@ -78,6 +79,11 @@ class Pass:
         self._held: contents.Gradients | None = None
         if runner.replicas.involved(context):
             self._held = {}
+
+    @cached_property
+    def _live(self) -> Reach:
+        """What is used of what was sent, and leads where."""
+        return Reach(self._context.receives)
 
     # Which sources are live.
 
@@ -93,10 +99,10 @@ class Pass:
         if self._is_alone is not None:
             return
         if not self.options.fast:
-            reach, is_shared = self._context.reach(self._roots)
+            everything, of_roots, is_shared = self._context.reach(self._roots)
             with self._lock:
                 if self._is_alone is None:
-                    self._all = reach
+                    self._all, self._of_roots = everything, of_roots
                     self._is_alone = not is_shared and self._held is None
             return
         sources = self._context.sources()
@@ -221,7 +227,7 @@ class Pass:
             is_first = not (is_known or self._early)
             if is_known:
                 self._machine.arrive(source.number, share)
-                self._arrival.notify_all()
+                self._notify()
             else:
                 self._early.append((source, share))
         if is_known and (self._is_alone or not reach.is_shared):
@@ -235,7 +241,9 @@ class Pass:
         """What the used tensors of a source lead to."""
         used = self._gradients[source.number]
         if len(used) == len(source.edges):
-            return self._all
+            known = self._of_roots if source is self._roots else self._all
+            assert known is not None
+            return known
         reach = Reach(self._context.receives)
         reach.explore(source, used)
         return reach
@@ -283,6 +291,7 @@ class Pass:
         limit = FAST_PATIENCE * self._agent.rpc_timeout if self.options.fast else 0
         number = source.number
         with self._agent.waiting(), self._lock:
+            self._arrival = self._arrival or threading.Condition(self._lock)
             is_there = self._arrival.wait_for(
                 lambda: number in self._gradients or self.error is not None, limit or None
             )
@@ -290,6 +299,10 @@ class Pass:
             if not is_there:
                 raise unused({self._agent.me.name: self._machine.missing})
             return self._gradients[number]
+
+    def _notify(self) -> None:
+        if self._arrival is not None:
+            self._arrival.notify_all()
 
     def message_of(self, node: Node) -> tuple[Receive, Collection[Node]] | None:
         """What an exit belongs to, and which exits of that are used. None: to none of this."""
@@ -303,18 +316,9 @@ class Pass:
 
     def _accumulate(self, sinks: Sequence[GradientEdge], found: Sequence[Tensor | None]) -> None:
         """Keep the gradients that were found of those sinks that are leaves."""
-        gradients: list[tuple[Tensor, Tensor]] = []
-        for index, sink in enumerate(sinks):
-            if not graph.is_leaf(sink.node):
-                continue
-            leaf = sink.node.variable  # type: ignore[attr-defined]
-            if self.options.create_graph:
-                # What has a graph of its own is not changed in place anyway.
-                own = found[index]
-            else:
-                own = graph.owned(leaf, found, index, self._taken)
-            if own is not None:
-                gradients.append((leaf, own))
+        # What has a graph of its own is not changed in place anyway.
+        taken = None if self.options.create_graph else self._taken
+        gradients = graph.of_leaves(sinks, found, taken)
         if self._held is None:
             self._context.accumulate(gradients)
         else:
@@ -396,11 +400,12 @@ class Pass:
                 return
             self.error = error
             answers, self._answers = self._answers, {}
-            kept = (self._all, self._live, self._gradients, self._held, self._roots, self._sources)
-            self._all, self._live, self._gradients = Reach({}), Reach({}), {}
+            kept = (self._all, self._of_roots, self._live, self._gradients, self._held)
+            more = (self._roots, self._sources, self.live)
+            self._all, self._of_roots, self._live, self._gradients = None, None, Reach({}), {}
             self._held, self._roots, self._sources, self.live = None, None, {}, []
-            self._arrival.notify_all()
-        del kept
+            self._notify()
+        del kept, more
         for answer in answers.values():
             answer.set_exception(error)
         if self.ending is not None:

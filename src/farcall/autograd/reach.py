@@ -16,30 +16,25 @@ class Reach:
 
     Args:
         receives: of the context: exit -> the message it belongs to.
+        base: what others reach, to go on from. It is not changed.
 
     Attributes:
         exploration: of the graph.
         reached: the exits of each receive that are reached, and by which source.
     """
 
-    def __init__(self, receives: Mapping[Node, Receive]) -> None:
-        self.exploration = graph.Exploration(receives)
+    def __init__(self, receives: Mapping[Node, Receive], base: Reach | None = None) -> None:
+        explored = None if base is None else base.exploration
+        self.exploration: graph.Exploration = graph.Exploration(receives, explored)
         self.reached: dict[Receive, dict[Node, Source]] = {}
         self._receives = receives
-        self._is_message_shared = False
+        self._base = base
+        self._is_message_shared: bool = base is not None and base._is_message_shared
 
     @property
     def is_shared(self) -> bool:
         """Whether something waits for several sources: a node, a hook, or a message to be sent."""
         return self._is_message_shared or self.exploration.is_shared
-
-    def copy(self) -> Reach:
-        """Another one that has found the same."""
-        other = Reach(self._receives)
-        other.exploration = self.exploration.copy()
-        other.reached = {receive: dict(nodes) for receive, nodes in self.reached.items()}
-        other._is_message_shared = self._is_message_shared
-        return other
 
     def explore(self, source: Source, live: Iterable[int]) -> list[tuple[Any, ...]]:
         """Parts of a source are live: the parts of receives that are reached now, as the first.
@@ -54,5 +49,8 @@ class Reach:
                 found.setdefault(receive, []).append(receive.nodes.index(node))
                 sources = self.reached.setdefault(receive, {})
                 sources[node] = source
-                self._is_message_shared |= len(set(sources.values())) > 1
+                reached_by = set(sources.values())
+                if self._base is not None:
+                    reached_by.update(self._base.reached.get(receive, {}).values())
+                self._is_message_shared |= len(reached_by) > 1
         return [(receive, *used) for receive, used in found.items()]

@@ -44,10 +44,18 @@ else:
     # That without its support for torch.func, which takes as long as all the rest.
     _Function = torch.autograd.function._SingleLevelFunction
 
-_GRAD: AbstractContextManager[None] = nullcontext()  # where grad is enabled already
+_WITH_GRAD: AbstractContextManager[None] = nullcontext()  # where grad is enabled already
 
-# An exit is run only if something behind it is asked for.
+# An exit is run only if something behind it is asked for. The edge keeps the leaf's accumulator:
+# torch makes one under a lock of the leaf, and waits for the interpreter meanwhile; whoever has the
+# interpreter and wants that lock would wait for ever.
 BEHIND_EXITS = torch.empty(0, requires_grad=True)
+BEHIND_EDGE = get_gradient_edge(BEHIND_EXITS)
+
+
+def with_grad() -> AbstractContextManager[None]:
+    """`torch.enable_grad()`, at no cost where grad is enabled."""
+    return _WITH_GRAD if torch.is_grad_enabled() else torch.enable_grad()
 
 
 class _Entry(_Function):
@@ -109,14 +117,22 @@ class Source:
 
 
 def _make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    with _GRAD if torch.is_grad_enabled() else torch.enable_grad():
+    with with_grad():
         made: list[Tensor] = [
-            _Entry.apply(tensor, source, index)  # type: ignore[no-untyped-call]
+            _Entry.apply(_behind(tensor) if tensor.is_leaf else tensor, source, index)  # type: ignore[no-untyped-call]
             for index, tensor in enumerate(tensors)
         ]
     for entry in made:
         entry.grad_fn._set_sequence_nr(source % ENTRIES_BELOW)  # type: ignore[union-attr]
     return made
+
+
+def _behind(leaf: Tensor) -> Tensor:
+    """A tensor whose gradient, dense or sparse, is that of the leaf.
+
+    `apply` is not for leaves: it has the interpreter, see BEHIND_EXITS.
+    """
+    return leaf.expand_as(leaf) if leaf.layout is torch.strided else leaf.clone()
 
 
 class Receive:
@@ -143,11 +159,10 @@ class Receive:
         self.number = number
         self.nodes: list[Node] = []
 
-    def attach(self, leaf: Tensor) -> Tensor:
-        """The same tensor, as the output of an exit of this receive."""
-        arrived = leaf.detach()
+    def attach(self, arrived: Tensor) -> Tensor:
+        """Make a tensor without a graph the output of an exit of this receive; gives it back."""
         explain = partial(_explain, self.peer.name, self._context)
-        with _GRAD if torch.is_grad_enabled() else torch.enable_grad():
+        with with_grad():
             _Exit.apply(BEHIND_EXITS, arrived, explain)  # type: ignore[no-untyped-call]
         node = arrived.grad_fn
         assert node is not None

@@ -29,6 +29,7 @@ from farcall.optim.owners import inside
 from farcall.optim.part import Recipe
 from farcall.optim.sharded import Sharded
 from farcall.optim.shards import StateDict, check_groups
+from farcall.optim.stepping import is_watched
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -158,12 +159,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             TypeError: neither or both are given; or LBFGS is given a context.
             Exception: what an optimizer raised on an owner. The others have stepped.
         """
+        if is_watched(self):
+            return _step_watched(self, context_id, closure)
+        return self._step(context_id, closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # so torch does not wrap it, see `stepping`
+
+    def _step(self, context_id: int | Closure | None, closure: Closure | None) -> Any:
         if callable(context_id) and closure is None:
             context_id, closure = None, context_id
         if (context_id is None) == (closure is None):
             raise TypeError("step takes either the id of an autograd context, or a closure")
         if closure is None:
-            self._step(context_id)  # type: ignore[arg-type]
+            self._step_in(context_id)  # type: ignore[arg-type]
             return None
         _check_closure(closure)
         if isinstance(self._work, Central):
@@ -171,10 +179,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with context() as own:
             with torch.enable_grad():
                 loss = closure(own)
-            self._step(own)
+            self._step_in(own)
         return loss
 
-    def _step(self, context_id: int) -> None:
+    def _step_in(self, context_id: int) -> None:
         contents_of(context_id)  # raises if there is no such context
         work = self._sharded("give step a closure that takes the id of a context")
         if not changes(self._sent, self.param_groups):
@@ -377,6 +385,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             TypeError: for LBFGS, whose state depends on the steps made.
         """
         self._sharded("use torch.save and torch.load").initialize_state()
+
+
+_step_watched = torch.optim.Optimizer.profile_hook_step(DistributedOptimizer._step)
 
 
 def rebuild(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -169,14 +169,18 @@ def call_workers(
     return gather(what, {name: _WorkerCall(name, function, own) for name, own in args.items()})
 
 
-@contextmanager
-def inside(context_id: int) -> Iterator[None]:
+def inside(context_id: int) -> AbstractContextManager[None]:
     """Calls made in the block are part of this context, whatever the thread is in otherwise.
 
     An owner of which the forward pass had no need learns of the context in this way: it has no
     gradients there. Only where a context ended is its id unknown.
     """
     outer = current.get() or CallContext(current_agent())
+    return nullcontext() if outer.gradients == context_id else _within(outer, context_id)
+
+
+@contextmanager
+def _within(outer: CallContext, context_id: int) -> Iterator[None]:
     token = current.set(outer._replace(gradients=context_id))
     try:
         yield

@@ -40,6 +40,7 @@ class Parameters:
         self.tensors: list[Tensor] = []
         self.numbers: list[int] = []
         self.locks = ParameterLocks(())
+        self._accumulators: list[Tensor] = []
 
     def find(self, group: LocalGroup) -> list[Tensor]:
         """The parameters of a group that is to be added, waiting for those that are being made.
@@ -70,6 +71,7 @@ class Parameters:
         self.locks.add(tensors)
         self.tensors += tensors
         self.numbers += numbers
+        self._accumulators += [_holder(tensor) for tensor in tensors]
 
     # Clipping. Gradients belong to the context: what is changed is seen by all who use it.
 
@@ -128,6 +130,19 @@ class Parameters:
         gradients = get_gradients(context_id)
         found = [gradients.get(tensor) for tensor in self.tensors]
         return [None if gradient is None else gradient.detach().cpu() for gradient in found]
+
+
+def _holder(parameter: Tensor) -> Tensor:
+    """Something whose graph keeps torch's accumulator of a parameter, and no memory of it.
+
+    Else torch makes one for each use, under a lock of the parameter and waiting for the
+    interpreter meanwhile; a thread that has the interpreter and wants the lock, to index the
+    parameter or to apply an `autograd.Function` to it, waits for ever then (torch 2.13).
+    """
+    if parameter.layout is not torch.strided:
+        return parameter
+    with torch.enable_grad():
+        return parameter.as_strided((0,), (1,)).clone()
 
 
 def _check(value: Any, number: int) -> None:

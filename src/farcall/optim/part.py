@@ -157,7 +157,7 @@ class Part(Parameters):
             removed = len(self._optimizer.param_groups.pop()["params"])
             for tensor in self._main.tensors[-removed:]:
                 self._optimizer.state.pop(tensor, None)
-            for items in (self._main.tensors, self.tensors, self.numbers):
+            for items in (self._main.tensors, self.tensors, self.numbers, self._accumulators):
                 del items[-removed:]
             self._groups.pop()
             self._twins = deque()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from farcall.optim.groups import RESERVED, Options
+from farcall.optim.stepping import take_step
 
 Tensor = torch.Tensor
 
@@ -48,7 +49,7 @@ class StandIns:
         try:
             for parameter, tensor in zip(self._parameters, self.tensors, strict=True):
                 tensor.grad = gradient_of(parameter)
-            self.optimizer.step()
+            take_step(self.optimizer)
         finally:
             for tensor in self.tensors:
                 tensor.grad = None

@@ -46,12 +46,19 @@ def load_reference(index: int) -> Any:
     return current.references[index]
 
 
-def attached(leaf: torch.Tensor) -> torch.Tensor:
-    """What stands for a leaf requiring grad that arrived: linked to its origin, if recorded.
+def attached(
+    data: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.requires_grad_
+) -> torch.Tensor:
+    """What stands for a tensor requiring grad that arrived.
 
-    Called in the order of `Dumped.tensors`.
+    If it was recorded it is linked to its origin, else it is a leaf. Called in the order of
+    `Dumped.tensors`.
+
+    Args:
+        data: the tensor, which does not require grad yet; it is used up.
+        leaf: makes it a leaf.
     """
     current = arriving.get()
     if current is None or current.attach is None:
-        return leaf
-    return current.attach(leaf)
+        return leaf(data)
+    return current.attach(data)

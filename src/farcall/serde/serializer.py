@@ -145,8 +145,8 @@ class Serializer:
             body: the pickle.
             buffers: the out-of-band buffers in order; writable ones become tensors' memory.
             references: what `load_reference` returns, by index.
-            attach: is called with each arriving tensor that requires grad, a leaf, in order; what
-                it returns takes the tensor's place.
+            attach: is called with each arriving tensor that is to require grad, in order; what it
+                returns takes the tensor's place. Without it they are leaves.
 
         Raises:
             FunctionNotFound: the pickle names a module or attribute that does not exist here.

@@ -198,17 +198,14 @@ def rebuild_tensor(
         if shape is not None and 0 not in shape:
             raise ValueError(f"no bytes for a tensor of shape {shape}")
         tensor = torch.empty_strided(shape or (0,), stride, dtype=dtype)
-    return attached(tensor.requires_grad_()) if requires_grad else tensor
+    return attached(tensor) if requires_grad else tensor
 
 
 def rebuild_leaf(data: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
     """A parameter, or a leaf of a kind that `rebuild_tensor` does not make."""
-    leaf = (
-        torch.nn.Parameter(data, requires_grad)
-        if is_parameter
-        else data.requires_grad_(requires_grad)
-    )
-    return attached(leaf) if requires_grad else leaf
+    if not requires_grad:
+        return torch.nn.Parameter(data, requires_grad=False) if is_parameter else data
+    return attached(data, torch.nn.Parameter) if is_parameter else attached(data)
 
 
 def rebuild_coo(

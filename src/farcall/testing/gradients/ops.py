@@ -273,12 +273,12 @@ def op_transpose(site: Site, inputs: Sequence[Tensor], number: int, name: str) -
 
 @operation
 def op_row(site: Site, inputs: Sequence[Tensor], number: int, name: str) -> Sequence[Tensor]:
-    return [inputs[0][number % SIDE]]
+    return [inputs[0].select(0, number % SIDE)]
 
 
 @operation
 def op_column(site: Site, inputs: Sequence[Tensor], number: int, name: str) -> Sequence[Tensor]:
-    return [inputs[0][..., number % SIDE]]
+    return [inputs[0].select(-1, number % SIDE)]
 
 
 @operation
@@ -289,7 +289,8 @@ def op_expand(site: Site, inputs: Sequence[Tensor], number: int, name: str) -> S
 @operation
 def op_shift(site: Site, inputs: Sequence[Tensor], number: int, name: str) -> Sequence[Tensor]:
     cut = 1 + number % (SIDE - 1)
-    return [torch.cat([inputs[0][cut:], inputs[1][:cut]])]
+    first, second = inputs[0].narrow(0, cut, SIDE - cut), inputs[1].narrow(0, 0, cut)
+    return [torch.cat([first, second])]
 
 
 @operation
@@ -337,7 +338,11 @@ def op_raises(site: Site, inputs: Sequence[Tensor], number: int, name: str) -> S
 
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    return function.apply(*args)  # type: ignore[no-untyped-call]
+    # Not of a leaf, nor are leaves indexed here: other threads use them, too. Where one thread has
+    # torch make the accumulator of a leaf and another one has the interpreter, they wait for each
+    # other for ever (torch 2.13).
+    free = [a.expand_as(a) if isinstance(a, Tensor) and a.is_leaf else a for a in args]
+    return function.apply(*free)  # type: ignore[no-untyped-call]
 
 
 @operation
