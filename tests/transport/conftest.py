@@ -1,13 +1,27 @@
-"""Every conformance test runs over every transport, sockets with both kinds of poller."""
+"""Every conformance test runs over every transport: sockets of every kind, with both pollers."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from stations import InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
 
 StationMaker = Callable[..., Station]
+
+needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+
+# What is dialled, by the name of the kind of network.
+SOCKETS = {
+    "tcp": "tcp:",
+    "unix": "unix:",
+    "tcp without epoll": "tcp:",
+    "unix without epoll": "unix:",
+}
+SOCKET_KINDS = [
+    pytest.param(kind, marks=needs_unix if by == "unix:" else ()) for kind, by in SOCKETS.items()
+]
 
 
 def stations_of(net: Net) -> Iterator[StationMaker]:
@@ -22,22 +36,27 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
         station.close()
 
 
-@pytest.fixture(params=["inproc", "socket", "socket with a secret", "socket without epoll"])
+def socket_stations(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
+    if request.param.endswith("without epoll"):
+        use_selector_poller(request.getfixturevalue("monkeypatch"))
+    yield from stations_of(SocketNet(by=SOCKETS[request.param]))
+
+
+@pytest.fixture(params=["inproc", "sockets with a secret", *SOCKET_KINDS])
 def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on every transport."""
-    if request.param == "socket without epoll":
-        use_selector_poller(request.getfixturevalue("monkeypatch"))
-    secret = b"the secret" if request.param == "socket with a secret" else None
-    net = InprocNet() if request.param == "inproc" else SocketNet(secret)
-    yield from stations_of(net)
+    if request.param == "inproc":
+        yield from stations_of(InprocNet())
+    elif request.param == "sockets with a secret":
+        yield from stations_of(SocketNet(b"the secret"))
+    else:
+        yield from socket_stations(request)
 
 
-@pytest.fixture(params=["socket", "socket without epoll"])
+@pytest.fixture(params=SOCKET_KINDS)
 def socket_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on the socket transport."""
-    if request.param == "socket without epoll":
-        use_selector_poller(request.getfixturevalue("monkeypatch"))
-    yield from stations_of(SocketNet())
+    yield from socket_stations(request)
 
 
 @pytest.fixture

@@ -160,6 +160,27 @@ def test_last_frame_arrives_also_when_the_peer_is_writing(
     assert far.lost().link is back
 
 
+def test_last_frame_arrives_also_when_a_writer_finds_the_end_first(
+    near: Station, far: Station
+) -> None:
+    link = near.connect(far)
+    link.send(request(1), soon())
+    event = take(far.endpoint)
+    event.link.send(Frame(Leaving("goodbye"), 7), soon())
+    far.endpoint.close()
+
+    def send_on() -> None:
+        while True:
+            link.send(request(2), soon())
+
+    with pytest.raises(LinkError):
+        send_on()
+    events = [take(near.endpoint) for _ in range(2)]
+    assert isinstance(events[0], Arrived)
+    assert events[0].frame.call_id == 7
+    assert isinstance(events[1], LinkLost)
+
+
 # Waking and closing.
 
 
