@@ -25,6 +25,11 @@ KEEPALIVE_IDLE_SECONDS = 15
 KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_PROBES = 3
 
+# The default is 208 KiB, of which the smallest frame takes most of one: 278 that nobody reads would
+# block a sender, where TCP takes tens of thousands. With this, 28 MB go in 6 pieces instead of 30
+# to 45, in 5.5 ms instead of 6.1; with 4 MiB it was 7.5. The system may allow less.
+UNIX_BUFFER_SIZE = 1 << 20
+
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 
 
@@ -87,17 +92,16 @@ def listen_unix() -> socket.socket | None:
     """A listener on a random name, or None where there is no such thing."""
     if sys.platform != "linux":
         return None
+    listener = None
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    except OSError as error:
-        logger.debug("no Unix socket: %s", error)
-        return None
-    try:
         listener.bind(f"\0farcall-{secrets.token_hex(16)}".encode())
         listener.listen(BACKLOG)
     except OSError as error:
-        logger.debug("no Unix socket to listen on: %s", error)
-        listener.close()
+        # A sandbox may forbid it. TCP is there, too.
+        logger.debug("could not listen on a Unix socket: %s", error)
+        if listener is not None:
+            listener.close()
         return None
     return listener
 
@@ -127,6 +131,7 @@ def is_unix(sock: socket.socket) -> bool:
 def tune(sock: socket.socket) -> None:
     """Set what a connection needs to be quick, and to notice that the peer's host is dead."""
     if is_unix(sock):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_SIZE)
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
