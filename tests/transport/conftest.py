@@ -12,16 +12,13 @@ StationMaker = Callable[..., Station]
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 
-# What is dialled, by the name of the kind of network.
-SOCKETS = {
-    "tcp": "tcp:",
-    "unix": "unix:",
-    "tcp without epoll": "tcp:",
-    "unix without epoll": "unix:",
-}
 SOCKET_KINDS = [
-    pytest.param(kind, marks=needs_unix if by == "unix:" else ()) for kind, by in SOCKETS.items()
+    "tcp",
+    pytest.param("unix", marks=needs_unix),
+    "tcp without epoll",
+    pytest.param("unix without epoll", marks=needs_unix),
 ]
+SECRET_KINDS = ["tcp with a secret", pytest.param("unix with a secret", marks=needs_unix)]
 
 
 def stations_of(net: Net) -> Iterator[StationMaker]:
@@ -37,18 +34,18 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
 
 
 def socket_stations(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
-    if request.param.endswith("without epoll"):
+    kind = request.param
+    if kind.endswith("without epoll"):
         use_selector_poller(request.getfixturevalue("monkeypatch"))
-    yield from stations_of(SocketNet(by=SOCKETS[request.param]))
+    secret = b"the secret" if kind.endswith("with a secret") else None
+    yield from stations_of(SocketNet(secret, by=kind.partition(" ")[0]))
 
 
-@pytest.fixture(params=["inproc", "sockets with a secret", *SOCKET_KINDS])
+@pytest.fixture(params=["inproc", *SOCKET_KINDS, *SECRET_KINDS])
 def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on every transport."""
     if request.param == "inproc":
         yield from stations_of(InprocNet())
-    elif request.param == "sockets with a secret":
-        yield from stations_of(SocketNet(b"the secret"))
     else:
         yield from socket_stations(request)
 

@@ -169,7 +169,7 @@ class InprocNet:
 
 
 class SocketNet:
-    """Args: by: the only kind of address that stations know of each other, if not all."""
+    """Stations know of each other only addresses that begin with `by`."""
 
     def __init__(self, secret: bytes | None = None, by: str = "") -> None:
         self._secret = secret

@@ -45,7 +45,8 @@ class SocketEndpoint:
 
     Args:
         me: what to say of ourselves in handshakes.
-        listen: (host, port) to listen on; port 0 takes a free one.
+        listen: (host, port) to listen on; port 0 takes a free one. A Unix socket is there as well,
+            where there are any.
         advertise: host names or addresses under which others reach us.
         secret: what links are authenticated with; None for none.
         admit: asked about everyone who dials in.
