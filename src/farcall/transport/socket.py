@@ -138,7 +138,7 @@ class SocketEndpoint:
                 raise
         if time.monotonic() >= deadline:
             raise NotSent
-        why = "; ".join(failures) or "nobody listens at any address of its that is known here"
+        why = "; ".join(failures) or "nobody listens at its addresses, or none is known"
         raise LinkError(f"can't reach worker {worker.name!r}: {why}")
 
     def _addresses_of(self, worker: Worker) -> list[str]:
