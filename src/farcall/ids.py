@@ -94,7 +94,8 @@ class Worker(msgspec.Struct, frozen=True):
         name: unique among live workers.
         id: rank; unique among live workers.
         incarnation: of this life.
-        addresses: URLs where it listens, best first ("tcp://10.0.0.1:3456", "inproc://w1").
+        addresses: URLs where it listens, best first: "unix:@farcall-3f8a..." (an abstract Unix
+            socket, for workers of the same host), "tcp://10.0.0.1:3456", "inproc://w1".
         host: identifies the machine (two workers with the same value share a loopback interface).
         pid: process id, for messages.
         main: fingerprint of the program that runs as `__main__`, or "" when it has none. Workers

@@ -68,7 +68,8 @@ def call_async(to: str, count: int) -> list[str]:
 
 
 def port() -> int:
-    number = urlsplit(current_agent().endpoint.addresses[0]).port
+    urls = [urlsplit(url) for url in current_agent().endpoint.addresses]
+    (number,) = [url.port for url in urls if url.scheme == "tcp"]
     assert number is not None
     return number
 

@@ -1,13 +1,24 @@
-"""Every conformance test runs over every transport, sockets with both kinds of poller."""
+"""Every conformance test runs over every transport: sockets of every kind, with both pollers."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from stations import InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
 
 StationMaker = Callable[..., Station]
+
+needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+
+SOCKET_KINDS = [
+    "tcp",
+    pytest.param("unix", marks=needs_unix),
+    "tcp without epoll",
+    pytest.param("unix without epoll", marks=needs_unix),
+]
+SECRET_KINDS = ["tcp with a secret", pytest.param("unix with a secret", marks=needs_unix)]
 
 
 def stations_of(net: Net) -> Iterator[StationMaker]:
@@ -22,22 +33,27 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
         station.close()
 
 
-@pytest.fixture(params=["inproc", "socket", "socket with a secret", "socket without epoll"])
+def socket_stations(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
+    kind = request.param
+    if kind.endswith("without epoll"):
+        use_selector_poller(request.getfixturevalue("monkeypatch"))
+    secret = b"the secret" if kind.endswith("with a secret") else None
+    yield from stations_of(SocketNet(secret, by=kind.partition(" ")[0]))
+
+
+@pytest.fixture(params=["inproc", *SOCKET_KINDS, *SECRET_KINDS])
 def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on every transport."""
-    if request.param == "socket without epoll":
-        use_selector_poller(request.getfixturevalue("monkeypatch"))
-    secret = b"the secret" if request.param == "socket with a secret" else None
-    net = InprocNet() if request.param == "inproc" else SocketNet(secret)
-    yield from stations_of(net)
+    if request.param == "inproc":
+        yield from stations_of(InprocNet())
+    else:
+        yield from socket_stations(request)
 
 
-@pytest.fixture(params=["socket", "socket without epoll"])
+@pytest.fixture(params=SOCKET_KINDS)
 def socket_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on the socket transport."""
-    if request.param == "socket without epoll":
-        use_selector_poller(request.getfixturevalue("monkeypatch"))
-    yield from stations_of(SocketNet())
+    yield from socket_stations(request)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from typing import Any, Protocol
 import pytest
 
 from farcall.ids import Worker, new_incarnation
-from farcall.transport import poller, socket, socket_link
+from farcall.transport import acceptor, addresses, poller, socket_link
+from farcall.transport import socket as socket_transport
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
@@ -129,6 +131,15 @@ class Station:
         self.endpoint.close()
 
 
+def dial(station: Station) -> socket.socket:
+    """A connection to a station, on which a test says what it likes."""
+    dialled = addresses.dial(station.worker.addresses[0], PATIENCE)
+    assert dialled is not None
+    sock, _ = dialled
+    sock.settimeout(PATIENCE)
+    return sock
+
+
 def echo(event: Arrived) -> None:
     """An `answer`: a reply with the request's own body and buffers."""
     frame = event.frame
@@ -158,8 +169,11 @@ class InprocNet:
 
 
 class SocketNet:
-    def __init__(self, secret: bytes | None = None) -> None:
+    """Stations know of each other only addresses that begin with `by`."""
+
+    def __init__(self, secret: bytes | None = None, by: str = "") -> None:
         self._secret = secret
+        self._by = by
         self._ranks = count()
 
     def station(self, name: str = "", admit: Admit = welcome, **options: Any) -> Station:
@@ -167,13 +181,15 @@ class SocketNet:
         options.setdefault("secret", self._secret)
         me = Identity(name or f"w{rank}", rank, new_incarnation())
         endpoint = SocketEndpoint(me, admit=admit, **options)
-        return Station(Worker(me.name, rank, me.incarnation, endpoint.addresses), endpoint)
+        known = tuple(url for url in endpoint.addresses if url.startswith(self._by))
+        return Station(Worker(me.name, rank, me.incarnation, known), endpoint)
 
 
 def use_selector_poller(monkeypatch: pytest.MonkeyPatch) -> None:
     """What platforms without epoll use."""
-    for module in (poller, socket_link):
+    for module in (poller, socket_link, acceptor):
         monkeypatch.setattr(module, "READ", selectors.EVENT_READ)
-    for module in (poller, socket_link, socket):
+    for module in (poller, socket_link, socket_transport):
         monkeypatch.setattr(module, "WRITE", selectors.EVENT_WRITE)
-    monkeypatch.setattr(socket, "new_poller", poller.SelectorPoller)
+    for module in (socket_transport, acceptor):
+        monkeypatch.setattr(module, "new_poller", poller.SelectorPoller)

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from stations import SocketNet, Station, Threads, echo, request, soon
+from stations import SocketNet, Station, Threads, dial, echo, request, soon
 
 from farcall.ids import Worker
 from farcall.transport.poller import new_poller
@@ -56,11 +56,10 @@ def test_endpoints_leave_no_descriptor_open() -> None:
 
 def test_refused_connections_leave_no_descriptor_open(socket_station: StationMaker) -> None:
     far = socket_station("far")
-    host, port = "127.0.0.1", int(far.worker.addresses[0].rpartition(":")[2])
     before = open_descriptors()
     for _ in range(100):
         # Suppressed: it ends the connection as soon as it can.
-        with socket.create_connection((host, port)) as sock, contextlib.suppress(OSError):
+        with dial(far) as sock, contextlib.suppress(OSError):
             sock.sendall(b"x" * 64)
             while sock.recv(4096):
                 pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import queue
@@ -11,27 +12,19 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from stations import PATIENCE, SocketNet, Station, echo, request, soon
+from stations import PATIENCE, SocketNet, Station, dial, echo, request, soon
 
 from farcall.errors import AuthenticationFailed, LinkError
 from farcall.ids import Worker, new_incarnation
-from farcall.transport import handshake
+from farcall.transport import addresses, handshake
 from farcall.transport.handshake import Identity
 from farcall.wire import HEADER, MAGIC, VERSION, Kind, Limits, encode
 
 StationMaker = Callable[..., Station]
 
 HUGE = 1 << 60
-
-
-def dial(station: Station) -> socket.socket:
-    url = urlsplit(station.worker.addresses[0])
-    assert url.hostname is not None
-    assert url.port is not None
-    return socket.create_connection((url.hostname, url.port), timeout=PATIENCE)
 
 
 def dial_as_worker(station: Station) -> socket.socket:
@@ -192,12 +185,13 @@ def test_stranger_is_shown_the_door(far: Station, warnings: queue.Queue[str], da
     far.read()
     with dial(far) as sock:
         say(sock, data)
-        assert "refused a connection from 127.0.0.1" in warnings.get(timeout=PATIENCE)
+        who = "127.0.0.1:" if sock.family == socket.AF_INET else f"pid {os.getpid()} (uid "
+        assert f"refused a connection from {who}" in warnings.get(timeout=PATIENCE)
     assert far.events.empty()
 
 
 @pytest.mark.usefixtures("bystander")
-def test_random_bytes_on_the_port_do_nothing(far: Station) -> None:
+def test_random_bytes_at_the_address_do_nothing(far: Station) -> None:
     draw = random.Random(7)
     for _ in range(60):
         with dial(far) as sock:
@@ -225,6 +219,24 @@ def test_silent_strangers_do_not_keep_a_worker_from_connecting(
         assert near.connect(far).exchange(request(1), soon()).call_id == 1
 
 
+def test_worker_connects_after_connections_could_not_be_accepted(
+    socket_station: StationMaker,
+    far: Station,
+    warnings: queue.Queue[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accept, failures = addresses.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def accept_if_possible(listener: socket.socket) -> tuple[socket.socket, str]:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(addresses, "accept", accept_if_possible)
+    socket_station("near").connect(far)
+    assert "could not accept a connection: [Errno 24]" in warnings.get(timeout=PATIENCE)
+
+
 def test_silent_strangers_do_not_hold_up_closing(far: Station) -> None:
     with contextlib.ExitStack() as strangers:
         socks = [strangers.enter_context(dial(far)) for _ in range(5)]
@@ -238,23 +250,20 @@ def test_silent_strangers_do_not_hold_up_closing(far: Station) -> None:
 
 @pytest.mark.parametrize("ours", [b"wrong", None])
 @pytest.mark.parametrize("theirs", [b"right", None])
-def test_links_need_the_same_secret_on_both_sides(ours: bytes | None, theirs: bytes | None) -> None:
-    net = SocketNet()
-    near, far = net.station("near", secret=ours), net.station("far", secret=theirs)
+def test_links_need_the_same_secret_on_both_sides(
+    socket_station: StationMaker, ours: bytes | None, theirs: bytes | None
+) -> None:
+    near, far = socket_station("near", secret=ours), socket_station("far", secret=theirs)
     near.read()
     far.read(echo)
-    try:
-        if ours == theirs:
-            assert near.connect(far).exchange(request(1), soon()).call_id == 1
-            return
-        with pytest.raises(AuthenticationFailed, match="FARCALL_SECRET"):
-            near.connect(far)
-        assert near.endpoint.links() == far.endpoint.links() == []
-        assert near.events.empty()
-        assert far.events.empty()
-    finally:
-        near.close()
-        far.close()
+    if ours == theirs:
+        assert near.connect(far).exchange(request(1), soon()).call_id == 1
+        return
+    with pytest.raises(AuthenticationFailed, match="FARCALL_SECRET"):
+        near.connect(far)
+    assert near.endpoint.links() == far.endpoint.links() == []
+    assert near.events.empty()
+    assert far.events.empty()
 
 
 def test_another_incarnation_at_the_address_is_not_taken_for_the_one_meant(
@@ -268,7 +277,8 @@ def test_another_incarnation_at_the_address_is_not_taken_for_the_one_meant(
     assert far.endpoint.links() == near.endpoint.links() == []
 
 
-def test_unbindable_address_is_named(far: Station) -> None:
-    port = urlsplit(far.worker.addresses[0]).port
-    with pytest.raises(LinkError, match=f"can't listen on 127.0.0.1:{port}"):
-        SocketNet().station(listen=("127.0.0.1", port))
+def test_unbindable_address_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LinkError, match=f"can't listen on 127.0.0.1:{port}"):
+            SocketNet().station(listen=("127.0.0.1", port))

@@ -130,6 +130,8 @@ def _is_dead(worker: Worker) -> bool:
     refused = []
     for address in worker.addresses:
         url = urlsplit(address)
+        if url.scheme != "tcp":
+            continue  # a Unix socket that refuses may be one of another host
         try:
             socket.create_connection((url.hostname or "", url.port or 0), PROBE_SECONDS).close()
         except ConnectionRefusedError:

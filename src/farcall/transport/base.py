@@ -41,7 +41,7 @@ class Link(Protocol):
 
     @property
     def description(self) -> str:
-        """Which path this is, for people: "tcp 127.0.0.1:4711"."""
+        """Which path this is, for people: "tcp 127.0.0.1:4711", "unix from pid 12 (uid 0)"."""
 
     def send(self, frame: Frame, deadline: float) -> None:
         """Write a frame.

@@ -1,4 +1,7 @@
-"""Frames over TCP, in pure Python: runs everywhere, and is the path that TLS will take.
+"""Frames over sockets, in pure Python: TCP runs everywhere, and is the path that TLS will take.
+
+Workers of one host use Unix sockets where there are any (`addresses.py`): that is tried first, and
+when it fails, TCP.
 
 One connection per direction of calling: whoever dials sends requests, the other answers. A thread
 accepts connections; handshakes run on threads of their own, so that a stranger who connects and
@@ -17,11 +20,12 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from urllib.parse import urlsplit
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
-from farcall.transport import handshake
+from farcall.transport import addresses, handshake
+from farcall.transport.acceptor import Acceptor
+from farcall.transport.addresses import UNIX
 from farcall.transport.base import Admit, Arrived, Event, Link, LinkLost, NotSent
 from farcall.transport.handshake import Identity
 from farcall.transport.poller import WRITE, new_poller
@@ -34,10 +38,6 @@ logger = logging.getLogger("farcall.transport")
 HANDSHAKE_SECONDS = 10.0
 MAX_DIAL_SECONDS = 3600.0
 MAX_HANDSHAKES = 32
-ACCEPT_PAUSE_SECONDS = 0.1
-KEEPALIVE_IDLE_SECONDS = 15
-KEEPALIVE_INTERVAL_SECONDS = 5
-KEEPALIVE_PROBES = 3
 
 
 class SocketEndpoint:
@@ -45,7 +45,8 @@ class SocketEndpoint:
 
     Args:
         me: what to say of ourselves in handshakes.
-        listen: (host, port) to listen on; port 0 takes a free one.
+        listen: (host, port) to listen on; port 0 takes a free one. A Unix socket is there as well,
+            where there are any.
         advertise: host names or addresses under which others reach us.
         secret: what links are authenticated with; None for none.
         admit: asked about everyone who dials in.
@@ -81,19 +82,14 @@ class SocketEndpoint:
         self._dialled: dict[int, SocketLink] = {}
         self._dialling: dict[int, threading.Lock] = {}
         self._closed = False
-        self._listener = _listen(*listen)
-        port = self._listener.getsockname()[1]
-        self._addresses = tuple(f"tcp://{_bracket(h)}:{port}" for h in advertise or [listen[0]])
+        self._acceptor = Acceptor(me.name, listen, advertise, self._on_connection)
         self._handshakes = ThreadPoolExecutor(MAX_HANDSHAKES, f"farcall-handshake-{me.name}")
         self._shaking: set[socket.socket] = set()
-        self._acceptor = threading.Thread(
-            target=self._accept_all, name=f"farcall-accept-{me.name}", daemon=True
-        )
         self._acceptor.start()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return self._addresses
+        return self._acceptor.addresses
 
     # Dialling.
 
@@ -116,24 +112,22 @@ class SocketEndpoint:
 
     def _dial(self, worker: Worker, deadline: float) -> SocketLink:
         failures = []
-        for url in worker.addresses:
-            parts = urlsplit(url)
-            if parts.scheme != "tcp" or not parts.hostname or not parts.port:
-                continue
-            host = parts.hostname
+        for url in self._addresses_of(worker):
             try:
-                sock = socket.create_connection(
-                    (host, parts.port), timeout=max(0.001, _seconds_until(deadline))
-                )
+                dialled = addresses.dial(url, _seconds_until(deadline))
             except OSError as error:
+                logger.debug("%s: could not connect to %s: %s", self.me.name, url, error)
                 failures.append(f"{url}: {error}")
                 continue
+            if dialled is None:
+                continue
+            sock, description = dialled
             until = time.monotonic() + _seconds_until(deadline)
             try:
                 peer = handshake.connect(
                     sock, self.me, self._secret, expects=worker.incarnation, deadline=until
                 )
-                return self._start_link(sock, peer, f"tcp {host}:{parts.port}")
+                return self._start_link(sock, peer, description)
             except BaseException as error:
                 sock.close()
                 # One that is silent may be busy, or stopped; only one that refuses is gone.
@@ -144,35 +138,30 @@ class SocketEndpoint:
                 raise
         if time.monotonic() >= deadline:
             raise NotSent
-        raise LinkError(
-            f"can't reach worker {worker.name!r}: {'; '.join(failures) or 'it has no TCP address'}"
-        )
+        why = "; ".join(failures) or "nobody listens at its addresses, or none is known"
+        raise LinkError(f"can't reach worker {worker.name!r}: {why}")
+
+    def _addresses_of(self, worker: Worker) -> list[str]:
+        """Where to try, best first."""
+        # The Unix name of a worker of another host is free on ours: whoever has seen it in the
+        # rendezvous could listen on it, and be taken for that worker, or refuse in its place.
+        elsewhere = worker.host and self.me.host and worker.host != self.me.host
+        return [url for url in worker.addresses if not (elsewhere and url.startswith(UNIX))]
 
     # Accepting.
 
-    def _accept_all(self) -> None:
-        while True:
-            try:
-                sock, address = self._listener.accept()
-            except OSError as error:
-                if self._closed:
-                    return
-                # Too many open files, or the stranger was gone already: others may do better.
-                logger.warning("%s: could not accept a connection: %s", self.me.name, error)
-                time.sleep(ACCEPT_PAUSE_SECONDS)
-                continue
-            with self._lock:
-                if self._closed:
-                    sock.close()
-                    return
-                self._shaking.add(sock)
-            try:
-                self._handshakes.submit(self._accept_one, sock, address)
-            except RuntimeError:  # shut down between the check and here
+    def _on_connection(self, sock: socket.socket, peer: str) -> None:
+        with self._lock:
+            if self._closed:
                 sock.close()
                 return
+            self._shaking.add(sock)
+        try:
+            self._handshakes.submit(self._accept_one, sock, peer)
+        except RuntimeError:  # shut down between the check and here
+            sock.close()
 
-    def _accept_one(self, sock: socket.socket, address: tuple[str, int]) -> None:
+    def _accept_one(self, sock: socket.socket, peer: str) -> None:
         refused: list[str] = []  # the agent's own decisions are nothing to warn of
 
         def admit(identity: Identity) -> str | None:
@@ -182,15 +171,16 @@ class SocketEndpoint:
 
         try:
             until = time.monotonic() + HANDSHAKE_SECONDS
-            peer = handshake.accept(sock, self.me, self._secret, deadline=until, admit=admit)
-            self._start_link(sock, peer, f"tcp from {address[0]}:{address[1]}")
+            worker = handshake.accept(sock, self.me, self._secret, deadline=until, admit=admit)
+            kind = "unix" if addresses.is_unix(sock) else "tcp"
+            self._start_link(sock, worker, f"{kind} from {peer}")
         except OSError as error:  # LinkError is one
             sock.close()
             logger.log(
                 logging.DEBUG if refused or self._closed else logging.WARNING,
-                "%s: refused a connection from %s:%s: %s",
+                "%s: refused a connection from %s: %s",
                 self.me.name,
-                *address[:2],
+                peer,
                 error,
             )
         finally:
@@ -198,7 +188,7 @@ class SocketEndpoint:
                 self._shaking.discard(sock)
 
     def _start_link(self, sock: socket.socket, peer: Identity, description: str) -> SocketLink:
-        _tune(sock)
+        addresses.tune(sock)
         link = SocketLink(
             sock,
             Worker(peer.name, peer.id, peer.incarnation, host=peer.host, main=peer.main),
@@ -292,16 +282,13 @@ class SocketEndpoint:
                 return
             self._closed = True
             links, shaking = list(self._links), list(self._shaking)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._acceptor.close()
         for sock in shaking:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for link in links:
             link.lose("this worker has shut down")
         self._handshakes.shutdown(wait=True)
-        self._acceptor.join()
         self._free_lost()
         self._poller.wake()
         self._events.clear()
@@ -310,36 +297,11 @@ class SocketEndpoint:
     def forget(self) -> None:
         # No locks: their holders were not forked.
         self._closed = True
-        self._listener.close()
+        self._acceptor.forget()
         for link in list(self._links):
             link.forget()
         self._poller.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=512
-        )
-    except OSError as error:
-        raise LinkError(f"can't listen on {host}:{port}: {error}") from error
-
-
 def _seconds_until(deadline: float) -> float:
     return max(0.0, min(deadline - time.monotonic(), MAX_DIAL_SECONDS))
-
-
-def _bracket(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _tune(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -49,6 +49,7 @@ class SocketLink:
         self.peer = peer
         self.description = description
         self.lost: str | None = None
+        self._cut: str | None = None  # why writing failed: lost once everything is read
         self.fd = sock.fileno()
         self.read_role = threading.Lock()
         self._sock = sock
@@ -96,8 +97,9 @@ class SocketLink:
         except (BlockingIOError, InterruptedError):
             rest = [memoryview(part) for part in parts]
         except OSError as error:
+            broken = self._broken(error)
             self._write_role.release()
-            raise self._broken(error) from error
+            raise broken from error
         if rest:
             self._send_rest(rest, deadline)
         else:
@@ -112,8 +114,9 @@ class SocketLink:
             while rest and _poll(writable, deadline):
                 self._write_some(rest)
         except OSError as error:  # a TimeoutError, too: that is the kernel's, of a dead host
+            broken = self._broken(error)
             self._write_role.release()
-            raise self._broken(error) from error
+            raise broken from error
         except BaseException:  # KeyboardInterrupt
             self._leave_or_release(rest)
             raise
@@ -249,7 +252,7 @@ class SocketLink:
             raise TimeoutError
 
     def _stop_reading(self) -> None:
-        leftover = self._reader.has_input
+        leftover = self._reader.has_input or self._cut is not None
         # Before the role is given back: after that the fd may be closed, and be another's.
         with self._interest:
             self._by_caller = False
@@ -265,7 +268,7 @@ class SocketLink:
         try:
             while (frame := self._read()) is not None:
                 self._route(frame)
-                if not self._reader.has_input:
+                if not self._reader.has_input and self._cut is None:
                     break
         finally:
             self.read_role.release()
@@ -276,7 +279,7 @@ class SocketLink:
         try:
             return self._reader.read(self._sock)
         except (BadFrame, LinkError) as error:
-            self.lose(str(error))
+            self.lose(self._cut or str(error))
             return None
 
     def _route(self, frame: Frame) -> None:
@@ -291,8 +294,13 @@ class SocketLink:
     # Ending.
 
     def _broken(self, error: OSError) -> LinkError:
-        self.lose(f"the connection broke: {error}")
-        return LinkError(self.lost)
+        """Writing failed. What the peer sent before it went, a goodbye maybe, still counts."""
+        gone = isinstance(error, BrokenPipeError)  # a reader says the same of it
+        self._cut = "the peer closed the connection" if gone else f"the connection broke: {error}"
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # so that whoever reads finds the end
+        self.service()
+        return LinkError(self.lost or self._cut)
 
     def lose(self, cause: str) -> None:
         """End the link: wake everyone who waits on it, and report it once."""

@@ -1,0 +1,88 @@
+"""Listens on all addresses of an endpoint; one thread accepts connections from all of them."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from farcall.transport import addresses
+from farcall.transport.poller import READ, new_poller
+
+logger = logging.getLogger("farcall.transport")
+
+PAUSE_SECONDS = 0.1
+
+OnConnection = Callable[[socket.socket, str], None]
+
+
+class Acceptor:
+    """Listens from the start, accepts from `start` to `close`.
+
+    Args:
+        name: of the worker, for messages.
+        listen: (host, port) to listen on; port 0 takes a free one.
+        advertise: host names or addresses under which others reach us.
+        on_connection: gets each connection, and who is at its other end, in the acceptor's thread.
+
+    Raises:
+        LinkError: the address can't be listened on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        listen: tuple[str, int],
+        advertise: Sequence[str],
+        on_connection: OnConnection,
+    ) -> None:
+        self._name = name
+        self._on_connection = on_connection
+        tcp = addresses.listen_tcp(*listen)
+        unix = addresses.listen_unix()
+        self._listeners = [tcp] if unix is None else [unix, tcp]
+        hosts = advertise or [listen[0]]
+        self.addresses = tuple(url for one in self._listeners for url in addresses.urls(one, hosts))
+        self._poller = new_poller()
+        for listener in self._listeners:
+            listener.setblocking(False)  # who connected may be gone when it is accepted
+            self._poller.add(listener.fileno(), listener, READ)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._accept_all, name=f"farcall-accept-{name}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _accept_all(self) -> None:
+        while not self._closed.is_set():
+            for listener, _ in self._poller.wait(None):
+                if listener is not None:  # not woken up
+                    self._accept(listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, peer = addresses.accept(listener)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            # Too many open files, or the stranger was gone already: others may do better.
+            logger.warning("%s: could not accept a connection: %s", self._name, error)
+            self._closed.wait(PAUSE_SECONDS)
+            return
+        self._on_connection(sock, peer)
+
+    def close(self) -> None:
+        """Stop listening. Afterwards no connection comes any more. Once, by any thread."""
+        self._closed.set()
+        self._poller.wake()
+        self._thread.join()
+        self.forget()
+
+    def forget(self) -> None:
+        """In a child that was forked: close its copies; the parent goes on listening."""
+        for listener in self._listeners:
+            listener.close()
+        self._poller.close()
