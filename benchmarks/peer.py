@@ -11,10 +11,12 @@ STORE is the path of a file in which the two find each other.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +28,8 @@ from typing import Any, TextIO
 import torch
 from cases import LOCAL, seconds_of
 from rnn import MODULES
+
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 def join(implementation: str, store: str, rank: int) -> Any:
@@ -50,7 +54,7 @@ def end_with_parent() -> None:
 
 @contextmanager
 def pair(implementation: str, store: str) -> Iterator[Any]:
-    """As `join`, as rank 0, with a rank 1 that ends with this process."""
+    """`join` as rank 0, with a rank 1 that ends with this process."""
     command = [sys.executable, "-W", "ignore", __file__, implementation, store, "1"]
     other = subprocess.Popen(command, stdin=subprocess.PIPE)
     threading.Thread(target=end_if_failed, args=(other,), daemon=True).start()
@@ -96,6 +100,9 @@ def answer(implementation: str, store: str) -> None:
 
 
 def main() -> None:
+    if sys.platform == "linux":
+        # Its parent may be killed while this process is stopped and can't see the end of stdin.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     implementation, store, *rank = sys.argv[1:]
     if rank:

@@ -51,9 +51,7 @@ class Peer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                # A group, to be stopped as a whole, but no session: when the starter of a group of
-                # its own session is killed, the system itself ends the group if it is stopped.
-                process_group=0,
+                process_group=0,  # to be stopped as a whole, and not reached by Ctrl-C
             )
 
     def __enter__(self) -> Self:
