@@ -1,142 +1,114 @@
-"""One measurement process pair: rank 0 calls, rank 1 answers. Started by `run.py`.
+"""One measurement process pair: rank 0 calls, rank 1 answers. Started by `turns.py`.
 
-    python benchmarks/peer.py {farcall|torch|local} CASE,CASE...
+    python benchmarks/peer.py {farcall|torch|local} STORE [RANK]
 
-Prints one JSON object: case -> list of seconds per call, or per iteration of a training case.
-`local` is one process alone, and knows the training cases only.
+Rank 0, which is meant when no rank is given, starts rank 1. It reads a JSON line from stdin for
+each block, {"case": name, "count": n}, and answers with one on stdout: a list of n numbers, seconds
+per call, or per iteration of a training case. A case goes on where its last block ended. The pair
+shuts down at the end of stdin. `local` is one process alone, and knows the training cases only.
+STORE is the path of a file in which the two find each other.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import itertools
 import json
 import os
+import signal
+import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from typing import Any
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 import torch
-import torch.multiprocessing as mp
-from rnn import MODULES, REAL, TINY, Size, train, train_here
+from cases import LOCAL, seconds_of
+from rnn import MODULES
 
-LOCAL = "local"
-# Model, iterations that count, iterations before them.
-TRAINING: dict[str, tuple[Size, int, int]] = {
-    "rnn_tiny": (TINY, 400, 40),
-    "rnn_real": (REAL, 12, 3),
-}
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
-def noop() -> None:
-    pass
+def join(implementation: str, store: str, rank: int) -> Any:
+    """The implementation's module for calls, of which this process is a worker now."""
+    rpc = importlib.import_module(MODULES[implementation][0])
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    return rpc
 
 
-def echo(value: Any) -> Any:
-    return value
+def end_if_failed(process: subprocess.Popen[bytes]) -> None:
+    if process.wait():
+        print(f"rank 1 ended with {process.returncode}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
-class Counter:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self, value: int) -> int:
-        self.count += value
-        return self.count
+def end_with_parent() -> None:
+    # Not sys.stdin, whose lock a thread must not hold when the interpreter ends.
+    os.read(0, 1)
+    os._exit(1)
 
 
-def timed(call: Callable[[], Any], repeats: int, warmup: int) -> list[float]:
-    for _ in range(warmup):
-        call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return times
+@contextmanager
+def pair(implementation: str, store: str) -> Iterator[Any]:
+    """`join` as rank 0, with a rank 1 that ends with this process."""
+    command = [sys.executable, "-W", "ignore", __file__, implementation, store, "1"]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE)
+    threading.Thread(target=end_if_failed, args=(other,), daemon=True).start()
+    rpc = join(implementation, store, 0)
+    yield rpc
+    rpc.shutdown()
+    other.wait()
 
 
-def case_noop(rpc: Any) -> list[float]:
-    return timed(lambda: rpc.rpc_sync("worker1", noop), 2000, 200)
+def serve(implementation: str, rpc: Any, answers: TextIO) -> None:
+    cases: dict[str, Iterator[float]] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        case = request["case"]
+        if case not in cases:
+            cases[case] = seconds_of(case, implementation, rpc)
+        seconds = list(itertools.islice(cases[case], request["count"]))
+        print(json.dumps(seconds), file=answers, flush=True)
 
 
-def case_echo4(rpc: Any) -> list[float]:
-    tensor = torch.rand(4)
-    return timed(lambda: rpc.rpc_sync("worker1", echo, args=(tensor,)), 2000, 200)
+def call(implementation: str, store: str) -> None:
+    """Rank 0."""
+    # Whatever else is printed, here or by rank 1, goes to stderr.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        if implementation == LOCAL:
+            serve(implementation, None, answers)
+        else:
+            with pair(implementation, store) as rpc:
+                serve(implementation, rpc, answers)
+    except BaseException:
+        # An orderly end could wait for ever: for rank 1, or for threads of the implementation.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
-def case_rref_method(rpc: Any) -> list[float]:
-    counter = rpc.remote("worker1", Counter)
-    return timed(lambda: counter.rpc_sync().add(1), 1000, 100)
-
-
-def case_echo_1mb(rpc: Any) -> list[float]:
-    tensor = torch.rand(1 << 18)
-    return timed(lambda: rpc.rpc_sync("worker1", echo, args=(tensor,)), 100, 10)
-
-
-def case_echo_16mb(rpc: Any) -> list[float]:
-    tensor = torch.rand(1 << 22)
-    return timed(lambda: rpc.rpc_sync("worker1", echo, args=(tensor,)), 20, 3)
-
-
-def case_in_flight(rpc: Any) -> list[float]:
-    """5,000 asynchronous calls at once; seconds per call."""
-    count = 5000
-
-    def burst() -> None:
-        torch.futures.wait_all([rpc.rpc_async("worker1", noop) for _ in range(count)])
-
-    return [seconds / count for seconds in timed(burst, 3, 1)]
-
-
-def case_references(rpc: Any) -> list[float]:
-    """2,000 references made, confirmed and dropped; seconds per reference."""
-    count = 2000
-
-    def burst() -> None:
-        made = [rpc.remote("worker1", noop) for _ in range(count)]
-        made[-1].to_here()
-
-    return [seconds / count for seconds in timed(burst, 3, 1)]
-
-
-CASES = {name[5:]: function for name, function in list(globals().items()) if name[:5] == "case_"}
-
-
-def measure(implementation: str, case: str, rpc: Any) -> list[float]:
-    if case not in TRAINING:
-        return CASES[case](rpc)
-    torch.manual_seed(0)
-    if implementation == LOCAL:
-        return train_here(*TRAINING[case])
-    return train(implementation, "worker1", *TRAINING[case])
-
-
-def worker(rank: int, implementation: str, cases: list[str], store: str, out: str) -> None:
-    torch.set_num_threads(1)
-    rpc = None
-    if implementation != LOCAL:
-        rpc = importlib.import_module(MODULES[implementation][0])
-        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
-    if rank == 0:
-        results = {case: measure(implementation, case, rpc) for case in cases}
-        with open(out, "w") as file:
-            json.dump(results, file)
-    if rpc is not None:
-        rpc.shutdown()
+def answer(implementation: str, store: str) -> None:
+    """Rank 1."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    join(implementation, store, 1).shutdown()
 
 
 def main() -> None:
-    implementation, cases = sys.argv[1], sys.argv[2].split(",")
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "out.json")
-        arguments = (implementation, cases, os.path.join(folder, "store"), out)
-        mp.spawn(worker, args=arguments, nprocs=1 if implementation == LOCAL else 2)
-        with open(out) as file:
-            print(file.read())
+    if sys.platform == "linux":
+        # Its parent may be killed while this process is stopped and can't see the end of stdin.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    torch.set_num_threads(1)
+    implementation, store, *rank = sys.argv[1:]
+    if rank:
+        answer(implementation, store)
+    else:
+        call(implementation, store)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 The embedding table and the decoder live on another worker, the LSTM here. `train` runs it over the
 modules of either implementation, `train_here` the same model in one process without any of them.
-Both give the seconds of each iteration: forward, loss, backward, optimizer step.
+Both go on for ever and give the seconds of each iteration: forward, loss, backward, optimizer step.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -127,10 +128,10 @@ class LocalModel(nn.Module):
         return self.decoder(output), hidden
 
 
-def batches(size: Size, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`count` times tokens of (steps, columns) and those that follow them, of (steps * columns)."""
+def batches(size: Size) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """For ever: tokens of (steps, columns) and those that follow them, of (steps * columns)."""
     text = torch.randint(size.ntoken, (BATCHES, size.steps + 1, size.columns))
-    for index in range(count):
+    for index in itertools.count():
         part = text[index % BATCHES]
         yield part[:-1], part[1:].flatten()
 
@@ -149,7 +150,7 @@ def loss_of(
     return nn.functional.cross_entropy(output.flatten(0, 1), target), hidden
 
 
-def train(implementation: str, worker: str, size: Size, repeats: int, warmup: int) -> list[float]:
+def train(implementation: str, worker: str, size: Size) -> Iterator[float]:
     """Seconds per iteration with the parameters on two workers."""
     _, autograd, distributed_optim = map(importlib.import_module, MODULES[implementation])
     model = RemoteModel(implementation, worker, size)
@@ -157,28 +158,24 @@ def train(implementation: str, worker: str, size: Size, repeats: int, warmup: in
         optim.SGD, model.parameter_rrefs(), lr=LEARNING_RATE
     )
     hidden = no_hidden(size)
-    times = []
-    for tokens, target in batches(size, warmup + repeats):
+    for tokens, target in batches(size):
         start = time.perf_counter()
         with autograd.context() as context_id:
             loss, hidden = loss_of(model, tokens, target, hidden)
             autograd.backward(context_id, [loss])
             optimizer.step(context_id)
-        times.append(time.perf_counter() - start)
-    return times[warmup:]
+        yield time.perf_counter() - start
 
 
-def train_here(size: Size, repeats: int, warmup: int) -> list[float]:
+def train_here(size: Size) -> Iterator[float]:
     """Seconds per iteration in one process."""
     model = LocalModel(size)
     optimizer = optim.SGD(model.parameters(), lr=LEARNING_RATE)
     hidden = no_hidden(size)
-    times = []
-    for tokens, target in batches(size, warmup + repeats):
+    for tokens, target in batches(size):
         start = time.perf_counter()
         optimizer.zero_grad()
         loss, hidden = loss_of(model, tokens, target, hidden)
         loss.backward()
         optimizer.step()
-        times.append(time.perf_counter() - start)
-    return times[warmup:]
+        yield time.perf_counter() - start

@@ -1,0 +1,147 @@
+"""Processes that are measured in turn, one at a time, in short blocks.
+
+The times of a shared machine come in bursts, good or bad, of a tenth of a second to several
+seconds. So the processes of all implementations are alive at once and change places more often than
+that; whatever the machine does, it does to all of them. Those whose turn it is not are stopped
+with SIGSTOP, since an idle pair of torch.distributed.rpc keeps a core busy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+PEER = Path(__file__).with_name("peer.py")
+LIMIT_SECONDS = 120.0  # for a block, and for the end of a peer; the first block includes its start
+
+
+class Plan(NamedTuple):
+    """How a case is measured."""
+
+    counted: int  # calls of a block, or iterations
+    dropped: int  # more of them before those: caches are cold, and timers late, after a stop
+    blocks: int  # of each peer in each round
+
+
+class PeerFailed(Exception):
+    """A peer died, answered nonsense, or did not answer in time."""
+
+
+class Peer:
+    """One start of `peer.py`, which runs only while it is asked. Ended by leaving its context."""
+
+    def __init__(self, implementation: str) -> None:
+        self.implementation = implementation
+        self._folder = tempfile.TemporaryDirectory()
+        self._errors = Path(self._folder.name, "stderr")
+        store = Path(self._folder.name, "store")
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", str(PEER), implementation, str(store)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                process_group=0,  # to be stopped as a whole, and not reached by Ctrl-C
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._end()
+        finally:
+            with self._process:
+                self._signal(signal.SIGKILL)
+            self._folder.cleanup()
+
+    def ask(self, case: str, count: int) -> list[float]:
+        """Run one block. Seconds per call."""
+        self._signal(signal.SIGCONT)
+        answer = self._answer(case, json.dumps({"case": case, "count": count}))
+        self._signal(signal.SIGSTOP)
+        try:
+            seconds = [float(number) for number in json.loads(answer)]
+        except (ValueError, TypeError):
+            seconds = []
+        if len(seconds) != count:
+            raise self._failure(f"in {case}: answered {answer[:200]!r}")
+        return seconds
+
+    def _answer(self, case: str, request: str) -> bytes:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        # What can't be written is what can't be answered, and is found there.
+        with suppress(BrokenPipeError):
+            os.write(self._process.stdin.fileno(), f"{request}\n".encode())
+        answer = b""
+        end = time.monotonic() + LIMIT_SECONDS
+        while not answer.endswith(b"\n"):
+            left = max(0.0, end - time.monotonic())
+            if not select.select([self._process.stdout], [], [], left)[0]:
+                raise self._failure(f"in {case}: did not answer within {LIMIT_SECONDS:.0f} s")
+            part = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not part:
+                raise self._failure(f"in {case}: ended before it answered")
+            answer += part
+        return answer
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        self._process.stdin.close()
+        try:
+            status = self._process.wait(LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise self._failure(f"did not end within {LIMIT_SECONDS:.0f} s") from None
+        if status:
+            raise self._failure(f"ended with {status}")
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Nobody is left in a group whose first process has been waited for and whose others ended.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _failure(self, what: str) -> PeerFailed:
+        says = self._errors.read_text(errors="replace").strip()
+        return PeerFailed(f"the {self.implementation} peer {what}\n{says}".strip())
+
+
+Blocks = list[list[float]]  # seconds per call, of each block
+
+
+def measure(
+    implementations: tuple[str, ...], plans: dict[str, Plan], advance: Callable[[], None]
+) -> dict[str, dict[str, Blocks]]:
+    """One round of cases, with fresh processes: by implementation and case, in order of time.
+
+    Block n of one implementation ran next to block n of the others. `advance` is called after each.
+    """
+    with ExitStack() as stack:
+        peers = [stack.enter_context(Peer(name)) for name in implementations]
+        blocks: dict[str, dict[str, Blocks]] = {
+            name: {case: [] for case in plans} for name in implementations
+        }
+        for case, plan in plans.items():
+            for peer in peers:
+                # A block that does not count, to warm up.
+                peer.ask(case, plan.dropped + plan.counted)
+            for turn in range(plan.blocks):
+                # Nobody always follows the same other.
+                first = turn % len(peers)
+                for peer in peers[first:] + peers[:first]:
+                    seconds = peer.ask(case, plan.dropped + plan.counted)
+                    blocks[peer.implementation][case].append(seconds[plan.dropped :])
+                    advance()
+        return blocks
