@@ -15,8 +15,7 @@ Gradients go to the context on the worker where the leaf lives, not to `.grad`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -41,8 +40,7 @@ def contents_of(context_id: int) -> Context:
     return _autograd().find(context_id)
 
 
-@contextmanager
-def context() -> Iterator[int]:
+class context:  # noqa: N801 - named as in PyTorch
     """A context for forward and backward passes that span workers. Gives its id.
 
     When the block ends, the context and all that was recorded in it is forgotten, on all workers.
@@ -53,20 +51,24 @@ def context() -> Iterator[int]:
         RuntimeError: this thread is in a context already.
         NotInitialized: before `init_rpc` or after `shutdown`.
     """
-    autograd = _autograd()
-    outer = current.get() or CallContext(autograd.agent)
-    if outer.gradients:
-        raise RuntimeError(
-            "Already have an autograd context id for this thread: "
-            f"{outer.gradients}. Contexts can't be nested"
-        )
-    context_id = autograd.open()
-    token = current.set(outer._replace(gradients=context_id))
-    try:
-        yield context_id
-    finally:
-        current.reset(token)
-        autograd.end(context_id)
+
+    __slots__ = ("_autograd", "_id", "_token")
+
+    def __enter__(self) -> int:
+        self._autograd = _autograd()
+        outer = current.get() or CallContext(self._autograd.agent)
+        if outer.gradients:
+            raise RuntimeError(
+                "Already have an autograd context id for this thread: "
+                f"{outer.gradients}. Contexts can't be nested"
+            )
+        self._id = self._autograd.open()
+        self._token = current.set(outer._replace(gradients=self._id))
+        return self._id
+
+    def __exit__(self, *_: object) -> None:
+        current.reset(self._token)
+        self._autograd.end(self._id)
 
 
 def backward(

@@ -6,7 +6,9 @@ to another thread when the leader
 
 - enters a farcall wait (`waiting`): a nested call, `Future.wait`, `RRef.to_here`; or
 - has been busy with one event for a millisecond, counted from `may_pass_lead`: a watchdog looks,
-  as Go's sysmon does. It sleeps when the agent is quiet.
+  as Go's sysmon does. It looks every millisecond where functions lately took long or are queued,
+  else every four, since each time it takes the interpreter from others; and it sleeps when the
+  agent is quiet.
 
 Until the leader says `may_pass_lead`, no other thread takes an event. So the state machines see
 the events of one link in their order, which the reference protocol relies on; what may take long
@@ -42,6 +44,7 @@ from farcall.transport.base import Endpoint, Event
 logger = logging.getLogger("farcall")
 
 WATCH_SECONDS = 0.001
+MAX_WATCH_SECONDS = 0.004
 QUIET_CHECKS = 50
 STARVATION_CHECKS = 10
 TORCH_WAITS = (torch.futures.wait_all.__code__, torch.futures.Future.wait.__code__)
@@ -328,9 +331,12 @@ class Executor:
     def _watch(self) -> None:
         """The watchdog: pass the lead on when the leader is busy for too long."""
         turns = quiet = 0
+        pause = WATCH_SECONDS
         while not self._stopping:
-            time.sleep(WATCH_SECONDS)
-            if time.monotonic() - self._busy_since > WATCH_SECONDS:
+            time.sleep(pause)
+            pause = min(2 * pause, MAX_WATCH_SECONDS)
+            if self._functions or time.monotonic() - self._busy_since > WATCH_SECONDS:
+                pause = WATCH_SECONDS
                 with self._lock:
                     if self._leader and time.monotonic() - self._busy_since > WATCH_SECONDS:
                         self._pass_lead()
@@ -340,7 +346,7 @@ class Executor:
                 self._discount_torch_waits()
             if quiet >= QUIET_CHECKS:
                 self._sleep_until_needed()
-                quiet = 0
+                quiet, pause = 0, WATCH_SECONDS
 
     def _discount_torch_waits(self) -> None:
         # Not kept in a variable: the frames include this one, and would keep all of them alive.
