@@ -103,6 +103,7 @@ def overheads(times: Times, case: str) -> dict[str, float]:
         "farcall_overhead_percent": (ours / local - 1) * 100,
         "farcall_overhead_per_torch_overhead": share(local, ours, theirs),
         "of_blocks_percentile_25": ordered[len(ordered) // 4],
+        "of_blocks_median": statistics.median(ordered),
         "of_blocks_percentile_75": ordered[len(ordered) * 3 // 4],
     }
 
@@ -122,7 +123,7 @@ def print_calls(times: Times, cases: list[str]) -> None:
 def print_training(training: dict[str, dict[str, float]]) -> None:
     print(
         "| case | local ms | torch ms | farcall ms | torch adds | farcall adds "
-        "| of torch's | in blocks, 25 % to 75 % |"
+        "| of torch's | in blocks: 25 %, median, 75 % |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for case, row in training.items():
@@ -131,7 +132,8 @@ def print_training(training: dict[str, dict[str, float]]) -> None:
             f"| {row['torch_overhead_ms']:.2f} ms, {row['torch_overhead_percent']:.0f} % "
             f"| {row['farcall_overhead_ms']:.2f} ms, {row['farcall_overhead_percent']:.0f} % "
             f"| {row['farcall_overhead_per_torch_overhead']:.2f} "
-            f"| {row['of_blocks_percentile_25']:.2f} to {row['of_blocks_percentile_75']:.2f} |"
+            f"| {row['of_blocks_percentile_25']:.2f}, {row['of_blocks_median']:.2f}, "
+            f"{row['of_blocks_percentile_75']:.2f} |"
         )
 
 

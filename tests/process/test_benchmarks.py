@@ -123,4 +123,5 @@ def test_overheads_are_compared_between_blocks_that_ran_next_to_each_other(
     assert (row["local_ms"], row["farcall_ms"], row["torch_ms"]) == (1500, 3000, 4000)
     assert row["farcall_overhead_per_torch_overhead"] == pytest.approx(1500 / 2500)
     assert row["of_blocks_percentile_25"] == pytest.approx(0.5)
+    assert row["of_blocks_median"] == pytest.approx(0.5)
     assert row["of_blocks_percentile_75"] == math.inf

@@ -27,7 +27,7 @@ class Call(Protocol):
         """Make it: a future of its value."""
 
 
-class Outcomes:
+class Gathered:
     """What became of calls, by owner."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ def attempt(calls: Mapping[str, Call]) -> tuple[dict[str, Any], dict[str, Except
     here = [owner for owner, call in calls.items() if call.is_here]
     others = [owner for owner, call in calls.items() if not call.is_here]
     last = others.pop() if others else None
-    outcomes = Outcomes()
+    outcomes = Gathered()
     futures: dict[str, Future[Any]] = {}
     for owner in others:
         try:
