@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from farcall.errors import InvalidReference, RpcTimeout
-from farcall.ids import RefId, WorkerInfo, worker_info
+from farcall.errors import RpcTimeout
+from farcall.ids import WorkerInfo, worker_info
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import current, current_agent
 from farcall.runtime.future import Future
@@ -230,15 +230,12 @@ class _Methods:
 def call_meanwhile(
     rref: RRef[Any], method: str, args: Sequence[Any], meanwhile: Callable[[], None] | None
 ) -> Any:
-    """`rref.rpc_sync().method(*args)`; `meanwhile` is called while the owner works.
-
-    The reference itself does not travel: as long as somebody has it here, the owner has the value.
-    """
+    """`rref.rpc_sync().method(*args)`; `meanwhile` is called while the owner works."""
     handle = rref._handle
     handle.references.check_usable(handle)
-    call: tuple[Any, ...] = (*handle.ref, method, args)
+    call: tuple[Any, ...] = (handle, method, args, {})
     owner = handle.reference.owner_name
-    return handle.references.agent.call(owner, call_method_of, call, meanwhile=meanwhile)
+    return handle.references.agent.call(owner, call_method, call, meanwhile=meanwhile)
 
 
 # What runs on the owner.
@@ -300,22 +297,8 @@ def call_method(handle: RefHandle, name: str, args: tuple[Any, ...], kwargs: dic
     """Handler of the call proxies."""
     context = current.get()
     value = _value(handle, math.inf if context is None else context.deadline)
-    return _call_method(handle.references.agent, value, name, args, kwargs)
-
-
-def call_method_of(minted_by: int, number: int, name: str, args: tuple[Any, ...]) -> Any:
-    """Handler of `call_meanwhile`. The value must have been made."""
-    agent = current_agent()
-    place = agent.references.place_of(RefId(minted_by, number))
-    if place is None:
-        raise InvalidReference(f"worker {agent.me.name!r} has dropped the value")
-    return _call_method(agent, place.get(), name, args, {})
-
-
-def _call_method(
-    agent: Agent, value: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    if not agent.policy.allows_all:
-        agent.policy.check(f"{name_of(type(value)) or ''}.{name}")
+    policy = handle.references.agent.policy
+    if not policy.allows_all:
+        policy.check(f"{name_of(type(value)) or ''}.{name}")
     method = getattr(value, name)
     return result_of(method, method(*args, **kwargs))

@@ -53,13 +53,14 @@ class Autograd:
             self._drop(context, dropped, floor)
 
     def _drop(self, context: int, dropped: Dropped[Context], floor: int) -> None:
-        message = ReleaseContext(context, floor)
-        for peer in dropped.told:
-            self.agent.control.post(peer, message, 0)
         self.replicas.forget(context)
         for backward in list(dropped.content.passes.values()):
             backward.fail(Cancelled(f"autograd context {context} ended"), tell=False)
         dropped.content.clear()
+        # Last, for a peer that does not read may hold us up.
+        message = ReleaseContext(context, floor)
+        for peer in dropped.told:
+            self.agent.control.post(peer, message, 0)
 
     def find(self, context: int) -> Context:
         """The context of this id.

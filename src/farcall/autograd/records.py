@@ -46,9 +46,10 @@ else:
 
 _WITH_GRAD: AbstractContextManager[None] = nullcontext()  # where grad is enabled already
 
-# An exit is run only if something behind it is asked for. The edge keeps the leaf's accumulator:
-# torch makes one under a lock of the leaf, and waits for the interpreter meanwhile; whoever has the
-# interpreter and wants that lock would wait for ever.
+# An exit is run only if something behind it is asked for. Only who has the interpreter may use this
+# leaf, as `apply` does; making the edge does not. For torch looks for the leaf's accumulator under
+# a lock of the leaf, and may have to wait for the interpreter then, while whoever has that waits
+# for the lock, both for ever (torch 2.13).
 BEHIND_EXITS = torch.empty(0, requires_grad=True)
 BEHIND_EDGE = get_gradient_edge(BEHIND_EXITS)
 

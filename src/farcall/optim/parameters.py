@@ -137,7 +137,8 @@ def _holder(parameter: Tensor) -> Tensor:
 
     Else torch makes one for each use, under a lock of the parameter and waiting for the
     interpreter meanwhile; a thread that has the interpreter and wants the lock, to index the
-    parameter or to apply an `autograd.Function` to it, waits for ever then (torch 2.13).
+    parameter or to apply an `autograd.Function` to it, waits for ever then (torch 2.13). An edge is
+    not enough: for what Python alone refers to torch needs the interpreter, too.
     """
     if parameter.layout is not torch.strided:
         return parameter

@@ -37,10 +37,7 @@ logger = logging.getLogger("farcall")
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
 OWN_HANDLERS = frozenset(
-    [
-        f"farcall.rref:{name}"
-        for name in ("fetch", "type_of", "call_method", "call_method_of", "run_backward")
-    ]
+    [f"farcall.rref:{name}" for name in ("fetch", "type_of", "call_method", "run_backward")]
     + [f"farcall.autograd.handlers:{name}" for name in ("survey", "prepare", "cause", "abort")]
 )
 
