@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+import msgspec
 import torch
 
 from farcall.errors import RendezvousError
@@ -81,7 +82,7 @@ def start_agent(
             is_dead=(lambda _: False) if size else _is_dead,
         )
         me = next(worker for worker in workers if worker.incarnation == incarnation)
-        endpoint.me = Identity(name, me.id, incarnation, me.host, me.main)
+        endpoint.me = msgspec.structs.replace(endpoint.me, id=me.id)
         _check_reachable(me, workers, options)
         starting.agent = Agent(
             me,
