@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from farcall.ids import Worker
@@ -28,11 +28,12 @@ class SocketEndpoint:
 
     Args:
         me: what to say of ourselves in handshakes.
-        listen: (host, port) to listen on; port 0 takes a free one. A Unix socket is there as well,
-            where there are any.
+        listen: (host, port) to listen on; port 0 takes a free one.
         advertise: host names or addresses under which others reach us.
         secret: what links are authenticated with; None for none.
         admit: asked about everyone who dials in.
+        paths: which ways to other workers may be used, of "unix" and "tcp"; "shm" says nothing
+            here. TCP is always listened on.
         limits: what a peer may make us allocate.
 
     Raises:
@@ -47,6 +48,7 @@ class SocketEndpoint:
         advertise: Sequence[str] = (),
         secret: bytes | None = None,
         admit: Admit = lambda name, incarnation: None,
+        paths: Collection[str] = PATHS,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._limits = limits
@@ -64,7 +66,7 @@ class SocketEndpoint:
             advertise=advertise,
             secret=secret,
             admit=admit,
-            paths=PATHS,
+            paths=[path for path in paths if path != "shm"],
             open_link=self._open_link,
         )
         self._connections.start()
