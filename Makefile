@@ -10,8 +10,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := build/native/.built
 NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*.cpp native/*/*.cpp native/*/*.hpp)
-CONFIGURE := $(BIN)/cmake --no-warn-unused-cli -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+MODULE := -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+NO_MODULE := -DFARCALL_PYTHON=OFF
 HAS_HEADERS := $(BIN)/python -c 'import os, sys, sysconfig; \
   sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 NEEDS_CLANG = command -v $(CLANG) >/dev/null || { \
@@ -45,7 +46,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(NATIVE): $(INSTALLED) $(NATIVE_SOURCES)
 ifeq ($(shell uname -s),Linux)
 	@if [ -n "$$FARCALL_REQUIRE_NATIVE" ] || { command -v "$${CXX:-c++}" >/dev/null && $(HAS_HEADERS); }; then \
-	  $(CONFIGURE) -B build/native -DFARCALL_IN_PLACE=ON && \
+	  $(CONFIGURE) -B build/native $(MODULE) -DFARCALL_IN_PLACE=ON && \
 	  $(BIN)/cmake --build build/native && touch $@; \
 	else \
 	  echo "No C++ compiler, or no headers of Python: farcall will use the socket transport (docs/native.md)."; \
@@ -93,20 +94,20 @@ $(BIN)/ctest --test-dir build/$(1) --output-on-failure --no-tests=error
 endef
 
 native-test: $(INSTALLED) ## Build the C++ part with warnings as errors, and run its tests.
-	$(call check_native,test)
+	$(call check_native,test,$(MODULE))
 
 native-clang: $(INSTALLED) ## The same with Clang. Options: CLANG=clang++-19
 	@$(NEEDS_CLANG)
-	CXX=$(CLANG) $(call check_native,clang)
+	CXX=$(CLANG) $(call check_native,clang,$(MODULE))
 
 sanitize: sanitize-address sanitize-undefined sanitize-thread ## Run the C++ tests under each sanitizer.
 
 sanitize-%: $(INSTALLED)
-	$(call check_native,$*,-DFARCALL_PYTHON=OFF -DFARCALL_SANITIZE=$*)
+	$(call check_native,$*,$(NO_MODULE) -DFARCALL_SANITIZE=$*)
 
 fuzz: $(INSTALLED) ## Fuzz what reads a peer's bytes. Needs Clang. Options: FUZZ_SECONDS=600 (for each target)
 	@$(NEEDS_CLANG)
-	CXX=$(CLANG) $(CONFIGURE) -B build/fuzz -DFARCALL_PYTHON=OFF -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
+	CXX=$(CLANG) $(CONFIGURE) -B build/fuzz $(NO_MODULE) -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
 	  -DFARCALL_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/fuzz
 	@for target in build/fuzz/fuzz_*; do \
