@@ -16,6 +16,7 @@ LAYERS = {
     "errors": 0,
     "ids": 1,
     "wire": 2,
+    "_native": 2,  # C++, see native/
     "protocol": 3,
     "transport": 3,
     "serde": 4,

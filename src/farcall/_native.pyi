@@ -1,0 +1,3 @@
+"""The C++ part of farcall: see native/module.cpp."""
+
+def wire_version() -> int: ...
