@@ -216,6 +216,8 @@ std::shared_ptr<Link> open_link(Endpoint& endpoint, int fd, int side, double dea
 }  // namespace
 
 NB_MODULE(_native, module) {
+  // A worker that is not shut down is still there when the interpreter ends. That is no leak.
+  nb::set_leak_warnings(false);
   module.attr("SHM_VERSION") = 1;
   module.attr("SENT") = static_cast<int>(kSent);
   module.attr("NOT_SENT") = static_cast<int>(kNotSent);
@@ -234,6 +236,7 @@ NB_MODULE(_native, module) {
       .def("exchange", &exchange, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"),
            nb::arg("body"), nb::arg("buffers"), nb::arg("deadline"), nb::arg("meanwhile").none())
       .def("receive", &receive, nb::arg("kinds"), nb::arg("alarm"), nb::arg("deadline"))
+      .def("start", &Link::start)
       .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Endpoint>(module, "Endpoint")
@@ -241,7 +244,6 @@ NB_MODULE(_native, module) {
            nb::arg("spin_threads"))
       .def("open", &open_link, nb::arg("fd"), nb::arg("side"), nb::arg("deadline"),
            nb::arg("limits"))
-      .def("start", &Endpoint::start, nb::arg("link"))
       .def("next", &next_event, nb::arg("timeout"))
       .def("wake", &Endpoint::wake)
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())
