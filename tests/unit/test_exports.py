@@ -43,7 +43,6 @@ EXPORTS = {
         "Attach",
         "DeviceMap",
         "Dumped",
-        "Externals",
         "Functions",
         "RemoteTraceback",
         "Serializer",

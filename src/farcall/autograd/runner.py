@@ -172,7 +172,7 @@ class Runner:
         Raises:
             CallError: the peer is gone, or takes nothing for the agent's `rpc_timeout`.
         """
-        dumped = self.agent.dump(gradients, peer, [])
+        dumped = self.agent.dump(gradients, peer)
         message = Gradients(context.id, options.id, number, share, *options[1:])
         if options.create_graph:
             _, message.sent = self._autograd.send(context.id, peer, dumped.tensors)

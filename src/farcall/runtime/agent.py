@@ -102,13 +102,15 @@ class Agent:
         self.me = me
         self.endpoint = endpoint
         self.rpc_timeout = rpc_timeout
-        self.serializer = serializer or Serializer()
         self.policy = policy or Policy()
         self.device_maps = dict(device_maps or {})
         self.directory = Directory(me, [*workers, me], find)
         self.executor = Executor(me.name, endpoint, self, num_worker_threads)
         self.control = ControlMessages(self)
-        self.references = References(self, self.control.post, endpoint.wake)
+        self.references = references = References(self, self.control.post, endpoint.wake)
+        self.serializer = (serializer or Serializer()).with_references(
+            RefHandle, references.check_sendable
+        )
         members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
         self.leaver = Leaver(me.incarnation, members, self.control.post)
         self.loopback = LoopbackLink(me, self.executor.post)
@@ -128,13 +130,10 @@ class Agent:
     def is_closed(self) -> bool:
         return self._closed
 
-    def dump(self, value: Any, peer: Peer, handles: list[RefHandle]) -> Dumped:
-        """Pickle for a peer; the references met are appended to `handles`."""
+    def dump(self, value: Any, peer: Peer) -> Dumped:
+        """Pickle for a peer."""
         return self.serializer.dump(
-            value,
-            externals=self.references.collector(handles),
-            by_value=not peer.same_program,
-            device_map=self.device_maps.get(peer.name),
+            value, by_value=not peer.same_program, device_map=self.device_maps.get(peer.name)
         )
 
     @staticmethod

@@ -6,7 +6,7 @@ import fnmatch
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -237,9 +237,8 @@ class Job:
                 value.set(result)
             self.agent.served()
             return
-        handles: list[RefHandle] = []
         try:
-            dumped = self.agent.dump(result, self.peer, handles)
+            dumped = self.agent.dump(result, self.peer)
         except BaseException as error:  # pickling runs user code; the caller waits for an answer
             explained = SerializationError(
                 f"the result of {self.request.function or 'the function'} can't be sent: {error}"
@@ -251,7 +250,7 @@ class Job:
         gradients = self.agent.gradients
         if self.context and dumped.tensors:
             reply.context, reply.sent = gradients.send(self.context, self.peer, dumped.tensors)
-        self._answer(reply, dumped, handles)
+        self._answer(reply, dumped)
         if reply.sent:
             gradients.record(reply.context, reply.sent)
 
@@ -269,16 +268,13 @@ class Job:
                 )
             self.agent.served()
             return
-        handles: list[RefHandle] = []
         failure, dumped = dump_failure(
-            self.agent.serializer,
-            error,
-            externals=self.agent.references.collector(handles),
-            by_value=not self.peer.same_program,
+            self.agent.serializer, error, by_value=not self.peer.same_program
         )
-        self._answer(failure, dumped, handles)
+        self._answer(failure, dumped)
 
-    def _answer(self, message: Reply | Failure, dumped: Dumped, handles: list[RefHandle]) -> None:
+    def _answer(self, message: Reply | Failure, dumped: Dumped) -> None:
+        handles: Sequence[RefHandle] = dumped.references
         with self.peer.lock:
             wanted = self.peer.incoming.finish(self.frame.call_id)
         if wanted:
@@ -294,7 +290,7 @@ class Job:
                 self.agent.references.unpin(key)
         self.agent.served()
 
-    def _wait_until_accepted(self, handles: list[RefHandle]) -> bool:
+    def _wait_until_accepted(self, handles: Sequence[RefHandle]) -> bool:
         """For references that are just being created elsewhere. False: the caller gave up."""
         try:
             self.agent.references.wait_until_accepted(handles, 0, self.deadline)

@@ -199,8 +199,8 @@ class Outbound:
     ) -> tuple[PendingCall, Frame]:
         """A request that is counted as begun, and its frame."""
         deadline, seconds = self.deadline(timeout)
-        handles: list[RefHandle] = []
-        name, dumped = self._dump_call(peer, function, args, kwargs or {}, handles)
+        name, dumped = self._dump_call(peer, function, args, kwargs or {})
+        handles: Sequence[RefHandle] = dumped.references
         pending = PendingCall(name, deadline, seconds, future, created.ref if created else None)
         elsewhere = False  # whether a reference is to another worker's value
         for handle in handles:
@@ -265,7 +265,6 @@ class Outbound:
         function: Function,
         args: Sequence[Any],
         kwargs: Kwargs,
-        handles: list[RefHandle],
     ) -> tuple[str, Dumped]:
         name = name_of(function)
         if name is not None and (peer.same_program or not name.startswith("__main__:")):
@@ -273,14 +272,13 @@ class Outbound:
         else:
             name, value = "", (function, tuple(args), kwargs)
         try:
-            return name, self._agent.dump(value, peer, handles)
+            return name, self._agent.dump(value, peer)
         except SerializationError as error:
             raise self._agent.serializer.explain_unpicklable(
                 name or getattr(function, "__qualname__", repr(function)),
                 args,
                 kwargs,
                 error,
-                externals=self._references.collector([]),
                 by_value=not peer.same_program,
                 device_map=self._agent.device_maps.get(peer.name),
             ) from error

@@ -27,7 +27,6 @@ from farcall.protocol.ref_entries import (
 )
 from farcall.protocol.refs import Refs
 from farcall.runtime.values import OwnedValue
-from farcall.serde import load_reference
 from farcall.transport.waiter import Waiter
 from farcall.wire import Message, Received, Reference, Register, Registered, Release
 from farcall.wire import Released as ReleasedMessage
@@ -238,23 +237,14 @@ class References:
 
     # Transfers out.
 
-    def collector(self, found: list[RefHandle]) -> dict[type, Callable[[Any], tuple[Any, ...]]]:
-        """Reducers for `Serializer.dump` that note in `found` which references a message carries.
-
-        Every handle met is noted, also twice if the dump is tried again; `found` keeps them alive.
-        """
-
-        def reduce(handle: RefHandle) -> tuple[Any, ...]:
-            if handle.references is not self:
-                raise InvalidReference(
-                    f"a reference of agent {handle.references.me.name!r} can't be sent by agent "
-                    f"{self.me.name!r} of the same process"
-                )
-            self.check_usable(handle)
-            found.append(handle)
-            return load_reference, (len(found) - 1,)
-
-        return {RefHandle: reduce}
+    def check_sendable(self, handle: RefHandle) -> None:
+        """Raises what keeps the reference from being sent by this agent."""
+        if handle.references is not self:
+            raise InvalidReference(
+                f"a reference of agent {handle.references.me.name!r} can't be sent by agent "
+                f"{self.me.name!r} of the same process"
+            )
+        self.check_usable(handle)
 
     def pin(self, key: TransferKey, handles: Sequence[RefHandle]) -> None:
         with self._lock:
