@@ -4,7 +4,7 @@ What no caller waits for is taken from the endpoint by the executor's leader and
 (`handle`): outcomes of asynchronous calls, requests, the messages of the reference protocol, lost
 links. Calls out are in `outbound` and `outcomes`, calls in are `inbound.Job`s.
 
-Locks: each `Peer` has one, held around its two call machines; nothing else is locked meanwhile,
+Locks: each `Peer` has one, held around the machine of its calls; nothing else is locked meanwhile,
 and no user code (functions, pickling, callbacks, destructors) runs under any lock.
 """
 
@@ -122,18 +122,16 @@ class Agent:
         self.call_async = self.outbound.call_async
         self.remote = self.outbound.remote
         self._closing = threading.Lock()
-        self._closed = False
+        self.is_closed = False
         self._on_close = on_close
         self.executor.start()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
 
     def dump(self, value: Any, peer: Peer) -> Dumped:
         """Pickle for a peer."""
         return self.serializer.dump(
-            value, by_value=not peer.same_program, device_map=self.device_maps.get(peer.name)
+            value,
+            by_value=not peer.same_program,
+            device_map=self.device_maps.get(peer.name) if self.device_maps else None,
         )
 
     @staticmethod
@@ -203,11 +201,8 @@ class Agent:
         match message:
             case Pinned(of_reply=of_reply):
                 with peer.lock:
-                    arrived = (
-                        peer.outgoing.is_closed(call_id)
-                        if of_reply
-                        else peer.incoming.has_seen(call_id)
-                    )
+                    has_seen = peer.incoming.has_seen(call_id)
+                arrived = peer.outgoing.is_closed(call_id) if of_reply else has_seen
                 if arrived:
                     self.references.asked(TransferKey(peer.incarnation, call_id, of_reply))
             case Leaving(reason=reason):
@@ -231,7 +226,9 @@ class Agent:
             self.outcomes.expire(peer, call_id, created)
         if self.control.retry_at <= now:
             self.control.retry()
-        return min(self.deadlines.sleep_until(now), self.control.retry_at)
+        following = self.deadlines.sleep_until(now)
+        retry_at = self.control.retry_at
+        return following if following < retry_at else retry_at
 
     def connect(self, peer: Peer, deadline: float) -> Link:
         """The link for calls to a peer, dialled on first use; may be this worker's own.
@@ -262,7 +259,7 @@ class Agent:
 
     def admit(self, name: str, incarnation: int) -> str | None:
         """For the endpoint: a reason to refuse who dials in."""
-        if self._closed:
+        if self.is_closed:
             return "this worker is shutting down"
         peer = self.directory.of_incarnation(incarnation)
         if peer is not None and peer.lost is not None:
@@ -275,11 +272,12 @@ class Agent:
             if peer.lost is not None or peer.worker is self.me:
                 return
             peer.lost = cause
-            pending, jobs = peer.outgoing.lost(), peer.incoming.lost()
+            jobs = peer.incoming.lost()
+        pending = peer.outgoing.lost()
         self.executor.may_pass_lead()
         for job in jobs:
             job.cancelled = True
-        expected = self._closed or peer.left is not None or self.leaver.is_leaving
+        expected = self.is_closed or peer.left is not None or self.leaver.is_leaving
         logger.log(
             logging.DEBUG if expected else logging.WARNING,
             "%s: lost worker %r: %s",
@@ -306,7 +304,7 @@ class Agent:
             RpcTimeout: the others were not ready in time. This agent is shut down nevertheless.
         """
         try:
-            if graceful and not self._closed:
+            if graceful and not self.is_closed:
                 self._leave(time.monotonic() + timeout if timeout else math.inf, timeout)
         finally:
             self.close()
@@ -333,16 +331,16 @@ class Agent:
             patience: seconds to wait for functions that are still running.
         """
         with self._closing:
-            if self._closed:
+            if self.is_closed:
                 return
-            self._closed = True
+            self.is_closed = True
         error = Cancelled(f"the agent of {self.me.name!r} was shut down")
         cancelled: list[PendingCall] = []
         for peer in self.directory.all():
             # Before anything ends: the ends of links must not be taken for the deaths of peers.
             with peer.lock:
                 peer.lost = peer.lost or str(error)
-                cancelled += peer.outgoing.lost()
+            cancelled += peer.outgoing.lost()
         for link in self.endpoint.links():
             with contextlib.suppress(LinkError, TimeoutError):
                 link.send(Frame(Leaving(reason)), time.monotonic() + GOODBYE_SECONDS)

@@ -149,8 +149,7 @@ class Job:
         place = RefId(caller, request.creates)
         if caller != self.agent.me.incarnation:
             self.agent.references.accept_creation(place, caller, request.sequence)
-        with self.peer.lock:
-            self.peer.incoming.finish(self.frame.call_id)
+        self.peer.incoming.finish(self.frame.call_id)
         self.agent.executor.may_pass_lead()
         self._send(Frame(Accepted(), self.frame.call_id))
         return place
@@ -275,9 +274,7 @@ class Job:
 
     def _answer(self, message: Reply | Failure, dumped: Dumped) -> None:
         handles: Sequence[RefHandle] = dumped.references
-        with self.peer.lock:
-            wanted = self.peer.incoming.finish(self.frame.call_id)
-        if wanted:
+        if self.peer.incoming.finish(self.frame.call_id):
             if handles and not self._wait_until_accepted(handles):
                 self.agent.served()
                 return

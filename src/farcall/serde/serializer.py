@@ -19,7 +19,7 @@ from typing import Any
 
 from farcall.errors import FarcallError, FunctionNotFound, SerializationError
 from farcall.serde.functions import SPAWNED_MAIN, Functions
-from farcall.serde.loading import Arriving, Attach, arriving, inside_load
+from farcall.serde.loading import Arriving, Attach, arriving
 from farcall.serde.pickling import (
     PROTOCOL,
     REUSED_BYTES,
@@ -36,11 +36,14 @@ Body = bytes | bytearray | memoryview
 
 # Searched by a regular expression because memoryview has no substring search.
 _NAMES_MAIN = re.compile(rb"__(?:mp_)?main__")
-_NAMES_SPAWNED_MAIN = re.compile(rb"__mp_main__")
+_SPAWNED_MAIN = SPAWNED_MAIN.encode()
+_NAMES_SPAWNED_MAIN = re.compile(_SPAWNED_MAIN)
 
 
 _MAX_IDLE_PICKLERS = 8
+# What most small calls send.
 NOTHING = Dumped(pickle.dumps(None, PROTOCOL))
+NO_ARGUMENTS = Dumped(pickle.dumps(((), {}), PROTOCOL))
 
 
 class Serializer:
@@ -157,21 +160,21 @@ class Serializer:
             Refused: this serializer's policy forbids something in it.
             SerializationError: any other failure; its cause says what.
         """
-        if references or attach is not None or inside_load():
-            token = arriving.set(Arriving(references, attach))
-            try:
-                return self._load(body, buffers)
-            finally:
-                arriving.reset(token)
-        return self._load(body, buffers)
+        if not references and attach is None and arriving.get() is None:
+            return self._load(body, buffers)
+        token = arriving.set(Arriving(references, attach))  # else the outer load's would be met
+        try:
+            return self._load(body, buffers)
+        finally:
+            arriving.reset(token)
 
     def _load(self, body: Body, buffers: Sequence[Any]) -> Any:
         try:
             if self._unpickler is not None:
                 return unpickle(self._unpickler, body, buffers)
-            if SPAWNED_MAIN not in sys.modules and _NAMES_SPAWNED_MAIN.search(body):
+            if SPAWNED_MAIN not in sys.modules and _names_spawned_main(body):
                 return unpickle(MainUnpickler, body, buffers)
-            return pickle.loads(body, buffers=buffers)
+            return pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body)
         except FarcallError:
             raise
         except Exception as error:
@@ -209,6 +212,12 @@ class Serializer:
         explained = SerializationError(f"the call of {function} can't be sent: {_reason(error)}")
         explained.__cause__ = error.__cause__ or error
         return explained
+
+
+def _names_spawned_main(body: Body) -> bool:
+    if type(body) is bytes:
+        return _SPAWNED_MAIN in body
+    return _NAMES_SPAWNED_MAIN.search(body) is not None
 
 
 def _reason(error: BaseException) -> str:
