@@ -43,6 +43,7 @@ EXPORTS = {
         "Attach",
         "DeviceMap",
         "Dumped",
+        "NO_ARGUMENTS",
         "Functions",
         "RemoteTraceback",
         "Serializer",

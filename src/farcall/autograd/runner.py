@@ -240,7 +240,7 @@ class Runner:
                 backward.fail(error)
         finally:
             current.reset(token)
-            self.agent.served()
+            self.agent.leaver.end()
 
     def _source(self, context: Context, number: int) -> Source:
         source = context.source(number)

@@ -140,10 +140,6 @@ class Agent:
         context = current.get()
         return _NOT_IN_HANDLER if context is None else context.agent.executor.waiting()
 
-    def served(self) -> None:
-        """A call that we served has ended."""
-        self.leaver.end()
-
     # Events; see `executor.Handler`.
 
     def on_thread_start(self) -> None:
@@ -165,7 +161,7 @@ class Agent:
         message = frame.message
         match message:
             case Request():
-                self._on_request(peer, link, frame)
+                self._on_request(peer, link, frame, message)
             case Reply() | Failure() | Accepted():
                 self.outcomes.on_answer(peer, frame)
             case GradientsMessage():
@@ -175,9 +171,11 @@ class Agent:
             case _:
                 self.on_control(peer, message, frame.call_id)
 
-    def _on_request(self, peer: Peer, link: Link, frame: Frame) -> None:
+    def _on_request(self, peer: Peer, link: Link, frame: Frame, request: Request) -> None:
         peer.back_link = link
-        job = Job(self, peer, link, frame)
+        timeout = request.timeout
+        deadline = time.monotonic() + timeout if timeout > 0 else math.inf
+        job = Job(self, peer, link, frame, request, deadline)
         with peer.lock:
             fresh = peer.incoming.request(frame.call_id, job)
         if not fresh:

@@ -29,7 +29,7 @@ from farcall.runtime.context import current
 from farcall.runtime.future import Future
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
-from farcall.serde import Dumped, name_of
+from farcall.serde import NO_ARGUMENTS, Dumped, name_of
 from farcall.transport.base import NotSent
 from farcall.wire import Frame, Request
 
@@ -271,6 +271,8 @@ class Outbound:
     ) -> tuple[str, Dumped]:
         name = name_of(function)
         if name is not None and (peer.same_program or not name.startswith("__main__:")):
+            if not args and not kwargs:
+                return name, NO_ARGUMENTS
             value: tuple[Any, ...] = (tuple(args), kwargs)
         else:
             name, value = "", (function, tuple(args), kwargs)

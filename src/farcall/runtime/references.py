@@ -61,7 +61,7 @@ class RefHandle:
         )
 
     def __del__(self) -> None:
-        self.references.forget(self.reference)
+        self.references.forget(self.ref)
 
 
 class References:
@@ -77,7 +77,7 @@ class References:
         self._values: dict[RefId, OwnedValue] = {}
         self._parked: dict[TransferKey, Continuation] = {}
         self._ready: deque[tuple[TransferKey, OwnerDied | None]] = deque()
-        self._forgotten: deque[Reference] = deque()
+        self._forgotten: deque[RefId] = deque()
         self._creation_errors: dict[RefId, CallError] = {}
         self._acceptance: dict[Waiter[None], list[RefId]] = {}
 
@@ -103,9 +103,9 @@ class References:
     def _reference_to(ref: RefId, owner: Worker) -> Reference:
         return Reference(ref.minted_by, ref.number, owner.incarnation, owner.name, owner.id)
 
-    def forget(self, reference: Reference) -> None:
+    def forget(self, ref: RefId) -> None:
         """A handle was collected. Called from finalizers."""
-        self._forgotten.append(reference)
+        self._forgotten.append(ref)
         self._wake()
 
     def drain(self) -> None:
@@ -116,8 +116,7 @@ class References:
             return
         with self._lock:
             while self._forgotten:
-                gone = self._forgotten.popleft()
-                ref = RefId(gone.minted_by, gone.number)
+                ref = self._forgotten.popleft()
                 self._refs.release(ref)
                 if self._creation_errors and not self._refs.knows(ref):
                     self._creation_errors.pop(ref, None)
@@ -209,6 +208,8 @@ class References:
     def check_usable(self, handle: RefHandle) -> None:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
         ref = handle.ref
+        if not self._creation_errors and not self._refs.is_void(ref):
+            return
         with self._lock:
             cause = self._refs.void_cause(ref)
             error = self._creation_errors.get(ref)
