@@ -300,22 +300,13 @@ class Header(NamedTuple):
         return 8 * self.buffer_count + self.meta_length + self.body_length
 
 
-class Frame:
+class Frame(msgspec.Struct, eq=False, gc=False):
     """One message with its body and buffers. Immutable by convention; `buffers` are not copied."""
 
-    __slots__ = ("body", "buffers", "call_id", "message")
-
-    def __init__(
-        self,
-        message: Message,
-        call_id: int = 0,
-        body: Buffer = b"",
-        buffers: Sequence[Buffer] = (),
-    ) -> None:
-        self.message = message
-        self.call_id = call_id
-        self.body = body
-        self.buffers = buffers
+    message: Message
+    call_id: int = 0
+    body: Buffer = b""
+    buffers: Sequence[Buffer] = ()
 
     def __repr__(self) -> str:
         return (
