@@ -180,6 +180,9 @@ class Job(msgspec.Struct, eq=False):
             attach = None
             if request.sent:
                 attach = agent.gradients.receive(self.context, self.peer, request.sent)
+            first: Sequence[RefHandle] = ()
+            if handles and request.on_reference:
+                first, handles = handles[:1], handles[1:]
             loaded = agent.serializer.load(
                 frame.body, frame.buffers, references=handles or (), attach=attach
             )
@@ -190,12 +193,12 @@ class Job(msgspec.Struct, eq=False):
         frame.body, frame.buffers = b"", ()
         if request.function:
             args, kwargs = loaded
-            found = agent.serializer.functions.resolve(request.function)
+            function = agent.serializer.functions.resolve(request.function)
             if not agent.policy.allows_all:
-                agent.policy.check_found(request.function, found)
-            return found, args, kwargs
-        function, args, kwargs = loaded
-        return function, args, kwargs
+                agent.policy.check_found(request.function, function)
+        else:
+            function, args, kwargs = loaded
+        return function, (*first, *args) if first else args, kwargs
 
     def _refuse(self) -> NoReturn:
         if self.cancelled:

@@ -201,8 +201,12 @@ class Outbound:
     ) -> tuple[PendingCall, Frame]:
         """A request that is counted as begun, and its frame."""
         deadline, seconds = self.deadline(timeout)
-        name, dumped = self._dump_call(peer, function, args, kwargs or {})
-        handles: Sequence[RefHandle] = dumped.references
+        on: Sequence[RefHandle] = ()
+        if args and type(args[0]) is RefHandle:
+            self._references.check_sendable(args[0])
+            on = args[:1]
+        name, dumped = self._dump_call(peer, function, args, kwargs or {}, len(on))
+        handles = (*on, *dumped.references)
         pending = PendingCall(name, deadline, seconds, future, created.ref if created else None)
         elsewhere = False  # whether a reference is to another worker's value
         for handle in handles:
@@ -227,7 +231,7 @@ class Outbound:
         if created is not None:
             request.creates, request.sequence = created.reference.number, sequence
         if handles:
-            request.references = references_of(handles)
+            request.references, request.on_reference = references_of(handles), bool(on)
             if elsewhere or created is not None:
                 pending.pinned = True
                 self._references.pin(TransferKey(peer.incarnation, call_id, False), handles)
@@ -268,14 +272,17 @@ class Outbound:
         function: Function,
         args: Sequence[Any],
         kwargs: Kwargs,
+        skipped: int,
     ) -> tuple[str, Dumped]:
+        """The function's name and the body of its call, without the first `skipped` arguments."""
+        sent = tuple(args)[skipped:]
         name = name_of(function)
         if name is not None and (peer.same_program or not name.startswith("__main__:")):
-            if not args and not kwargs:
+            value: tuple[Any, ...] = (sent, kwargs)
+            if not sent and not kwargs:
                 return name, NO_ARGUMENTS
-            value: tuple[Any, ...] = (tuple(args), kwargs)
         else:
-            name, value = "", (function, tuple(args), kwargs)
+            name, value = "", (function, sent, kwargs)
         try:
             return name, self._agent.dump(value, peer)
         except SerializationError as error:
