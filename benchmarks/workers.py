@@ -1,0 +1,54 @@
+"""How a process becomes a worker of an implementation, and ends with the one that started it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+from typing import Any
+
+from plans import FARCALL, TORCH, World
+
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+
+# By implementation, what `join` needs.
+RPC_MODULES = {
+    FARCALL: "farcall.rpc",
+    TORCH: "torch.distributed.rpc",
+    "ray": "over_ray",
+    "rpyc": "over_rpyc",
+    "grpc": "over_grpc",
+}
+
+
+def module_of(implementation: str) -> Any:
+    return importlib.import_module(RPC_MODULES[implementation])
+
+
+def end_with_parent() -> None:
+    if sys.platform == "linux":
+        # It may be killed while this process is stopped and can't see the end of a pipe.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def join(implementation: str, store: str, world: World, rank: int) -> Any:
+    """The implementation's module for calls, of which this process is a worker now.
+
+    Or something with its names. Workers find each other through the file `store`. `shutdown` waits
+    for the others.
+    """
+    module = module_of(implementation)
+    if implementation not in (FARCALL, TORCH):
+        return module.join(store, world.size, rank)
+    more: dict[str, Any] = {}
+    if world.tcp_only:
+        if implementation == TORCH:
+            more["_transports"] = ["uv"]
+        else:
+            os.environ["FARCALL_PATHS"] = "tcp"
+    options = module.TensorPipeRpcBackendOptions(init_method=f"file://{store}", **more)
+    name = f"{world.name}{rank}"
+    module.init_rpc(name, rank=rank, world_size=world.size, rpc_backend_options=options)
+    return module
