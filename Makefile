@@ -16,7 +16,7 @@ PROGRAMS ?= 1000
 SEED ?= 0
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 
-.PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test lint format sim bench clean
+.PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test lint format sim bench bench-all clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,9 +55,16 @@ sim: $(INSTALLED) ## Simulate protocols, run random programs. Options: SCHEDULES
 	$(BIN)/python -m farcall.testing.sim --protocol backward --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
-bench: $(INSTALLED) ## Measure against torch.distributed.rpc. Options: BENCH_ARGS="--rounds 5"
+bench: $(INSTALLED) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
-clean: ## Delete .venv, demo-out and all caches.
-	rm -rf $(VENV) build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+$(VENV)/.bench: $(INSTALLED)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
+	@touch $@
+
+bench-all: $(VENV)/.bench ## Measure against Ray, RPyC and gRPC, too.
+	$(BIN)/python benchmarks/run.py --implementations farcall,torch,ray,rpyc,grpc $(BENCH_ARGS)
+
+clean: ## Delete .venv, demo-out, bench-out and all caches.
+	rm -rf $(VENV) build dist demo-out bench-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

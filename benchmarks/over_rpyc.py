@@ -91,7 +91,9 @@ class Caller:
 
     def shutdown(self) -> None:
         for worker in self._paths:
-            self._link(worker).connection.root.end()
+            connection = self._link(worker).connection
+            rpyc.async_(connection.root.end)()  # it may be gone before it answers
+            connection.close()
 
 
 class Service(rpyc.Service):

@@ -1,12 +1,12 @@
 """One process that is measured, with the workers that it calls. Started by `turns.py`.
 
-    python benchmarks/peer.py IMPLEMENTATION STORE WORLD [RANK]
+    python benchmarks/peer.py IMPLEMENTATION STORE WORLD
 
-Rank 0, which is meant when no rank is given, starts the others of the world (`plans.WORLDS`). It
-reads a JSON line from stdin for each block, {"case": name, "count": n}, and answers with one on
-stdout: a list of n numbers, seconds per call, step or iteration. A case goes on where its last
-block ended. All shut down at the end of stdin. `local` is one process alone, and knows the training
-cases only. STORE is the path of a file in which the workers find each other.
+It is rank 0 of the world (`plans.WORLDS`), and forks the others. It reads a JSON line from stdin
+for each block, {"case": name, "count": n}, and answers with one on stdout: a list of n numbers,
+seconds per call, step or iteration. A case goes on where its last block ended. All shut down at the
+end of stdin. `local` is one process alone, and knows the training cases only. STORE is the path of
+a file in which the workers find each other.
 """
 
 from __future__ import annotations
@@ -14,47 +14,54 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
 import torch
 from cases import seconds_of
-from plans import LOCAL, WORLDS
-from workers import end_with_parent, join
+from plans import LOCAL, WORLDS, World
+from workers import CONTEXT, end_with_parent, join, module_of
 
 
-def end_if_failed(process: subprocess.Popen[bytes], rank: int) -> None:
-    if process.wait():
-        print(f"rank {rank} ended with {process.returncode}", file=sys.stderr, flush=True)
+def end_if_failed(process: BaseProcess, rank: int) -> None:
+    process.join()
+    if process.exitcode:
+        print(f"rank {rank} ended with {process.exitcode}", file=sys.stderr, flush=True)
         os._exit(1)
 
 
-def end_with_stdin() -> None:
-    # Not sys.stdin, whose lock a thread must not hold when the interpreter ends.
-    os.read(0, 1)
-    os._exit(1)
+def answer(implementation: str, store: str, world: World, rank: int) -> None:
+    """What any other rank does."""
+    end_with_parent()
+    join(implementation, store, world, rank).shutdown()
 
 
 @contextmanager
-def joined(implementation: str, store: str, world_name: str) -> Iterator[Any]:
+def joined(implementation: str, store: str, world: World) -> Iterator[Any]:
     """`join` as rank 0, with the other workers, which end with this process."""
-    command = [sys.executable, "-W", "ignore", __file__, implementation, store, world_name]
-    world = WORLDS[world_name]
-    others = []
-    for rank in range(1, world.size):
-        other = subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE)
-        threading.Thread(target=end_if_failed, args=(other, rank), daemon=True).start()
-        others.append(other)
+    module_of(implementation)
+    others = [
+        CONTEXT.Process(target=answer, args=(implementation, store, world, rank))
+        for rank in range(1, world.size)
+    ]
+    for other in others:
+        other.start()
+    watches = [
+        threading.Thread(target=end_if_failed, args=(other, rank), daemon=True)
+        for rank, other in enumerate(others, start=1)
+    ]
+    for watch in watches:
+        watch.start()
     rpc = join(implementation, store, world, 0)
     yield rpc
     rpc.shutdown()
-    for other in others:
-        other.wait()
+    for watch in watches:
+        watch.join()
 
 
 def serve(implementation: str, rpc: Any, answers: TextIO) -> None:
@@ -68,13 +75,13 @@ def serve(implementation: str, rpc: Any, answers: TextIO) -> None:
         print(json.dumps(seconds), file=answers, flush=True)
 
 
-def call(implementation: str, store: str, world: str) -> None:
-    """Rank 0."""
+def call(implementation: str, store: str, world: World) -> None:
+    """What rank 0 does."""
     # Whatever else is printed, here or by other ranks, goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        if implementation == LOCAL or WORLDS[world].size == 1:
+        if implementation == LOCAL or world.size == 1:
             serve(implementation, None, answers)
         else:
             with joined(implementation, store, world) as rpc:
@@ -86,20 +93,11 @@ def call(implementation: str, store: str, world: str) -> None:
         os._exit(1)
 
 
-def answer(implementation: str, store: str, world: str, rank: int) -> None:
-    """Any other rank."""
-    threading.Thread(target=end_with_stdin, daemon=True).start()
-    join(implementation, store, WORLDS[world], rank).shutdown()
-
-
 def main() -> None:
     end_with_parent()
     torch.set_num_threads(1)
-    implementation, store, world, *rank = sys.argv[1:]
-    if rank:
-        answer(implementation, store, world, int(rank[0]))
-    else:
-        call(implementation, store, world)
+    implementation, store, world = sys.argv[1:]
+    call(implementation, store, WORLDS[world])
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from typing import NamedTuple
 FARCALL, TORCH, LOCAL = "farcall", "torch", "local"
 BOTH = (FARCALL, TORCH)
 EVERY = (*BOTH, "ray", "rpyc", "grpc")
-WITH_REFERENCES = (*BOTH, "rpyc")
-WITH_METHODS = (*WITH_REFERENCES, "ray")
+WITH_METHODS = (*BOTH, "ray", "rpyc")
 WITH_MANY_IN_FLIGHT = (*BOTH, "ray", "grpc")  # RPyC's client reads no answers while it sends
 DISTRIBUTIONS = {**{name: name for name in EVERY}, "grpc": "grpcio"}
 
@@ -92,7 +91,7 @@ CASES = {
     },
     "in_flight": Case("calls", Plan(1, 0, blocks=4), CALLS_PER_SECOND, WITH_MANY_IN_FLIGHT),
     "threads": Case("calls", Plan(2, 1, blocks=6), CALLS_PER_SECOND, EVERY),
-    "references": Case("calls", Plan(1, 0, blocks=2), implementations=WITH_REFERENCES),
+    "references": Case("calls", Plan(1, 0, blocks=2)),
     "idle": Case("calls", Plan(1, 0, blocks=1, warm_up=False), PERCENT_OF_A_CORE),
     "noop_tcp": Case("tcp", SMALL),
     "ring": Case("ring", Plan(3, 1, blocks=6)),

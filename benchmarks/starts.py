@@ -5,17 +5,15 @@ A process with all imports done forks the workers, so that what is timed is not 
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from plans import World
-from workers import end_with_parent, join, module_of
-
-CONTEXT = multiprocessing.get_context("fork")
+from workers import CONTEXT, end_with_parent, join, module_of
 
 
 def noop() -> None:
@@ -34,12 +32,20 @@ def work(implementation: str, store: str, world: World, rank: int, starter: Conn
     rpc.shutdown()
 
 
-def receive(connection: Connection, processes: list[multiprocessing.Process]) -> None:
-    """Waits for a message. Raises RuntimeError if a process ends first."""
-    ready = wait([connection, *(process.sentinel for process in processes)])
-    if connection not in ready:
-        raise RuntimeError("a worker ended before its first call")
-    connection.recv()
+def receive(connection: Connection, processes: list[BaseProcess]) -> None:
+    """Waits for a message. Raises RuntimeError if a process fails first."""
+    while True:
+        running = [process.sentinel for process in processes if process.is_alive()]
+        check(processes)
+        if connection in wait([connection, *running]):
+            connection.recv()
+            return
+
+
+def check(processes: list[BaseProcess]) -> None:
+    for rank, process in enumerate(processes):
+        if process.exitcode:
+            raise RuntimeError(f"rank {rank} ended with {process.exitcode}")
 
 
 def start(implementation: str, world: World, store: str) -> float:
@@ -61,8 +67,7 @@ def start(implementation: str, world: World, store: str) -> float:
     seconds = time.perf_counter() - begin
     for process in processes:
         process.join()
-        if process.exitcode:
-            raise RuntimeError(f"a worker ended with {process.exitcode}")
+    check(processes)
     return seconds
 
 

@@ -20,7 +20,7 @@ from plans import (
 )
 from turns import Blocks
 
-NONE = "–"  # noqa: RUF001
+NONE = "-"
 
 
 @dataclass(frozen=True)
