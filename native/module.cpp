@@ -194,16 +194,22 @@ nb::object receive(Link& link, std::uint64_t kinds, int alarm, double deadline) 
 }
 
 // (link id, kind, call id, meta, body, buffers), or (link id, why the link ended).
-nb::object next_event(Endpoint& endpoint, double timeout) {
-  std::optional<Event> event = endpoint.next_at_once();
-  if (!event) without_interpreter([&] {
-    const Nanoseconds wait = deadline_from_seconds(timeout);
-    event = endpoint.next(wait == 0 || wait == kNever ? wait : now() + wait, check_signals);
-  });
+nb::object event_of(std::optional<Event> event) {
   if (!event) return nb::none();
   if (!event->frame) return nb::make_tuple(event->link->id(), event->cause);
   return in_frame(std::move(*event->frame), event->link->id());
 }
+
+nb::object next_event(Endpoint& endpoint, double timeout) {
+  std::optional<Event> event;
+  without_interpreter([&] {
+    const Nanoseconds wait = deadline_from_seconds(timeout);
+    event = endpoint.next(wait == 0 || wait == kNever ? wait : now() + wait, check_signals);
+  });
+  return event_of(std::move(event));
+}
+
+nb::object poll_event(Endpoint& endpoint) { return event_of(endpoint.poll()); }
 
 std::shared_ptr<Link> open_link(Endpoint& endpoint, int fd, int side, double deadline,
                                 nb::tuple limits) {
@@ -248,6 +254,7 @@ NB_MODULE(_native, module) {
       .def("open", &open_link, nb::arg("fd"), nb::arg("side"), nb::arg("deadline"),
            nb::arg("limits"))
       .def("next", &next_event, nb::arg("timeout"))
+      .def("poll", &poll_event)
       .def("wake", &Endpoint::wake)
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Endpoint::forget);

@@ -134,7 +134,7 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
     if (has_queued()) continue;
     if (waited) return std::nullopt;
     if (deadline == 0) {
-      poll(0, interrupt);
+      ask_epoll(0, interrupt);
       continue;
     }
     const Nanoseconds start = now();
@@ -143,7 +143,7 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
   }
 }
 
-std::optional<Event> Endpoint::next_at_once() {
+std::optional<Event> Endpoint::poll() {
   std::unique_lock lock(next_mutex_, std::try_to_lock);
   if (!lock || closed_ || woken_.load(std::memory_order_relaxed)) return std::nullopt;
   active_ = true;
@@ -185,7 +185,7 @@ bool Endpoint::look() {
     if (link->may_have_input()) return true;
   }
   if (any_stream_ && ++looks_ % kLooksPerPoll == 0) {
-    poll(0, no_interrupt);
+    ask_epoll(0, no_interrupt);
     return has_queued();
   }
   return false;
@@ -208,13 +208,13 @@ void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
     active_ = false;
     const Nanoseconds until = std::min(deadline, trim_at_);
     const Nanoseconds left = std::clamp<Nanoseconds>(until - time, 0, kMaxSleep);
-    poll(static_cast<int>((left + kMillisecond - 1) / kMillisecond), interrupt);
+    ask_epoll(static_cast<int>((left + kMillisecond - 1) / kMillisecond), interrupt);
     if (now() >= trim_at_) trim_at_ = trim() ? now() + kTrimPeriod : kNever;
   }
   sleeps_.store(false, std::memory_order_seq_cst);
 }
 
-void Endpoint::poll(int timeout_ms, Interrupt interrupt) {
+void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
   epoll_event ready[kMaxReady];
   const int count = epoll_wait(epoll_.get(), ready, kMaxReady, timeout_ms);
   if (count < 0 && errno == EINTR) interrupt();
