@@ -33,7 +33,7 @@ RUNTIME_undefined := libubsan.so
 RUNTIME_thread := libtsan.so
 
 .PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test lint format sim bench clean
-.PHONY: native native-test native-clang sanitize fuzz
+.PHONY: native native-test native-clang sanitize sanitize-python fuzz
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
