@@ -104,9 +104,11 @@ native-clang: $(INSTALLED) ## The same with Clang. Options: CLANG=clang++-19
 	@$(NEEDS_CLANG)
 	CXX=$(CLANG) $(call check_native,clang,$(MODULE))
 
-sanitize: sanitize-address sanitize-undefined sanitize-thread ## Run the C++ tests under each sanitizer.
+SANITIZED := sanitize-address sanitize-undefined sanitize-thread
+.PHONY: $(SANITIZED)
+sanitize: $(SANITIZED) ## Run the C++ tests under each sanitizer.
 
-sanitize-%: $(INSTALLED)
+$(SANITIZED): sanitize-%: $(INSTALLED)
 	$(call check_native,$*,$(NO_MODULE) -DFARCALL_SANITIZE=$*)
 
 # The package again, as links, with a module that is checked. Leaks of Python are not looked for.
