@@ -261,8 +261,10 @@ MESSAGES: dict[Kind, type[Message]] = {
 KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
 
 _KINDS = {int(kind): kind for kind in MESSAGES}
-_encode_meta = msgspec.msgpack.Encoder().encode
-_decoders = {kind: msgspec.msgpack.Decoder(message) for kind, message in MESSAGES.items()}
+encode_message = msgspec.msgpack.Encoder().encode
+_decoders: dict[int, msgspec.msgpack.Decoder[Message]] = {
+    int(kind): msgspec.msgpack.Decoder(message) for kind, message in MESSAGES.items()
+}
 
 
 class Limits(NamedTuple):
@@ -336,7 +338,7 @@ def encode(frame: Frame) -> list[Buffer]:
     Large bodies and buffers are passed through, not copied. Buffers must be flat bytes.
     """
     message = frame.message
-    meta = _encode_meta(message)
+    meta = encode_message(message)
     body, buffers = frame.body, frame.buffers
     head = HEADER.pack(
         MAGIC,
@@ -407,13 +409,14 @@ def decode_table(header: Header, table: Buffer, limits: Limits = DEFAULT_LIMITS)
     return lengths
 
 
-def decode_message(header: Header, meta: Buffer) -> Message:
-    """The message of a frame.
+def decode_message(kind: int, meta: Buffer) -> Message:
+    """The message of a frame of that kind.
 
     Raises:
-        BadFrame: the metadata is not a message of the header's kind.
+        BadFrame: the metadata is not such a message, or there is no such kind.
     """
     try:
-        return _decoders[header.kind].decode(meta)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"broken {header.kind.name} message: {error}") from error
+        return _decoders[kind].decode(meta)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
+        name = _KINDS[kind].name if kind in _KINDS else kind
+        raise BadFrame(f"broken {name} message: {error}") from error

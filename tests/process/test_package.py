@@ -1,4 +1,4 @@
-"""What pip makes of this checkout without a C++ compiler, and what the sdist holds."""
+"""What pip makes of this checkout where C++ can't be compiled, and what the sdist holds."""
 
 from __future__ import annotations
 

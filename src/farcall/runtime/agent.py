@@ -276,6 +276,7 @@ class Agent:
             if peer.lost is not None or peer.worker is self.me:
                 return
             peer.lost = cause
+            peer.back_link = None
             pending, jobs = peer.outgoing.lost(), peer.incoming.lost()
         self.executor.may_pass_lead()
         for job in jobs:
