@@ -155,6 +155,9 @@ int send_frame(Link& link, int kind, std::uint64_t call_id, nb::handle meta, nb:
                nb::handle buffers, double deadline) {
   Held held;
   const OutFrame frame = out_frame(held, kind, call_id, meta, body, buffers);
+  // Letting go of the interpreter for less than a microsecond costs more than it gives: another
+  // thread takes it, and has to be waited for.
+  if (link.send_at_once(frame)) return kSent;
   return without_interpreter(
       [&] { link.send(frame, deadline_from_seconds(deadline), check_signals); });
 }
@@ -192,8 +195,8 @@ nb::object receive(Link& link, std::uint64_t kinds, int alarm, double deadline) 
 
 // (link id, kind, call id, meta, body, buffers), or (link id, why the link ended).
 nb::object next_event(Endpoint& endpoint, double timeout) {
-  std::optional<Event> event;
-  without_interpreter([&] {
+  std::optional<Event> event = endpoint.next_at_once();
+  if (!event) without_interpreter([&] {
     const Nanoseconds wait = deadline_from_seconds(timeout);
     event = endpoint.next(wait == 0 || wait == kNever ? wait : now() + wait, check_signals);
   });

@@ -143,6 +143,14 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
   }
 }
 
+std::optional<Event> Endpoint::next_at_once() {
+  std::unique_lock lock(next_mutex_, std::try_to_lock);
+  if (!lock || closed_ || woken_.load(std::memory_order_relaxed)) return std::nullopt;
+  active_ = true;
+  auto event = pop();
+  return event ? std::move(event) : scan();
+}
+
 void Endpoint::refresh() {
   const std::uint64_t version = version_.load(std::memory_order_acquire);
   if (version == seen_version_) return;

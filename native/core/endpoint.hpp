@@ -32,6 +32,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // The next event. None: the deadline passed, somebody called `wake`, or for no reason.
   // One thread at a time. A deadline of 0 is not waited for at all.
   std::optional<Event> next(Nanoseconds deadline, Interrupt interrupt);
+  // The next event if there is one now, and nobody is inside `next`.
+  std::optional<Event> next_at_once();
   // Makes a running or the next `next` return. Takes no lock.
   void wake();
   // Ends all links without reporting them, and waits until nobody is inside `next`, which returns

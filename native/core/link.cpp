@@ -75,6 +75,21 @@ void Link::send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt
   send_entered(frame, deadline, interrupt);
 }
 
+bool Link::send_at_once(const OutFrame& frame) {
+  if (!enter()) return false;
+  bool sent = false;
+  if (writing_.try_take()) {
+    try {
+      sent = !is_lost() && channel_->write_at_once(frame);
+    } catch (const std::exception&) {
+      // `send` finds out.
+    }
+    writing_.give_back();
+  }
+  leave();
+  return sent;
+}
+
 void Link::send_entered(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt) {
   if (is_lost()) throw LinkFailure(cause());
   Composed composed;

@@ -47,6 +47,8 @@ class Link : public std::enable_shared_from_this<Link> {
 
   // All of these are for any thread. They throw NotSent, TimedOut, LinkFailure, Interrupted.
   void send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt);
+  // Sends a small frame if that takes no time. False: it would; nothing was sent. Does not throw.
+  bool send_at_once(const OutFrame& frame);
   // Sends a request and waits for its outcome. `meanwhile` is called when it was sent.
   InFrame exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt,
                    const std::function<void()>& meanwhile);
