@@ -83,7 +83,6 @@ TENSORS = {
     "16mb": (Plan(counted=4, dropped=1, blocks=8), MILLISECONDS),
     "128mb": (Plan(counted=2, dropped=1, blocks=4), MILLISECONDS),
 }
-EPISODES = Plan(counted=2, dropped=1, blocks=6, warm_up=30)  # the first ones are short
 
 CASES = {
     "noop": Case("calls", SMALL, implementations=EVERY),
@@ -102,8 +101,9 @@ CASES = {
     "idle": Case("calls", Plan(1, 0, blocks=1, warm_up=0), PERCENT_OF_A_CORE),
     "noop_tcp": Case("tcp", SMALL),
     "ring": Case("ring", Plan(3, 1, blocks=6)),
-    "cartpole_1": Case("cartpole_1", EPISODES, STEPS_PER_SECOND),
-    "cartpole_3": Case("cartpole_3", EPISODES, STEPS_PER_SECOND),
+    # The first episodes are short.
+    "cartpole_1": Case("cartpole_1", Plan(2, 1, blocks=6, warm_up=30), STEPS_PER_SECOND),
+    "cartpole_3": Case("cartpole_3", Plan(1, 1, blocks=6, warm_up=20), STEPS_PER_SECOND),
     "rnn_tiny": Case("rnn_tiny", Plan(40, 4, blocks=20), MILLISECONDS, (LOCAL, *BOTH)),
     "rnn_real": Case("rnn_real", Plan(2, 1, blocks=6), MILLISECONDS, (LOCAL, *BOTH)),
     "start_2": Case("starts", Plan(1, 0, blocks=4, warm_up=0), MILLISECONDS, EVERY),
