@@ -1,5 +1,6 @@
-# Set-up, tests, lint, demos. Needs Python 3.11 or later as `python3`, GNU make and a package
-# registry that pip is set up for. Everything is installed into .venv, here in the checkout.
+# Set-up, tests, lint, demos. Needs Python 3.11 or later as `python3`, GNU make, a package registry
+# that pip is set up for and, for the C++ part, a C++20 compiler and Python's headers. Everything is
+# installed into .venv, here in the checkout; C++ is built in build/.
 
 .DEFAULT_GOAL := help
 
@@ -7,6 +8,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+NATIVE := build/native/.built
+NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*.cpp native/*/*.cpp native/*/*.hpp)
+CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+MODULE := -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+NO_MODULE := -DFARCALL_PYTHON=OFF
+HAS_HEADERS := $(BIN)/python -c 'import os, sys, sysconfig; \
+  sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
+NEEDS_CLANG = command -v $(CLANG) >/dev/null || { \
+  echo "$(CLANG) is not installed. Debian and Ubuntu: apt-get install clang. Or say CLANG=..."; exit 1; }
 
 DEMO_ARGS ?=
 TEST_ARGS ?=
@@ -15,30 +25,48 @@ SCHEDULES ?= 10000
 PROGRAMS ?= 1000
 SEED ?= 0
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
+FUZZ_SECONDS ?= 60
+CLANG ?= clang++
 
 .PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test lint format sim bench bench-all clean
+.PHONY: native native-test native-clang sanitize fuzz
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Done again only when what is to be installed changes.
+# Done again only when what is to be installed changes. The C++ part is built below, not by pip.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
+	  -Ccmake.define.FARCALL_PYTHON=OFF -e ".[dev]"
 	@touch $@
+
+# The Python module, beside the Python files. Without a compiler farcall works on the socket
+# transport, so that is no error, unless FARCALL_REQUIRE_NATIVE is set. A failed build is one.
+$(NATIVE): $(INSTALLED) $(NATIVE_SOURCES)
+ifeq ($(shell uname -s),Linux)
+	@if [ -n "$$FARCALL_REQUIRE_NATIVE" ] || { command -v "$${CXX:-c++}" >/dev/null && $(HAS_HEADERS); }; then \
+	  $(CONFIGURE) -B build/native $(MODULE) -DFARCALL_IN_PLACE=ON && \
+	  $(BIN)/cmake --build build/native && touch $@; \
+	else \
+	  echo "No C++ compiler, or no headers of Python: farcall will use the socket transport (docs/native.md)."; \
+	fi
+endif
+
+native: $(NATIVE) ## Build the C++ part again if its sources changed. What needs it does so, too.
 
 demo: demo-cartpole ## Run the main demo; output under demo-out/. Options: DEMO_ARGS="--seed 3"
 
-demo-cartpole: $(INSTALLED) ## Balance a pole: one agent learns, observers play.
+demo-cartpole: $(NATIVE) ## Balance a pole: one agent learns, observers play.
 	$(BIN)/farcall demo cartpole --out demo-out/cartpole $(DEMO_ARGS)
 
-demo-rnn: $(INSTALLED) ## Learn to predict words: a model on two workers.
+demo-rnn: $(NATIVE) ## Learn to predict words: a model on two workers.
 	$(BIN)/farcall demo rnn --out demo-out/rnn $(DEMO_ARGS)
 
-demo-parameter-server: $(INSTALLED) ## Tell digits apart: trainers around one parameter server.
+demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one parameter server.
 	$(BIN)/farcall demo parameter-server --out demo-out/parameter-server $(DEMO_ARGS)
 
-test: $(INSTALLED) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
+test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 lint: $(INSTALLED) ## Check style and types.
@@ -50,21 +78,51 @@ format: $(INSTALLED) ## Reformat, and fix what ruff can fix.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-sim: $(INSTALLED) ## Simulate protocols, run random programs. Options: SCHEDULES=100000 PROGRAMS=10000 SEED=0 JOBS=2
+sim: $(NATIVE) ## Simulate protocols, run random programs. Options: SCHEDULES=100000 PROGRAMS=10000 SEED=0 JOBS=2
 	$(BIN)/python -m farcall.testing.sim --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python -m farcall.testing.sim --protocol backward --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
-bench: $(INSTALLED) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"
+bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 $(VENV)/.bench: $(INSTALLED)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
+	  -Ccmake.define.FARCALL_PYTHON=OFF -e ".[dev,bench]"
 	@touch $@
 
-bench-all: $(VENV)/.bench ## Measure against Ray, RPyC and gRPC, too.
+bench-all: $(NATIVE) $(VENV)/.bench ## Measure against Ray, RPyC and gRPC, too.
 	$(BIN)/python benchmarks/run.py --implementations farcall,torch,ray,rpyc,grpc $(BENCH_ARGS)
 
-clean: ## Delete .venv, demo-out, bench-out and all caches.
-	rm -rf $(VENV) build dist demo-out bench-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+# $(1): the folder under build/. $(2): options of CMakeLists.txt.
+define check_native
+$(CONFIGURE) -B build/$(1) -DFARCALL_TESTS=ON -DFARCALL_WERROR=ON $(2)
+$(BIN)/cmake --build build/$(1)
+$(BIN)/ctest --test-dir build/$(1) --output-on-failure --no-tests=error
+endef
+
+native-test: $(INSTALLED) ## Build the C++ part with warnings as errors, and run its tests.
+	$(call check_native,test,$(MODULE))
+
+native-clang: $(INSTALLED) ## The same with Clang. Options: CLANG=clang++-19
+	@$(NEEDS_CLANG)
+	CXX=$(CLANG) $(call check_native,clang,$(MODULE))
+
+sanitize: sanitize-address sanitize-undefined sanitize-thread ## Run the C++ tests under each sanitizer.
+
+sanitize-%: $(INSTALLED)
+	$(call check_native,$*,$(NO_MODULE) -DFARCALL_SANITIZE=$*)
+
+fuzz: $(INSTALLED) ## Fuzz what reads a peer's bytes. Needs Clang. Options: FUZZ_SECONDS=600 (for each target)
+	@$(NEEDS_CLANG)
+	CXX=$(CLANG) $(CONFIGURE) -B build/fuzz $(NO_MODULE) -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
+	  -DFARCALL_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/fuzz
+	@for target in build/fuzz/fuzz_*; do \
+	  corpus=build/corpus/$${target##*/}; mkdir -p $$corpus; \
+	  $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=build/fuzz/ $$corpus || exit 1; \
+	done
+
+clean: ## Delete .venv, demo-out, what was built and all caches.
+	rm -rf $(VENV) build dist src/farcall/_native.*.so demo-out bench-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

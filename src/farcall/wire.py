@@ -83,7 +83,8 @@ class Request(Message):
     the result (0: the caller wants the result itself), `sequence` the caller's registration of it.
     `context` is the autograd context of the caller (0: none), `sent` the sender's number for the
     tensors requiring grad in the body (0: it recorded none). With `no_grad` the function runs
-    under `torch.no_grad`, as the call was made.
+    under `torch.no_grad`, as the call was made. With `on_reference` the function gets the
+    value of the first reference first; that is not in the body, which numbers the others from 0.
     """
 
     function: str
@@ -94,6 +95,7 @@ class Request(Message):
     context: int = 0
     sent: int = 0
     no_grad: bool = False
+    on_reference: bool = False
 
 
 class Reply(Message):
@@ -261,8 +263,10 @@ MESSAGES: dict[Kind, type[Message]] = {
 KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
 
 _KINDS = {int(kind): kind for kind in MESSAGES}
-_encode_meta = msgspec.msgpack.Encoder().encode
-_decoders = {kind: msgspec.msgpack.Decoder(message) for kind, message in MESSAGES.items()}
+encode_message = msgspec.msgpack.Encoder().encode
+_decoders: dict[int, msgspec.msgpack.Decoder[Message]] = {
+    int(kind): msgspec.msgpack.Decoder(message) for kind, message in MESSAGES.items()
+}
 
 
 class Limits(NamedTuple):
@@ -298,22 +302,13 @@ class Header(NamedTuple):
         return 8 * self.buffer_count + self.meta_length + self.body_length
 
 
-class Frame:
+class Frame(msgspec.Struct, eq=False, gc=False):
     """One message with its body and buffers. Immutable by convention; `buffers` are not copied."""
 
-    __slots__ = ("body", "buffers", "call_id", "message")
-
-    def __init__(
-        self,
-        message: Message,
-        call_id: int = 0,
-        body: Buffer = b"",
-        buffers: Sequence[Buffer] = (),
-    ) -> None:
-        self.message = message
-        self.call_id = call_id
-        self.body = body
-        self.buffers = buffers
+    message: Message
+    call_id: int = 0
+    body: Buffer = b""
+    buffers: Sequence[Buffer] = ()
 
     def __repr__(self) -> str:
         return (
@@ -336,7 +331,7 @@ def encode(frame: Frame) -> list[Buffer]:
     Large bodies and buffers are passed through, not copied. Buffers must be flat bytes.
     """
     message = frame.message
-    meta = _encode_meta(message)
+    meta = encode_message(message)
     body, buffers = frame.body, frame.buffers
     head = HEADER.pack(
         MAGIC,
@@ -407,13 +402,14 @@ def decode_table(header: Header, table: Buffer, limits: Limits = DEFAULT_LIMITS)
     return lengths
 
 
-def decode_message(header: Header, meta: Buffer) -> Message:
-    """The message of a frame.
+def decode_message(kind: int, meta: Buffer) -> Message:
+    """The message of a frame of that kind.
 
     Raises:
-        BadFrame: the metadata is not a message of the header's kind.
+        BadFrame: the metadata is not such a message, or there is no such kind.
     """
     try:
-        return _decoders[header.kind].decode(meta)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"broken {header.kind.name} message: {error}") from error
+        return _decoders[kind].decode(meta)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
+        name = _KINDS[kind].name if kind in _KINDS else kind
+        raise BadFrame(f"broken {name} message: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import pytest
 from stations import InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
@@ -18,6 +19,17 @@ SOCKET_KINDS = [
     "tcp without epoll",
     pytest.param("unix without epoll", marks=needs_unix),
 ]
+needs_native = pytest.mark.skipif(
+    find_spec("farcall._native") is None, reason="needs the compiled transport"
+)
+
+# By which addresses others are dialled, and which paths may be used.
+NATIVE_PATHS = {
+    "shm": ("unix", ("shm", "unix", "tcp")),
+    "unix": ("unix", ("unix", "tcp")),
+    "tcp": ("tcp", ("tcp",)),
+}
+NATIVE_KINDS = [pytest.param(f"native {path}", marks=needs_native) for path in NATIVE_PATHS]
 SECRET_KINDS = ["tcp with a secret", pytest.param("unix with a secret", marks=needs_unix)]
 
 
@@ -41,11 +53,20 @@ def socket_stations(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     yield from stations_of(SocketNet(secret, by=kind.partition(" ")[0]))
 
 
-@pytest.fixture(params=["inproc", *SOCKET_KINDS, *SECRET_KINDS])
+def native_stations(path: str) -> Iterator[StationMaker]:
+    from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
+
+    by, paths = NATIVE_PATHS[path]
+    yield from stations_of(SocketNet(None, by, NativeEndpoint, paths=paths))
+
+
+@pytest.fixture(params=["inproc", *SOCKET_KINDS, *SECRET_KINDS, *NATIVE_KINDS])
 def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on every transport."""
     if request.param == "inproc":
         yield from stations_of(InprocNet())
+    elif request.param.startswith("native"):
+        yield from native_stations(request.param.partition(" ")[2])
     else:
         yield from socket_stations(request)
 

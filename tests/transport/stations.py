@@ -171,16 +171,24 @@ class InprocNet:
 class SocketNet:
     """Stations know of each other only addresses that begin with `by`."""
 
-    def __init__(self, secret: bytes | None = None, by: str = "") -> None:
+    def __init__(
+        self,
+        secret: bytes | None = None,
+        by: str = "",
+        make: Callable[..., Endpoint] = SocketEndpoint,
+        **options: Any,
+    ) -> None:
         self._secret = secret
         self._by = by
+        self._make = make
+        self._options = options
         self._ranks = count()
 
     def station(self, name: str = "", admit: Admit = welcome, **options: Any) -> Station:
         rank = next(self._ranks)
         options.setdefault("secret", self._secret)
         me = Identity(name or f"w{rank}", rank, new_incarnation())
-        endpoint = SocketEndpoint(me, admit=admit, **options)
+        endpoint = self._make(me, admit=admit, **self._options, **options)
         known = tuple(url for url in endpoint.addresses if url.startswith(self._by))
         return Station(Worker(me.name, rank, me.incarnation, known), endpoint)
 

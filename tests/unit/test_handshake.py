@@ -16,9 +16,9 @@ import pytest
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.transport.handshake import Identity, accept, connect
-from farcall.transport.introductions import Hello, Proof, Refuse
+from farcall.transport.introductions import Hello, Proof, Ready, Refuse
 
-LEFT = Identity("left", 0, 11, "host-a", "main-a")
+LEFT = Identity("left", 0, 11, "host-a", "main-a", shm=3)
 RIGHT = Identity("right", 1, 22, "host-b", "main-b")
 SECRET = b"the right secret"
 
@@ -77,7 +77,7 @@ def meet(
     )
 
 
-def say(sock: socket.socket, message: Hello | Proof | Refuse) -> None:
+def say(sock: socket.socket, message: object) -> None:
     data = msgspec.msgpack.encode(message)
     sock.sendall(struct.pack("<I", len(data)) + data)
 
@@ -155,6 +155,44 @@ def test_acceptor_that_claims_no_secret_cannot_downgrade_a_connector(pair: Pair)
     left, right = both(lambda: connect(pair[0], LEFT, SECRET, expects=0, deadline=soon()), impostor)
     assert isinstance(left, AuthenticationFailed)
     assert right == RIGHT
+
+
+@pytest.mark.parametrize("change", [{"shm": 9}, {"main": "main-b"}])
+def test_hello_that_was_changed_on_the_way_is_refused_on_both_sides(
+    pair: Pair, change: dict[str, object]
+) -> None:
+    there, here = socket.socketpair()
+
+    def relay() -> None:
+        say(there, msgspec.structs.replace(hear(pair[1]), **change))
+        for source, target in ((there, pair[1]), (pair[1], there), (there, pair[1])):
+            data = hear_raw(source)
+            target.sendall(struct.pack("<I", len(data)) + data)
+
+    with there, here:
+        between = threading.Thread(target=relay)
+        between.start()
+        outcomes = both(
+            lambda: connect(pair[0], LEFT, SECRET, expects=0, deadline=soon()),
+            lambda: accept(here, RIGHT, SECRET, deadline=soon(), admit=anyone),
+        )
+        between.join()
+    for outcome in outcomes:
+        assert isinstance(outcome, AuthenticationFailed)
+
+
+def test_hello_without_the_field_that_came_last_says_no_shared_memory(pair: Pair) -> None:
+    items = msgspec.msgpack.decode(msgspec.msgpack.encode(a_hello(secured=False, shm=1)))
+    assert items.pop() == 1
+
+    def older() -> Identity:
+        say(pair[0], items)
+        assert isinstance(hear(pair[0]), Hello)
+        say(pair[0], Ready())
+        return LEFT
+
+    _, right = both(older, lambda: accept(pair[1], RIGHT, None, deadline=soon(), admit=anyone))
+    assert right == Identity("left", 0, 11)
 
 
 def test_proof_reflected_to_its_maker_is_refused(pair: Pair) -> None:
@@ -256,8 +294,8 @@ def test_message_shows_how_the_stranger_began(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [a_hello(protocol="another"), a_hello(nonce=b"short"), Proof(bytes(32))],
-    ids=["other protocol", "short nonce", "proof first"],
+    [a_hello(protocol="another"), a_hello(nonce=b"short"), a_hello(shm=-1), Proof(bytes(32))],
+    ids=["other protocol", "short nonce", "version below 0", "proof first"],
 )
 def test_hello_that_breaks_the_rules_raises_bad_frame(pair: Pair, message: Hello | Proof) -> None:
     say(pair[0], message)

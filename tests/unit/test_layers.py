@@ -16,6 +16,7 @@ LAYERS = {
     "errors": 0,
     "ids": 1,
     "wire": 2,
+    "_native": 2,  # C++, see native/
     "protocol": 3,
     "transport": 3,
     "serde": 4,
@@ -43,7 +44,9 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {name_of(path): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+# Stubs stand for what is compiled.
+FILES = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
+TREES = {name_of(path): ast.parse(path.read_text()) for path in FILES}
 
 
 def unit_of(module: str) -> str:

@@ -24,8 +24,8 @@ from farcall.runtime.options import (
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FARCALL_SECRET", raising=False)
-    monkeypatch.delenv("FARCALL_LISTEN", raising=False)
+    for name in ("SECRET", "LISTEN", "TRANSPORTS", "PATHS"):
+        monkeypatch.delenv(f"FARCALL_{name}", raising=False)
 
 
 def test_defaults_are_those_of_torch() -> None:
@@ -36,7 +36,8 @@ def test_defaults_are_those_of_torch() -> None:
         assert options.device_maps == {}
         assert options.devices == []
         assert options.secret is None
-        assert options.transports == ("socket",)
+        assert options.transports == ("native", "socket")
+        assert options.paths == ("shm", "unix", "tcp")
 
 
 def test_base_takes_timeout_and_init_method_by_position() -> None:
@@ -105,6 +106,19 @@ def test_unset_timeout_is_allowed_only_where_asked_for() -> None:
         (lambda: RpcBackendOptions(secret=5), TypeError, "secret must be text or bytes"),
         (lambda: RpcBackendOptions(transports=()), ValueError, "transports is empty"),
         (lambda: RpcBackendOptions(transports="socket"), TypeError, "several strings"),
+        (
+            lambda: RpcBackendOptions(transports=["tcp"]),
+            ValueError,
+            "^transports: there is no 'tcp'; there are: native, socket$",
+        ),
+        (lambda: RpcBackendOptions(paths=[]), ValueError, "paths is empty"),
+        (lambda: RpcBackendOptions(paths="tcp"), TypeError, "paths must be several strings"),
+        (lambda: RpcBackendOptions(paths=[1]), TypeError, "paths must be several strings"),
+        (
+            lambda: TensorPipeRpcBackendOptions(paths=("tcp", "ibv")),
+            ValueError,
+            "^paths: there is no 'ibv'; there are: shm, unix, tcp$",
+        ),
         (lambda: RpcBackendOptions(allow_functions="a:b"), TypeError, "several strings"),
         (lambda: RpcBackendOptions(allow_functions=["a.b"]), ValueError, "'module:qualname'"),
         (lambda: TensorPipeRpcBackendOptions(_transports=["x"]), ValueError, "transport: x"),
@@ -134,6 +148,34 @@ def test_allowed_functions_are_kept_as_patterns() -> None:
     assert RpcBackendOptions(allow_functions={"operator:*"}).allow_functions == ("operator:*",)
     assert RpcBackendOptions(allow_functions=[]).allow_functions == ()
     assert RpcBackendOptions().allow_functions is None
+
+
+# --- transports
+
+
+def test_environment_says_what_frames_travel_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARCALL_PATHS", "tcp, unix")
+    monkeypatch.setenv("FARCALL_TRANSPORTS", "socket")
+    options = TensorPipeRpcBackendOptions()
+    assert (options.transports, options.paths) == (("socket",), ("tcp", "unix"))
+    options = RpcBackendOptions(transports=["native"], paths={"tcp"})
+    assert (options.transports, options.paths) == (("native",), ("tcp",))
+
+
+def test_empty_environment_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARCALL_PATHS", "")
+    monkeypatch.setenv("FARCALL_TRANSPORTS", "")
+    test_defaults_are_those_of_torch()
+
+
+@pytest.mark.parametrize("variable", ["FARCALL_PATHS", "FARCALL_TRANSPORTS"])
+@pytest.mark.parametrize("text", ["tcp;unix", "socket,", ",", "Socket"])
+def test_nonsense_in_the_environment_is_refused_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str
+) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=f"^{variable}: there is no '"):
+        RpcBackendOptions()
 
 
 # --- devices

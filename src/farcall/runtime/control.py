@@ -73,9 +73,10 @@ class ControlMessages:
         return link
 
     def _send(self, peer: Peer, frame: Frame, deadline: float) -> None:
-        if peer.back_link is not None:
+        link = peer.back_link
+        if link is not None:
             with contextlib.suppress(LinkError):
-                peer.back_link.send(frame, deadline)
+                link.send(frame, deadline)
                 return
         self._agent.connect(peer, deadline).send(frame, deadline)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-import math
 import time
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+import msgspec
 import torch
 
 from farcall.errors import (
@@ -26,6 +26,7 @@ from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.peers import Peer
 from farcall.runtime.references import RefHandle, references_of
+from farcall.runtime.values import OwnedValue
 from farcall.serde import Dumped, dump_failure, name_of
 from farcall.transport.base import Link, NotSent
 from farcall.wire import Accepted, Failure, Frame, Reply, Request
@@ -96,36 +97,20 @@ def result_of(function: Callable[..., Any], result: Any) -> Any:
     )
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One request that is being served. `run` is called once, by a thread of the executor."""
 
-    __slots__ = (
-        "agent",
-        "cancelled",
-        "context",
-        "deadline",
-        "frame",
-        "handles",
-        "link",
-        "peer",
-        "place",
-        "request",
-    )
-
-    def __init__(self, agent: Agent, peer: Peer, link: Link, frame: Frame) -> None:
-        request = frame.message
-        assert isinstance(request, Request)
-        self.agent = agent
-        self.peer = peer
-        self.link = link
-        self.frame = frame
-        self.request = request
-        timeout = request.timeout
-        self.deadline = time.monotonic() + timeout if timeout > 0 else math.inf
-        self.cancelled = False
-        self.context = 0  # the autograd context that the call is part of
-        self.handles: list[RefHandle] | None = None  # of its references, if they all live here
-        self.place: RefId | None = None  # where the result goes, of a `remote()` call
+    agent: Agent
+    peer: Peer
+    link: Link
+    frame: Frame
+    request: Request
+    deadline: float  # `time.monotonic()` seconds
+    cancelled: bool = False
+    context: int = 0  # the autograd context that the call is part of
+    handles: Sequence[RefHandle] | None = None  # of its references, if they all live here
+    target: OwnedValue | None = None  # what the function works on, with `Request.on_reference`
+    place: RefId | None = None  # where the result goes, of a `remote()` call
 
     @property
     def key(self) -> TransferKey:
@@ -134,23 +119,32 @@ class Job:
     def start(self) -> None:
         """Accept the request, and run it as soon as its references may be used."""
         request = self.request
-        if request.references:
-            self.handles = self.agent.references.own_handles(request.references)
+        is_admitted = not request.references or self._take_references(request)
         if request.creates:
             self.place = self._create(request)
-        if request.references and self.handles is None:
+        if is_admitted:
+            self.agent.executor.submit(self.run)
+        else:
             self.agent.meet_owners(request.references)
             self.agent.references.arrive(self.key, request.references, self._admitted)
-        else:
-            self.agent.executor.submit(self.run)
+
+    def _take_references(self, request: Request) -> bool:
+        """Whether all references live here, and so may be used now."""
+        references = self.agent.references
+        if request.on_reference and len(request.references) == 1:
+            # It is there, and the function gets the place itself: there is no use to be counted.
+            self.target = references.made_place(request.references[0])
+            if self.target is not None:
+                return True
+        self.handles = references.own_handles(request.references)
+        return self.handles is not None
 
     def _create(self, request: Request) -> RefId:
         caller = self.peer.incarnation
         place = RefId(caller, request.creates)
         if caller != self.agent.me.incarnation:
             self.agent.references.accept_creation(place, caller, request.sequence)
-        with self.peer.lock:
-            self.peer.incoming.finish(self.frame.call_id)
+        self.peer.incoming.finish(self.frame.call_id)
         self.agent.executor.may_pass_lead()
         self._send(Frame(Accepted(), self.frame.call_id))
         return place
@@ -187,9 +181,11 @@ class Job:
     def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         agent, request, frame = self.agent, self.request, self.frame
         handles, self.handles = self.handles, None
-        arrived = handles is None and request.references
+        target, self.target = self.target, None
+        arrived = handles is None and target is None and request.references
         try:
-            self._check_wanted()
+            if self.cancelled or time.monotonic() > self.deadline:
+                self._refuse()
             if not agent.policy.allows_all:
                 agent.policy.check(request.function)
             if arrived:
@@ -197,6 +193,10 @@ class Job:
             attach = None
             if request.sent:
                 attach = agent.gradients.receive(self.context, self.peer, request.sent)
+            if handles and request.on_reference and target is None:
+                target = agent.references.value_of(handles[0])
+                # Kept until the answer: what is not made yet must not be dropped meanwhile.
+                self.handles, handles = handles[:1], handles[1:]
             loaded = agent.serializer.load(
                 frame.body, frame.buffers, references=handles or (), attach=attach
             )
@@ -207,18 +207,17 @@ class Job:
         frame.body, frame.buffers = b"", ()
         if request.function:
             args, kwargs = loaded
-            found = agent.serializer.functions.resolve(request.function)
+            function = agent.serializer.functions.resolve(request.function)
             if not agent.policy.allows_all:
-                agent.policy.check_found(request.function, found)
-            return found, args, kwargs
-        function, args, kwargs = loaded
-        return function, args, kwargs
+                agent.policy.check_found(request.function, function)
+        else:
+            function, args, kwargs = loaded
+        return function, args if target is None else (target, *args), kwargs
 
-    def _check_wanted(self) -> None:
+    def _refuse(self) -> NoReturn:
         if self.cancelled:
             raise Cancelled(f"the caller gave up on {self.request.function} before it was run")
-        if time.monotonic() > self.deadline:
-            raise RpcTimeout(f"{self.request.function} was not run before its deadline")
+        raise RpcTimeout(f"{self.request.function} was not run before its deadline")
 
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
         try:
@@ -235,11 +234,10 @@ class Job:
             value = self.agent.references.place_of(self.place)
             if value is not None:
                 value.set(result)
-            self.agent.served()
+            self.agent.leaver.end()
             return
-        handles: list[RefHandle] = []
         try:
-            dumped = self.agent.dump(result, self.peer, handles)
+            dumped = self.agent.dump(result, self.peer)
         except BaseException as error:  # pickling runs user code; the caller waits for an answer
             explained = SerializationError(
                 f"the result of {self.request.function or 'the function'} can't be sent: {error}"
@@ -251,7 +249,7 @@ class Job:
         gradients = self.agent.gradients
         if self.context and dumped.tensors:
             reply.context, reply.sent = gradients.send(self.context, self.peer, dumped.tensors)
-        self._answer(reply, dumped, handles)
+        self._answer(reply, dumped)
         if reply.sent:
             gradients.record(reply.context, reply.sent)
 
@@ -267,23 +265,18 @@ class Job:
                     self.request.function,
                     exc_info=error,
                 )
-            self.agent.served()
+            self.agent.leaver.end()
             return
-        handles: list[RefHandle] = []
         failure, dumped = dump_failure(
-            self.agent.serializer,
-            error,
-            externals=self.agent.references.collector(handles),
-            by_value=not self.peer.same_program,
+            self.agent.serializer, error, by_value=not self.peer.same_program
         )
-        self._answer(failure, dumped, handles)
+        self._answer(failure, dumped)
 
-    def _answer(self, message: Reply | Failure, dumped: Dumped, handles: list[RefHandle]) -> None:
-        with self.peer.lock:
-            wanted = self.peer.incoming.finish(self.frame.call_id)
-        if wanted:
+    def _answer(self, message: Reply | Failure, dumped: Dumped) -> None:
+        handles: Sequence[RefHandle] = dumped.references
+        if self.peer.incoming.finish(self.frame.call_id):
             if handles and not self._wait_until_accepted(handles):
-                self.agent.served()
+                self.agent.leaver.end()
                 return
             if handles:
                 key = TransferKey(self.peer.incarnation, self.frame.call_id, of_reply=True)
@@ -292,9 +285,9 @@ class Job:
             frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
             if not self._send(frame) and handles:
                 self.agent.references.unpin(key)
-        self.agent.served()
+        self.agent.leaver.end()
 
-    def _wait_until_accepted(self, handles: list[RefHandle]) -> bool:
+    def _wait_until_accepted(self, handles: Sequence[RefHandle]) -> bool:
         """For references that are just being created elsewhere. False: the caller gave up."""
         try:
             self.agent.references.wait_until_accepted(handles, 0, self.deadline)

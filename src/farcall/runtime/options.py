@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
+from farcall.transport.addresses import PATHS
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
@@ -29,7 +31,7 @@ UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
 
-TRANSPORTS = ("socket",)
+TRANSPORTS = ("native", "socket")
 _TORCH_TRANSPORTS = frozenset({"shm", "uv", "ibv"})
 _TORCH_CHANNELS = frozenset(
     {"basic", "cma", "mpt_uv", "xth", "cuda_basic", "cuda_gdr", "cuda_ipc", "cuda_xth"}
@@ -92,7 +94,13 @@ class RpcBackendOptions:
         allow_by_value: let callers send functions as code (lambdas, closures).
         allow_pickle: take objects as pickles, in calls and in results of our calls. False takes
             plain data, tensors and references only.
-        transports: names of the transports that may be used, best first; so far only "socket".
+        transports: names of the implementations that may be used, best first; the first one that
+            this machine has is taken. Default: `FARCALL_TRANSPORTS` of the environment, separated
+            by commas; else "native" (compiled), then "socket" (pure Python).
+        paths: which ways to other workers may be used, in any order: "shm" (shared memory, within
+            one host), "unix" (Unix sockets, within one host), "tcp". Which of them a link takes is
+            decided by what both workers have. TCP is always listened on. Default:
+            `FARCALL_PATHS` of the environment, separated by commas; else all.
         device_maps: per callee name, which of its devices each device of this worker maps to; one
             to one. An int is a CUDA device.
         devices: CUDA devices that this worker uses; checked and kept, as in PyTorch.
@@ -114,7 +122,8 @@ class RpcBackendOptions:
         allow_functions: Collection[str] | None = None,
         allow_by_value: bool = True,
         allow_pickle: bool = True,
-        transports: Sequence[str] = ("socket",),
+        transports: Sequence[str] | None = None,
+        paths: Collection[str] | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
@@ -128,7 +137,8 @@ class RpcBackendOptions:
         self.allow_functions = _patterns(allow_functions)
         self.allow_by_value = allow_by_value
         self.allow_pickle = allow_pickle
-        self.transports = _transports(transports)
+        self.transports = _choice("transports", transports, "FARCALL_TRANSPORTS", TRANSPORTS)
+        self.paths = _choice("paths", paths, "FARCALL_PATHS", PATHS)
         self.device_maps = {to: _device_map(one) for to, one in (device_maps or {}).items()}
         self.devices = _device_list(devices or ())
 
@@ -170,7 +180,8 @@ class FarcallOptions(TypedDict, total=False):
     allow_functions: Collection[str] | None
     allow_by_value: bool
     allow_pickle: bool
-    transports: Sequence[str]
+    transports: Sequence[str] | None
+    paths: Collection[str] | None
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
@@ -278,14 +289,23 @@ def _worker_threads(count: int) -> int:
     return count
 
 
-def _transports(names: Sequence[str]) -> tuple[str, ...]:
-    for name in _names(names, "transports"):
-        if name not in TRANSPORTS:
-            raise ValueError(f"no transport is called {name!r}; there are: {', '.join(TRANSPORTS)}")
-    return tuple(names)
+def _choice(
+    what: str, given: Collection[str] | None, variable: str, known: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Some of the known names: as given, or as the environment says, or all."""
+    if given is None:
+        text = os.environ.get(variable, "")
+        if not text:
+            return known
+        what, given = variable, [name.strip() for name in text.split(",")]
+    names = _names(given, what)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{what}: there is no {name!r}; there are: {', '.join(known)}")
+    return names
 
 
-def _names(names: Sequence[str], what: str) -> tuple[str, ...]:
+def _names(names: Collection[str], what: str) -> tuple[str, ...]:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{what} must be several strings, for instance a tuple, not {names!r}")
     if not names:

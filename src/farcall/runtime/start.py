@@ -7,11 +7,13 @@ import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+import msgspec
 import torch
 
 from farcall.errors import RendezvousError
 from farcall.ids import Incarnation, Worker, new_incarnation
 from farcall.runtime.agent import Agent
+from farcall.runtime.endpoints import open_endpoint
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.hosts import host_id, host_name, local_address_towards, main_fingerprint
 from farcall.runtime.inbound import Policy
@@ -20,7 +22,6 @@ from farcall.runtime.rendezvous import Rendezvous
 from farcall.runtime.stores import open_store
 from farcall.serde import DeviceMap, Serializer
 from farcall.transport.handshake import Identity
-from farcall.transport.socket import SocketEndpoint
 
 PROBE_SECONDS = 2.0
 WILDCARDS = ("0.0.0.0", "::")
@@ -56,12 +57,14 @@ def start_agent(
     rendezvous = Rendezvous(store, f"farcall/{generation}" if size else "farcall/open")
     incarnation = new_incarnation()
     starting = _Starting(name, rank, incarnation)
-    endpoint = SocketEndpoint(
+    endpoint = open_endpoint(
+        options.transports,
         starting.identity,
         listen=(host, port),
         advertise=[_advertised(host, options.init_method)],
         secret=options.secret,
         admit=starting.admit,
+        paths=options.paths,
     )
     try:
         me = Worker(
@@ -81,7 +84,7 @@ def start_agent(
             is_dead=(lambda _: False) if size else _is_dead,
         )
         me = next(worker for worker in workers if worker.incarnation == incarnation)
-        endpoint.me = Identity(name, me.id, incarnation, me.host, me.main)
+        endpoint.me = msgspec.structs.replace(endpoint.me, id=me.id)
         _check_reachable(me, workers, options)
         starting.agent = Agent(
             me,

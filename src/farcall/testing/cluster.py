@@ -9,19 +9,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from farcall.autograd.recorder import Autograd
 from farcall.ids import Worker, new_incarnation
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import CallContext, current
+from farcall.runtime.endpoints import open_endpoint
+from farcall.transport.addresses import PATHS
 from farcall.transport.base import Endpoint
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
-from farcall.transport.socket import SocketEndpoint
 
-Transport = Literal["inproc", "socket"]
+Transport = Literal["inproc", "socket", "native"]
 TRANSPORTS: tuple[Transport, ...] = ("inproc", "socket")
+if find_spec("farcall._native") is not None:
+    TRANSPORTS += ("native",)
 
 
 @contextmanager
@@ -43,7 +47,7 @@ def cluster(
     Args:
         size: number of workers.
         transport: what their frames travel over.
-        secret: authenticates links of the socket transport.
+        secret: authenticates links, of all transports but inproc.
         options: for every `Agent`: `rpc_timeout` (seconds), `num_worker_threads`, `policy`, ...
     """
     listen = _listener(transport, secret)
@@ -86,7 +90,15 @@ def _listener(
             endpoint = InprocEndpoint(network, unaddressed, gate.admit)
         else:
             identity = Identity(name, rank, incarnation, "here")
-            endpoint = SocketEndpoint(identity, secret=secret, admit=gate.admit)
+            endpoint = open_endpoint(
+                (transport,),
+                identity,
+                listen=("127.0.0.1", 0),
+                advertise=(),
+                secret=secret,
+                admit=gate.admit,
+                paths=PATHS,
+            )
         worker = Worker(name, rank, incarnation, endpoint.addresses, "here", os.getpid())
         return worker, endpoint, gate
 

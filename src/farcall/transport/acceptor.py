@@ -25,6 +25,7 @@ class Acceptor:
         listen: (host, port) to listen on; port 0 takes a free one.
         advertise: host names or addresses under which others reach us.
         on_connection: gets each connection, and who is at its other end, in the acceptor's thread.
+        unix: also listen on a Unix socket, where there are any.
 
     Raises:
         LinkError: the address can't be listened on.
@@ -36,12 +37,14 @@ class Acceptor:
         listen: tuple[str, int],
         advertise: Sequence[str],
         on_connection: OnConnection,
+        *,
+        unix: bool = True,
     ) -> None:
         self._name = name
         self._on_connection = on_connection
         tcp = addresses.listen_tcp(*listen)
-        unix = addresses.listen_unix()
-        self._listeners = [tcp] if unix is None else [unix, tcp]
+        local = addresses.listen_unix() if unix else None
+        self._listeners = [tcp] if local is None else [local, tcp]
         hosts = advertise or [listen[0]]
         self.addresses = tuple(url for one in self._listeners for url in addresses.urls(one, hosts))
         self._poller = new_poller()

@@ -19,6 +19,10 @@ from farcall.errors import LinkError
 
 logger = logging.getLogger("farcall.transport")
 
+# What frames between two workers may go over, best first. Shared memory is set up over a Unix
+# socket.
+PATHS = ("shm", "unix", "tcp")
+
 BACKLOG = 512
 UNIX = "unix:@"
 KEEPALIVE_IDLE_SECONDS = 15

@@ -173,7 +173,7 @@ class FrameReader:
     def _open_frame(self, header: Header, front: memoryview) -> Frame | None:
         table_end = header.table_length
         meta_end = table_end + header.meta_length
-        message = decode_message(header, front[table_end:meta_end])
+        message = decode_message(header.kind, front[table_end:meta_end])
         # A copy: the memory behind a small front is used again for the next frame.
         body = bytes(front[meta_end:]) if len(front) <= READ_SIZE else front[meta_end:]
         if not header.buffer_count:

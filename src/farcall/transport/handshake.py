@@ -213,6 +213,7 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         main=me.main,
         nonce=secrets.token_bytes(NONCE_LENGTH),
         secured=secret is not None,
+        shm=me.shm,
     )
 
 

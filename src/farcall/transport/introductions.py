@@ -30,7 +30,8 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 class Identity(msgspec.Struct, frozen=True):
     """Who a side of a link says it is; proven when the link has a secret.
 
-    The fields are those of the same name in `farcall.ids.Worker`.
+    The fields are those of the same name in `farcall.ids.Worker`, and `shm`, the version of the
+    shared-memory protocol that it speaks; 0 for none.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Identity(msgspec.Struct, frozen=True):
     incarnation: int
     host: str = ""
     main: str = ""
+    shm: Count = 0
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -58,10 +60,11 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     main: str
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_LENGTH, max_length=NONCE_LENGTH)]
     secured: bool
+    shm: Count = 0
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.name, self.id, self.incarnation, self.host, self.main)
+        return Identity(self.name, self.id, self.incarnation, self.host, self.main, self.shm)
 
 
 class Proof(msgspec.Struct, array_like=True, frozen=True, tag="proof"):

@@ -1,0 +1,271 @@
+#include "endpoint.hpp"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+namespace farcall {
+
+namespace {
+
+constexpr std::uint64_t kBellId = 0;  // links count from 1
+constexpr int kMaxReady = 64;
+constexpr Nanoseconds kMaxSleep = 3600 * kSecond;
+constexpr std::uint32_t kLooksPerPoll = 8;  // with rings among the links, which cost no system call
+
+}  // namespace
+
+Endpoint::Endpoint(int spin_threads)
+    : pool_(std::make_shared<HeapPool>()),
+      budget_(spin_threads),
+      spinner_(budget_, Who::kEndpoint),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (!epoll_ || !bell_) throw std::system_error(errno, std::generic_category());
+  epoll_event event{};
+  // Each write is an edge, so nobody has to read it.
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = kBellId;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, bell_.get(), &event);
+}
+
+// Links.
+
+std::shared_ptr<Link> Endpoint::open_stream(Descriptor socket, const Limits& limits) {
+  return make(std::make_unique<StreamChannel>(std::move(socket)), limits);
+}
+
+std::shared_ptr<Link> Endpoint::open_rings(Descriptor socket, const Limits& limits, int side,
+                                           Nanoseconds deadline) {
+  auto memory = RingChannel::set_up(socket, side, deadline);
+  if (!memory) return open_stream(std::move(socket), limits);
+  return make(std::make_unique<RingChannel>(std::move(socket), std::move(memory), side), limits);
+}
+
+std::shared_ptr<Link> Endpoint::make(std::unique_ptr<Channel> channel, const Limits& limits) {
+  return std::make_shared<Link>(shared_from_this(), links_made_.fetch_add(1) + 1,
+                                std::move(channel), limits);
+}
+
+void Endpoint::start(const std::shared_ptr<Link>& link) {
+  {
+    std::lock_guard lock(links_mutex_);
+    if (closed_) throw LinkFailure("this worker has shut down");
+    links_[link->id()] = link;
+    version_.fetch_add(1);
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLRDHUP;
+    event.data.u64 = link->id();
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link->fd(), &event);
+  }
+  wake_sleeper();
+}
+
+void Endpoint::watch(const Link& link, std::uint32_t events) {
+  if (!users_.enter()) return;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = link.id();
+  // Fails before the link is started; that asks for what is right then.
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.fd(), &event);
+  leave();
+}
+
+void Endpoint::removed(const Link& link) {
+  if (users_.enter()) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.fd(), nullptr);
+    leave();
+  }
+  std::lock_guard lock(links_mutex_);
+  links_.erase(link.id());
+  version_.fetch_add(1);
+}
+
+// Events.
+
+void Endpoint::push(Event event) {
+  {
+    std::lock_guard lock(queue_mutex_);
+    if (closed_) return;
+    queue_.push_back(std::move(event));
+    queued_.store(queue_.size(), std::memory_order_seq_cst);
+  }
+  wake_sleeper();
+}
+
+std::optional<Event> Endpoint::pop() {
+  if (!has_queued()) return std::nullopt;
+  std::lock_guard lock(queue_mutex_);
+  if (queue_.empty()) return std::nullopt;
+  Event event = std::move(queue_.front());
+  queue_.pop_front();
+  queued_.store(queue_.size(), std::memory_order_seq_cst);
+  return event;
+}
+
+void Endpoint::wake_sleeper() {
+  if (!sleeps_.load(std::memory_order_seq_cst) || !users_.enter()) return;
+  eventfd_write(bell_.get(), 1);
+  leave();
+}
+
+void Endpoint::leave() {
+  if (!users_.leave()) return;
+  epoll_.reset();
+  bell_.reset();
+}
+
+void Endpoint::wake() {
+  woken_.store(true, std::memory_order_seq_cst);
+  wake_sleeper();
+}
+
+std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
+  std::lock_guard lock(next_mutex_);
+  active_ = true;
+  for (bool waited = false;; waited = true) {
+    if (auto event = pop()) return event;
+    if (woken_.exchange(false) || closed_) return std::nullopt;
+    if (auto event = scan()) return event;
+    if (has_queued()) continue;
+    if (waited) return std::nullopt;
+    if (deadline == 0) {
+      poll(0, interrupt);
+      continue;
+    }
+    const Nanoseconds start = now();
+    if (!spinner_.spin(start, [this] { return look(); })) sleep(deadline, interrupt);
+    spinner_.remember(start);
+  }
+}
+
+std::optional<Event> Endpoint::next_at_once() {
+  std::unique_lock lock(next_mutex_, std::try_to_lock);
+  if (!lock || closed_ || woken_.load(std::memory_order_relaxed)) return std::nullopt;
+  active_ = true;
+  auto event = pop();
+  return event ? std::move(event) : scan();
+}
+
+void Endpoint::refresh() {
+  const std::uint64_t version = version_.load(std::memory_order_acquire);
+  if (version == seen_version_) return;
+  std::vector<std::shared_ptr<Link>> before;  // the last use of a link ends outside the lock
+  std::lock_guard lock(links_mutex_);
+  before.swap(seen_);
+  seen_version_ = version_.load();
+  any_stream_ = false;
+  for (auto& [id, link] : links_) {
+    seen_.push_back(link);
+    any_stream_ = any_stream_ || link->is_stream();
+  }
+}
+
+std::optional<Event> Endpoint::scan() {
+  refresh();
+  const std::size_t count = seen_.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    cursor_ = cursor_ + 1 < count ? cursor_ + 1 : 0;
+    Link& link = *seen_[cursor_];
+    if (link.has_residue()) link.write_residue();
+    if (!link.may_have_input()) continue;
+    if (auto event = link.take_event()) return event;
+  }
+  return std::nullopt;
+}
+
+bool Endpoint::look() {
+  if (has_queued() || woken_.load(std::memory_order_relaxed)) return true;
+  if (version_.load(std::memory_order_relaxed) != seen_version_) return true;
+  for (const auto& link : seen_) {
+    if (link->may_have_input()) return true;
+  }
+  if (any_stream_ && ++looks_ % kLooksPerPoll == 0) {
+    poll(0, no_interrupt);
+    return has_queued();
+  }
+  return false;
+}
+
+bool Endpoint::prepare_sleep() {
+  if (has_queued() || woken_.load(std::memory_order_seq_cst)) return false;
+  if (version_.load(std::memory_order_seq_cst) != seen_version_) return false;
+  for (const auto& link : seen_) {
+    if (!link->prepare_sleep()) return false;
+  }
+  return true;
+}
+
+void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
+  sleeps_.store(true, std::memory_order_seq_cst);
+  if (prepare_sleep()) {
+    const Nanoseconds time = now();
+    if (trim_at_ == kNever && active_) trim_at_ = time + kTrimPeriod;
+    active_ = false;
+    const Nanoseconds until = std::min(deadline, trim_at_);
+    const Nanoseconds left = std::clamp<Nanoseconds>(until - time, 0, kMaxSleep);
+    poll(static_cast<int>((left + kMillisecond - 1) / kMillisecond), interrupt);
+    if (now() >= trim_at_) trim_at_ = trim() ? now() + kTrimPeriod : kNever;
+  }
+  sleeps_.store(false, std::memory_order_seq_cst);
+}
+
+void Endpoint::poll(int timeout_ms, Interrupt interrupt) {
+  epoll_event ready[kMaxReady];
+  const int count = epoll_wait(epoll_.get(), ready, kMaxReady, timeout_ms);
+  if (count < 0 && errno == EINTR) interrupt();
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t id = ready[i].data.u64;
+    if (id == kBellId) continue;
+    std::shared_ptr<Link> link;
+    {
+      std::lock_guard lock(links_mutex_);
+      const auto found = links_.find(id);
+      if (found != links_.end()) link = found->second;
+    }
+    if (!link) continue;
+    if (ready[i].events & EPOLLOUT) link->write_residue();
+    if (ready[i].events & ~static_cast<std::uint32_t>(EPOLLOUT)) link->on_readable();
+  }
+}
+
+bool Endpoint::trim() {
+  bool more = pool_->trim();
+  for (const auto& link : seen_) more = link->trim() || more;
+  return more;
+}
+
+// Ending.
+
+void Endpoint::close() {
+  std::vector<std::shared_ptr<Link>> links;
+  {
+    std::lock_guard lock(links_mutex_);
+    std::lock_guard queue_lock(queue_mutex_);
+    if (closed_.exchange(true)) return;
+    for (auto& [id, link] : links_) links.push_back(link);
+  }
+  for (auto& link : links) link->lose("this worker has shut down");
+  eventfd_write(bell_.get(), 1);
+  // What refers to links, which refer to this.
+  std::lock_guard next_lock(next_mutex_);
+  std::lock_guard lock(queue_mutex_);
+  seen_.clear();
+  queue_.clear();
+  queued_.store(0);
+  leave();
+}
+
+void Endpoint::forget() {
+  // No locks: their holders were not forked.
+  if (closed_.exchange(true)) return;
+  for (auto& [id, link] : links_) link->forget();
+  epoll_.reset();
+  bell_.reset();
+}
+
+}  // namespace farcall

@@ -1,0 +1,103 @@
+// One agent's links: who has something to read, and who waits for it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "link.hpp"
+#include "memory.hpp"
+#include "rundown.hpp"
+#include "spin.hpp"
+
+namespace farcall {
+
+class Endpoint : public std::enable_shared_from_this<Endpoint> {
+ public:
+  // `spin_threads`: how many threads may spin at once.
+  explicit Endpoint(int spin_threads);
+  Endpoint(const Endpoint&) = delete;
+
+  // A link over a socket, which it takes over. Nothing is read before `start`.
+  std::shared_ptr<Link> open_stream(Descriptor socket, const Limits& limits);
+  // See RingChannel. Falls back to the stream.
+  std::shared_ptr<Link> open_rings(Descriptor socket, const Limits& limits, int side,
+                                   Nanoseconds deadline);
+
+  // The next event. None: the deadline passed, somebody called `wake`, or for no reason.
+  // One thread at a time. A deadline of 0 is not waited for at all.
+  std::optional<Event> next(Nanoseconds deadline, Interrupt interrupt);
+  // The next event if there is one now, and nobody is inside `next`.
+  std::optional<Event> next_at_once();
+  // Makes a running or the next `next` return. Takes no lock.
+  void wake();
+  // Ends all links without reporting them, and waits until nobody is inside `next`, which returns
+  // at once from now on.
+  void close();
+  // In a forked child: closes its copies of the descriptors.
+  void forget();
+
+  // For links.
+
+  // Throws LinkFailure if the endpoint is closed.
+  void start(const std::shared_ptr<Link>& link);
+  HeapPool& pool() { return *pool_; }
+  SpinBudget& spin_budget() { return budget_; }
+  void push(Event event);
+  bool has_queued() const { return queued_.load(std::memory_order_seq_cst) > 0; }
+  // Whether the endpoint's thread sleeps, or is about to look at the links once more before.
+  bool sleeps() const { return sleeps_.load(std::memory_order_seq_cst); }
+  void wake_sleeper();
+  void watch(const Link& link, std::uint32_t events);
+  void removed(const Link& link);
+
+ private:
+  static constexpr Nanoseconds kTrimPeriod = 5 * kSecond;
+
+  std::shared_ptr<Link> make(std::unique_ptr<Channel> channel, const Limits& limits);
+  std::optional<Event> pop();
+  void refresh();
+  std::optional<Event> scan();
+  bool look();
+  void sleep(Nanoseconds deadline, Interrupt interrupt);
+  void poll(int timeout_ms, Interrupt interrupt);
+  bool prepare_sleep();
+  bool trim();
+  void leave();
+
+  const std::shared_ptr<HeapPool> pool_;
+  SpinBudget budget_;
+  Spinner spinner_;
+  Rundown users_;  // of the two descriptors
+  Descriptor epoll_;
+  Descriptor bell_;
+
+  std::atomic<std::uint64_t> links_made_{0};
+  std::atomic<bool> woken_{false};
+  std::atomic<bool> sleeps_{false};
+  std::atomic<bool> closed_{false};
+
+  std::mutex queue_mutex_;
+  std::deque<Event> queue_;
+  std::atomic<std::size_t> queued_{0};
+
+  std::mutex links_mutex_;  // guards what follows, up to `version_`
+  std::unordered_map<std::uint64_t, std::shared_ptr<Link>> links_;
+  std::atomic<std::uint64_t> version_{0};  // of `links_`
+
+  std::mutex next_mutex_;  // guards what follows: the thread inside `next` has it
+  std::vector<std::shared_ptr<Link>> seen_;
+  std::uint64_t seen_version_ = 0;
+  std::size_t cursor_ = 0;
+  bool any_stream_ = false;
+  bool active_ = false;  // since it was last decided when to trim
+  std::uint32_t looks_ = 0;
+  Nanoseconds trim_at_ = kNever;
+};
+
+}  // namespace farcall

@@ -1,0 +1,74 @@
+// Sleeping on a word of memory, and a role that one thread has at a time.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+
+#include "clock.hpp"
+
+namespace farcall {
+
+// Called when a signal interrupts a sleep; throws to end the wait. Python runs its signal handlers
+// in it.
+using Interrupt = void (*)();
+
+inline void no_interrupt() {}
+
+enum class Woken { kChanged, kTimedOut };
+
+static_assert(sizeof(std::atomic<std::uint32_t>) == 4);
+
+// Sleep while *word is `value`, until the deadline. May also return for no reason.
+// `shared`: the word lies in memory that other processes have mapped, too.
+inline Woken futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, Nanoseconds deadline,
+                        Interrupt interrupt, bool shared = false) {
+  const timespec until = timespec_of(deadline);
+  const int operation = FUTEX_WAIT_BITSET | (shared ? 0 : FUTEX_PRIVATE_FLAG);
+  const long result =
+      syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value,
+              deadline == kNever ? nullptr : &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+  if (result == 0 || errno == EAGAIN) return Woken::kChanged;
+  if (errno == ETIMEDOUT) return Woken::kTimedOut;
+  if (errno == EINTR) interrupt();
+  return Woken::kChanged;
+}
+
+inline void futex_wake(std::atomic<std::uint32_t>& word, int count, bool shared = false) {
+  const int operation = FUTEX_WAKE | (shared ? 0 : FUTEX_PRIVATE_FLAG);
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, count, nullptr, nullptr, 0);
+}
+
+// A lock that may be waited for until a deadline and be given back by another thread than took it.
+// The states are those of Drepper, "Futexes are tricky", 2011.
+class Role {
+ public:
+  bool try_take() {
+    std::uint32_t free = kFree;
+    return state_.compare_exchange_strong(free, kTaken, std::memory_order_acquire);
+  }
+
+  // False: the deadline passed.
+  bool take(Nanoseconds deadline, Interrupt interrupt) {
+    if (try_take()) return true;
+    while (state_.exchange(kContended, std::memory_order_acquire) != kFree) {
+      if (futex_wait(state_, kContended, deadline, interrupt) == Woken::kTimedOut) return try_take();
+    }
+    return true;
+  }
+
+  void give_back() {
+    if (state_.exchange(kFree, std::memory_order_release) == kContended) futex_wake(state_, 1);
+  }
+
+ private:
+  static constexpr std::uint32_t kFree = 0, kTaken = 1, kContended = 2;
+  std::atomic<std::uint32_t> state_{kFree};
+};
+
+}  // namespace farcall

@@ -1,0 +1,134 @@
+// A two-way connection to one worker: who may read it, who may write it, and how it ends.
+//
+// Reading is a role, held by one thread at a time: the endpoint's `next`, or a caller inside
+// `exchange`, which takes its own reply off the channel. Writing is a role, too: a frame is written
+// by one thread from its first byte to its last. A writer whose deadline passes in the middle of a
+// frame leaves a copy of the rest, which `next` writes when the peer reads again; the role stays
+// taken until then.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "channel.hpp"
+#include "errors.hpp"
+#include "frame_reader.hpp"
+#include "futex.hpp"
+#include "rundown.hpp"
+#include "spin.hpp"
+
+namespace farcall {
+
+class Endpoint;
+class Link;
+
+// A frame that no caller waits for, or the end of a link.
+struct Event {
+  std::shared_ptr<Link> link;
+  std::optional<InFrame> frame;
+  std::string cause;  // without a frame: why the link ended
+};
+
+class Link : public std::enable_shared_from_this<Link> {
+ public:
+  Link(std::shared_ptr<Endpoint> home, std::uint64_t id, std::unique_ptr<Channel> channel,
+       const Limits& limits);
+  ~Link();
+
+  std::uint64_t id() const { return id_; }
+  bool is_lost() const { return lost_.load(std::memory_order_acquire); }
+  std::string cause();
+
+  // All of these are for any thread. They throw NotSent, TimedOut, LinkFailure, Interrupted.
+  void send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt);
+  // Sends a small frame if that takes no time. False: it would; nothing was sent. Does not throw.
+  bool send_at_once(const OutFrame& frame);
+  // Sends a request and waits for its outcome. `meanwhile` is called when it was sent.
+  InFrame exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt,
+                   const std::function<void()>& meanwhile);
+  // Reads until a frame of one of these kinds (a bit each) arrives. None: `alarm` can be read, the
+  // deadline passed, the link was lost, or another thread reads.
+  std::optional<InFrame> receive(std::uint64_t kinds, int alarm, Nanoseconds deadline,
+                                 Interrupt interrupt);
+  // Let the endpoint read. Throws LinkFailure if that is closed.
+  void start();
+  // End the link: wake everyone who waits on it, and report it once.
+  void lose(const std::string& cause);
+  // In a forked child: close its copy of the socket, the parent's connection lives on.
+  void forget();
+
+  // For the endpoint.
+
+  int fd() const { return channel_->fd(); }
+  // The next frame that no caller waits for, if there is input and nobody else reads.
+  std::optional<Event> take_event();
+  // The socket can be read: put all events into the endpoint's queue.
+  void on_readable();
+  bool has_residue() const { return residue_waits_.load(std::memory_order_acquire); }
+  void write_residue();
+  // Before the endpoint's thread sleeps. False: there is something to do.
+  bool prepare_sleep();
+  bool may_have_input() const {
+    return !reading_.load(std::memory_order_relaxed) && channel_->may_have_input();
+  }
+  bool is_stream() const { return channel_->is_stream(); }
+  bool trim();
+
+ private:
+  struct Waiter;
+  class Use;      // keeps the socket open
+  class Reading;  // has the role of reading
+
+  bool enter() { return users_.enter(); }
+  void leave();
+  bool take_role() { return !reading_.exchange(true, std::memory_order_acquire); }
+  void give_role_back();
+  void send_entered(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt);
+  void write(Composed& composed, Nanoseconds deadline, Interrupt interrupt);
+  void leave_residue(const Composed& composed);
+  LinkFailure broken(const LinkFailure& error);
+
+  bool start_reading();
+  void stop_reading();
+  std::optional<InFrame> read_one();
+  bool deliver(InFrame& frame);
+  void route(InFrame frame);
+  void read_all();
+  void wait_reading(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt);
+  static void wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt);
+  bool sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt);
+  void set_watched(bool watched);
+  void update_interest();
+
+  const std::shared_ptr<Endpoint> home_;
+  const std::uint64_t id_;
+  const std::unique_ptr<Channel> channel_;
+
+  Rundown users_;  // of the socket, which is there while the link is not lost
+  std::atomic<bool> lost_{false};
+  std::atomic<bool> cut_{false};  // writing failed: lost once everything is read
+
+  std::atomic<bool> reading_{false};
+  FrameReader reader_;
+  Spinner spinner_;
+
+  Role writing_;
+  std::vector<std::uint8_t> residue_;
+  std::size_t residue_written_ = 0;
+  std::atomic<bool> residue_waits_{false};
+
+  std::mutex interest_;  // guards what epoll is asked to watch for
+  std::atomic<bool> watched_{true};  // by the endpoint
+
+  std::mutex state_;  // guards what follows, and the change of `lost_`
+  std::vector<Waiter*> waiters_;
+  std::string cause_;
+};
+
+}  // namespace farcall

@@ -1,0 +1,64 @@
+// Memory that two processes have mapped, and that is gone with them: it never has a name.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace farcall {
+
+// A file descriptor that is closed at the end.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() { reset(); }
+  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    if (this != &other) reset(other.release());
+    return *this;
+  }
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release() {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd;
+  }
+  void reset(int fd = -1);
+
+ private:
+  int fd_ = -1;
+};
+
+class SharedMemory {
+ public:
+  // Fresh memory of zeros, and a descriptor by which another process can map it. Its size can't be
+  // changed by anyone. Null if the system has none.
+  static std::pair<std::shared_ptr<SharedMemory>, Descriptor> create(std::size_t size);
+
+  // What another process created. Null if it can't be mapped, has another size, could be made
+  // smaller by its creator (our death by SIGBUS), or has holes, which we would have to fill.
+  static std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, std::size_t size);
+
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  std::uint8_t* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  SharedMemory(std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+  static std::shared_ptr<SharedMemory> map_whole(int fd, std::size_t size);
+
+  std::uint8_t* data_;
+  std::size_t size_;
+};
+
+// Increases in every child that is forked: what the parent shares with others is not the child's to
+// give back.
+std::uint32_t fork_generation();
+
+}  // namespace farcall

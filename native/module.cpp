@@ -1,0 +1,254 @@
+// What Python sees of the transport: bytes in, bytes out. `farcall/transport/native.py` gives it
+// meaning.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/endpoint.hpp"
+
+namespace nb = nanobind;
+using namespace farcall;
+
+namespace {
+
+// How a send ended.
+enum Status : int { kSent = 0, kNotSent = 1, kTimedOut = 2, kLost = 3 };
+
+constexpr std::size_t kCopiedBody = 64 << 10;  // larger ones are handed out as they arrived
+
+// Received memory, for Python's buffer protocol.
+class Memory {
+ public:
+  Memory(BlockRef block, std::size_t offset, std::size_t size)
+      : block_(std::move(block)), offset_(offset), size_(size) {}
+
+  static int get_buffer(PyObject* self, Py_buffer* view, int flags) {
+    const Memory* memory = nb::inst_ptr<Memory>(self);
+    return PyBuffer_FillInfo(view, self, memory->block_->data() + memory->offset_,
+                             static_cast<Py_ssize_t>(memory->size_), 0, flags);
+  }
+
+ private:
+  BlockRef block_;
+  std::size_t offset_;
+  std::size_t size_;
+};
+
+PyType_Slot memory_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(Memory::get_buffer)},
+    {0, nullptr},
+};
+
+nb::object steal(PyObject* object) {
+  if (object == nullptr) throw nb::python_error();
+  return nb::steal(object);
+}
+
+nb::object view_of(BlockRef block, std::size_t offset, std::size_t size) {
+  nb::object memory = nb::cast(Memory(std::move(block), offset, size));
+  return steal(PyMemoryView_FromObject(memory.ptr()));
+}
+
+nb::object bytes_of(const std::uint8_t* data, std::size_t size) {
+  return steal(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(data),
+                                         static_cast<Py_ssize_t>(size)));
+}
+
+// Memory that is sent stays where it is for as long as this lives.
+class Held {
+ public:
+  Held() = default;
+  Held(const Held&) = delete;
+  ~Held() {
+    for (Py_buffer& view : views_) PyBuffer_Release(&view);
+  }
+
+  Part part(nb::handle object) {
+    if (PyBytes_CheckExact(object.ptr())) {
+      return {reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(object.ptr())),
+              static_cast<std::size_t>(PyBytes_GET_SIZE(object.ptr()))};
+    }
+    Py_buffer view;
+    if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    views_.push_back(view);
+    return {static_cast<const std::uint8_t*>(view.buf), static_cast<std::size_t>(view.len)};
+  }
+
+ private:
+  std::vector<Py_buffer> views_;
+};
+
+OutFrame out_frame(Held& held, int kind, std::uint64_t call_id, nb::handle meta, nb::handle body,
+                   nb::handle buffers) {
+  OutFrame frame;
+  frame.kind = static_cast<std::uint8_t>(kind);
+  frame.call_id = call_id;
+  frame.meta = held.part(meta);
+  frame.body = held.part(body);
+  const nb::object fast = steal(PySequence_Fast(buffers.ptr(), "buffers must be a sequence"));
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  frame.buffers.reserve(static_cast<std::size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    frame.buffers.push_back(held.part(PySequence_Fast_GET_ITEM(fast.ptr(), i)));
+  }
+  return frame;
+}
+
+// (kind, call id, meta, body, buffers), behind `link_id` if that is not 0.
+nb::object in_frame(InFrame frame, std::uint64_t link_id) {
+  const std::uint8_t* front = frame.front->data();
+  nb::object meta = bytes_of(front + frame.meta_offset, frame.meta_size);
+  nb::object body = frame.body_size <= kCopiedBody
+                        ? bytes_of(front + frame.body_offset, frame.body_size)
+                        : view_of(frame.front, frame.body_offset, frame.body_size);
+  nb::object buffers = steal(PyList_New(static_cast<Py_ssize_t>(frame.buffers.size())));
+  for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
+    const std::size_t size = frame.buffers[i]->size();
+    nb::object view = view_of(std::move(frame.buffers[i]), 0, size);
+    PyList_SET_ITEM(buffers.ptr(), static_cast<Py_ssize_t>(i), view.release().ptr());
+  }
+  const int first = link_id != 0;
+  nb::object tuple = steal(PyTuple_New(5 + first));
+  const auto set = [&](int index, PyObject* item) {
+    if (item == nullptr) throw nb::python_error();
+    PyTuple_SET_ITEM(tuple.ptr(), index, item);
+  };
+  if (first) set(0, PyLong_FromUnsignedLongLong(link_id));
+  set(first, PyLong_FromLong(frame.kind));
+  set(first + 1, PyLong_FromUnsignedLongLong(frame.call_id));
+  set(first + 2, meta.release().ptr());
+  set(first + 3, body.release().ptr());
+  set(first + 4, buffers.release().ptr());
+  return tuple;
+}
+
+// A signal woke a thread that slept without the interpreter.
+void check_signals() {
+  nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw Interrupted();
+}
+
+// Runs `work` without the interpreter.
+template <class Work>
+Status without_interpreter(Work work) {
+  try {
+    nb::gil_scoped_release release;
+    work();
+    return kSent;
+  } catch (const NotSent&) {
+    return kNotSent;
+  } catch (const TimedOut&) {
+    return kTimedOut;
+  } catch (const LinkFailure&) {
+    return kLost;
+  } catch (const Interrupted&) {
+    throw nb::python_error();  // what the signal's handler raised
+  }
+}
+
+int send_frame(Link& link, int kind, std::uint64_t call_id, nb::handle meta, nb::handle body,
+               nb::handle buffers, double deadline) {
+  Held held;
+  const OutFrame frame = out_frame(held, kind, call_id, meta, body, buffers);
+  // Letting go of the interpreter for less than a microsecond costs more than it gives: another
+  // thread takes it, and has to be waited for.
+  if (link.send_at_once(frame)) return kSent;
+  return without_interpreter(
+      [&] { link.send(frame, deadline_from_seconds(deadline), check_signals); });
+}
+
+nb::object exchange(Link& link, int kind, std::uint64_t call_id, nb::handle meta, nb::handle body,
+                    nb::handle buffers, double deadline, nb::handle meanwhile) {
+  Held held;
+  const OutFrame frame = out_frame(held, kind, call_id, meta, body, buffers);
+  std::function<void()> then;
+  if (!meanwhile.is_none()) {
+    then = [meanwhile] {
+      nb::gil_scoped_acquire acquire;
+      if (PyObject* result = PyObject_CallNoArgs(meanwhile.ptr())) {
+        Py_DECREF(result);
+      } else {
+        throw Interrupted();
+      }
+    };
+  }
+  InFrame answer;
+  const Status status = without_interpreter([&] {
+    answer = link.exchange(frame, deadline_from_seconds(deadline), check_signals, then);
+  });
+  if (status != kSent) return nb::int_(static_cast<int>(status));
+  return in_frame(std::move(answer), 0);
+}
+
+nb::object receive(Link& link, std::uint64_t kinds, int alarm, double deadline) {
+  std::optional<InFrame> frame;
+  without_interpreter([&] {
+    frame = link.receive(kinds, alarm, deadline_from_seconds(deadline), check_signals);
+  });
+  return frame ? in_frame(std::move(*frame), 0) : nb::none();
+}
+
+// (link id, kind, call id, meta, body, buffers), or (link id, why the link ended).
+nb::object next_event(Endpoint& endpoint, double timeout) {
+  std::optional<Event> event = endpoint.next_at_once();
+  if (!event) without_interpreter([&] {
+    const Nanoseconds wait = deadline_from_seconds(timeout);
+    event = endpoint.next(wait == 0 || wait == kNever ? wait : now() + wait, check_signals);
+  });
+  if (!event) return nb::none();
+  if (!event->frame) return nb::make_tuple(event->link->id(), event->cause);
+  return in_frame(std::move(*event->frame), event->link->id());
+}
+
+std::shared_ptr<Link> open_link(Endpoint& endpoint, int fd, int side, double deadline,
+                                nb::tuple limits) {
+  Descriptor socket(fd);
+  const Limits checked{nb::cast<std::uint64_t>(limits[0]), nb::cast<std::uint64_t>(limits[1]),
+                       nb::cast<std::uint64_t>(limits[2]), nb::cast<std::uint64_t>(limits[3]),
+                       nb::cast<std::uint64_t>(limits[4]), nb::cast<std::uint8_t>(limits[5])};
+  nb::gil_scoped_release release;
+  if (side < 0) return endpoint.open_stream(std::move(socket), checked);
+  return endpoint.open_rings(std::move(socket), checked, side, deadline_from_seconds(deadline));
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  // A worker that is not shut down is still there when the interpreter ends. That is no leak.
+  nb::set_leak_warnings(false);
+  module.attr("SHM_VERSION") = 1;
+  module.attr("SENT") = static_cast<int>(kSent);
+  module.attr("NOT_SENT") = static_cast<int>(kNotSent);
+  module.attr("TIMED_OUT") = static_cast<int>(kTimedOut);
+  module.attr("LOST") = static_cast<int>(kLost);
+
+  nb::class_<Memory>(module, "Memory", nb::type_slots(memory_slots));
+
+  nb::class_<Link>(module, "Link")
+      .def_prop_ro("id", &Link::id)
+      .def_prop_ro("is_lost", &Link::is_lost)
+      .def_prop_ro("is_stream", &Link::is_stream)
+      .def("cause", &Link::cause)
+      .def("send", &send_frame, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"),
+           nb::arg("body"), nb::arg("buffers"), nb::arg("deadline"))
+      .def("exchange", &exchange, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"),
+           nb::arg("body"), nb::arg("buffers"), nb::arg("deadline"), nb::arg("meanwhile").none())
+      .def("receive", &receive, nb::arg("kinds"), nb::arg("alarm"), nb::arg("deadline"))
+      .def("start", &Link::start)
+      .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<Endpoint>(module, "Endpoint")
+      .def(nb::new_([](int spin_threads) { return std::make_shared<Endpoint>(spin_threads); }),
+           nb::arg("spin_threads"))
+      .def("open", &open_link, nb::arg("fd"), nb::arg("side"), nb::arg("deadline"),
+           nb::arg("limits"))
+      .def("next", &next_event, nb::arg("timeout"))
+      .def("wake", &Endpoint::wake)
+      .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("forget", &Endpoint::forget);
+}

@@ -1,0 +1,78 @@
+"""The compiled part of the native transport: `native/module.cpp`. Safe from any thread."""
+
+from collections.abc import Callable, Sequence
+
+Buffer = bytes | bytearray | memoryview
+
+SHM_VERSION: int
+"""Of what is shared between processes: rings, segments, records beside them."""
+
+SENT: int
+NOT_SENT: int
+TIMED_OUT: int
+LOST: int
+
+_Frame = tuple[int, int, bytes, Buffer, list[memoryview]]
+"""Kind, call id, meta, body, buffers."""
+
+class Memory:
+    """What arrived. Writable, through the buffer protocol; given back when it is collected."""
+
+class Link:
+    """See `native/core/link.hpp`. Deadlines are `time.monotonic()` seconds."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def is_lost(self) -> bool: ...
+    @property
+    def is_stream(self) -> bool: ...
+    def cause(self) -> str: ...
+    def start(self) -> None:
+        """Let the endpoint read. RuntimeError: it is closed."""
+
+    def send(
+        self,
+        kind: int,
+        call_id: int,
+        meta: Buffer,
+        body: Buffer,
+        buffers: Sequence[Buffer],
+        deadline: float,
+    ) -> int:
+        """SENT, NOT_SENT, TIMED_OUT or LOST."""
+
+    def exchange(
+        self,
+        kind: int,
+        call_id: int,
+        meta: Buffer,
+        body: Buffer,
+        buffers: Sequence[Buffer],
+        deadline: float,
+        meanwhile: Callable[[], None] | None,
+    ) -> _Frame | int:
+        """The answer; or NOT_SENT, TIMED_OUT or LOST."""
+
+    def receive(self, kinds: int, alarm: int, deadline: float) -> _Frame | None:
+        """A frame of one of these kinds (a bit each)."""
+
+    def lose(self, cause: str) -> None: ...
+
+class Endpoint:
+    """See `native/core/endpoint.hpp`."""
+
+    def __init__(self, spin_threads: int) -> None: ...
+    def open(self, fd: int, side: int, deadline: float, limits: tuple[int, ...]) -> Link:
+        """Takes the descriptor over. `side`: 0 if we dialled and 1 if not, for shared memory; -1
+        for the socket alone. RuntimeError: it broke, or the peer made no sense.
+        """
+
+    def next(
+        self, timeout: float
+    ) -> tuple[int, int, int, bytes, Buffer, list[memoryview]] | tuple[int, str] | None:
+        """Link id and frame, or link id and why it ended. `timeout` in seconds, may be infinite."""
+
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+    def forget(self) -> None: ...

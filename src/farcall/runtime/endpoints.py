@@ -1,0 +1,114 @@
+"""Which transport a worker runs on: the first one that the options name and this machine has."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from farcall.transport.base import Admit, Endpoint
+from farcall.transport.handshake import Identity
+from farcall.transport.socket import SocketEndpoint
+
+logger = logging.getLogger("farcall")
+
+NATIVE = "farcall.transport.native"  # imported only if it is wanted: it needs what was compiled
+SOCKET_PATHS = ("unix", "tcp")
+
+
+class ListeningEndpoint(Endpoint, Protocol):
+    """An endpoint that is reached over a network."""
+
+    me: Identity
+    """What it says of itself in handshakes that begin from now on."""
+
+
+class _Opener(Protocol):
+    def __call__(
+        self,
+        me: Identity,
+        *,
+        listen: tuple[str, int],
+        advertise: Sequence[str],
+        secret: bytes | None,
+        admit: Admit,
+        paths: Collection[str],
+    ) -> ListeningEndpoint: ...
+
+
+class _Missing(Exception):
+    """This machine, or these options, can't have that transport. The message says why."""
+
+
+def open_endpoint(
+    transports: Sequence[str],
+    me: Identity,
+    *,
+    listen: tuple[str, int],
+    advertise: Sequence[str],
+    secret: bytes | None,
+    admit: Admit,
+    paths: Collection[str],
+) -> ListeningEndpoint:
+    """Listen, on the best transport that can be had.
+
+    Logs once per process that the native transport was wanted and another one is used: a warning
+    on Linux, where it belongs to farcall.
+
+    Args:
+        transports: their names, best first; see `RpcBackendOptions`.
+        me, listen, advertise, secret, admit: see `farcall.transport.socket.SocketEndpoint`.
+        paths: which ways to other workers may be used; see `RpcBackendOptions`.
+
+    Raises:
+        LinkError: the address can't be listened on.
+        ValueError: none of these transports can be had; the message says why.
+    """
+    missing: dict[str, str] = {}
+    for name in transports:
+        try:
+            opener = _FINDERS[name](paths)
+        except _Missing as error:
+            missing[name] = str(error)
+            continue
+        if "native" in missing:
+            _say_that_calls_are_slower(missing["native"])
+        return opener(
+            me, listen=listen, advertise=advertise, secret=secret, admit=admit, paths=paths
+        )
+    reasons = "; ".join(f"{name!r}: {reason}" for name, reason in missing.items())
+    raise ValueError(f"none of the transports that were asked for can be had here: {reasons}")
+
+
+def _find_native(paths: Collection[str]) -> _Opener:
+    try:
+        opener: _Opener = importlib.import_module(NATIVE).NativeEndpoint
+    except ImportError as error:
+        raise _Missing(str(error)) from error
+    return opener
+
+
+def _find_socket(paths: Collection[str]) -> _Opener:
+    if not set(paths) & set(SOCKET_PATHS):
+        raise _Missing(f"it has no way to other workers with paths={tuple(paths)}: add 'tcp'")
+    return SocketEndpoint
+
+
+_FINDERS: dict[str, Callable[[Collection[str]], _Opener]] = {
+    "native": _find_native,
+    "socket": _find_socket,
+}
+
+
+@functools.cache  # once per process
+def _say_that_calls_are_slower(reason: str) -> None:
+    logger.log(
+        logging.WARNING if sys.platform == "linux" else logging.INFO,
+        "farcall runs without its native transport: %s, calls are slower; "
+        "install farcall where there is a C++20 compiler, or set FARCALL_TRANSPORTS=socket to say "
+        "that this is meant",
+        reason,
+    )

@@ -1,0 +1,236 @@
+"""Frames through the compiled transport, without the interpreter: `native/` in the source tree.
+
+Workers of one host talk through rings in shared memory, with a Unix socket beside them that rings
+the bell and tells of death; others, or who may not use shared memory, over a socket. What the
+compiled part knows is bytes: the messages are encoded and decoded here. How connections come about
+is in `connections.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+
+from farcall import _native
+from farcall.errors import BadFrame, LinkError
+from farcall.ids import Worker
+from farcall.transport import addresses
+from farcall.transport.addresses import PATHS
+from farcall.transport.base import Admit, Arrived, Event, Link, LinkLost, NotSent
+from farcall.transport.connections import Connection, Connections
+from farcall.transport.handshake import Identity
+from farcall.transport.spin import spare_cores
+from farcall.wire import (
+    DEFAULT_LIMITS,
+    KINDS,
+    Buffer,
+    Frame,
+    Limits,
+    Message,
+    decode_message,
+    encode_message,
+)
+
+_STREAM, _DIALLED, _ACCEPTED = -1, 0, 1
+_NUMBERS = {message: int(kind) for message, kind in KINDS.items()}
+_LAST_KIND = max(_NUMBERS.values())
+
+
+class NativeLink:
+    """See `base.Link`."""
+
+    __slots__ = ("_core", "description", "peer")
+
+    def __init__(self, core: _native.Link, peer: Worker, description: str) -> None:
+        self.peer = peer
+        self.description = description
+        self._core = core
+
+    @property
+    def lost(self) -> str | None:
+        """Why it ended, or None."""
+        return self._core.cause() if self._core.is_lost else None
+
+    def start(self) -> None:
+        """Let the endpoint read."""
+        try:
+            self._core.start()
+        except RuntimeError as error:
+            raise LinkError(str(error)) from error
+
+    def send(self, frame: Frame, deadline: float) -> None:
+        message = frame.message
+        status = self._core.send(
+            _NUMBERS[type(message)],
+            frame.call_id,
+            encode_message(message),
+            frame.body,
+            frame.buffers,
+            deadline,
+        )
+        if status:
+            raise self._failure(status)
+
+    def exchange(
+        self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
+    ) -> Frame:
+        message = frame.message
+        answer = self._core.exchange(
+            _NUMBERS[type(message)],
+            frame.call_id,
+            encode_message(message),
+            frame.body,
+            frame.buffers,
+            deadline,
+            meanwhile,
+        )
+        if isinstance(answer, int):
+            raise self._failure(answer)
+        opened = self.open(*answer)
+        if opened is None:
+            raise self._failure(_native.LOST)
+        return opened
+
+    def receive(
+        self, kinds: Collection[type[Message]], alarm: int, deadline: float
+    ) -> Frame | None:
+        mask = sum(1 << _NUMBERS[kind] for kind in kinds)
+        arrived = self._core.receive(mask, alarm, deadline)
+        return None if arrived is None else self.open(*arrived)
+
+    def open(
+        self, kind: int, call_id: int, meta: bytes, body: Buffer, buffers: list[memoryview]
+    ) -> Frame | None:
+        """The frame that arrived; None if it can't be decoded, which loses the link."""
+        try:
+            return Frame(decode_message(kind, meta), call_id, body, buffers)
+        except BadFrame as error:
+            self.lose(str(error))
+            return None
+
+    def lose(self, cause: str) -> None:
+        """End the link: wake everyone who waits on it, and report it once."""
+        self._core.lose(cause)
+
+    def _failure(self, status: int) -> Exception:
+        if status == _native.LOST:
+            return LinkError(self.lost or "the connection broke")
+        return NotSent() if status == _native.NOT_SENT else TimeoutError()
+
+
+class NativeEndpoint:
+    """See `base.Endpoint`.
+
+    Args:
+        me: what to say of ourselves in handshakes.
+        listen: (host, port) to listen on; port 0 takes a free one.
+        advertise: host names or addresses under which others reach us.
+        secret: what links are authenticated with; None for none.
+        admit: asked about everyone who dials in.
+        paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
+            listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
+        limits: what a peer may make us allocate.
+
+    Raises:
+        LinkError: the address can't be listened on.
+    """
+
+    def __init__(
+        self,
+        me: Identity,
+        *,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        advertise: Sequence[str] = (),
+        secret: bytes | None = None,
+        admit: Admit = lambda name, incarnation: None,
+        paths: Collection[str] = PATHS,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self._limits = (*limits, _LAST_KIND)
+        self._core = _native.Endpoint(spare_cores())
+        self._links: dict[int, NativeLink] = {}  # by the id of the core
+        self._shm = "shm" in paths
+        self._connections = Connections(
+            self._speaking(me),
+            listen=listen,
+            advertise=advertise,
+            secret=secret,
+            admit=admit,
+            paths=paths,
+            open_link=self._open_link,
+        )
+        self._connections.start()
+
+    def _speaking(self, me: Identity) -> Identity:
+        return msgspec.structs.replace(me, shm=_native.SHM_VERSION if self._shm else 0)
+
+    @property
+    def me(self) -> Identity:
+        """Replaced once if the id is assigned after the endpoint listens."""
+        return self._connections.me
+
+    @me.setter
+    def me(self, me: Identity) -> None:
+        self._connections.me = self._speaking(me)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._connections.addresses
+
+    def connect(self, worker: Worker, deadline: float) -> NativeLink:
+        return self._connections.connect(worker, deadline)
+
+    def _open_link(self, connection: Connection) -> NativeLink:
+        unix = addresses.is_unix(connection.sock)
+        side = _STREAM
+        if unix and self._shm and connection.peer.shm == _native.SHM_VERSION:
+            side = _DIALLED if connection.dialled else _ACCEPTED
+        fd = connection.sock.detach()
+        try:
+            core = self._core.open(fd, side, connection.deadline, self._limits)
+        except RuntimeError as error:
+            raise LinkError(str(error)) from error
+        path = connection.description
+        if not core.is_stream:
+            path = path.replace("unix", "shm", 1)
+        # In the table before it starts: `next` may have an event of it at once.
+        link = self._links[core.id] = NativeLink(core, connection.worker, path)
+        return link
+
+    # Events.
+
+    def next(self, timeout: float | None) -> Event | None:
+        event = self._core.next(math.inf if timeout is None else timeout)
+        if event is None:
+            return None
+        link = self._links[event[0]]
+        if len(event) == 2:
+            del self._links[event[0]]
+            self._connections.removed(link)
+            return LinkLost(link, event[1])
+        frame = link.open(*event[1:])
+        return None if frame is None else Arrived(link, frame)
+
+    def wake(self) -> None:
+        self._core.wake()
+
+    # Ending.
+
+    def links(self) -> list[Link]:
+        return [link for link in self._connections.links() if link.lost is None]
+
+    def drop(self, peer: int, cause: str) -> None:
+        for link in self._connections.of_peer(peer):
+            link.lose(cause)
+
+    def close(self) -> None:
+        if not self._connections.close():
+            return
+        self._core.close()
+        self._links.clear()
+
+    def forget(self) -> None:
+        self._connections.forget()
+        self._core.forget()

@@ -1,0 +1,294 @@
+"""`Connections`: what it asks of an endpoint's `open_link`, and what becomes of the links."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from stations import PATIENCE, Threads, soon
+
+from farcall.errors import LinkError
+from farcall.ids import Worker, new_incarnation
+from farcall.transport.addresses import PATHS, UNIX
+from farcall.transport.base import NotSent
+from farcall.transport.connections import Connection, Connections
+from farcall.transport.handshake import Identity
+
+needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+
+
+class BareLink:
+    """A link that carries nothing: its endpoint is the test."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.peer = connection.worker
+        self.lost: str | None = None
+        self.started = 0
+        connection.sock.settimeout(PATIENCE)
+
+    def start(self) -> None:
+        self.started += 1
+
+
+class Side:
+    """A worker that has nothing but its connections."""
+
+    def __init__(self, name: str, open_link: Callable[[Connection], BareLink], **options: Any):
+        given: dict[str, Any] = {
+            "listen": ("127.0.0.1", 0),
+            "advertise": (),
+            "secret": None,
+            "admit": lambda name, incarnation: None,
+            "paths": PATHS,
+        }
+        self.accepted: queue.Queue[BareLink] = queue.Queue()
+        self.connections: Connections[BareLink]
+        me = Identity(name, len(name), new_incarnation(), "here", f"main of {name}")
+        self.connections = Connections(me, open_link=open_link, **given | options)
+        addresses = self.connections.addresses
+        self.worker = Worker(name, me.id, me.incarnation, addresses, me.host, main=me.main)
+        self.connections.start()
+
+    def connect(self, to: Side, deadline: float | None = None) -> BareLink:
+        return self.connections.connect(to.worker, soon() if deadline is None else deadline)
+
+    def close(self) -> None:
+        self.connections.close()
+        for link in self.connections.links():
+            link.connection.sock.close()
+
+
+SideMaker = Callable[..., Side]
+
+
+@pytest.fixture
+def side() -> Iterator[SideMaker]:
+    with ExitStack() as stack:
+
+        def make(
+            name: str, open_link: Callable[[Connection], BareLink] = BareLink, **options: Any
+        ) -> Side:
+            made = Side(name, open_link, **options)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def assert_closed(sock: socket.socket) -> None:
+    assert sock.fileno() == -1
+
+
+# What `open_link` gets.
+
+
+def test_both_sides_open_a_link_from_what_the_handshake_has_told(side: SideMaker) -> None:
+    opened: queue.Queue[Connection] = queue.Queue()
+
+    def open_link(connection: Connection) -> BareLink:
+        opened.put(connection)
+        return BareLink(connection)
+
+    near, distant = side("near"), side("distant", open_link)
+    before = time.monotonic()
+    deadline = soon()
+    link = near.connect(distant, deadline)
+    ours, theirs = link.connection, opened.get(timeout=PATIENCE)
+    assert (ours.dialled, theirs.dialled) == (True, False)
+    assert before < ours.deadline <= deadline + 1e-3
+    assert before < theirs.deadline < math.inf
+    assert (ours.peer.name, theirs.peer.name) == ("distant", "near")
+    worker = near.worker
+    assert theirs.worker == Worker(
+        worker.name, worker.id, worker.incarnation, host="here", main="main of near"
+    )
+    assert theirs.description.split()[1] == "from"
+
+
+def test_both_sides_of_open_link_may_talk_over_the_connection(side: SideMaker) -> None:
+    heard: queue.Queue[bytes] = queue.Queue()
+
+    def open_link(connection: Connection) -> BareLink:
+        link = BareLink(connection)
+        connection.sock.sendall(b"dialled" if connection.dialled else b"taken!!")
+        heard.put(connection.sock.recv(7, socket.MSG_WAITALL))
+        return link
+
+    link = side("near", open_link).connect(side("distant", open_link))
+    assert {heard.get(timeout=PATIENCE) for _ in range(2)} == {b"dialled", b"taken!!"}
+    assert link.started == 1
+
+
+# What becomes of links.
+
+
+def test_link_is_dialled_once_and_again_when_it_was_removed(side: SideMaker) -> None:
+    near, distant = side("near"), side("distant")
+    first = near.connect(distant)
+    assert near.connect(distant) is first
+    assert near.connections.links() == near.connections.of_peer(first.peer.incarnation) == [first]
+    assert near.connections.of_peer(first.peer.incarnation + 1) == []
+    first.lost = "the test"
+    near.connections.removed(first)
+    first.connection.sock.close()
+    assert near.connections.links() == []
+    second = near.connect(distant)
+    assert second is not first
+    assert (first.started, second.started) == (1, 1)
+    near.connections.removed(first)  # it is not taken for the second
+    assert near.connect(distant) is second
+
+
+@pytest.mark.parametrize("error", [LinkError("no memory"), OSError(12, "no memory")])
+def test_open_link_that_fails_on_the_dialling_side_is_a_failed_dial(
+    side: SideMaker, error: OSError
+) -> None:
+    opened: list[Connection] = []
+
+    def open_link(connection: Connection) -> BareLink:
+        opened.append(connection)
+        if len(opened) == 1:
+            raise error
+        return BareLink(connection)
+
+    near, distant = side("near", open_link), side("distant")
+    with pytest.raises(LinkError, match="no memory"):
+        near.connect(distant)
+    assert_closed(opened[0].sock)
+    assert near.connections.links() == []
+    assert near.connect(distant).started == 1
+
+
+@pytest.mark.parametrize("error", [LinkError("no memory"), OSError(12, "no memory")])
+def test_open_link_that_fails_on_the_accepting_side_is_a_failed_handshake(
+    side: SideMaker, error: OSError, caplog: pytest.LogCaptureFixture
+) -> None:
+    def open_link(connection: Connection) -> BareLink:
+        raise error
+
+    caplog.set_level(logging.DEBUG, "farcall.transport")  # no warning if it is closed by then
+    near, distant = side("near"), side("distant", open_link)
+    link = near.connect(distant)
+    assert link.connection.sock.recv(1) == b""
+    distant.close()  # joins the threads of handshakes
+    assert distant.connections.links() == []
+    assert "refused a connection from" in caplog.text
+    assert "no memory" in caplog.text
+
+
+@pytest.mark.parametrize("error", [LinkError("silent"), TimeoutError("silent")])
+def test_open_link_that_is_silent_until_the_deadline_was_not_sent_to(
+    side: SideMaker, error: OSError
+) -> None:
+    def open_link(connection: Connection) -> BareLink:
+        while time.monotonic() < deadline:
+            connection.sock.settimeout(0.1)
+            with contextlib.suppress(TimeoutError):
+                connection.sock.recv(1)
+        raise error
+
+    near, distant = side("near", open_link), side("distant")
+    deadline = time.monotonic() + 0.2
+    with pytest.raises(NotSent):
+        near.connect(distant, deadline)
+
+
+# Ending.
+
+
+def test_closing_ends_an_open_link_that_waits_for_its_peer(side: SideMaker) -> None:
+    waiting = threading.Event()
+
+    def open_link(connection: Connection) -> BareLink:
+        link = BareLink(connection)
+        waiting.set()
+        if not connection.sock.recv(1):
+            raise LinkError("the peer said nothing")
+        return link
+
+    near, distant = side("near"), side("distant", open_link)
+    link = near.connect(distant)
+    assert waiting.wait(PATIENCE)
+    assert distant.connections.close()
+    assert distant.connections.links() == []
+    assert not distant.connections.close()
+    assert link.connection.sock.recv(1) == b""
+
+
+def test_link_that_is_opened_when_all_is_closed_is_not_kept(
+    side: SideMaker, threads: Threads
+) -> None:
+    opened, go_on = threading.Event(), threading.Event()
+    links: list[BareLink] = []
+
+    def open_link(connection: Connection) -> BareLink:
+        links.append(BareLink(connection))
+        opened.set()
+        assert go_on.wait(PATIENCE)
+        return links[0]
+
+    def dial() -> None:
+        with pytest.raises(LinkError, match="shut down"):
+            near.connect(distant)
+
+    near, distant = side("near", open_link), side("distant")
+    threads.start(dial)
+    assert opened.wait(PATIENCE)
+    near.connections.close()
+    go_on.set()
+    threads.join()
+    assert near.connections.links() == []
+    assert links[0].started == 0
+    assert_closed(links[0].connection.sock)
+
+
+# Paths.
+
+
+def kinds(side: Side) -> list[str]:
+    return [url.partition(":")[0] for url in side.worker.addresses]
+
+
+@needs_unix
+@pytest.mark.parametrize(
+    ("paths", "listened", "description"),
+    [
+        (("shm", "unix", "tcp"), ["unix", "tcp"], "unix"),
+        (("shm", "tcp"), ["unix", "tcp"], "unix"),
+        (("unix",), ["unix", "tcp"], "unix"),
+        (("shm",), ["unix", "tcp"], "unix"),
+        (("tcp",), ["tcp"], "tcp"),
+    ],
+)
+def test_paths_say_what_is_listened_on_and_dialled(
+    side: SideMaker, paths: tuple[str, ...], listened: list[str], description: str
+) -> None:
+    near, distant = side("near", paths=paths), side("distant")
+    assert kinds(near) == listened
+    assert near.connect(distant).connection.description.startswith(f"{description} ")
+
+
+def test_tcp_is_not_dialled_when_it_is_no_path(side: SideMaker) -> None:
+    near, distant = side("near", paths=("unix",)), side("distant")
+    known = distant.worker
+    tcp = tuple(url for url in known.addresses if not url.startswith(UNIX))
+    worker = Worker(known.name, known.id, known.incarnation, tcp)
+    with pytest.raises(LinkError, match=r"'distant': .* paths"):
+        near.connections.connect(worker, soon())
+
+
+@needs_unix
+def test_tcp_is_listened_on_when_it_is_no_path(side: SideMaker) -> None:
+    near, distant = side("near", paths=("tcp",)), side("distant", paths=("unix",))
+    assert near.connect(distant).connection.description.startswith("tcp ")

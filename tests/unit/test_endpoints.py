@@ -1,0 +1,151 @@
+"""Which transport is taken, and what is said when the native one can't be had."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from farcall.ids import new_incarnation
+from farcall.runtime import endpoints
+from farcall.runtime.endpoints import ListeningEndpoint, open_endpoint
+from farcall.transport.handshake import Identity
+from farcall.transport.socket import SocketEndpoint
+
+ME = Identity("me", 0, new_incarnation())
+
+
+class Opened:
+    """Opens endpoints, and closes them at the end."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def __call__(
+        self, transports: Sequence[str], paths: Sequence[str] = ("shm", "unix", "tcp")
+    ) -> ListeningEndpoint:
+        endpoint = open_endpoint(
+            transports,
+            ME,
+            listen=("127.0.0.1", 0),
+            advertise=["localhost"],
+            secret=None,
+            admit=lambda name, incarnation: None,
+            paths=paths,
+        )
+        self._stack.callback(endpoint.close)
+        return endpoint
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    endpoints._say_that_calls_are_slower.cache_clear()
+    with ExitStack() as stack:
+        yield Opened(stack)
+    endpoints._say_that_calls_are_slower.cache_clear()
+
+
+@pytest.fixture
+def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where farcall was installed without a compiler."""
+    monkeypatch.setitem(sys.modules, endpoints.NATIVE, None)
+
+
+class Native(SocketEndpoint):
+    """Stands for the native endpoint where the choice is what matters."""
+
+
+@pytest.fixture
+def with_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType(endpoints.NATIVE)
+    module.NativeEndpoint = Native  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, endpoints.NATIVE, module)
+
+
+@pytest.mark.usefixtures("with_native")
+@pytest.mark.parametrize(
+    ("transports", "kind"),
+    [
+        (("native", "socket"), Native),
+        (("native",), Native),
+        (("socket", "native"), SocketEndpoint),
+        (("socket",), SocketEndpoint),
+    ],
+)
+def test_first_transport_that_is_there_is_taken(
+    opened: Opened, caplog: pytest.LogCaptureFixture, transports: tuple[str, ...], kind: type
+) -> None:
+    assert type(opened(transports)) is kind
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("without_native")
+@pytest.mark.parametrize(("platform", "level"), [("linux", "WARNING"), ("darwin", "INFO")])
+def test_missing_native_transport_is_told_once(
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    platform: str,
+    level: str,
+) -> None:
+    caplog.set_level(logging.INFO, "farcall")
+    monkeypatch.setattr(sys, "platform", platform)
+    for _ in range(2):
+        assert type(opened(("native", "socket"))) is SocketEndpoint
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert "farcall runs without its native transport: " in record.getMessage()
+    assert "farcall.transport.native" in record.getMessage()
+
+
+@pytest.mark.usefixtures("without_native")
+def test_nothing_is_said_where_the_native_transport_is_not_wanted(
+    opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "farcall")
+    assert type(opened(("socket",))) is SocketEndpoint
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("without_native")
+def test_native_transport_that_is_missing_and_alone_is_an_error_that_says_why(
+    opened: Opened,
+) -> None:
+    with pytest.raises(ValueError, match=r"had here: 'native': .*farcall\.transport\.native"):
+        opened(("native",))
+
+
+@pytest.mark.usefixtures("without_native")
+def test_socket_transport_without_a_path_is_an_error_that_says_why(opened: Opened) -> None:
+    with pytest.raises(ValueError, match=r"'native': .*; 'socket': .* add 'tcp'"):
+        opened(("native", "socket"), ("shm",))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+@pytest.mark.parametrize(
+    ("paths", "listened"),
+    [
+        (("shm", "unix", "tcp"), ["unix", "tcp"]),
+        (("unix",), ["unix", "tcp"]),
+        (("tcp",), ["tcp"]),
+        (("shm", "tcp"), ["tcp"]),  # there is nobody to speak of shared memory with
+    ],
+)
+def test_socket_transport_listens_on_its_paths(
+    opened: Opened, paths: tuple[str, ...], listened: list[str]
+) -> None:
+    addresses = opened(("socket",), paths).addresses
+    assert [url.partition(":")[0] for url in addresses] == listened
+    assert addresses[-1].startswith("tcp://localhost:")
+
+
+def test_identity_may_be_replaced(opened: Opened) -> None:
+    endpoint: Any = opened(("socket",))
+    assert endpoint.me == ME
+    endpoint.me = Identity("me", 5, ME.incarnation)
+    assert endpoint.me.id == 5
