@@ -256,8 +256,8 @@ void RingChannel::compose(const OutFrame& frame, Composed& composed) {
     const Part& buffer = frame.buffers[i];
     if (buffer.size < kSmallestSegment) continue;
     const SegmentWriter::Place place = segments_out_.take(buffer.size);
-    if (place.data == nullptr) continue;
-    std::memcpy(place.data, buffer.data, buffer.size);
+    if (!place) continue;
+    std::memcpy(place.data(), buffer.data, buffer.size);
     places.resize(frame.buffers.size());
     places[i] = place.name.packed();
     composed.slots.push_back(place.name.slot);
