@@ -1,15 +1,11 @@
-#include <atomic>
-#include <cstdlib>
-#include <new>
 #include <random>
 
+#include "allocation.hpp"
 #include "frames.hpp"
 
 using namespace farcall;
 
 namespace {
-
-std::atomic<std::size_t> allocations{0};
 
 void append(Bytes& bytes, const Bytes& more) { bytes.insert(bytes.end(), more.begin(), more.end()); }
 
@@ -179,15 +175,6 @@ void test_memory_is_taken_when_bytes_arrive() {
 }
 
 }  // namespace
-
-void* operator new(std::size_t size) {
-  ++allocations;
-  void* memory = std::malloc(size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 int main() {
   test_every_split_in_two();
