@@ -60,8 +60,13 @@ void Endpoint::start(const std::shared_ptr<Link>& link) {
     epoll_event event{};
     event.events = EPOLLIN | EPOLLRDHUP;
     event.data.u64 = link->id();
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link->fd(), &event);
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link->fd(), &event) != 0) {
+      links_.erase(link->id());
+      throw LinkFailure("the connection can't be watched: " +
+                        std::generic_category().message(errno));
+    }
   }
+  if (link->is_lost()) removed(*link);  // it may have been lost before it was here
   wake_sleeper();
 }
 
@@ -181,18 +186,15 @@ std::optional<Event> Endpoint::scan() {
 bool Endpoint::look() {
   if (has_queued() || woken_.load(std::memory_order_relaxed)) return true;
   if (version_.load(std::memory_order_relaxed) != seen_version_) return true;
+  if (any_stream_ && ++looks_ % kLooksPerPoll == 0) ask_epoll(0, no_interrupt);
   for (const auto& link : seen_) {
     if (link->may_have_input()) return true;
-  }
-  if (any_stream_ && ++looks_ % kLooksPerPoll == 0) {
-    ask_epoll(0, no_interrupt);
-    return has_queued();
   }
   return false;
 }
 
 bool Endpoint::prepare_sleep() {
-  if (has_queued() || woken_.load(std::memory_order_seq_cst)) return false;
+  if (has_queued() || woken_.load(std::memory_order_seq_cst) || closed_) return false;
   if (version_.load(std::memory_order_seq_cst) != seen_version_) return false;
   for (const auto& link : seen_) {
     if (!link->prepare_sleep()) return false;
@@ -202,6 +204,10 @@ bool Endpoint::prepare_sleep() {
 
 void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
   sleeps_.store(true, std::memory_order_seq_cst);
+  struct Awake {
+    std::atomic<bool>& sleeps;
+    ~Awake() { sleeps.store(false, std::memory_order_seq_cst); }
+  } awake_at_end{sleeps_};
   if (prepare_sleep()) {
     const Nanoseconds time = now();
     if (trim_at_ == kNever && active_) trim_at_ = time + kTrimPeriod;
@@ -211,7 +217,6 @@ void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
     ask_epoll(static_cast<int>((left + kMillisecond - 1) / kMillisecond), interrupt);
     if (now() >= trim_at_) trim_at_ = trim() ? now() + kTrimPeriod : kNever;
   }
-  sleeps_.store(false, std::memory_order_seq_cst);
 }
 
 void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {

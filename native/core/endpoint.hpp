@@ -50,6 +50,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   SpinBudget& spin_budget() { return budget_; }
   void push(Event event);
   bool has_queued() const { return queued_.load(std::memory_order_seq_cst) > 0; }
+  // Whether so much waits for `next` that nobody should read more for it.
+  bool is_behind() const { return queued_.load(std::memory_order_relaxed) >= kMaxQueued; }
   // Whether the endpoint's thread sleeps, or is about to look at the links once more before.
   bool sleeps() const { return sleeps_.load(std::memory_order_seq_cst); }
   void wake_sleeper();
@@ -58,6 +60,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
  private:
   static constexpr Nanoseconds kTrimPeriod = 5 * kSecond;
+  static constexpr std::size_t kMaxQueued = 256;  // frames
 
   std::shared_ptr<Link> make(std::unique_ptr<Channel> channel, const Limits& limits);
   std::optional<Event> pop();
