@@ -1,4 +1,4 @@
-"""`SocketLink.receive`: a thread waits for some messages of a link, and takes only those."""
+"""`Link.receive`: a thread waits for some messages of a link, and takes only those."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def alarm() -> Iterator[Alarm]:
 
 
 @pytest.fixture
-def near(socket_station: StationMaker) -> Station:
-    return socket_station("near")
+def near(networked_station: StationMaker) -> Station:
+    return networked_station("near")
 
 
 @pytest.fixture
-def ends(near: Station, socket_station: StationMaker) -> tuple[Link, SocketLink]:
+def ends(near: Station, networked_station: StationMaker) -> tuple[Link, SocketLink]:
     """Both ends of a link."""
-    far = socket_station("far")
+    far = networked_station("far")
     near.read()
     far.read()
     link = near.connect(far)
