@@ -28,7 +28,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 FUZZ_SECONDS ?= 60
 CLANG ?= clang++
 
-.PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test lint format sim bench clean
+.PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test lint format sim bench bench-all clean
 .PHONY: native native-test native-clang sanitize fuzz
 
 help: ## List the targets.
@@ -83,8 +83,16 @@ sim: $(NATIVE) ## Simulate protocols, run random programs. Options: SCHEDULES=10
 	$(BIN)/python -m farcall.testing.sim --protocol backward --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
-bench: $(NATIVE) ## Measure against torch.distributed.rpc. Options: BENCH_ARGS="--rounds 5"
+bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+$(VENV)/.bench: $(INSTALLED)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
+	  -Ccmake.define.FARCALL_PYTHON=OFF -e ".[dev,bench]"
+	@touch $@
+
+bench-all: $(NATIVE) $(VENV)/.bench ## Measure against Ray, RPyC and gRPC, too.
+	$(BIN)/python benchmarks/run.py --implementations farcall,torch,ray,rpyc,grpc $(BENCH_ARGS)
 
 # $(1): the folder under build/. $(2): options of CMakeLists.txt.
 define check_native
@@ -116,5 +124,5 @@ fuzz: $(INSTALLED) ## Fuzz what reads a peer's bytes. Needs Clang. Options: FUZZ
 	done
 
 clean: ## Delete .venv, demo-out, what was built and all caches.
-	rm -rf $(VENV) build dist src/farcall/_native.*.so demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/farcall/_native.*.so demo-out bench-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

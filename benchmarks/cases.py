@@ -1,21 +1,38 @@
-"""The cases, written once and run over either implementation.
+"""The cases, written once and run over every implementation that can do them.
 
-Each is an iterator that makes one more call, or one more iteration, for every number that is taken
-from it, and gives the seconds that took. Functions that the other side runs live here, and not in
-`peer.py`, so that both sides know them by the same name.
+Each is an iterator that makes one more call, burst or iteration for every number that is taken from
+it, and gives what that took. `rpc` is a module with the names of torch.distributed.rpc, or stands
+in for one. Functions that other workers run live here, and not in `peer.py`, so that all processes
+know them by the same name.
 """
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
+from plans import CALLERS, LOCAL, RING
 from rnn import REAL, TINY, train, train_here
+from starts import seconds_to_first_call
 
-LOCAL = "local"
+from farcall.demos import cartpole
+
 TRAINING = {"rnn_tiny": TINY, "rnn_real": REAL}
+STARTS = {"start_2": 2, "start_8": 8}
+
+FLOATS = {"64kb": 1 << 14, "1mb": 1 << 18, "16mb": 1 << 22, "128mb": 1 << 25}
+CALLS_IN_FLIGHT = 5000
+CALLS_OF_A_THREAD = 100
+CALLS_OF_THE_RING = 50  # of each worker
+REFERENCES = 20_000
+IDLE_SECONDS = 3.0
 
 
 def noop() -> None:
@@ -24,6 +41,16 @@ def noop() -> None:
 
 def echo(value: Any) -> Any:
     return value
+
+
+def take(value: Any) -> None:
+    pass
+
+
+def call_often(module: str, worker: str, count: int) -> None:
+    rpc = importlib.import_module(module)
+    for _ in range(count):
+        rpc.rpc_sync(worker, noop)
 
 
 class Counter:
@@ -35,6 +62,25 @@ class Counter:
         return self.count
 
 
+class Counted:
+    """Knows how many of its kind there are in this process."""
+
+    alive = 0
+    lock = threading.Lock()
+
+    def __init__(self) -> None:
+        with self.lock:
+            Counted.alive += 1
+
+    def __del__(self) -> None:
+        with self.lock:
+            Counted.alive -= 1
+
+
+def alive() -> int:
+    return Counted.alive
+
+
 def timed(call: Callable[[], Any]) -> Iterator[float]:
     while True:
         start = time.perf_counter()
@@ -42,63 +88,126 @@ def timed(call: Callable[[], Any]) -> Iterator[float]:
         yield time.perf_counter() - start
 
 
-def timed_echo(rpc: Any, floats: int) -> Iterator[float]:
-    tensor = torch.rand(floats)
-    return timed(lambda: rpc.rpc_sync("worker1", echo, args=(tensor,)))
+def timed_each(burst: Callable[[], Any], count: int) -> Iterator[float]:
+    """Seconds per call of bursts of `count` calls."""
+    return (seconds / count for seconds in timed(burst))
 
 
-def case_noop(rpc: Any) -> Iterator[float]:
+def noops(rpc: Any) -> Iterator[float]:
     return timed(lambda: rpc.rpc_sync("worker1", noop))
 
 
-def case_echo4(rpc: Any) -> Iterator[float]:
-    return timed_echo(rpc, 4)
+def with_tensor(rpc: Any, function: Callable[[Any], Any], floats: int) -> Iterator[float]:
+    tensor = torch.rand(floats)
+    return timed(lambda: rpc.rpc_sync("worker1", function, args=(tensor,)))
 
 
-def case_rref_method(rpc: Any) -> Iterator[float]:
+def methods(rpc: Any) -> Iterator[float]:
     counter = rpc.remote("worker1", Counter)
     return timed(lambda: counter.rpc_sync().add(1))
 
 
-def case_echo_1mb(rpc: Any) -> Iterator[float]:
-    return timed_echo(rpc, 1 << 18)
+def in_flight(rpc: Any) -> Iterator[float]:
+    def burst() -> None:
+        futures = [rpc.rpc_async("worker1", noop) for _ in range(CALLS_IN_FLIGHT)]
+        for future in futures:
+            future.wait()
+
+    return timed_each(burst, CALLS_IN_FLIGHT)
 
 
-def case_echo_16mb(rpc: Any) -> Iterator[float]:
-    return timed_echo(rpc, 1 << 22)
+def from_threads(rpc: Any) -> Iterator[float]:
+    def calls(_: int) -> None:
+        for _ in range(CALLS_OF_A_THREAD):
+            rpc.rpc_sync("worker1", noop)
+
+    pool = ThreadPoolExecutor(CALLERS)
+    return timed_each(lambda: list(pool.map(calls, range(CALLERS))), CALLERS * CALLS_OF_A_THREAD)
 
 
-def case_in_flight(rpc: Any) -> Iterator[float]:
-    """5,000 asynchronous calls at once; seconds per call."""
-    count = 5000
+def references(rpc: Any) -> Iterator[float]:
+    """References made and dropped, until the other side has dropped all values."""
 
     def burst() -> None:
-        torch.futures.wait_all([rpc.rpc_async("worker1", noop) for _ in range(count)])
+        made = [rpc.remote("worker1", Counted) for _ in range(REFERENCES)]
+        # The last value there is no proof of the others: handlers overtake each other.
+        while rpc.rpc_sync("worker1", alive) < REFERENCES:
+            pass
+        made.clear()
+        while rpc.rpc_sync("worker1", alive):
+            pass
 
-    return (seconds / count for seconds in timed(burst))
+    return timed_each(burst, REFERENCES)
 
 
-def case_references(rpc: Any) -> Iterator[float]:
-    """2,000 references made, confirmed and dropped; seconds per reference."""
-    count = 2000
+def idle(rpc: Any) -> Iterator[float]:
+    """Processor time that both workers take per second, while they do nothing after a call."""
+    while True:
+        there = rpc.rpc_sync("worker1", time.process_time)
+        here = time.process_time()
+        time.sleep(IDLE_SECONDS)
+        here = time.process_time() - here
+        yield (here + rpc.rpc_sync("worker1", time.process_time) - there) / IDLE_SECONDS
+
+
+def ring(rpc: Any) -> Iterator[float]:
+    """Each worker calls the next one, all at once."""
+
+    def calls_of(rank: int) -> tuple[str, str, int]:
+        return rpc.__name__, f"worker{(rank + 1) % RING}", CALLS_OF_THE_RING
 
     def burst() -> None:
-        made = [rpc.remote("worker1", noop) for _ in range(count)]
-        made[-1].to_here()
+        others = [
+            rpc.rpc_async(f"worker{rank}", call_often, args=calls_of(rank))
+            for rank in range(1, RING)
+        ]
+        call_often(*calls_of(0))
+        for future in others:
+            future.wait()
 
-    return (seconds / count for seconds in timed(burst))
+    return timed_each(burst, RING * CALLS_OF_THE_RING)
+
+
+def cartpole_steps(rpc: Any, observers: int) -> Iterator[float]:
+    """Seconds per step of an environment, of each episode of the demo and the learning after it."""
+    cartpole.rpc = rpc  # the demo as it is, but for one import
+    for seed in itertools.count():
+        options = cartpole.Options(observers, seed, gamma=0.99, max_episodes=1_000_000)
+        steps = 0
+        start = time.perf_counter()
+        for progress in cartpole.Agent(options).train():
+            yield (time.perf_counter() - start) / (progress.env_steps - steps)
+            steps = progress.env_steps
+            start = time.perf_counter()
 
 
 CALLS: dict[str, Callable[[Any], Iterator[float]]] = {
-    name[5:]: function for name, function in list(globals().items()) if name[:5] == "case_"
+    "noop": noops,
+    "echo4": partial(with_tensor, function=echo, floats=4),
+    "rref_method": methods,
+    **{
+        f"{kind}_{size}": partial(with_tensor, function=function, floats=floats)
+        for kind, function in {"echo": echo, "push": take}.items()
+        for size, floats in FLOATS.items()
+    },
+    "in_flight": in_flight,
+    "threads": from_threads,
+    "references": references,
+    "idle": idle,
+    "noop_tcp": noops,
+    "ring": ring,
+    "cartpole_1": partial(cartpole_steps, observers=1),
+    "cartpole_3": partial(cartpole_steps, observers=3),
 }
 
 
 def seconds_of(case: str, implementation: str, rpc: Any) -> Iterator[float]:
-    """Seconds per call of a case, or per iteration of a training case. `local` has only those."""
-    if case not in TRAINING:
-        return CALLS[case](rpc)
+    """Seconds per call, step or iteration of a case. `rpc` is None where a process is alone."""
     torch.manual_seed(0)
+    if case in CALLS:
+        return CALLS[case](rpc)
+    if case in STARTS:
+        return seconds_to_first_call(implementation, STARTS[case])
     if implementation == LOCAL:
         return train_here(TRAINING[case])
     return train(implementation, "worker1", TRAINING[case])

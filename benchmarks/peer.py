@@ -1,67 +1,67 @@
-"""One measurement process pair: rank 0 calls, rank 1 answers. Started by `turns.py`.
+"""One process that is measured, with the workers that it calls. Started by `turns.py`.
 
-    python benchmarks/peer.py {farcall|torch|local} STORE [RANK]
+    python benchmarks/peer.py IMPLEMENTATION STORE WORLD
 
-Rank 0, which is meant when no rank is given, starts rank 1. It reads a JSON line from stdin for
-each block, {"case": name, "count": n}, and answers with one on stdout: a list of n numbers, seconds
-per call, or per iteration of a training case. A case goes on where its last block ended. The pair
-shuts down at the end of stdin. `local` is one process alone, and knows the training cases only.
-STORE is the path of a file in which the two find each other.
+It is rank 0 of the world (`plans.WORLDS`), and forks the others. It reads a JSON line from stdin
+for each block, {"case": name, "count": n}, and answers with one on stdout: a list of n numbers,
+seconds per call, step or iteration. A case goes on where its last block ended. All shut down at the
+end of stdin. `local` is one process alone, and knows the training cases only. STORE is the path of
+a file in which the workers find each other.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import itertools
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
 import torch
-from cases import LOCAL, seconds_of
-from rnn import MODULES
-
-PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-
-
-def join(implementation: str, store: str, rank: int) -> Any:
-    """The implementation's module for calls, of which this process is a worker now."""
-    rpc = importlib.import_module(MODULES[implementation][0])
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
-    return rpc
+from cases import seconds_of
+from plans import LOCAL, WORLDS, World
+from workers import CONTEXT, end_with_parent, join, module_of
 
 
-def end_if_failed(process: subprocess.Popen[bytes]) -> None:
-    if process.wait():
-        print(f"rank 1 ended with {process.returncode}", file=sys.stderr, flush=True)
+def end_if_failed(process: BaseProcess, rank: int) -> None:
+    process.join()
+    if process.exitcode:
+        print(f"rank {rank} ended with {process.exitcode}", file=sys.stderr, flush=True)
         os._exit(1)
 
 
-def end_with_parent() -> None:
-    # Not sys.stdin, whose lock a thread must not hold when the interpreter ends.
-    os.read(0, 1)
-    os._exit(1)
+def answer(implementation: str, store: str, world: World, rank: int) -> None:
+    """What any other rank does."""
+    end_with_parent()
+    join(implementation, store, world, rank).shutdown()
 
 
 @contextmanager
-def pair(implementation: str, store: str) -> Iterator[Any]:
-    """`join` as rank 0, with a rank 1 that ends with this process."""
-    command = [sys.executable, "-W", "ignore", __file__, implementation, store, "1"]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE)
-    threading.Thread(target=end_if_failed, args=(other,), daemon=True).start()
-    rpc = join(implementation, store, 0)
+def joined(implementation: str, store: str, world: World) -> Iterator[Any]:
+    """`join` as rank 0, with the other workers, which end with this process."""
+    module_of(implementation)
+    others = [
+        CONTEXT.Process(target=answer, args=(implementation, store, world, rank))
+        for rank in range(1, world.size)
+    ]
+    for other in others:
+        other.start()
+    watches = [
+        threading.Thread(target=end_if_failed, args=(other, rank), daemon=True)
+        for rank, other in enumerate(others, start=1)
+    ]
+    for watch in watches:
+        watch.start()
+    rpc = join(implementation, store, world, 0)
     yield rpc
     rpc.shutdown()
-    other.wait()
+    for watch in watches:
+        watch.join()
 
 
 def serve(implementation: str, rpc: Any, answers: TextIO) -> None:
@@ -75,40 +75,29 @@ def serve(implementation: str, rpc: Any, answers: TextIO) -> None:
         print(json.dumps(seconds), file=answers, flush=True)
 
 
-def call(implementation: str, store: str) -> None:
-    """Rank 0."""
-    # Whatever else is printed, here or by rank 1, goes to stderr.
+def call(implementation: str, store: str, world: World) -> None:
+    """What rank 0 does."""
+    # Whatever else is printed, here or by other ranks, goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        if implementation == LOCAL:
+        if implementation == LOCAL or world.size == 1:
             serve(implementation, None, answers)
         else:
-            with pair(implementation, store) as rpc:
+            with joined(implementation, store, world) as rpc:
                 serve(implementation, rpc, answers)
     except BaseException:
-        # An orderly end could wait for ever: for rank 1, or for threads of the implementation.
+        # An orderly end could wait for ever: for other ranks, or for the implementation's threads.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
 
 
-def answer(implementation: str, store: str) -> None:
-    """Rank 1."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    join(implementation, store, 1).shutdown()
-
-
 def main() -> None:
-    if sys.platform == "linux":
-        # Its parent may be killed while this process is stopped and can't see the end of stdin.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     torch.set_num_threads(1)
-    implementation, store, *rank = sys.argv[1:]
-    if rank:
-        answer(implementation, store)
-    else:
-        call(implementation, store)
+    implementation, store, world = sys.argv[1:]
+    call(implementation, store, WORLDS[world])
 
 
 if __name__ == "__main__":

@@ -1,148 +1,93 @@
-"""farcall against torch.distributed.rpc on this machine, in turn, in one run.
+"""farcall against torch.distributed.rpc, and others if asked, on this machine, in turn, in one run.
 
-    python benchmarks/run.py [--rounds N] [--cases noop,rnn_tiny,...] [--blocks N] [--json FILE]
+    python benchmarks/run.py [--rounds N] [--cases noop,rnn_tiny,...] [--blocks N]
+                             [--implementations farcall,torch,...] [--out FOLDER]
 
 Each round starts fresh processes for each implementation, which then run in turn, in short blocks
-(`turns.py`). The table of calls gives medians over all calls of all rounds, 99th percentiles, and
-the ratio of the medians (torch / farcall). The table of training gives medians over all iterations
-of all rounds, what each implementation adds to the time of the same model in one process, and how
-much farcall's share of what torch adds differs from block to block.
+(`turns.py`). Prints the table of all cases (`table.py`), and writes it into the folder, with all
+single times and pictures. Exits with 0 whether what farcall has to reach is reached or not: times
+of one run on a busy machine prove little.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
-import statistics
+import os
+import platform
 from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
+from plans import BOTH, CASES, DISTRIBUTIONS, EVERY, FARCALL, Group, groups
+from plots import draw_ratios, draw_times
 from rich.console import Console
 from rich.progress import Progress
-from turns import Blocks, PeerFailed, Plan, measure
+from table import markdown, result_of
+from turns import Blocks, PeerFailed, measure
 
-IMPLEMENTATIONS = ("farcall", "torch")
-LOCAL = "local"
-CALLS = {
-    "noop": Plan(counted=200, dropped=20, blocks=10),
-    "echo4": Plan(counted=200, dropped=20, blocks=10),
-    "rref_method": Plan(counted=100, dropped=10, blocks=10),
-    "echo_1mb": Plan(counted=20, dropped=2, blocks=5),
-    "echo_16mb": Plan(counted=4, dropped=1, blocks=5),
-    "in_flight": Plan(counted=1, dropped=0, blocks=3),
-    "references": Plan(counted=1, dropped=0, blocks=3),
-}
-TRAINING = {
-    "rnn_tiny": Plan(counted=40, dropped=4, blocks=20),
-    "rnn_real": Plan(counted=2, dropped=1, blocks=6),
-}
-PLANS = {**CALLS, **TRAINING}
-
-Times = dict[str, dict[str, Blocks]]  # by implementation and case
-Group = tuple[tuple[str, ...], dict[str, Plan]]  # implementations, and what they run
+DPI = 120
 
 
-def groups(plans: dict[str, Plan]) -> list[Group]:
-    """One round. Calls share the processes; each training case has its own."""
-    calls = {case: plan for case, plan in plans.items() if case in CALLS}
-    found: list[Group] = [(IMPLEMENTATIONS, calls)] if calls else []
-    for case, plan in plans.items():
-        if case in TRAINING:
-            found.append(((LOCAL, *IMPLEMENTATIONS), {case: plan}))
-    return found
-
-
-def measure_rounds(round_: list[Group], rounds: int, advance: Callable[[], None]) -> Times:
-    times: Times = {name: {} for name in (*IMPLEMENTATIONS, LOCAL)}
-    for implementations, plans in round_ * rounds:
-        for name, cases in measure(implementations, plans, advance).items():
-            for case, blocks in cases.items():
-                times[name].setdefault(case, []).extend(blocks)
+def measure_rounds(
+    round_: list[Group], rounds: int, advance: Callable[[], None]
+) -> dict[str, dict[str, Blocks]]:
+    """All times, by case and implementation."""
+    times: dict[str, dict[str, Blocks]] = {}
+    for group in round_ * rounds:
+        for case, by_implementation in measure(group, advance).items():
+            for name, blocks in by_implementation.items():
+                times.setdefault(case, {}).setdefault(name, []).extend(blocks)
     return times
 
 
-def flat(blocks: Blocks) -> list[float]:
-    return list(itertools.chain.from_iterable(blocks))
-
-
-def summary(times: list[float]) -> tuple[float, float]:
-    """Median and 99th percentile, in microseconds."""
-    ordered = sorted(times)
-    return (
-        statistics.median(ordered) * 1e6,
-        ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e6,
-    )
-
-
-def share(local: float, ours: float, theirs: float) -> float:
-    """What farcall adds to `local`, as a share of what torch adds; infinite if that is nothing."""
-    return (ours - local) / (theirs - local) if theirs > local else math.inf
-
-
-def shares(times: Times, case: str) -> list[float]:
-    """`share` of the medians of each three blocks that ran next to each other, in order of size."""
-    each = ([statistics.median(b) for b in times[name][case]] for name in (LOCAL, *IMPLEMENTATIONS))
-    return sorted(itertools.starmap(share, zip(*each, strict=True)))
-
-
-def overheads(times: Times, case: str) -> dict[str, float]:
-    """Medians of a training case in milliseconds, and what each implementation adds to local."""
-    local, ours, theirs = (
-        statistics.median(flat(times[name][case])) * 1e3 for name in (LOCAL, *IMPLEMENTATIONS)
-    )
-    ordered = shares(times, case)
+def machine(implementations: list[str]) -> dict[str, object]:
+    """What the times depend on."""
     return {
-        "local_ms": local,
-        "torch_ms": theirs,
-        "farcall_ms": ours,
-        "torch_overhead_ms": theirs - local,
-        "torch_overhead_percent": (theirs / local - 1) * 100,
-        "farcall_overhead_ms": ours - local,
-        "farcall_overhead_percent": (ours / local - 1) * 100,
-        "farcall_overhead_per_torch_overhead": share(local, ours, theirs),
-        "of_blocks_percentile_25": ordered[len(ordered) // 4],
-        "of_blocks_median": statistics.median(ordered),
-        "of_blocks_percentile_75": ordered[len(ordered) * 3 // 4],
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "versions": {name: version(DISTRIBUTIONS[name]) for name in implementations},
     }
 
 
-def print_calls(times: Times, cases: list[str]) -> None:
-    print("| case | farcall median us | p99 | torch median us | p99 | torch / farcall |")
-    print("|---|---|---|---|---|---|")
-    for case in cases:
-        ours, ours99 = summary(flat(times["farcall"][case]))
-        theirs, theirs99 = summary(flat(times["torch"][case]))
-        print(
-            f"| {case} | {ours:.1f} | {ours99:.1f} | {theirs:.1f} | {theirs99:.1f} "
-            f"| {theirs / ours:.2f} |"
-        )
+def names(known: list[str], needed: str | None = None) -> Callable[..., list[str]]:
+    """The check of an option that lists names with commas."""
+
+    def check(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
+        chosen = list(dict.fromkeys(value.split(",")))
+        for name in chosen:
+            if name not in known:
+                raise click.BadParameter(f"{name!r} is none of {', '.join(known)}")
+        if needed is not None and needed not in chosen:
+            raise click.BadParameter(f"{needed!r} must be among them: it is what is compared")
+        return chosen
+
+    return check
 
 
-def print_training(training: dict[str, dict[str, float]]) -> None:
-    print(
-        "| case | local ms | torch ms | farcall ms | torch adds | farcall adds "
-        "| of torch's | in blocks: 25 %, median, 75 % |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for case, row in training.items():
-        print(
-            f"| {case} | {row['local_ms']:.2f} | {row['torch_ms']:.2f} | {row['farcall_ms']:.2f} "
-            f"| {row['torch_overhead_ms']:.2f} ms, {row['torch_overhead_percent']:.0f} % "
-            f"| {row['farcall_overhead_ms']:.2f} ms, {row['farcall_overhead_percent']:.0f} % "
-            f"| {row['farcall_overhead_per_torch_overhead']:.2f} "
-            f"| {row['of_blocks_percentile_25']:.2f}, {row['of_blocks_median']:.2f}, "
-            f"{row['of_blocks_percentile_75']:.2f} |"
-        )
+def check_installed(implementations: list[str]) -> None:
+    for name in implementations:
+        if find_spec(name) is None:
+            reason = f"{name} is not installed; `make bench-all` installs it"
+            raise click.BadParameter(reason, param_hint="'--implementations'")
 
 
-def chosen(_context: click.Context, _parameter: click.Parameter, value: str) -> dict[str, Plan]:
-    cases = value.split(",")
-    for case in cases:
-        if case not in PLANS:
-            raise click.BadParameter(f"{case!r} is none of {', '.join(PLANS)}")
-    return {case: PLANS[case] for case in cases}
+def report(times: dict[str, dict[str, Blocks]], implementations: list[str], out: Path) -> None:
+    results = {case: result_of(case, blocks) for case, blocks in times.items()}
+    table = markdown(results)
+    print(table)
+    everything = {
+        "machine": machine(implementations),
+        "results": {case: asdict(result) for case, result in results.items()},
+        "seconds": times,
+    }
+    (out / "bench.json").write_text(json.dumps(everything, allow_nan=False) + "\n", "utf-8")
+    (out / "table.md").write_text(table + "\n", "utf-8")
+    draw_ratios(results).savefig(out / "ratios.png", dpi=DPI)
+    draw_times(times).savefig(out / "times.png", dpi=DPI)
 
 
 @click.command()
@@ -155,25 +100,40 @@ def chosen(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 )
 @click.option(
     "--cases",
-    "plans",
-    default=",".join(PLANS),
-    show_default=True,
-    callback=chosen,
-    help="Which, with commas.",
+    default=",".join(CASES),
+    callback=names(list(CASES)),
+    help="Which, with commas.  [default: all]",
 )
 @click.option(
     "--blocks",
     type=click.IntRange(min=1),
     help="Blocks of each implementation in a round, instead of what the case has.",
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write everything here.")
-def main(rounds: int, plans: dict[str, Plan], blocks: int | None, json_path: Path | None) -> None:
-    """Compare farcall with torch.distributed.rpc."""
-    if blocks is not None:
-        plans = {case: plan._replace(blocks=blocks) for case, plan in plans.items()}
-    round_ = groups(plans)
+@click.option(
+    "--implementations",
+    default=",".join(BOTH),
+    show_default=True,
+    callback=names(list(EVERY), needed=FARCALL),
+    help=f"Which, with commas: {', '.join(EVERY)}.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, writable=True, path_type=Path),
+    default=Path("bench-out"),
+    show_default=True,
+    help="Folder for bench.json, table.md, ratios.png and times.png.",
+)
+def main(
+    rounds: int, cases: list[str], blocks: int | None, implementations: list[str], out: Path
+) -> None:
+    """Compare farcall with torch.distributed.rpc, and with others."""
+    check_installed(implementations)
+    out.mkdir(parents=True, exist_ok=True)
+    round_ = groups(cases, implementations, blocks)
     total = rounds * sum(
-        len(names) * plan.blocks for names, cases in round_ for plan in cases.values()
+        plan.blocks * len(group.implementations[case])
+        for group in round_
+        for case, plan in group.plans.items()
     )
     # Drawn between blocks only: a thread that draws would disturb what is measured.
     with Progress(console=Console(stderr=True), auto_refresh=False) as progress:
@@ -184,20 +144,7 @@ def main(rounds: int, plans: dict[str, Plan], blocks: int | None, json_path: Pat
             )
         except PeerFailed as error:
             raise click.ClickException(str(error)) from None
-    calls = [case for case in plans if case in CALLS]
-    training = {case: overheads(times, case) for case in plans if case in TRAINING}
-    if calls:
-        print_calls(times, calls)
-    if calls and training:
-        print()
-    if training:
-        print_training(training)
-    if json_path is not None:
-        seconds = {
-            name: {case: flat(blocks) for case, blocks in cases.items()}
-            for name, cases in times.items()
-        }
-        json_path.write_text(json.dumps({"seconds": seconds, "training": training}))
+    report({case: times[case] for case in cases}, implementations, out)
 
 
 if __name__ == "__main__":

@@ -19,18 +19,12 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
+
+from plans import Group
 
 PEER = Path(__file__).with_name("peer.py")
 LIMIT_SECONDS = 120.0  # for a block, and for the end of a peer; the first block includes its start
-
-
-class Plan(NamedTuple):
-    """How a case is measured."""
-
-    counted: int  # calls of a block, or iterations
-    dropped: int  # more of them before those: caches are cold, and timers late, after a stop
-    blocks: int  # of each peer in each round
 
 
 class PeerFailed(Exception):
@@ -40,14 +34,14 @@ class PeerFailed(Exception):
 class Peer:
     """One start of `peer.py`, which runs only while it is asked. Ended by leaving its context."""
 
-    def __init__(self, implementation: str) -> None:
+    def __init__(self, implementation: str, world: str) -> None:
         self.implementation = implementation
         self._folder = tempfile.TemporaryDirectory()
         self._errors = Path(self._folder.name, "stderr")
         store = Path(self._folder.name, "store")
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", str(PEER), implementation, str(store)],
+                [sys.executable, "-W", "ignore", str(PEER), implementation, str(store), world],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -121,27 +115,34 @@ class Peer:
 Blocks = list[list[float]]  # seconds per call, of each block
 
 
-def measure(
-    implementations: tuple[str, ...], plans: dict[str, Plan], advance: Callable[[], None]
-) -> dict[str, dict[str, Blocks]]:
-    """One round of cases, with fresh processes: by implementation and case, in order of time.
+def measure(group: Group, advance: Callable[[], None]) -> dict[str, dict[str, Blocks]]:
+    """One round of cases, with fresh processes: by case and implementation, in order of time.
 
     Block n of one implementation ran next to block n of the others. `advance` is called after each.
     """
     with ExitStack() as stack:
-        peers = [stack.enter_context(Peer(name)) for name in implementations]
-        blocks: dict[str, dict[str, Blocks]] = {
-            name: {case: [] for case in plans} for name in implementations
-        }
-        for case, plan in plans.items():
-            for peer in peers:
-                # A block that does not count, to warm up.
-                peer.ask(case, plan.dropped + plan.counted)
+        started: dict[str, Peer] = {}
+        first: dict[str, str] = {}
+        for case, names in group.implementations.items():
+            for name in names:
+                if name not in started:
+                    started[name] = stack.enter_context(Peer(name, group.world))
+                    first[name] = case
+        for name, peer in started.items():
+            # Waits until it is there and can be stopped.
+            peer.ask(first[name], 0)
+        blocks: dict[str, dict[str, Blocks]] = {}
+        for case, plan in group.plans.items():
+            peers = [started[name] for name in group.implementations[case]]
+            blocks[case] = {peer.implementation: [] for peer in peers}
+            if plan.warm_up:
+                for peer in peers:
+                    peer.ask(case, plan.dropped + plan.counted)
             for turn in range(plan.blocks):
                 # Nobody always follows the same other.
-                first = turn % len(peers)
-                for peer in peers[first:] + peers[:first]:
+                shift = turn % len(peers)
+                for peer in peers[shift:] + peers[:shift]:
                     seconds = peer.ask(case, plan.dropped + plan.counted)
-                    blocks[peer.implementation][case].append(seconds[plan.dropped :])
+                    blocks[case][peer.implementation].append(seconds[plan.dropped :])
                     advance()
         return blocks

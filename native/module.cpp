@@ -155,6 +155,9 @@ int send_frame(Link& link, int kind, std::uint64_t call_id, nb::handle meta, nb:
                nb::handle buffers, double deadline) {
   Held held;
   const OutFrame frame = out_frame(held, kind, call_id, meta, body, buffers);
+  // Letting go of the interpreter for less than a microsecond costs more than it gives: another
+  // thread takes it, and has to be waited for.
+  if (link.send_at_once(frame)) return kSent;
   return without_interpreter(
       [&] { link.send(frame, deadline_from_seconds(deadline), check_signals); });
 }
@@ -192,8 +195,8 @@ nb::object receive(Link& link, std::uint64_t kinds, int alarm, double deadline) 
 
 // (link id, kind, call id, meta, body, buffers), or (link id, why the link ended).
 nb::object next_event(Endpoint& endpoint, double timeout) {
-  std::optional<Event> event;
-  without_interpreter([&] {
+  std::optional<Event> event = endpoint.next_at_once();
+  if (!event) without_interpreter([&] {
     const Nanoseconds wait = deadline_from_seconds(timeout);
     event = endpoint.next(wait == 0 || wait == kNever ? wait : now() + wait, check_signals);
   });
@@ -216,6 +219,8 @@ std::shared_ptr<Link> open_link(Endpoint& endpoint, int fd, int side, double dea
 }  // namespace
 
 NB_MODULE(_native, module) {
+  // A worker that is not shut down is still there when the interpreter ends. That is no leak.
+  nb::set_leak_warnings(false);
   module.attr("SHM_VERSION") = 1;
   module.attr("SENT") = static_cast<int>(kSent);
   module.attr("NOT_SENT") = static_cast<int>(kNotSent);
@@ -234,6 +239,7 @@ NB_MODULE(_native, module) {
       .def("exchange", &exchange, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"),
            nb::arg("body"), nb::arg("buffers"), nb::arg("deadline"), nb::arg("meanwhile").none())
       .def("receive", &receive, nb::arg("kinds"), nb::arg("alarm"), nb::arg("deadline"))
+      .def("start", &Link::start)
       .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Endpoint>(module, "Endpoint")
@@ -241,7 +247,6 @@ NB_MODULE(_native, module) {
            nb::arg("spin_threads"))
       .def("open", &open_link, nb::arg("fd"), nb::arg("side"), nb::arg("deadline"),
            nb::arg("limits"))
-      .def("start", &Endpoint::start, nb::arg("link"))
       .def("next", &next_event, nb::arg("timeout"))
       .def("wake", &Endpoint::wake)
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())

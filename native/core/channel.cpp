@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <tuple>
 
@@ -17,6 +18,7 @@ namespace farcall {
 namespace {
 
 constexpr std::size_t kMaxVectors = 64;
+constexpr std::size_t kSmallFrame = 16 << 10;
 constexpr char kClosed[] = "the peer closed the connection";
 const std::uint8_t kZeros[kAlignment] = {};
 
@@ -300,6 +302,27 @@ std::size_t RingChannel::write(const Part* parts, std::size_t count) {
   }
   if (written > 0 && writer_.publish() == Tell::kBell) ring_bell();
   return written;
+}
+
+bool RingChannel::write_at_once(const OutFrame& frame) {
+  std::size_t size = kHeaderSize + frame.meta.size + frame.body.size;
+  for (const Part& buffer : frame.buffers) size += 8 + kAlignment + buffer.size;
+  if (size > kSmallFrame || writer_.space() < size) return false;
+  if (frame.buffers.empty()) {
+    Header header;
+    header.kind = frame.kind;
+    header.meta_length = static_cast<std::uint32_t>(frame.meta.size);
+    header.call_id = frame.call_id;
+    header.body_length = frame.body.size;
+    const HeaderBytes bytes = encode_header(header);
+    const Part parts[] = {{bytes.data(), bytes.size()}, frame.meta, frame.body};
+    write(parts, std::size(parts));
+    return true;
+  }
+  Composed composed;
+  lay_out(frame, composed, false, [](std::size_t) { return std::uint64_t{0}; });
+  write(composed.parts.data(), composed.parts.size());
+  return true;
 }
 
 bool RingChannel::wait_for_space(Nanoseconds deadline, Interrupt interrupt) {

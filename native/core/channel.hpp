@@ -67,6 +67,9 @@ class Channel : public Source {
   // How many bytes were taken; 0: there is no space. Throws LinkFailure.
   virtual std::size_t write(const Part* parts, std::size_t count) = 0;
   virtual void sent(const Composed&) {}
+  // All of a small frame, without a system call if nobody sleeps at the other end. False: none of
+  // it, for it is not small, or there is no space. Throws LinkFailure.
+  virtual bool write_at_once(const OutFrame&) { return false; }
   // May return early. False: the deadline passed. Throws LinkFailure.
   virtual bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) = 0;
   // What is left of a frame waits for the endpoint. True: there is space already, or the channel
@@ -153,6 +156,7 @@ class RingChannel final : public Channel {
   bool wait_for_room(const Composed& composed, Nanoseconds deadline, Interrupt interrupt) override;
   std::size_t write(const Part* parts, std::size_t count) override;
   void sent(const Composed& composed) override;
+  bool write_at_once(const OutFrame& frame) override;
   bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) override;
   bool ask_for_space() override { return writer_.ask_for_bell(); }
   bool is_stream() const override { return false; }

@@ -66,15 +66,20 @@ void Endpoint::start(const std::shared_ptr<Link>& link) {
 }
 
 void Endpoint::watch(const Link& link, std::uint32_t events) {
+  if (!users_.enter()) return;
   epoll_event event{};
   event.events = events;
   event.data.u64 = link.id();
   // Fails before the link is started; that asks for what is right then.
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.fd(), &event);
+  leave();
 }
 
 void Endpoint::removed(const Link& link) {
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.fd(), nullptr);
+  if (users_.enter()) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.fd(), nullptr);
+    leave();
+  }
   std::lock_guard lock(links_mutex_);
   links_.erase(link.id());
   version_.fetch_add(1);
@@ -103,7 +108,15 @@ std::optional<Event> Endpoint::pop() {
 }
 
 void Endpoint::wake_sleeper() {
-  if (sleeps_.load(std::memory_order_seq_cst)) eventfd_write(bell_.get(), 1);
+  if (!sleeps_.load(std::memory_order_seq_cst) || !users_.enter()) return;
+  eventfd_write(bell_.get(), 1);
+  leave();
+}
+
+void Endpoint::leave() {
+  if (!users_.leave()) return;
+  epoll_.reset();
+  bell_.reset();
 }
 
 void Endpoint::wake() {
@@ -128,6 +141,14 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
     if (!spinner_.spin(start, [this] { return look(); })) sleep(deadline, interrupt);
     spinner_.remember(start);
   }
+}
+
+std::optional<Event> Endpoint::next_at_once() {
+  std::unique_lock lock(next_mutex_, std::try_to_lock);
+  if (!lock || closed_ || woken_.load(std::memory_order_relaxed)) return std::nullopt;
+  active_ = true;
+  auto event = pop();
+  return event ? std::move(event) : scan();
 }
 
 void Endpoint::refresh() {
@@ -236,11 +257,12 @@ void Endpoint::close() {
   seen_.clear();
   queue_.clear();
   queued_.store(0);
+  leave();
 }
 
 void Endpoint::forget() {
   // No locks: their holders were not forked.
-  closed_ = true;
+  if (closed_.exchange(true)) return;
   for (auto& [id, link] : links_) link->forget();
   epoll_.reset();
   bell_.reset();

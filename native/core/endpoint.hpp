@@ -12,6 +12,7 @@
 
 #include "link.hpp"
 #include "memory.hpp"
+#include "rundown.hpp"
 #include "spin.hpp"
 
 namespace farcall {
@@ -28,12 +29,11 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::shared_ptr<Link> open_rings(Descriptor socket, const Limits& limits, int side,
                                    Nanoseconds deadline);
 
-  // Throws LinkFailure if the endpoint is closed.
-  void start(const std::shared_ptr<Link>& link);
-
   // The next event. None: the deadline passed, somebody called `wake`, or for no reason.
   // One thread at a time. A deadline of 0 is not waited for at all.
   std::optional<Event> next(Nanoseconds deadline, Interrupt interrupt);
+  // The next event if there is one now, and nobody is inside `next`.
+  std::optional<Event> next_at_once();
   // Makes a running or the next `next` return. Takes no lock.
   void wake();
   // Ends all links without reporting them, and waits until nobody is inside `next`, which returns
@@ -44,6 +44,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
   // For links.
 
+  // Throws LinkFailure if the endpoint is closed.
+  void start(const std::shared_ptr<Link>& link);
   HeapPool& pool() { return *pool_; }
   SpinBudget& spin_budget() { return budget_; }
   void push(Event event);
@@ -66,10 +68,12 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void poll(int timeout_ms, Interrupt interrupt);
   bool prepare_sleep();
   bool trim();
+  void leave();
 
   const std::shared_ptr<HeapPool> pool_;
   SpinBudget budget_;
   Spinner spinner_;
+  Rundown users_;  // of the two descriptors
   Descriptor epoll_;
   Descriptor bell_;
 

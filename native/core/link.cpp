@@ -52,16 +52,8 @@ std::string Link::cause() {
 
 // Threads inside a link keep its socket open; the last to leave a lost link closes it.
 
-bool Link::enter() {
-  std::uint32_t users = users_.load(std::memory_order_relaxed);
-  while (users != 0) {
-    if (users_.compare_exchange_weak(users, users + 1, std::memory_order_acquire)) return true;
-  }
-  return false;
-}
-
 void Link::leave() {
-  if (users_.fetch_sub(1, std::memory_order_acq_rel) == 1) channel_->close();
+  if (users_.leave()) channel_->close();
 }
 
 class Link::Use {
@@ -81,6 +73,21 @@ class Link::Use {
 void Link::send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt) {
   Use use(*this);
   send_entered(frame, deadline, interrupt);
+}
+
+bool Link::send_at_once(const OutFrame& frame) {
+  if (!enter()) return false;
+  bool sent = false;
+  if (writing_.try_take()) {
+    try {
+      sent = !is_lost() && channel_->write_at_once(frame);
+    } catch (const std::exception&) {
+      // `send` finds out.
+    }
+    writing_.give_back();
+  }
+  leave();
+  return sent;
 }
 
 void Link::send_entered(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt) {
@@ -467,6 +474,8 @@ void Link::update_interest() {
   home_->watch(*this, events);
 }
 
+void Link::start() { home_->start(shared_from_this()); }
+
 // Ending.
 
 void Link::lose(const std::string& cause) {
@@ -489,7 +498,7 @@ void Link::lose(const std::string& cause) {
   channel_->wake_writer();
   if (residue_waits_.exchange(false)) writing_.give_back();
   home_->push({shared_from_this(), std::nullopt, cause});
-  leave();
+  if (users_.end()) channel_->close();
 }
 
 void Link::forget() {

@@ -20,6 +20,7 @@
 #include "errors.hpp"
 #include "frame_reader.hpp"
 #include "futex.hpp"
+#include "rundown.hpp"
 #include "spin.hpp"
 
 namespace farcall {
@@ -46,6 +47,8 @@ class Link : public std::enable_shared_from_this<Link> {
 
   // All of these are for any thread. They throw NotSent, TimedOut, LinkFailure, Interrupted.
   void send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt);
+  // Sends a small frame if that takes no time. False: it would; nothing was sent. Does not throw.
+  bool send_at_once(const OutFrame& frame);
   // Sends a request and waits for its outcome. `meanwhile` is called when it was sent.
   InFrame exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt,
                    const std::function<void()>& meanwhile);
@@ -53,6 +56,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // deadline passed, the link was lost, or another thread reads.
   std::optional<InFrame> receive(std::uint64_t kinds, int alarm, Nanoseconds deadline,
                                  Interrupt interrupt);
+  // Let the endpoint read. Throws LinkFailure if that is closed.
+  void start();
   // End the link: wake everyone who waits on it, and report it once.
   void lose(const std::string& cause);
   // In a forked child: close its copy of the socket, the parent's connection lives on.
@@ -80,7 +85,7 @@ class Link : public std::enable_shared_from_this<Link> {
   class Use;      // keeps the socket open
   class Reading;  // has the role of reading
 
-  bool enter();
+  bool enter() { return users_.enter(); }
   void leave();
   bool take_role() { return !reading_.exchange(true, std::memory_order_acquire); }
   void give_role_back();
@@ -105,7 +110,7 @@ class Link : public std::enable_shared_from_this<Link> {
   const std::uint64_t id_;
   const std::unique_ptr<Channel> channel_;
 
-  std::atomic<std::uint32_t> users_{1};  // threads inside, and one while the link is not lost
+  Rundown users_;  // of the socket, which is there while the link is not lost
   std::atomic<bool> lost_{false};
   std::atomic<bool> cut_{false};  // writing failed: lost once everything is read
 

@@ -21,10 +21,12 @@ std::uint64_t RingWriter::checked_head() {
   return head;
 }
 
+std::size_t RingWriter::space() { return size_ - (tail_ - checked_head()); }
+
 std::size_t RingWriter::write(const std::uint8_t* data, std::size_t size) {
-  std::size_t space = size_ - (tail_ - head_);
-  if (space < size) space = size_ - (tail_ - checked_head());
-  const std::size_t count = std::min(size, space);
+  std::size_t room = size_ - (tail_ - head_);
+  if (room < size) room = space();
+  const std::size_t count = std::min(size, room);
   const std::size_t start = tail_ & (size_ - 1);
   const std::size_t until_end = std::min(count, size_ - start);
   std::memcpy(data_ + start, data, until_end);

@@ -44,6 +44,8 @@ class RingWriter {
   std::size_t write(const std::uint8_t* data, std::size_t size);
 
   Tell publish();
+  // How much `write` takes at once.
+  std::size_t space();
 
   // Sleep until half of the ring is free, or a little. False: the deadline passed.
   bool wait_for_space(Nanoseconds deadline, Interrupt interrupt);

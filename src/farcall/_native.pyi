@@ -28,6 +28,9 @@ class Link:
     @property
     def is_stream(self) -> bool: ...
     def cause(self) -> str: ...
+    def start(self) -> None:
+        """Let the endpoint read. RuntimeError: it is closed."""
+
     def send(
         self,
         kind: int,
@@ -64,9 +67,6 @@ class Endpoint:
         """Takes the descriptor over. `side`: 0 if we dialled and 1 if not, for shared memory; -1
         for the socket alone. RuntimeError: it broke, or the peer made no sense.
         """
-
-    def start(self, link: Link) -> None:
-        """RuntimeError: the endpoint is closed."""
 
     def next(
         self, timeout: float

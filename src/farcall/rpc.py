@@ -71,6 +71,7 @@ Worker = str | int | WorkerInfo
 
 EXIT_SECONDS = 0.5  # what a program that ends waits for functions that are still running
 
+_ARGUMENTS = (tuple, list)
 _starting = threading.Lock()
 _generation = 0
 
@@ -195,7 +196,8 @@ def rpc_sync(
         FunctionNotFound: the worker has no such function.
         UnknownWorker, NotInitialized, TypeError: the call makes no sense.
     """
-    return current_agent().call(to, *_call(func, args, kwargs), seconds_or_default(timeout))
+    _check_call(func, args, kwargs)
+    return current_agent().call(to, func, args or (), kwargs, seconds_or_default(timeout))
 
 
 def rpc_async(
@@ -211,7 +213,8 @@ def rpc_async(
     it; only what is wrong with the arguments is raised here. The arguments' memory may be changed
     as soon as this returns.
     """
-    return current_agent().call_async(to, *_call(func, args, kwargs), seconds_or_default(timeout))
+    _check_call(func, args, kwargs)
+    return current_agent().call_async(to, func, args or (), kwargs, seconds_or_default(timeout))
 
 
 def remote(
@@ -227,22 +230,17 @@ def remote(
     reference, not the function: if the worker has not accepted the call in time, using the
     reference raises RpcTimeout.
     """
+    _check_call(func, args, kwargs)
     agent = current_agent()
-    return RRef.of(agent.remote(to, *_call(func, args, kwargs), seconds_or_default(timeout)))
+    return RRef.of(agent.remote(to, func, args or (), kwargs, seconds_or_default(timeout)))
 
 
-def _call(
-    func: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any] | None]:
-    """The same, checked."""
+def _check_call(func: object, args: object, kwargs: object) -> None:
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}")
-    if args is None:
-        args = ()
-    elif not isinstance(args, tuple | list):
+    if args is not None and not isinstance(args, _ARGUMENTS):
         raise TypeError(
             f"args must be a tuple of the positional arguments, not {type(args).__name__}"
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
-    return func, args, kwargs

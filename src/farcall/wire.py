@@ -83,7 +83,8 @@ class Request(Message):
     the result (0: the caller wants the result itself), `sequence` the caller's registration of it.
     `context` is the autograd context of the caller (0: none), `sent` the sender's number for the
     tensors requiring grad in the body (0: it recorded none). With `no_grad` the function runs
-    under `torch.no_grad`, as the call was made.
+    under `torch.no_grad`, as the call was made. With `on_reference` the first argument is the first
+    of the references and not in the body, which numbers the others from 0.
     """
 
     function: str
@@ -94,6 +95,7 @@ class Request(Message):
     context: int = 0
     sent: int = 0
     no_grad: bool = False
+    on_reference: bool = False
 
 
 class Reply(Message):
@@ -300,22 +302,13 @@ class Header(NamedTuple):
         return 8 * self.buffer_count + self.meta_length + self.body_length
 
 
-class Frame:
+class Frame(msgspec.Struct, eq=False, gc=False):
     """One message with its body and buffers. Immutable by convention; `buffers` are not copied."""
 
-    __slots__ = ("body", "buffers", "call_id", "message")
-
-    def __init__(
-        self,
-        message: Message,
-        call_id: int = 0,
-        body: Buffer = b"",
-        buffers: Sequence[Buffer] = (),
-    ) -> None:
-        self.message = message
-        self.call_id = call_id
-        self.body = body
-        self.buffers = buffers
+    message: Message
+    call_id: int = 0
+    body: Buffer = b""
+    buffers: Sequence[Buffer] = ()
 
     def __repr__(self) -> str:
         return (

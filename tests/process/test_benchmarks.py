@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from demos import SECONDS, assert_nothing_left, processes_of_session
 
-RUN = Path(__file__).parents[2] / "benchmarks" / "run.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RUN = BENCHMARKS / "run.py"
+TINY = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import plans, run
+for name, case in plans.CASES.items():
+    plans.CASES[name] = case._replace(plan=plans.Plan(1, 0, blocks=1, warm_up=False))
+run.main()
+"""
+PNG = b"\x89PNG"
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(BENCHMARKS)
+    from plans import CASES
+    from table import Ratio, Times, markdown, result_of
+    from turns import Blocks
+
+# Each of these takes some seconds.
+CALLS = tuple(case for case in CASES if CASES[case].world == "calls")
+TOGETHER = (
+    CALLS,
+    ("noop_tcp", "ring"),
+    ("cartpole_1", "cartpole_3"),
+    ("rnn_tiny", "rnn_real"),
+    ("start_2", "start_8"),
+)
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, program: tuple[str, ...] = (str(RUN),)) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(RUN), *arguments],
+        [sys.executable, *program, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -32,9 +57,9 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def endless() -> Iterator[subprocess.Popen[str]]:
+def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A benchmark that would go on for a long time."""
-    process = start("--blocks", "1000000", "--cases", "noop")
+    process = start("--blocks", "1000000", "--cases", "noop", "--out", str(tmp_path))
     yield process
     process.kill()
     process.communicate(timeout=SECONDS)
@@ -62,19 +87,61 @@ def wait_until_stopped(pid: int, process: subprocess.Popen[str]) -> None:
     wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", process)
 
 
-@linux_only
-def test_benchmark_writes_its_numbers_and_leaves_no_process(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    process = start("--rounds", "1", "--blocks", "2", "--cases", "noop", "--json", str(path))
+def run_tiny(out: Path, *arguments: str) -> dict[str, Any]:
+    """Measures everything once only, and returns what is written about it."""
+    process = start("--rounds", "1", "--out", str(out), *arguments, program=("-c", TINY))
     stdout, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, stderr
     assert_nothing_left(process.pid)
-    assert "| noop |" in stdout
-    written = json.loads(path.read_text())
-    assert written["training"] == {}
-    for name in ("farcall", "torch"):
-        assert len(written["seconds"][name]["noop"]) == 2 * 200
-        assert min(written["seconds"][name]["noop"]) > 0
+    assert (out / "table.md").read_text("utf-8") == stdout
+    for picture in ("ratios.png", "times.png"):
+        assert (out / picture).read_bytes().startswith(PNG)
+    written: dict[str, Any] = json.loads((out / "bench.json").read_text("utf-8"))
+    return written
+
+
+def test_every_case_is_run_below() -> None:
+    assert sorted(case for cases in TOGETHER for case in cases) == sorted(CASES)
+
+
+@linux_only
+@pytest.mark.parametrize("cases", TOGETHER, ids=lambda cases: cases[0])
+def test_benchmark_writes_its_numbers_and_leaves_no_process(
+    tmp_path: Path, cases: tuple[str, ...]
+) -> None:
+    written = run_tiny(tmp_path, "--cases", ",".join(cases))
+    assert list(written["results"]) == list(written["seconds"]) == list(cases)
+    for case in cases:
+        local = ["local"] if case in ("rnn_tiny", "rnn_real") else []
+        assert list(written["seconds"][case]) == [*local, "farcall", "torch"]
+        for name, blocks in written["seconds"][case].items():
+            [[seconds]] = blocks
+            assert seconds > 0
+            unit = CASES[case].unit
+            assert written["results"][case]["times"][name]["median"] == unit.of(seconds)
+        assert list(written["results"][case]["ratios"]) == ["torch"]
+
+
+@linux_only
+def test_benchmark_counts_rounds_and_blocks(tmp_path: Path) -> None:
+    arguments = ("--rounds", "2", "--blocks", "3", "--cases", "noop", "--out", str(tmp_path))
+    process = start(*arguments, "--implementations", "farcall")
+    _, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, stderr
+    seconds = json.loads((tmp_path / "bench.json").read_text("utf-8"))["seconds"]
+    assert [len(block) for block in seconds["noop"]["farcall"]] == [200] * 6
+
+
+@linux_only
+@pytest.mark.parametrize("name", ["ray", "rpyc", "grpc"])
+def test_other_library_runs_what_it_can(tmp_path: Path, name: str) -> None:
+    pytest.importorskip(name, reason="make bench-all installs it")
+    cases = [case for case in CASES if name in CASES[case].implementations and case != "start_8"]
+    arguments = ("--implementations", f"farcall,{name}", "--cases", ",".join(cases))
+    written = run_tiny(tmp_path, *arguments)
+    assert list(written["seconds"]) == cases
+    for case in cases:
+        assert list(written["seconds"][case]) == ["farcall", name]
 
 
 @linux_only
@@ -109,19 +176,72 @@ def test_peer_that_dies_is_named(endless: subprocess.Popen[str]) -> None:
     assert_nothing_left(endless.pid)
 
 
-def test_overheads_are_compared_between_blocks_that_ran_next_to_each_other(
-    monkeypatch: pytest.MonkeyPatch,
+def test_times_are_compared_between_blocks_that_ran_next_to_each_other() -> None:
+    ours = [[2.0, 2.0], [5.0, 5.0], [2.0, 2.0], [4.0, 4.0]]
+    theirs = [[6.0, 6.0], [10.0, 10.0], [8.0, 8.0], [4.0, 4.0]]
+    found = result_of("noop", {"farcall": ours, "torch": theirs})  # ratios: 3, 2, 4, 1
+    assert found.times["farcall"] == Times(3e6, 5e6)
+    assert found.times["torch"] == Times(7e6, 10e6)
+    assert found.ratios == {"torch": Ratio(pytest.approx(7 / 3), [2.0, 2.5, 4.0])}
+
+
+def test_what_training_adds_to_one_process_is_compared() -> None:
+    local = [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
+    ours = [[2.0, 2.0], [5.0, 5.0], [2.0, 2.0], [3.0, 3.0]]
+    theirs = [[5.0, 5.0], [8.0, 8.0], [1.0, 1.0], [4.0, 4.0]]
+    found = result_of("rnn_tiny", {"local": local, "farcall": ours, "torch": theirs})
+    # Torch adds 4, 6, nothing and 1, farcall 1, 3, 1 and nothing.
+    assert found.times["local"] == Times(1500, 3000)
+    assert found.times["farcall"] == Times(2500, 5000, 1000, pytest.approx(100 * 2 / 3))
+    assert found.times["torch"] == Times(4500, 8000, 3000, pytest.approx(200))
+    assert found.ratios == {"torch": Ratio(3.0, [2.0, 3.0, None])}
+
+
+@pytest.mark.parametrize(
+    ("case", "blocks", "says"),
+    [
+        ("noop", {"farcall": [[1.0]], "torch": [[20.0]]}, ("20 x", True)),
+        ("noop", {"farcall": [[1.0]], "torch": [[19.9]]}, ("20 x", False)),
+        ("noop", {"farcall": [[1.0]]}, (None, None)),
+        ("echo_1mb", {"farcall": [[1.0]], "torch": [[20.0]]}, (None, None)),
+        ("in_flight", {"farcall": [[1.0]], "torch": [[6.0]]}, ("6 x", True)),
+        ("rnn_tiny", {"local": [[1.0]], "farcall": [[2.0]], "torch": [[5.0]]}, ("4 x", True)),
+        ("rnn_tiny", {"local": [[1.0]], "farcall": [[2.0]], "torch": [[4.9]]}, ("4 x", False)),
+        ("rnn_tiny", {"local": [[1.0]], "farcall": [[1.0]], "torch": [[5.0]]}, ("4 x", True)),
+        ("rnn_real", {"local": [[1.0]], "farcall": [[1.125]]}, ("adds at most 15 %", True)),
+        ("rnn_real", {"local": [[1.0]], "farcall": [[1.25]]}, ("adds at most 15 %", False)),
+        ("idle", {"farcall": [[0.001]]}, ("at most 1 % of a core", True)),
+        ("idle", {"farcall": [[0.5]]}, ("at most 1 % of a core", False)),
+    ],
+)
+def test_table_says_what_is_reached(
+    case: str, blocks: dict[str, Blocks], says: tuple[str | None, bool | None]
 ) -> None:
-    monkeypatch.syspath_prepend(RUN.parent)
-    overheads = runpy.run_path(str(RUN))["overheads"]
-    times = {
-        "local": {"case": [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]},
-        "farcall": {"case": [[2.0, 2.0], [5.0, 5.0], [2.0, 2.0], [4.0, 4.0]]},
-        "torch": {"case": [[5.0, 5.0], [8.0, 8.0], [3.0, 3.0], [3.0, 3.0]]},
-    }
-    row = overheads(times, "case")  # shares: 1/4, 3/6, 1/2, and none, as torch added nothing
-    assert (row["local_ms"], row["farcall_ms"], row["torch_ms"]) == (1500, 3000, 4000)
-    assert row["farcall_overhead_per_torch_overhead"] == pytest.approx(1500 / 2500)
-    assert row["of_blocks_percentile_25"] == pytest.approx(0.5)
-    assert row["of_blocks_median"] == pytest.approx(0.5)
-    assert row["of_blocks_percentile_75"] == math.inf
+    found = result_of(case, blocks)
+    assert (found.bar, found.is_met) == says
+
+
+def test_table_has_a_column_for_each_implementation_and_dashes_where_it_has_no_times() -> None:
+    rpyc = {"farcall": [[2e-6]], "torch": [[5e-6]], "rpyc": [[4e-6]]}
+    results = {"noop": result_of("noop", rpyc), "ring": result_of("ring", {"farcall": [[123e-6]]})}
+    assert markdown(results).splitlines() == [
+        "| case | unit | farcall | torch | rpyc | torch / farcall | rpyc / farcall "
+        "| to reach | met |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| noop | us | 2.00 (2.00) | 5.00 (5.00) | 4.00 (4.00) | 2.50 (2.50, 2.50, 2.50) "
+        "| 2.00 (2.00, 2.00, 2.00) | 20 x | no |",
+        "| ring | us | 123 (123) | - | - | - | - | - | - |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--cases", "noop,nothing"), "'nothing' is none of noop,"),
+        (("--implementations", "torch"), "'farcall' must be among them"),
+        (("--implementations", "farcall,spark"), "'spark' is none of farcall, torch, ray"),
+    ],
+)
+def test_wrong_option_is_named(arguments: tuple[str, ...], says: str) -> None:
+    _, stderr = start(*arguments).communicate(timeout=SECONDS)
+    assert says in " ".join(stderr.replace("│", " ").split())

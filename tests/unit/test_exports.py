@@ -43,7 +43,7 @@ EXPORTS = {
         "Attach",
         "DeviceMap",
         "Dumped",
-        "Externals",
+        "NO_ARGUMENTS",
         "Functions",
         "RemoteTraceback",
         "Serializer",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import copyreg
+import enum
+import gc
 import os
 import pickle
+import re
 import sys
 import threading
 import types
+import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farcall.errors import FunctionNotFound, Refused, SerializationError
+from farcall.errors import FunctionNotFound, InvalidReference, Refused, SerializationError
 from farcall.ids import WorkerInfo
 from farcall.serde import Dumped, Serializer, load_reference, tensors
 
@@ -58,7 +64,7 @@ def test_plain_data_passes_every_policy(value: object) -> None:
 def test_small_message_costs_few_bytes_and_no_buffers() -> None:
     dumped = SERIALIZER.dump((1, 2))
     assert len(dumped.body) < 20
-    assert dumped.buffers == []
+    assert not dumped.buffers
     assert dumped.tensors == ()
 
 
@@ -235,7 +241,7 @@ def test_tensor_that_reaches_beyond_its_bytes_is_refused() -> None:
             PLAIN_ONLY.load(pickle.dumps(Exploit(tensors.rebuild_tensor, *args), 5))
 
 
-# References and externals -----------------------------------------------------------------------
+# References -------------------------------------------------------------------------------------
 
 
 class Handle:
@@ -246,25 +252,80 @@ class Handle:
         raise TypeError("a handle needs its agent")
 
 
-def test_externals_turn_handles_into_references_of_the_message() -> None:
-    sent: list[Handle] = []
-
-    def reduce_handle(handle: Handle) -> tuple[object, ...]:
-        sent.append(handle)
-        return load_reference, (len(sent) - 1,)
-
+def test_handles_become_references_of_the_message() -> None:
+    checked: list[Handle] = []
+    sender = SERIALIZER.with_references(Handle, checked.append)
     first, second = Handle(1), Handle(2)
-    dumped = SERIALIZER.dump([first, {"x": second}, first], externals={Handle: reduce_handle})
-    assert sent == [first, second]
+    dumped = sender.dump([first, {"x": second}, first])
+    assert checked == [first, second]
+    assert dumped.references == [first, second]
     for serializer in (SERIALIZER, NAMED_ONLY, PLAIN_ONLY):
         got = arrive(dumped, serializer, references=["a", "b"])
         assert got == ["a", {"x": "b"}, "a"]
 
 
-def test_externals_work_for_what_goes_by_value_too() -> None:
+def test_handles_become_references_in_what_goes_by_value_too() -> None:
     handle = Handle(1)
-    dumped = SERIALIZER.dump(lambda: handle, externals={Handle: lambda h: (load_reference, (0,))})
-    assert arrive(dumped, references=["a"])() == "a"
+    dumped = SERIALIZER.with_references(Handle, lambda handle: None).dump((handle, lambda: handle))
+    assert dumped.references == [handle]
+    got, function = arrive(dumped, references=["a"])
+    assert got == function() == "a"
+
+
+def test_handle_that_must_not_be_sent_ends_the_message() -> None:
+    def refuse(handle: Handle) -> None:
+        raise InvalidReference("not this one")
+
+    sender = SERIALIZER.with_references(Handle, refuse)
+    with pytest.raises(InvalidReference, match="not this one"):
+        sender.dump([Handle(1)])
+    assert sender.dump([1]).references == ()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_serializer_keeps_nothing_of_a_message(fails: bool) -> None:
+    sender = Serializer(allow_by_value=False).with_references(Handle, lambda handle: None)
+    handle = Handle(1)
+    tensor = torch.ones(10_000, requires_grad=True)
+    gone = [weakref.ref(handle), weakref.ref(tensor)]
+    gc.disable()
+    try:
+        with pytest.raises(SerializationError) if fails else contextlib.nullcontext():
+            sender.dump([handle, tensor, (lambda: None) if fails else None])
+        del handle, tensor
+        assert [found() for found in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_dump_inside_a_dump_does_not_mix_with_it() -> None:
+    class DumpsInside:
+        def __reduce__(self) -> object:
+            inner = SERIALIZER.dump([torch.ones(10_000), torch.ones(1, requires_grad=True)])
+            assert (len(inner.buffers), len(inner.tensors)) == (1, 1)
+            return list, ()
+
+    outer = SERIALIZER.dump([torch.zeros(20_000), DumpsInside(), torch.ones(2, requires_grad=True)])
+    assert (len(outer.buffers), len(outer.tensors)) == (1, 1)
+    got = arrive(outer)
+    assert got[0].shape == (20_000,)
+    assert got[1:] == [[], got[2]]
+
+
+def test_types_registered_with_copyreg_go_their_way() -> None:
+    class Registered:
+        pass
+
+    copyreg.pickle(Registered, lambda value: (list, ()))
+    try:
+        assert arrive(SERIALIZER.dump(Registered())) == []
+    finally:
+        del copyreg.dispatch_table[Registered]
+    assert arrive(SERIALIZER.dump(re.compile("a+"))) == re.compile("a+")
+
+
+def test_classes_with_a_metaclass_go_by_name() -> None:
+    assert travel([enum.Enum, abc.ABC]) == [enum.Enum, abc.ABC]
 
 
 def test_reference_that_the_message_did_not_bring_is_an_error() -> None:

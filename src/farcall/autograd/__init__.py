@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
+from msgspec import structs
 
 from farcall.autograd.contents import Context
 from farcall.autograd.recorder import Autograd
@@ -63,7 +64,7 @@ class context:  # noqa: N801 - named as in PyTorch
                 f"{outer.gradients}. Contexts can't be nested"
             )
         self._id = self._autograd.open()
-        self._token = current.set(outer._replace(gradients=self._id))
+        self._token = current.set(structs.replace(outer, gradients=self._id))
         return self._id
 
     def __exit__(self, *_: object) -> None:

@@ -172,7 +172,7 @@ class Runner:
         Raises:
             CallError: the peer is gone, or takes nothing for the agent's `rpc_timeout`.
         """
-        dumped = self.agent.dump(gradients, peer, [])
+        dumped = self.agent.dump(gradients, peer)
         message = Gradients(context.id, options.id, number, share, *options[1:])
         if options.create_graph:
             _, message.sent = self._autograd.send(context.id, peer, dumped.tensors)
@@ -240,7 +240,7 @@ class Runner:
                 backward.fail(error)
         finally:
             current.reset(token)
-            self.agent.served()
+            self.agent.leaver.end()
 
     def _source(self, context: Context, number: int) -> Source:
         source = context.source(number)

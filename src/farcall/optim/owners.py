@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from farcall.rref import RRef, call_meanwhile
 from farcall.runtime.context import CallContext, current, current_agent
 from farcall.runtime.future import Future
@@ -181,7 +183,7 @@ def inside(context_id: int) -> AbstractContextManager[None]:
 
 @contextmanager
 def _within(outer: CallContext, context_id: int) -> Iterator[None]:
-    token = current.set(outer._replace(gradients=context_id))
+    token = current.set(structs.replace(outer, gradients=context_id))
     try:
         yield
     finally:

@@ -36,26 +36,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
+from itertools import count
 from typing import Generic, TypeVar
 
 Record = TypeVar("Record")
 
 
 class Outgoing(Generic[Record]):
-    """Calls made to one peer incarnation. `Record` is whatever the owner wants back at the end."""
+    """Calls made to one peer incarnation. `Record` is whatever the owner wants back at the end.
 
-    __slots__ = ("_abandoned", "_last", "_open")
+    Thread-safe without a lock: who takes a record out of the table, which is one atomic step, has
+    it, and nobody else. One that is begun while `lost` runs may come out of it, or stay.
+    """
+
+    __slots__ = ("_abandoned", "_ids", "_open")
 
     def __init__(self) -> None:
-        self._last = 0
+        self._ids = count(1)
         self._open: dict[int, Record] = {}
         self._abandoned: set[int] = set()
 
     def begin(self, record: Record) -> int:
         """A new call: its id."""
-        self._last += 1
-        self._open[self._last] = record
-        return self._last
+        call_id = next(self._ids)
+        self._open[call_id] = record
+        return call_id
 
     def outcome(self, call_id: int) -> Record | None:
         """The callee's answer arrived. The record to complete, or None: late or duplicate."""
@@ -66,9 +71,12 @@ class Outgoing(Generic[Record]):
 
     def abandon(self, call_id: int) -> Record | None:
         """The caller gives up. The record to fail (then send CANCEL), or None: already over."""
+        if call_id not in self._open:
+            return None
+        self._abandoned.add(call_id)  # first: the answer may come as soon as the record is out
         record = self._open.pop(call_id, None)
-        if record is not None:
-            self._abandoned.add(call_id)
+        if record is None:
+            self._abandoned.discard(call_id)
         return record
 
     def retract(self, call_id: int) -> Record | None:
@@ -81,10 +89,9 @@ class Outgoing(Generic[Record]):
 
     def lost(self) -> list[Record]:
         """The peer is gone: every open record, to be failed."""
-        records = list(self._open.values())
-        self._open.clear()
+        taken = [self._open.pop(call_id, None) for call_id in list(self._open)]
         self._abandoned.clear()
-        return records
+        return [record for record in taken if record is not None]
 
     def peek(self, call_id: int) -> Record | None:
         """The record of an open call."""
@@ -114,7 +121,10 @@ class CancelResult(Enum):
 
 
 class Incoming(Generic[Record]):
-    """Calls received from one peer incarnation."""
+    """Calls received from one peer incarnation.
+
+    `finish` may be called by any thread at any time; the others need a lock.
+    """
 
     __slots__ = ("_running", "_seen_above", "_seen_to")
 
@@ -144,9 +154,8 @@ class Incoming(Generic[Record]):
 
     def lost(self) -> list[Record]:
         """The caller is gone: the records of what still runs for it."""
-        records = list(self._running.values())
-        self._running.clear()
-        return records
+        running, self._running = self._running, {}
+        return list(running.values())
 
     def has_seen(self, call_id: int) -> bool:
         return call_id <= self._seen_to or call_id in self._seen_above

@@ -1,8 +1,8 @@
 """How a fixed group of workers leaves together: everybody ready, nothing in flight, then go.
 
 The live worker with the lowest id leads. When it is ready itself it asks all (DRAIN, in rounds);
-each answers (DRAINED) when its user has called shutdown and it is idle, with the number of times
-that it has become active so far. Two rounds with the same answers mean that every worker was idle
+each answers (DRAINED) when its user has called shutdown and it is idle, with a number that
+grows whenever it becomes active. Two rounds with the same answers mean that every worker was idle
 from its first answer to its second: at the moment between the rounds all were idle at once, no
 message was under way, and nothing can start again (Mattern, "Algorithms for Distributed
 Termination Detection", 1987: the double count). Then the leader dismisses everybody.
@@ -53,7 +53,7 @@ class Departure:
         return self._start_round() if self.leader == self._me else self._answer()
 
     def idle(self, epoch: int) -> Messages:
-        """No call is in flight and no handler runs; it is the `epoch`-th time."""
+        """No call is in flight and no handler runs. `epoch` was less the time before."""
         self._idle_epoch = epoch
         return self._answer()
 

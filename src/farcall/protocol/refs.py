@@ -147,6 +147,11 @@ class Refs:
             return None
         return held.owner_name, held.cause
 
+    def is_void(self, ref: RefId) -> bool:
+        """Whether there is a `void_cause`. One look: needs no lock."""
+        held = self._held.get(ref)
+        return held is not None and held.state is HeldState.VOID
+
     def knows(self, ref: RefId) -> bool:
         return ref in self._owned or ref in self._held
 

@@ -4,7 +4,7 @@ What no caller waits for is taken from the endpoint by the executor's leader and
 (`handle`): outcomes of asynchronous calls, requests, the messages of the reference protocol, lost
 links. Calls out are in `outbound` and `outcomes`, calls in are `inbound.Job`s.
 
-Locks: each `Peer` has one, held around its two call machines; nothing else is locked meanwhile,
+Locks: each `Peer` has one, held around the machine of its calls; nothing else is locked meanwhile,
 and no user code (functions, pickling, callbacks, destructors) runs under any lock.
 """
 
@@ -102,13 +102,15 @@ class Agent:
         self.me = me
         self.endpoint = endpoint
         self.rpc_timeout = rpc_timeout
-        self.serializer = serializer or Serializer()
         self.policy = policy or Policy()
         self.device_maps = dict(device_maps or {})
         self.directory = Directory(me, [*workers, me], find)
         self.executor = Executor(me.name, endpoint, self, num_worker_threads)
         self.control = ControlMessages(self)
-        self.references = References(self, self.control.post, endpoint.wake)
+        self.references = references = References(self, self.control.post, endpoint.wake)
+        self.serializer = (serializer or Serializer()).with_references(
+            RefHandle, references.check_sendable
+        )
         members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
         self.leaver = Leaver(me.incarnation, members, self.control.post)
         self.loopback = LoopbackLink(me, self.executor.post)
@@ -120,21 +122,16 @@ class Agent:
         self.call_async = self.outbound.call_async
         self.remote = self.outbound.remote
         self._closing = threading.Lock()
-        self._closed = False
+        self.is_closed = False
         self._on_close = on_close
         self.executor.start()
 
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
-    def dump(self, value: Any, peer: Peer, handles: list[RefHandle]) -> Dumped:
-        """Pickle for a peer; the references met are appended to `handles`."""
+    def dump(self, value: Any, peer: Peer) -> Dumped:
+        """Pickle for a peer."""
         return self.serializer.dump(
             value,
-            externals=self.references.collector(handles),
             by_value=not peer.same_program,
-            device_map=self.device_maps.get(peer.name),
+            device_map=self.device_maps.get(peer.name) if self.device_maps else None,
         )
 
     @staticmethod
@@ -142,10 +139,6 @@ class Agent:
         """Around a wait for farcall: a handler that waits leaves its place to another."""
         context = current.get()
         return _NOT_IN_HANDLER if context is None else context.agent.executor.waiting()
-
-    def served(self) -> None:
-        """A call that we served has ended."""
-        self.leaver.end()
 
     # Events; see `executor.Handler`.
 
@@ -168,7 +161,7 @@ class Agent:
         message = frame.message
         match message:
             case Request():
-                self._on_request(peer, link, frame)
+                self._on_request(peer, link, frame, message)
             case Reply() | Failure() | Accepted():
                 self.outcomes.on_answer(peer, frame)
             case GradientsMessage():
@@ -178,9 +171,11 @@ class Agent:
             case _:
                 self.on_control(peer, message, frame.call_id)
 
-    def _on_request(self, peer: Peer, link: Link, frame: Frame) -> None:
+    def _on_request(self, peer: Peer, link: Link, frame: Frame, request: Request) -> None:
         peer.back_link = link
-        job = Job(self, peer, link, frame)
+        timeout = request.timeout
+        deadline = time.monotonic() + timeout if timeout > 0 else math.inf
+        job = Job(self, peer, link, frame, request, deadline)
         with peer.lock:
             fresh = peer.incoming.request(frame.call_id, job)
         if not fresh:
@@ -204,11 +199,8 @@ class Agent:
         match message:
             case Pinned(of_reply=of_reply):
                 with peer.lock:
-                    arrived = (
-                        peer.outgoing.is_closed(call_id)
-                        if of_reply
-                        else peer.incoming.has_seen(call_id)
-                    )
+                    has_seen = peer.incoming.has_seen(call_id)
+                arrived = peer.outgoing.is_closed(call_id) if of_reply else has_seen
                 if arrived:
                     self.references.asked(TransferKey(peer.incarnation, call_id, of_reply))
             case Leaving(reason=reason):
@@ -232,7 +224,9 @@ class Agent:
             self.outcomes.expire(peer, call_id, created)
         if self.control.retry_at <= now:
             self.control.retry()
-        return min(self.deadlines.sleep_until(now), self.control.retry_at)
+        following = self.deadlines.sleep_until(now)
+        retry_at = self.control.retry_at
+        return following if following < retry_at else retry_at
 
     def connect(self, peer: Peer, deadline: float) -> Link:
         """The link for calls to a peer, dialled on first use; may be this worker's own.
@@ -263,7 +257,7 @@ class Agent:
 
     def admit(self, name: str, incarnation: int) -> str | None:
         """For the endpoint: a reason to refuse who dials in."""
-        if self._closed:
+        if self.is_closed:
             return "this worker is shutting down"
         peer = self.directory.of_incarnation(incarnation)
         if peer is not None and peer.lost is not None:
@@ -277,11 +271,12 @@ class Agent:
                 return
             peer.lost = cause
             peer.back_link = None
-            pending, jobs = peer.outgoing.lost(), peer.incoming.lost()
+            jobs = peer.incoming.lost()
+        pending = peer.outgoing.lost()
         self.executor.may_pass_lead()
         for job in jobs:
             job.cancelled = True
-        expected = self._closed or peer.left is not None or self.leaver.is_leaving
+        expected = self.is_closed or peer.left is not None or self.leaver.is_leaving
         logger.log(
             logging.DEBUG if expected else logging.WARNING,
             "%s: lost worker %r: %s",
@@ -308,7 +303,7 @@ class Agent:
             RpcTimeout: the others were not ready in time. This agent is shut down nevertheless.
         """
         try:
-            if graceful and not self._closed:
+            if graceful and not self.is_closed:
                 self._leave(time.monotonic() + timeout if timeout else math.inf, timeout)
         finally:
             self.close()
@@ -335,16 +330,16 @@ class Agent:
             patience: seconds to wait for functions that are still running.
         """
         with self._closing:
-            if self._closed:
+            if self.is_closed:
                 return
-            self._closed = True
+            self.is_closed = True
         error = Cancelled(f"the agent of {self.me.name!r} was shut down")
         cancelled: list[PendingCall] = []
         for peer in self.directory.all():
             # Before anything ends: the ends of links must not be taken for the deaths of peers.
             with peer.lock:
                 peer.lost = peer.lost or str(error)
-                cancelled += peer.outgoing.lost()
+            cancelled += peer.outgoing.lost()
         for link in self.endpoint.links():
             with contextlib.suppress(LinkError, TimeoutError):
                 link.send(Frame(Leaving(reason)), time.monotonic() + GOODBYE_SECONDS)

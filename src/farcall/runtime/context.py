@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from farcall.errors import NotInitialized
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
 
 
-class CallContext(NamedTuple):
+class CallContext(msgspec.Struct, frozen=True):
     """Set while a handler runs, and in every thread of an agent."""
 
     agent: Agent

@@ -53,6 +53,8 @@ class Deadlines(Generic[Key]):
     def due(self, now: float) -> list[Key]:
         """Take out all calls whose deadline has passed, and forget empty slots on the way."""
         taken: list[Key] = []
+        if not self._order:  # what is added from now on, `sleep_until` or who adds it sees to
+            return taken
         with self._lock:
             while self._order:
                 slot = self._order[0]
@@ -70,6 +72,8 @@ class Deadlines(Generic[Key]):
         Not later than the next deadline. What was said before stays said until it has passed: so
         calls that come and go one after the other need not wake whoever sleeps.
         """
+        if not self._order and self._sleeping_until == math.inf:
+            return math.inf  # as said before: who adds a call sees that
         with self._lock:
             following = self._order[0] / SLOTS_PER_SECOND if self._order else math.inf
             if not now < self._sleeping_until < following:

@@ -22,7 +22,7 @@ announce itself; when functions are queued, the watchdog looks whether one that 
 wait.
 
 Locks: `_lock` guards every table here and is held for a few instructions; nothing that belongs to
-the user runs under it.
+the user runs under it. That a function has ended is noted without it: that only makes room.
 """
 
 from __future__ import annotations
@@ -143,22 +143,21 @@ class Executor:
     def submit(self, function: Callable[[], None]) -> None:
         """Run a user function, here and now if this is the leader and a place is free."""
         me = threading.get_ident()
+        running = self._running
         with self._lock:
-            here = (
-                self._leader == me
-                and me not in self._running
-                and len(self._running) < self._max_running
-            )
+            here = self._leader == me and me not in running and len(running) < self._max_running
             if here:
-                self._running.add(me)
+                running.add(me)
             else:
                 self._functions.append(function)
-                if len(self._running) < self._max_running:
+                # In this order: who ends a function looks whether one is queued.
+                if len(running) < self._max_running:
                     self._find_thread()
                 elif self._watchdog_sleeps:
                     self._watch_needed.set()
         if here:
-            self.may_pass_lead()
+            if self._busy_since == math.inf:
+                self._note_busy()
             self._run(me, function)
 
     def _run(self, me: int, function: Callable[[], None]) -> None:
@@ -167,17 +166,22 @@ class Executor:
         except BaseException:
             logger.exception("%s: an internal error while serving a call", self._name)
         finally:
-            with self._lock:
-                self._running.discard(me)
-                if self._functions and self._leader == me:
-                    self._find_thread()
+            self._running.discard(me)
+            # In this order: who queues a function then looks whether there is a place.
+            if self._functions:
+                with self._lock:
+                    if self._functions and self._leader == me:
+                        self._find_thread()
 
     def may_pass_lead(self) -> None:
         """The calling thread has done what must be done in order. No effect if it does not lead."""
         if self._leader == threading.get_ident() and self._busy_since == math.inf:
-            self._busy_since = time.monotonic()
-            if self._watchdog_sleeps:
-                self._watch_needed.set()
+            self._note_busy()
+
+    def _note_busy(self) -> None:
+        self._busy_since = time.monotonic()
+        if self._watchdog_sleeps:
+            self._watch_needed.set()
 
     # Waiting inside user functions.
 
@@ -289,9 +293,13 @@ class Executor:
             if event is not None:
                 self._handle(event)
             due = self._before_sleep()
-            if not self._end_turn(me):
-                return
-            event = self._next(due)
+            with self._lock:
+                if self._leader != me:
+                    return
+                self._busy_since = math.inf
+                event = self._events.popleft() if self._events else None
+            if event is None:
+                event = self._next(due)
         with self._lock:
             if self._leader == me:
                 self._leader = 0
@@ -310,23 +318,12 @@ class Executor:
             return time.monotonic() + 1.0
 
     def _next(self, due: float) -> Event | None:
-        with self._lock:
-            if self._events:
-                return self._events.popleft()
         timeout = None if due == math.inf else max(0.0, due - time.monotonic())
         try:
             return self._endpoint.next(timeout)
         except BaseException:
             logger.exception("%s: an internal error while receiving", self._name)
             return None
-
-    def _end_turn(self, me: int) -> bool:
-        """Whether this thread still leads."""
-        with self._lock:
-            if self._leader != me:
-                return False
-            self._busy_since = math.inf
-            return True
 
     def _watch(self) -> None:
         """The watchdog: pass the lead on when the leader is busy for too long."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-import math
 import time
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+import msgspec
 import torch
 
 from farcall.errors import (
@@ -96,36 +96,19 @@ def result_of(function: Callable[..., Any], result: Any) -> Any:
     )
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One request that is being served. `run` is called once, by a thread of the executor."""
 
-    __slots__ = (
-        "agent",
-        "cancelled",
-        "context",
-        "deadline",
-        "frame",
-        "handles",
-        "link",
-        "peer",
-        "place",
-        "request",
-    )
-
-    def __init__(self, agent: Agent, peer: Peer, link: Link, frame: Frame) -> None:
-        request = frame.message
-        assert isinstance(request, Request)
-        self.agent = agent
-        self.peer = peer
-        self.link = link
-        self.frame = frame
-        self.request = request
-        timeout = request.timeout
-        self.deadline = time.monotonic() + timeout if timeout > 0 else math.inf
-        self.cancelled = False
-        self.context = 0  # the autograd context that the call is part of
-        self.handles: list[RefHandle] | None = None  # of its references, if they all live here
-        self.place: RefId | None = None  # where the result goes, of a `remote()` call
+    agent: Agent
+    peer: Peer
+    link: Link
+    frame: Frame
+    request: Request
+    deadline: float  # `time.monotonic()` seconds
+    cancelled: bool = False
+    context: int = 0  # the autograd context that the call is part of
+    handles: list[RefHandle] | None = None  # of its references, if they all live here
+    place: RefId | None = None  # where the result goes, of a `remote()` call
 
     @property
     def key(self) -> TransferKey:
@@ -149,8 +132,7 @@ class Job:
         place = RefId(caller, request.creates)
         if caller != self.agent.me.incarnation:
             self.agent.references.accept_creation(place, caller, request.sequence)
-        with self.peer.lock:
-            self.peer.incoming.finish(self.frame.call_id)
+        self.peer.incoming.finish(self.frame.call_id)
         self.agent.executor.may_pass_lead()
         self._send(Frame(Accepted(), self.frame.call_id))
         return place
@@ -189,7 +171,8 @@ class Job:
         handles, self.handles = self.handles, None
         arrived = handles is None and request.references
         try:
-            self._check_wanted()
+            if self.cancelled or time.monotonic() > self.deadline:
+                self._refuse()
             if not agent.policy.allows_all:
                 agent.policy.check(request.function)
             if arrived:
@@ -197,6 +180,9 @@ class Job:
             attach = None
             if request.sent:
                 attach = agent.gradients.receive(self.context, self.peer, request.sent)
+            first: Sequence[RefHandle] = ()
+            if handles and request.on_reference:
+                first, handles = handles[:1], handles[1:]
             loaded = agent.serializer.load(
                 frame.body, frame.buffers, references=handles or (), attach=attach
             )
@@ -207,18 +193,17 @@ class Job:
         frame.body, frame.buffers = b"", ()
         if request.function:
             args, kwargs = loaded
-            found = agent.serializer.functions.resolve(request.function)
+            function = agent.serializer.functions.resolve(request.function)
             if not agent.policy.allows_all:
-                agent.policy.check_found(request.function, found)
-            return found, args, kwargs
-        function, args, kwargs = loaded
-        return function, args, kwargs
+                agent.policy.check_found(request.function, function)
+        else:
+            function, args, kwargs = loaded
+        return function, (*first, *args) if first else args, kwargs
 
-    def _check_wanted(self) -> None:
+    def _refuse(self) -> NoReturn:
         if self.cancelled:
             raise Cancelled(f"the caller gave up on {self.request.function} before it was run")
-        if time.monotonic() > self.deadline:
-            raise RpcTimeout(f"{self.request.function} was not run before its deadline")
+        raise RpcTimeout(f"{self.request.function} was not run before its deadline")
 
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
         try:
@@ -235,11 +220,10 @@ class Job:
             value = self.agent.references.place_of(self.place)
             if value is not None:
                 value.set(result)
-            self.agent.served()
+            self.agent.leaver.end()
             return
-        handles: list[RefHandle] = []
         try:
-            dumped = self.agent.dump(result, self.peer, handles)
+            dumped = self.agent.dump(result, self.peer)
         except BaseException as error:  # pickling runs user code; the caller waits for an answer
             explained = SerializationError(
                 f"the result of {self.request.function or 'the function'} can't be sent: {error}"
@@ -251,7 +235,7 @@ class Job:
         gradients = self.agent.gradients
         if self.context and dumped.tensors:
             reply.context, reply.sent = gradients.send(self.context, self.peer, dumped.tensors)
-        self._answer(reply, dumped, handles)
+        self._answer(reply, dumped)
         if reply.sent:
             gradients.record(reply.context, reply.sent)
 
@@ -267,23 +251,18 @@ class Job:
                     self.request.function,
                     exc_info=error,
                 )
-            self.agent.served()
+            self.agent.leaver.end()
             return
-        handles: list[RefHandle] = []
         failure, dumped = dump_failure(
-            self.agent.serializer,
-            error,
-            externals=self.agent.references.collector(handles),
-            by_value=not self.peer.same_program,
+            self.agent.serializer, error, by_value=not self.peer.same_program
         )
-        self._answer(failure, dumped, handles)
+        self._answer(failure, dumped)
 
-    def _answer(self, message: Reply | Failure, dumped: Dumped, handles: list[RefHandle]) -> None:
-        with self.peer.lock:
-            wanted = self.peer.incoming.finish(self.frame.call_id)
-        if wanted:
+    def _answer(self, message: Reply | Failure, dumped: Dumped) -> None:
+        handles: Sequence[RefHandle] = dumped.references
+        if self.peer.incoming.finish(self.frame.call_id):
             if handles and not self._wait_until_accepted(handles):
-                self.agent.served()
+                self.agent.leaver.end()
                 return
             if handles:
                 key = TransferKey(self.peer.incarnation, self.frame.call_id, of_reply=True)
@@ -292,9 +271,9 @@ class Job:
             frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
             if not self._send(frame) and handles:
                 self.agent.references.unpin(key)
-        self.agent.served()
+        self.agent.leaver.end()
 
-    def _wait_until_accepted(self, handles: list[RefHandle]) -> bool:
+    def _wait_until_accepted(self, handles: Sequence[RefHandle]) -> bool:
         """For references that are just being created elsewhere. False: the caller gave up."""
         try:
             self.agent.references.wait_until_accepted(handles, 0, self.deadline)

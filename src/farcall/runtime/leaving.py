@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from farcall.protocol.departure import Departure, Messages
@@ -24,33 +25,32 @@ class Leaver:
     """
 
     def __init__(self, me: int, members: Sequence[tuple[int, int]], post: Post) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the departure and the epoch
         self._post = post
-        self._active = 0
-        self._epoch = 0
+        # One entry for each call. Its append and pop are atomic, so calls take no lock here.
+        self._going_on: deque[None] = deque()
+        self._epoch = 0  # calls that began since the user has called shutdown
         self._leaving = False
         self._departure = Departure(me, list(members)) if members else None
         self._finished = threading.Event()
 
     def begin(self) -> None:
         """A call begins: one of ours, or one that we serve."""
-        with self._lock:
-            self._active += 1
-            if self._active == 1:
+        self._going_on.append(None)
+        if self._leaving:  # else `leave`, which says so first, looks after us and finds the call
+            with self._lock:
                 self._epoch += 1
-                if self._leaving and self._departure is not None:
+                if self._departure is not None:
                     self._departure.busy()
 
     def end(self) -> None:
         """A call has ended."""
-        with self._lock:
-            self._active -= 1
-            if self._active or not self._leaving:
-                return
-        self._step(self._note_idle)
+        self._going_on.pop()
+        if self._leaving and not self._going_on:
+            self._step(self._note_idle)
 
     def _note_idle(self) -> Messages:
-        if self._active:
+        if self._going_on:
             return []
         if self._departure is None:
             self._finished.set()
@@ -76,8 +76,7 @@ class Leaver:
         Returns:
             False if the deadline passed first.
         """
-        with self._lock:
-            self._leaving = True
+        self._leaving = True
         self._step(self._note_idle)
         departure = self._departure
         if departure is not None:
@@ -106,7 +105,7 @@ class Leaver:
     @property
     def active(self) -> int:
         """Calls that go on: ours without an outcome, and those that we serve."""
-        return self._active
+        return len(self._going_on)
 
     def on_message(self, sender: int, message: Drain | Drained | Dismiss) -> None:
         departure = self._departure

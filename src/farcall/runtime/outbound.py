@@ -29,7 +29,7 @@ from farcall.runtime.context import current
 from farcall.runtime.future import Future
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
-from farcall.serde import Dumped, name_of
+from farcall.serde import NO_ARGUMENTS, Dumped, name_of
 from farcall.transport.base import NotSent
 from farcall.wire import Frame, Request
 
@@ -48,6 +48,7 @@ class Outbound:
         self._agent = agent
         self._references = agent.references
         self._outcomes = agent.outcomes
+        self._leaver = agent.leaver
 
     # Calls.
 
@@ -72,15 +73,16 @@ class Outbound:
         """
         peer = self._peer(to)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
-        record = pending.recording
+        if pending.recording is not None:
+            meanwhile = _both(pending.recording, meanwhile)
+        context = current.get()
         try:
             link = self._agent.connect(peer, pending.deadline)
-            with self._agent.waiting():
-                if record is None or meanwhile is None:
-                    then = record or meanwhile
-                else:
-                    then = partial(_one_after_the_other, record, meanwhile)
-                answer = link.exchange(frame, pending.deadline, then)
+            if context is None:  # as `Agent.waiting` would find out
+                answer = link.exchange(frame, pending.deadline, meanwhile)
+            else:
+                with context.agent.executor.waiting():
+                    answer = link.exchange(frame, pending.deadline, meanwhile)
         except LinkError as error:
             raise self._outcomes.unreachable(peer, frame.call_id, pending, error) from error
         except TimeoutError as error:
@@ -96,7 +98,7 @@ class Outbound:
                     self._outcomes.wait_for_references(peer, answer, pending)
             return self._outcomes.open(peer, answer)
         finally:
-            self._agent.leaver.end()
+            self._leaver.end()
 
     def call_async(
         self,
@@ -199,19 +201,24 @@ class Outbound:
     ) -> tuple[PendingCall, Frame]:
         """A request that is counted as begun, and its frame."""
         deadline, seconds = self.deadline(timeout)
-        handles: list[RefHandle] = []
-        name, dumped = self._dump_call(peer, function, args, kwargs or {}, handles)
+        on: Sequence[RefHandle] = ()
+        if args and type(args[0]) is RefHandle:
+            self._references.check_sendable(args[0])
+            on = args[:1]
+        name, dumped = self._dump_call(peer, function, args, kwargs or {}, len(on))
+        handles = (*on, *dumped.references)
         pending = PendingCall(name, deadline, seconds, future, created.ref if created else None)
         elsewhere = False  # whether a reference is to another worker's value
         for handle in handles:
             elsewhere = elsewhere or handle.reference.owner != peer.incarnation
         if elsewhere:
             self._wait_until_accepted(peer, handles, pending)
-        with peer.lock:
-            if peer.lost is not None:
-                raise peer.loss()
-            call_id = peer.outgoing.begin(pending)
-        self._agent.leaver.begin()
+        self._leaver.begin()
+        call_id = peer.outgoing.begin(pending)
+        # After that: a peer that is lost from now on finds the call there, and fails it.
+        if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
+            self._leaver.end()
+            raise peer.loss()
         request = Request(name, 0.0 if created else seconds)
         context = current.get()
         if context is not None and context.gradients:
@@ -224,7 +231,7 @@ class Outbound:
         if created is not None:
             request.creates, request.sequence = created.reference.number, sequence
         if handles:
-            request.references = references_of(handles)
+            request.references, request.on_reference = references_of(handles), bool(on)
             if elsewhere or created is not None:
                 pending.pinned = True
                 self._references.pin(TransferKey(peer.incarnation, call_id, False), handles)
@@ -265,27 +272,34 @@ class Outbound:
         function: Function,
         args: Sequence[Any],
         kwargs: Kwargs,
-        handles: list[RefHandle],
+        skipped: int,
     ) -> tuple[str, Dumped]:
+        """The function's name and the body of its call, without the first `skipped` arguments."""
+        sent = tuple(args)[skipped:]
         name = name_of(function)
         if name is not None and (peer.same_program or not name.startswith("__main__:")):
-            value: tuple[Any, ...] = (tuple(args), kwargs)
+            value: tuple[Any, ...] = (sent, kwargs)
+            if not sent and not kwargs:
+                return name, NO_ARGUMENTS
         else:
-            name, value = "", (function, tuple(args), kwargs)
+            name, value = "", (function, sent, kwargs)
         try:
-            return name, self._agent.dump(value, peer, handles)
+            return name, self._agent.dump(value, peer)
         except SerializationError as error:
             raise self._agent.serializer.explain_unpicklable(
                 name or getattr(function, "__qualname__", repr(function)),
                 args,
                 kwargs,
                 error,
-                externals=self._references.collector([]),
                 by_value=not peer.same_program,
                 device_map=self._agent.device_maps.get(peer.name),
             ) from error
 
 
-def _one_after_the_other(first: Callable[[], None], then: Callable[[], None]) -> None:
-    first()
-    then()
+def _both(first: Callable[[], None], then: Callable[[], None] | None) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        if then is not None:
+            then()
+
+    return both

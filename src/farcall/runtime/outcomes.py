@@ -87,16 +87,14 @@ class Outcomes:
 
     def _retract(self, peer: Peer, call_id: int, error: Exception) -> None:
         """The request was not sent."""
-        with peer.lock:
-            pending = peer.outgoing.retract(call_id)
+        pending = peer.outgoing.retract(call_id)
         self._references.unpin(TransferKey(peer.incarnation, call_id, False))
         if pending is not None:
             self._cancel(peer, call_id, pending, error)
 
     def _abandon(self, peer: Peer, call_id: int, error: Exception) -> None:
         """Nobody waits for the answer any more."""
-        with peer.lock:
-            pending = peer.outgoing.abandon(call_id)
+        pending = peer.outgoing.abandon(call_id)
         if pending is not None:
             self._cancel(peer, call_id, pending, error)
 
@@ -129,12 +127,11 @@ class Outcomes:
 
         Who gets the call says `leaver.end` when it is done with it, callbacks included.
         """
-        with peer.lock:
-            pending = peer.outgoing.outcome(call_id)
+        pending = peer.outgoing.outcome(call_id)
         if pending is None or pending.pinned:
             self._references.call_closed(TransferKey(peer.incarnation, call_id, False))
-        if pending is not None:
-            self._forget_deadline(peer, call_id, pending)
+        if pending is not None and (pending.future is not None or pending.created is not None):
+            self._deadlines.discard(pending.deadline, (peer, call_id, pending.created))
         return pending
 
     def on_answer(self, peer: Peer, answer: Frame) -> None:
@@ -183,8 +180,7 @@ class Outcomes:
     def expire(self, peer: Peer, call_id: int, created: RefId | None) -> None:
         """The deadline of an asynchronous call passed."""
         self._agent.executor.may_pass_lead()
-        with peer.lock:
-            pending = peer.outgoing.peek(call_id)
+        pending = peer.outgoing.peek(call_id)
         if pending is None:
             # The answer is here, but waits for an owner that does not answer.
             late = RpcTimeout("RPC ran for more than set timeout: the owner of a reference is late")
@@ -232,6 +228,8 @@ class Outcomes:
     def open(self, peer: Peer, answer: Frame) -> Any:
         """The value of an answer whose references may be used; raises what the callee raised."""
         message = answer.message
+        if type(message) is Reply and not message.references and not message.sent:
+            return self._agent.serializer.load(answer.body, answer.buffers)
         assert isinstance(message, Reply | Failure)
         handles = self._references.handles(message.references) if message.references else ()
         try:

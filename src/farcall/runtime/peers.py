@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from farcall.errors import PeerLost, UnknownWorker
 from farcall.ids import RefId, Worker, WorkerInfo
 from farcall.protocol.calls import Incoming, Outgoing
@@ -20,42 +22,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("farcall")
 
 Find = Callable[[str | int], Worker | None]
+_KEY_TYPES = frozenset((str, int, WorkerInfo))
 
 
-class PendingCall:
+class PendingCall(msgspec.Struct, eq=False):
     """A call of ours without an outcome yet."""
 
-    __slots__ = (
-        "created",
-        "deadline",
-        "function",
-        "future",
-        "handles",
-        "pinned",
-        "recording",
-        "timeout",
-    )
-
-    def __init__(
-        self,
-        function: str,
-        deadline: float,
-        timeout: float,
-        future: Future[Any] | None = None,
-        created: RefId | None = None,
-    ) -> None:
-        self.function = function
-        self.deadline = deadline
-        self.timeout = timeout
-        self.future = future  # None: a thread waits inside `Link.exchange`, or it is a creation
-        self.created = created
-        self.pinned = False  # the request carries references that were pinned for it
-        self.handles: Sequence[RefHandle] = ()  # references in it that were not
-        self.recording: Callable[[], None] | None = None  # to be done when the request was sent
+    function: str
+    deadline: float
+    timeout: float
+    future: Future[Any] | None = None  # None: a thread waits in `Link.exchange`, or a creation
+    created: RefId | None = None
+    pinned: bool = False  # the request carries references that were pinned for it
+    handles: Sequence[RefHandle] = ()  # references in it that were not
+    recording: Callable[[], None] | None = None  # to be done when the request was sent
 
 
 class Peer:
-    """One incarnation of another worker. `lock` guards everything but the constants."""
+    """One incarnation of another worker.
+
+    `lock` guards everything but the constants, and `outgoing`, which needs none.
+    """
 
     def __init__(self, worker: Worker, same_program: bool) -> None:
         self.worker = worker
@@ -121,26 +108,27 @@ class Directory:
             UnknownWorker: there is none, or `to` is something else.
             PeerLost: there was one, and it is gone.
         """
-        # True would be found as worker 1.
-        named = isinstance(to, str | int | WorkerInfo) and not isinstance(to, bool)
-        peer = self._by_key.get(to) if named else None
+        # Not a bool: True would be found as worker 1.
+        peer = self._by_key.get(to) if type(to) in _KEY_TYPES else None
         if peer is not None and peer.lost is None:
             return peer
-        return self._look_up(to, peer)
+        return self._look_up(to)
 
-    def _look_up(self, to: object, known: Peer | None) -> Peer:
-        if isinstance(to, WorkerInfo):
-            to = to.name
-        if not isinstance(to, str | int) or isinstance(to, bool):
+    def _look_up(self, to: object) -> Peer:
+        if not isinstance(to, str | int | WorkerInfo) or isinstance(to, bool):
             raise UnknownWorker(
                 f"a worker is named by a str, an int or a WorkerInfo, not by {type(to).__name__}"
             )
+        known = self._by_key.get(to)
+        if known is not None and known.lost is None:
+            return known
+        if isinstance(to, WorkerInfo):
+            to = to.name
         worker = self._find(to) if self._find is not None else None
         if worker is not None:
-            peer = self.add(worker)
-            if peer.lost is None:
-                return peer
-            known = peer
+            known = self.add(worker)
+            if known.lost is None:
+                return known
         if known is not None:
             raise known.loss()
         kind = "name" if isinstance(to, str) else "id"

@@ -27,7 +27,6 @@ from farcall.protocol.ref_entries import (
 )
 from farcall.protocol.refs import Refs
 from farcall.runtime.values import OwnedValue
-from farcall.serde import load_reference
 from farcall.transport.waiter import Waiter
 from farcall.wire import Message, Received, Reference, Register, Registered, Release
 from farcall.wire import Released as ReleasedMessage
@@ -62,7 +61,7 @@ class RefHandle:
         )
 
     def __del__(self) -> None:
-        self.references.forget(self.reference)
+        self.references.forget(self.ref)
 
 
 class References:
@@ -78,7 +77,7 @@ class References:
         self._values: dict[RefId, OwnedValue] = {}
         self._parked: dict[TransferKey, Continuation] = {}
         self._ready: deque[tuple[TransferKey, OwnerDied | None]] = deque()
-        self._forgotten: deque[Reference] = deque()
+        self._forgotten: deque[RefId] = deque()
         self._creation_errors: dict[RefId, CallError] = {}
         self._acceptance: dict[Waiter[None], list[RefId]] = {}
 
@@ -104,9 +103,9 @@ class References:
     def _reference_to(ref: RefId, owner: Worker) -> Reference:
         return Reference(ref.minted_by, ref.number, owner.incarnation, owner.name, owner.id)
 
-    def forget(self, reference: Reference) -> None:
+    def forget(self, ref: RefId) -> None:
         """A handle was collected. Called from finalizers."""
-        self._forgotten.append(reference)
+        self._forgotten.append(ref)
         self._wake()
 
     def drain(self) -> None:
@@ -117,8 +116,7 @@ class References:
             return
         with self._lock:
             while self._forgotten:
-                gone = self._forgotten.popleft()
-                ref = RefId(gone.minted_by, gone.number)
+                ref = self._forgotten.popleft()
                 self._refs.release(ref)
                 if self._creation_errors and not self._refs.knows(ref):
                     self._creation_errors.pop(ref, None)
@@ -210,6 +208,8 @@ class References:
     def check_usable(self, handle: RefHandle) -> None:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
         ref = handle.ref
+        if not self._creation_errors and not self._refs.is_void(ref):
+            return
         with self._lock:
             cause = self._refs.void_cause(ref)
             error = self._creation_errors.get(ref)
@@ -238,23 +238,14 @@ class References:
 
     # Transfers out.
 
-    def collector(self, found: list[RefHandle]) -> dict[type, Callable[[Any], tuple[Any, ...]]]:
-        """Reducers for `Serializer.dump` that note in `found` which references a message carries.
-
-        Every handle met is noted, also twice if the dump is tried again; `found` keeps them alive.
-        """
-
-        def reduce(handle: RefHandle) -> tuple[Any, ...]:
-            if handle.references is not self:
-                raise InvalidReference(
-                    f"a reference of agent {handle.references.me.name!r} can't be sent by agent "
-                    f"{self.me.name!r} of the same process"
-                )
-            self.check_usable(handle)
-            found.append(handle)
-            return load_reference, (len(found) - 1,)
-
-        return {RefHandle: reduce}
+    def check_sendable(self, handle: RefHandle) -> None:
+        """Raises what keeps the reference from being sent by this agent."""
+        if handle.references is not self:
+            raise InvalidReference(
+                f"a reference of agent {handle.references.me.name!r} can't be sent by agent "
+                f"{self.me.name!r} of the same process"
+            )
+        self.check_usable(handle)
 
     def pin(self, key: TransferKey, handles: Sequence[RefHandle]) -> None:
         with self._lock:

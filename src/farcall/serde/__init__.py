@@ -6,15 +6,15 @@ from farcall.serde.exceptions import RemoteTraceback
 from farcall.serde.failures import dump_failure, load_failure
 from farcall.serde.functions import Functions, name_of, resolve
 from farcall.serde.loading import Attach, load_reference
-from farcall.serde.pickling import Externals
-from farcall.serde.serializer import Dumped, Serializer
+from farcall.serde.pickling import Dumped
+from farcall.serde.serializer import NO_ARGUMENTS, Serializer
 from farcall.serde.tensors import DeviceMap
 
 __all__ = [
+    "NO_ARGUMENTS",
     "Attach",
     "DeviceMap",
     "Dumped",
-    "Externals",
     "Functions",
     "RemoteTraceback",
     "Serializer",

@@ -22,8 +22,8 @@ from farcall.serde.exceptions import (
     traceback_of,
     type_name_of,
 )
-from farcall.serde.pickling import Externals
-from farcall.serde.serializer import Body, Dumped, Serializer
+from farcall.serde.pickling import Dumped
+from farcall.serde.serializer import Body, Serializer
 from farcall.serde.tensors import DeviceMap
 from farcall.wire import Failure
 
@@ -32,22 +32,20 @@ def dump_failure(
     serializer: Serializer,
     error: BaseException,
     *,
-    externals: Externals | None = None,
     by_value: bool = False,
     device_map: DeviceMap | None = None,
 ) -> tuple[Failure, Dumped]:
     """The message for an exception, and its pickle (empty if there is none). Never raises.
 
-    `externals`, `by_value` and `device_map` are as for `Serializer.dump`. If one of the externals
-    counts what it is given, look at its count afterwards: several attempts may have been made.
+    `by_value` and `device_map` are as for `Serializer.dump`.
     """
-    options = {"externals": externals, "by_value": by_value, "device_map": device_map}
+    options = {"by_value": by_value, "device_map": device_map}
     failure = Failure(type_name_of(error), message_of(error), traceback_of(error))
     dumped = _attempt(serializer, error, options)
     if dumped is None:
         with suppress(Exception):
             dumped = _attempt(serializer, _strip(serializer, error, options), options)
-    return failure, dumped or Dumped(b"", [])
+    return failure, dumped or Dumped(b"")
 
 
 def _attempt(serializer: Serializer, value: Any, options: dict[str, Any]) -> Dumped | None:

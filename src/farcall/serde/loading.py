@@ -27,11 +27,6 @@ class Arriving(NamedTuple):
 arriving: ContextVar[Arriving | None] = ContextVar("farcall_arriving", default=None)
 
 
-def inside_load() -> bool:
-    """Whether this runs inside a load that set a context (so a nested load must hide it)."""
-    return arriving.get() is not None
-
-
 def load_reference(index: int) -> Any:
     """The `index`-th of the references given to `Serializer.load`.
 

@@ -1,25 +1,29 @@
 """The picklers: what farcall adds to pickle on the way out.
 
-One pickler is made per message and holds what belongs to that message alone: the out-of-band
-buffers, the tensors that require grad, the reducers and the device map of the caller. The fast one
-is C pickle with a hook; the other is cloudpickle with the same hook, for what has no name.
-Pickling runs user code (`__reduce__`, `__getstate__`), so nothing here holds a lock.
+A pickler works on one message at a time, and notes what is met in it: out-of-band buffers, tensors
+that require grad, references. The fast one is C pickle with a table of reducers; the other is
+cloudpickle with a hook, for what has no name. Pickling runs user code (`__reduce__`,
+`__getstate__`), so nothing here holds a lock.
 """
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import msgspec
 import torch
 from cloudpickle import cloudpickle as cloudpickle_internals
 
 from farcall.serde.exceptions import has_own_reduction, reduce_exception
 from farcall.serde.functions import MAIN, SPAWNED_MAIN, name_of, resolve
+from farcall.serde.loading import load_reference
 from farcall.serde.tensors import (
     INLINE_BYTES,
     DeviceMap,
@@ -29,7 +33,10 @@ from farcall.serde.tensors import (
     reduce_untyped_storage,
 )
 
-Externals = Mapping[type, Callable[[Any], tuple[Any, ...]]]
+PROTOCOL = 5
+
+# Called with each reference that is met; raises if it can't be sent.
+Check = Callable[[Any], None]
 
 if TYPE_CHECKING:
     # cloudpickle has no types; to mypy both picklers are this one.
@@ -37,47 +44,126 @@ if TYPE_CHECKING:
 else:
     _CloudPickler = cloudpickle.Pickler
 
-_NO_EXTERNALS: Externals = types.MappingProxyType({})
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     torch.memory_format: reduce_memory_format,
     torch.UntypedStorage: reduce_untyped_storage,
     torch.TypedStorage: reduce_typed_storage,
 }
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-# Types whose subclasses are treated alike, so a table of exact types can't hold them.
 _SCRIPTED = (torch.jit.ScriptModule, torch._C.ScriptFunction)
-_FAMILIES = (BaseException, *_SCRIPTED)
 _MAINS = (MAIN, SPAWNED_MAIN)
 
 
-class Buffers(list[memoryview]):
-    """The out-of-band buffers of one message, as flat bytes."""
+# A pickler that made a larger pickle is not used again: it keeps memory in proportion.
+REUSED_BYTES = 64 << 10
 
-    def take(self, buffer: pickle.PickleBuffer) -> bool:
+
+class Dumped(msgspec.Struct):
+    """A pickled object.
+
+    Attributes:
+        body: the pickle.
+        buffers: its out-of-band buffers, flat bytes, not copied: they show later changes.
+        tensors: the tensors in it that require grad, in the order in which `load` attaches them.
+        references: the references in it; `load` is to be given what stands for them.
+    """
+
+    body: bytes
+    buffers: Sequence[memoryview] = ()
+    tensors: Sequence[torch.Tensor] = ()
+    references: Sequence[Any] = ()
+
+
+class Met:
+    """What is met in one message and does not go into its pickle, or not only."""
+
+    __slots__ = ("buffers", "check", "device_map", "references", "tensors")
+
+    def __init__(self, check: Check | None) -> None:
+        self.check = check
+        self.device_map: DeviceMap | None = None
+        self.buffers: list[memoryview] = []
+        self.tensors: list[torch.Tensor] = []
+        self.references: list[Any] = []
+
+    def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Pickle's buffer_callback: true leaves the buffer in the pickle."""
         view = buffer.raw()
         if view.nbytes < INLINE_BYTES:
             return True
-        self.append(view)
+        self.buffers.append(view)
         return False
 
+    def reduce_tensor(self, value: Any) -> Any:
+        if value.requires_grad:
+            self.tensors.append(value)
+        return reduce_tensor(value, self.device_map)
 
-class FastPickler(pickle.Pickler):
-    """C pickle, protocol 5; tensors, exceptions, scripted code and externals our way."""
+    def reduce_reference(self, value: Any) -> Any:
+        if self.check is not None:
+            self.check(value)
+        self.references.append(value)
+        return load_reference, (len(self.references) - 1,)
 
-    # Defaults on the class: a message that needs none of them doesn't pay for setting them.
-    externals: Externals = _NO_EXTERNALS
-    device_map: DeviceMap | None = None
-    tensors: list[torch.Tensor] | None = None
+    def dumped(self, body: bytes) -> Dumped:
+        """The result. What was met is the result's from now on, and forgotten here."""
+        if not (self.buffers or self.tensors or self.references):
+            return Dumped(body)
+        dumped = Dumped(body, self.buffers, self.tensors, self.references)
+        self.buffers, self.tensors, self.references = [], [], []
+        return dumped
 
-    def reducer_override(self, value: Any) -> Any:
-        # As `_reduce`; each call counts here.
-        kind = type(value)
-        if kind in _TENSORS:
-            return _reduce_tensor(self, value)
-        if kind in self.externals or kind in _REDUCERS or issubclass(kind, _FAMILIES):
-            return _reduce(self, value)
-        return NotImplemented
+
+class FastPickler(Met):
+    """C pickle, protocol 5; tensors, references, exceptions and scripted code our way.
+
+    It can be used for one message after the other: making one takes as long as five small pickles.
+    """
+
+    __slots__ = ("_parts", "_pickler", "write")
+
+    def __init__(self, reference: type | None, check: Check | None) -> None:
+        super().__init__(check)
+        self._parts: list[bytes] = []
+        self.write = self._parts.append  # this is the file that C pickle writes to
+        self._pickler = pickle.Pickler(self, PROTOCOL, buffer_callback=self.take_buffer)
+        # Not `reducer_override`: that is called for functions and classes, too.
+        self._pickler.dispatch_table = _Reducers(self, reference)
+
+    def dump(self, value: Any, device_map: DeviceMap | None) -> Dumped:
+        """Pickle one message."""
+        self.device_map = device_map
+        parts = self._parts
+        try:
+            self._pickler.dump(value)
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+        except BaseException:
+            self.dumped(b"")  # what was met is not kept either
+            raise
+        finally:
+            self._pickler.clear_memo()
+            parts.clear()
+        return self.dumped(body)
+
+
+class _Reducers(dict[type, Callable[[Any], Any]]):
+    """What C pickle asks for the reducer of a type that it does not know itself."""
+
+    def __init__(self, met: Met, reference: type | None) -> None:
+        super().__init__(_REDUCERS)
+        for kind in _TENSORS:
+            self[kind] = met.reduce_tensor
+        if reference is not None:
+            self[reference] = met.reduce_reference
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        # Not remembered: the table would keep the types of users alive.
+        reducer = _family_reducer(kind) or copyreg.dispatch_table.get(kind)
+        if reducer is not None:
+            return reducer
+        if issubclass(kind, type):
+            raise KeyError(kind)  # a class that has a metaclass; it goes by name
+        return _reduce_plainly
 
 
 class ByValuePickler(_CloudPickler):
@@ -87,10 +173,13 @@ class ByValuePickler(_CloudPickler):
     a class that went by value would be another class on arrival.
     """
 
-    externals: Externals = _NO_EXTERNALS
-    device_map: DeviceMap | None = None
-    tensors: list[torch.Tensor] | None = None
-    main_by_value: bool = False
+    def __init__(
+        self, stream: io.BytesIO, met: Met, reference: type | None, main_by_value: bool
+    ) -> None:
+        super().__init__(stream, PROTOCOL, buffer_callback=met.take_buffer)
+        self._met = met
+        self._reference = reference
+        self._main_by_value = main_by_value
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type | types.FunctionType):
@@ -101,11 +190,18 @@ class ByValuePickler(_CloudPickler):
             if name is not None and name.partition(":")[2] != value.__qualname__:
                 return resolve, (name,)
             return super().reducer_override(value)
-        reduced = _reduce(self, value)
-        return super().reducer_override(value) if reduced is NotImplemented else reduced
+        kind = type(value)
+        if kind is self._reference:
+            return self._met.reduce_reference(value)
+        if kind in _TENSORS:
+            return self._met.reduce_tensor(value)
+        if kind in _REDUCERS:
+            return _REDUCERS[kind](value)
+        reducer = _family_reducer(kind)
+        return super().reducer_override(value) if reducer is None else reducer(value)
 
     def _reduce_main(self, value: type | types.FunctionType) -> Any:
-        if not self.main_by_value and name_of(value) is not None:
+        if not self._main_by_value and name_of(value) is not None:
             return NotImplemented
         if value.__module__ == SPAWNED_MAIN:
             # cloudpickle knows __main__ only, and would name this one. Telling it otherwise in
@@ -116,30 +212,17 @@ class ByValuePickler(_CloudPickler):
         return super().reducer_override(value)
 
 
-def _reduce(pickler: FastPickler | ByValuePickler, value: Any) -> Any:
-    kind = type(value)
-    if kind in pickler.externals:
-        return pickler.externals[kind](value)
-    if kind in _TENSORS:
-        return _reduce_tensor(pickler, value)
-    if issubclass(kind, _FAMILIES):
-        return _reduce_family(value)
-    if kind in _REDUCERS:
-        return _REDUCERS[kind](value)
-    return NotImplemented
+# The default, for a type that has no reducer of its own.
+_reduce_plainly = methodcaller("__reduce_ex__", PROTOCOL)
 
 
-def _reduce_tensor(pickler: FastPickler | ByValuePickler, value: Any) -> Any:
-    if value.requires_grad:
-        if pickler.tensors is None:
-            pickler.tensors = []
-        pickler.tensors.append(value)
-    return reduce_tensor(value, pickler.device_map)
+def _family_reducer(kind: type) -> Callable[[Any], Any] | None:
+    if issubclass(kind, BaseException):
+        return None if has_own_reduction(kind) else reduce_exception
+    return _reduce_script if issubclass(kind, _SCRIPTED) else None
 
 
-def _reduce_family(value: Any) -> Any:
-    if isinstance(value, BaseException):
-        return NotImplemented if has_own_reduction(type(value)) else reduce_exception(value)
+def _reduce_script(value: Any) -> Any:
     if isinstance(value, torch._C.ScriptFunction):
         name = name_of(value)
         if name is not None:

@@ -4,8 +4,8 @@
 Between the two, buffers are only passed on: the ones from `dump` are the sender's own memory, the
 ones given to `load` become the memory of the tensors in the result.
 
-A serializer has a policy and no other state: every method may run on any thread, at any depth of
-nesting, since pickling runs user code. No method holds a lock.
+A serializer has a policy, and no other state that shows: every method may run on any thread, at any
+depth of nesting, since pickling runs user code. No method holds a lock.
 """
 
 from __future__ import annotations
@@ -15,37 +15,35 @@ import pickle
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from farcall.errors import FarcallError, FunctionNotFound, SerializationError
 from farcall.serde.functions import SPAWNED_MAIN, Functions
-from farcall.serde.loading import Arriving, Attach, arriving, inside_load
-from farcall.serde.pickling import Buffers, ByValuePickler, Externals, FastPickler
+from farcall.serde.loading import Arriving, Attach, arriving
+from farcall.serde.pickling import (
+    PROTOCOL,
+    REUSED_BYTES,
+    ByValuePickler,
+    Check,
+    Dumped,
+    FastPickler,
+    Met,
+)
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.unpickling import MainUnpickler, NamedUnpickler, PlainUnpickler, unpickle
 
 Body = bytes | bytearray | memoryview
 
-_PROTOCOL = 5
 # Searched by a regular expression because memoryview has no substring search.
 _NAMES_MAIN = re.compile(rb"__(?:mp_)?main__")
-_NAMES_SPAWNED_MAIN = re.compile(rb"__mp_main__")
+_SPAWNED_MAIN = SPAWNED_MAIN.encode()
+_NAMES_SPAWNED_MAIN = re.compile(_SPAWNED_MAIN)
 
 
-class Dumped(NamedTuple):
-    """A pickled object.
-
-    Attributes:
-        body: the pickle.
-        buffers: its out-of-band buffers, flat bytes, not copied: they show later changes.
-        tensors: the tensors in it that require grad, in the order in which `load` attaches them.
-    """
-
-    body: bytes
-    buffers: list[memoryview]
-    tensors: Sequence[torch.Tensor] = ()
+_MAX_IDLE_PICKLERS = 8
+# What most small calls send.
+NOTHING = Dumped(pickle.dumps(None, PROTOCOL))
+NO_ARGUMENTS = Dumped(pickle.dumps(((), {}), PROTOCOL))
 
 
 class Serializer:
@@ -58,78 +56,87 @@ class Serializer:
             farcall's exceptions only, and is a fence.
     """
 
-    __slots__ = ("_unpickler", "allow_by_value", "allow_pickle", "functions")
+    __slots__ = (
+        "_check",
+        "_idle",
+        "_reference",
+        "_unpickler",
+        "allow_by_value",
+        "allow_pickle",
+        "functions",
+    )
 
     def __init__(self, *, allow_by_value: bool = True, allow_pickle: bool = True) -> None:
         self.allow_by_value = allow_by_value
         self.allow_pickle = allow_pickle
         self.functions = Functions()
+        self._reference: type | None = None
+        self._check: Check | None = None
+        # Picklers that nobody uses. A list is its own lock: who pops one has it alone.
+        self._idle: list[FastPickler] = []
         self._unpickler: type[pickle.Unpickler] | None = None
         if not allow_pickle:
             self._unpickler = PlainUnpickler
         elif not allow_by_value:
             self._unpickler = NamedUnpickler
 
+    def with_references(self, kind: type, check: Check) -> Serializer:
+        """A serializer of the same policy that leaves references out of its pickles.
+
+        Args:
+            kind: objects of exactly this type end up in `Dumped.references`.
+            check: is called with each of them first; what it raises, `dump` raises.
+        """
+        other = Serializer(allow_by_value=self.allow_by_value, allow_pickle=self.allow_pickle)
+        other._reference, other._check = kind, check
+        return other
+
     def dump(
-        self,
-        value: Any,
-        *,
-        externals: Externals | None = None,
-        by_value: bool = False,
-        device_map: DeviceMap | None = None,
+        self, value: Any, *, by_value: bool = False, device_map: DeviceMap | None = None
     ) -> Dumped:
         """Pickle `value`.
 
         Args:
             value: any object that pickle or, if allowed, cloudpickle takes.
-            externals: reducers for exactly these types, before any other; they return what
-                `__reduce__` may return.
             by_value: the peer runs another `__main__`: what is defined in ours goes by value.
             device_map: where tensors of a device other than the CPU go to on the peer.
 
         Raises:
             SerializationError: something in it can't be pickled; the cause says what.
         """
-        stream = io.BytesIO()
-        buffers = Buffers()
-        pickler = FastPickler(stream, _PROTOCOL, buffer_callback=buffers.take)
-        if externals:
-            pickler.externals = externals
-        if device_map is not None:
-            pickler.device_map = device_map
+        if value is None:
+            return NOTHING
         try:
-            pickler.dump(value)
+            pickler = self._idle.pop()
+        except IndexError:
+            pickler = FastPickler(self._reference, self._check)
+        try:
+            dumped = pickler.dump(value, device_map)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             # What has no name raises one of these, and so does much that nothing can pickle.
             if not self.allow_by_value or isinstance(error, FarcallError):
                 raise _unpicklable(error) from error
-            return self._dump_by_value(value, externals, by_value, device_map)
+            return self._dump_by_value(value, by_value, device_map)
         except Exception as error:
             raise _unpicklable(error) from error
-        body = stream.getvalue()
+        body = dumped.body
+        if len(body) <= REUSED_BYTES and len(self._idle) < _MAX_IDLE_PICKLERS:
+            self._idle.append(pickler)
         if by_value and self.allow_by_value and _NAMES_MAIN.search(body):
-            return self._dump_by_value(value, externals, by_value, device_map)
-        return Dumped(body, buffers, pickler.tensors or ())
+            return self._dump_by_value(value, by_value, device_map)
+        return dumped
 
     def _dump_by_value(
-        self,
-        value: Any,
-        externals: Externals | None,
-        main_by_value: bool,
-        device_map: DeviceMap | None,
+        self, value: Any, main_by_value: bool, device_map: DeviceMap | None
     ) -> Dumped:
         stream = io.BytesIO()
-        buffers = Buffers()
-        pickler = ByValuePickler(stream, _PROTOCOL, buffer_callback=buffers.take)
-        if externals:
-            pickler.externals = externals
-        pickler.device_map = device_map
-        pickler.main_by_value = main_by_value
+        met = Met(self._check)
+        met.device_map = device_map
         try:
-            pickler.dump(value)
+            ByValuePickler(stream, met, self._reference, main_by_value).dump(value)
         except Exception as error:
             raise _unpicklable(error) from error
-        return Dumped(stream.getvalue(), buffers, pickler.tensors or ())
+        return met.dumped(stream.getvalue())
 
     def load(
         self,
@@ -153,21 +160,21 @@ class Serializer:
             Refused: this serializer's policy forbids something in it.
             SerializationError: any other failure; its cause says what.
         """
-        if references or attach is not None or inside_load():
-            token = arriving.set(Arriving(references, attach))
-            try:
-                return self._load(body, buffers)
-            finally:
-                arriving.reset(token)
-        return self._load(body, buffers)
+        if not references and attach is None and arriving.get() is None:
+            return self._load(body, buffers)
+        token = arriving.set(Arriving(references, attach))  # else the outer load's would be met
+        try:
+            return self._load(body, buffers)
+        finally:
+            arriving.reset(token)
 
     def _load(self, body: Body, buffers: Sequence[Any]) -> Any:
         try:
             if self._unpickler is not None:
                 return unpickle(self._unpickler, body, buffers)
-            if SPAWNED_MAIN not in sys.modules and _NAMES_SPAWNED_MAIN.search(body):
+            if SPAWNED_MAIN not in sys.modules and _names_spawned_main(body):
                 return unpickle(MainUnpickler, body, buffers)
-            return pickle.loads(body, buffers=buffers)
+            return pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body)
         except FarcallError:
             raise
         except Exception as error:
@@ -180,7 +187,6 @@ class Serializer:
         kwargs: Mapping[str, Any],
         error: BaseException,
         *,
-        externals: Externals | None = None,
         by_value: bool = False,
         device_map: DeviceMap | None = None,
     ) -> SerializationError:
@@ -191,13 +197,13 @@ class Serializer:
             args: positional arguments of the call; the message counts them from 0.
             kwargs: keyword arguments of the call.
             error: what `dump` raised for all of them together; stands in when each alone passes.
-            externals: as for `dump`; so are the others.
+            by_value: as for `dump`; so is `device_map`.
         """
         labelled = [(f"argument {index}", value) for index, value in enumerate(args)]
         labelled += [(f"keyword argument {name!r}", value) for name, value in kwargs.items()]
         for label, value in labelled:
             try:
-                self.dump(value, externals=externals, by_value=by_value, device_map=device_map)
+                self.dump(value, by_value=by_value, device_map=device_map)
             except SerializationError as found:
                 what = f"{label} ({type(value).__name__}) of {function} can't be sent"
                 explained = SerializationError(f"{what}: {_reason(found)}")
@@ -206,6 +212,12 @@ class Serializer:
         explained = SerializationError(f"the call of {function} can't be sent: {_reason(error)}")
         explained.__cause__ = error.__cause__ or error
         return explained
+
+
+def _names_spawned_main(body: Body) -> bool:
+    if type(body) is bytes:
+        return _SPAWNED_MAIN in body
+    return _NAMES_SPAWNED_MAIN.search(body) is not None
 
 
 def _reason(error: BaseException) -> str:

@@ -41,29 +41,12 @@ _LAST_KIND = max(_NUMBERS.values())
 class NativeLink:
     """See `base.Link`."""
 
-    __slots__ = ("_core", "_start", "description", "peer")
+    __slots__ = ("_core", "description", "peer")
 
-    def __init__(
-        self,
-        core: _native.Link,
-        peer: Worker,
-        description: str,
-        start: Callable[[NativeLink], None],
-    ) -> None:
+    def __init__(self, core: _native.Link, peer: Worker, description: str) -> None:
         self.peer = peer
         self.description = description
         self._core = core
-        self._start = start
-
-    @property
-    def id(self) -> int:
-        """By which the endpoint knows it."""
-        return self._core.id
-
-    @property
-    def core(self) -> _native.Link:
-        """Its compiled part."""
-        return self._core
 
     @property
     def lost(self) -> str | None:
@@ -72,7 +55,10 @@ class NativeLink:
 
     def start(self) -> None:
         """Let the endpoint read."""
-        self._start(self)
+        try:
+            self._core.start()
+        except RuntimeError as error:
+            raise LinkError(str(error)) from error
 
     def send(self, frame: Frame, deadline: float) -> None:
         message = frame.message
@@ -164,7 +150,7 @@ class NativeEndpoint:
     ) -> None:
         self._limits = (*limits, _LAST_KIND)
         self._core = _native.Endpoint(spare_cores())
-        self._links: dict[int, NativeLink] = {}  # that are started, by the id of the core
+        self._links: dict[int, NativeLink] = {}  # by the id of the core
         self._shm = "shm" in paths
         self._connections = Connections(
             self._speaking(me),
@@ -209,16 +195,9 @@ class NativeEndpoint:
         path = connection.description
         if not core.is_stream:
             path = path.replace("unix", "shm", 1)
-        return NativeLink(core, connection.worker, path, self._start)
-
-    def _start(self, link: NativeLink) -> None:
-        # First the table: `next` may have an event of the link at once.
-        self._links[link.id] = link
-        try:
-            self._core.start(link.core)
-        except RuntimeError as error:
-            del self._links[link.id]
-            raise LinkError(str(error)) from error
+        # In the table before it starts: `next` may have an event of it at once.
+        link = self._links[core.id] = NativeLink(core, connection.worker, path)
+        return link
 
     # Events.
 

@@ -1,0 +1,185 @@
+"""What comes out of the times: medians, ratios, what is reached, and the table of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from dataclasses import dataclass
+
+from plans import (
+    ADDS_AT_MOST_PERCENT,
+    AT_LEAST,
+    AT_MOST,
+    BOTH,
+    CASES,
+    EVERY,
+    FARCALL,
+    LOCAL,
+    TORCH,
+)
+from turns import Blocks
+
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one implementation in one case, in the case's unit; what it adds to `local` with that."""
+
+    median: float
+    percentile_99: float
+    adds: float | None = None
+    adds_percent: float | None = None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How much longer an implementation takes than farcall, or how much more it adds to `local`.
+
+    Of the medians of all times, and the quartiles over blocks that ran next to each other. None
+    where farcall adds nothing.
+    """
+
+    of_medians: float | None
+    of_blocks: list[float | None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one case."""
+
+    unit: str
+    times: dict[str, Times]  # by implementation
+    ratios: dict[str, Ratio]  # by implementation, without farcall and local
+    bar: str | None  # what farcall has to reach
+    is_met: bool | None
+
+
+def flat(blocks: Blocks) -> list[float]:
+    return list(itertools.chain.from_iterable(blocks))
+
+
+def percentile_99(times: list[float]) -> float:
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+
+
+def ratio(theirs: float, ours: float, local: float) -> float:
+    """Infinite if only they add to `local`, 1 if neither does."""
+    if ours > local:
+        return max(0.0, theirs - local) / (ours - local)
+    return math.inf if theirs > local else 1.0
+
+
+def ratio_of(theirs: Blocks, ours: Blocks, local: Blocks | None) -> Ratio:
+    """With nothing in place of `local` if there is none."""
+    local = local or [[0.0]] * len(ours)
+    of_blocks = sorted(
+        ratio(*map(statistics.median, blocks)) for blocks in zip(theirs, ours, local, strict=True)
+    )
+    count = len(of_blocks)
+    quartiles = [of_blocks[count // 4], statistics.median(of_blocks), of_blocks[count * 3 // 4]]
+    of_medians = ratio(*(statistics.median(flat(blocks)) for blocks in (theirs, ours, local)))
+    return Ratio(finite(of_medians), [finite(each) for each in quartiles])
+
+
+def finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def times_of(case: str, blocks: Blocks, local: Blocks | None) -> Times:
+    unit = CASES[case].unit
+    median = unit.of(statistics.median(flat(blocks)))
+    tail = unit.of(percentile_99(flat(blocks)))
+    if local is None:
+        return Times(median, tail)
+    base = unit.of(statistics.median(flat(local)))
+    return Times(median, tail, median - base, (median / base - 1) * 100)
+
+
+def result_of(case: str, blocks: dict[str, Blocks]) -> Result:
+    """`blocks` by implementation; farcall's and all others' that were measured."""
+    local = blocks.get(LOCAL)
+    times = {
+        name: times_of(case, each, None if name == LOCAL else local)
+        for name, each in blocks.items()
+    }
+    ratios = {
+        name: ratio_of(each, blocks[FARCALL], local)
+        for name, each in blocks.items()
+        if name not in (FARCALL, LOCAL)
+    }
+    return Result(CASES[case].unit.name, times, ratios, *reached(case, times[FARCALL], ratios))
+
+
+def reached(
+    case: str, ours: Times, ratios: dict[str, Ratio]
+) -> tuple[str, bool] | tuple[None, None]:
+    """What farcall has to reach in a case, if anything, and whether it does."""
+    if case in AT_LEAST and TORCH in ratios:
+        found = ratios[TORCH].of_medians
+        return f"{AT_LEAST[case]:g} x", found is None or found >= AT_LEAST[case]
+    if case in ADDS_AT_MOST_PERCENT and ours.adds_percent is not None:
+        limit = ADDS_AT_MOST_PERCENT[case]
+        return f"adds at most {limit:g} %", ours.adds_percent <= limit
+    if case in AT_MOST:
+        return f"at most {AT_MOST[case]:g} {CASES[case].unit.name}", ours.median <= AT_MOST[case]
+    return None, None
+
+
+def number(value: float | None) -> str:
+    """About three digits; "inf" for None."""
+    if value is None:
+        return "inf"
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{digits}f}"
+
+
+def show_times(times: Times | None) -> str:
+    if times is None:
+        return NONE
+    shown = f"{number(times.median)} ({number(times.percentile_99)})"
+    if times.adds is not None and times.adds_percent is not None:
+        shown += f", adds {number(times.adds)} = {times.adds_percent:.0f} %"
+    return shown
+
+
+def show_ratio(found: Ratio | None) -> str:
+    if found is None:
+        return NONE
+    return f"{number(found.of_medians)} ({', '.join(map(number, found.of_blocks))})"
+
+
+def show_bar(result: Result) -> list[str]:
+    """The bar, and whether it is met."""
+    if result.bar is None:
+        return [NONE, NONE]
+    return [result.bar, "yes" if result.is_met else "no"]
+
+
+def line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def markdown(results: dict[str, Result]) -> str:
+    """One line for each case.
+
+    Times are medians, with the 99th percentile in parentheses; ratios those of the medians, with
+    the quartiles over blocks.
+    """
+    found = {name for result in results.values() for name in result.times}
+    with_local = [LOCAL] if LOCAL in found else []
+    more = [name for name in EVERY if name in found and name not in BOTH]
+    columns = [FARCALL, *([TORCH] if TORCH in found else []), *with_local, *more]
+    compared = [name for name in columns if name not in (FARCALL, LOCAL)]
+    titles = ["one process" if name == LOCAL else name for name in columns]
+    lines = [
+        ["case", "unit", *titles, *(f"{name} / farcall" for name in compared), "to reach", "met"]
+    ]
+    lines.append(["---"] * len(lines[0]))
+    for case, result in results.items():
+        times = [show_times(result.times.get(name)) for name in columns]
+        ratios = [show_ratio(result.ratios.get(name)) for name in compared]
+        lines.append([case, result.unit, *times, *ratios, *show_bar(result)])
+    return "\n".join(map(line, lines))
