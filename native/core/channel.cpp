@@ -293,7 +293,13 @@ void RingChannel::sent(const Composed& composed) {
   bytes_on_their_way_ += composed.in_segments;
 }
 
+bool RingChannel::ask_for_space() {
+  asked_for_space_.store(true, std::memory_order_relaxed);
+  return writer_.ask_for_bell();
+}
+
 std::size_t RingChannel::write(const Part* parts, std::size_t count) {
+  asked_for_space_.store(false, std::memory_order_relaxed);
   std::size_t written = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t taken = writer_.write(parts[i].data, parts[i].size);

@@ -68,6 +68,22 @@ class Link::Use {
   Link& link_;
 };
 
+class Link::Reading {
+ public:
+  explicit Reading(Link& link) : link_(link) {}
+  ~Reading() {
+    if (has_role_) link_.stop_reading();
+  }
+  Reading(const Reading&) = delete;
+
+  void start() { has_role_ = link_.start_reading(); }
+  bool has_role() const { return has_role_; }
+
+ private:
+  Link& link_;
+  bool has_role_ = false;
+};
+
 // Writing.
 
 void Link::send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt) {
@@ -90,7 +106,9 @@ bool Link::send_at_once(const OutFrame& frame) {
   return sent;
 }
 
-void Link::send_entered(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt) {
+// `reading` is started when there is no residue that waits for a bell, which its thread would hear.
+void Link::send_entered(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt,
+                        Reading* reading) {
   if (is_lost()) throw LinkFailure(cause());
   Composed composed;
   channel_->compose(frame, composed);
@@ -100,6 +118,7 @@ void Link::send_entered(const OutFrame& frame, Nanoseconds deadline, Interrupt i
     channel_->discard(composed);
     throw;
   }
+  if (reading != nullptr) reading->start();
   write(composed, deadline, interrupt);
 }
 
@@ -216,33 +235,23 @@ void Link::give_role_back() {
   if (home_->sleeps() && !channel_->arm()) home_->wake_sleeper();
 }
 
-class Link::Reading {
- public:
-  explicit Reading(Link& link) : link_(link) {}
-  ~Reading() {
-    if (has_role_) link_.stop_reading();
-  }
-  Reading(const Reading&) = delete;
-
-  void start() { has_role_ = link_.start_reading(); }
-  bool has_role() const { return has_role_; }
-
- private:
-  Link& link_;
-  bool has_role_ = false;
-};
-
 // With the role of reading, as everything down to `read_all`.
 std::optional<InFrame> Link::read_one() {
   if (is_lost()) return std::nullopt;
   try {
     std::optional<InFrame> frame = reader_.read(*channel_);
     channel_->finish_reading();
+    pass_on_bell();
     return frame;
   } catch (const std::runtime_error& error) {  // BadFrame, LinkFailure
     lose(error.what());
     return std::nullopt;
   }
+}
+
+// A residue is written by the endpoint's thread, but whoever reads hears the bell.
+void Link::pass_on_bell() {
+  if (channel_->was_told_of_space()) home_->wake_sleeper();
 }
 
 // To the caller that waits for it. False: nobody does.
@@ -306,8 +315,7 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
   Reading reading(*this);
   if (!meanwhile) {
     // Before the request goes, or the endpoint's thread races us to the reply.
-    reading.start();
-    send_entered(frame, deadline, interrupt);
+    send_entered(frame, deadline, interrupt, &reading);
   } else {
     send_entered(frame, deadline, interrupt);
     meanwhile();
@@ -400,6 +408,7 @@ bool Link::sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt inter
   if (ready > 0 && waited[0].revents != 0) {
     try {
       channel_->on_readable();
+      pass_on_bell();
     } catch (const std::runtime_error& error) {
       lose(error.what());
     }

@@ -89,7 +89,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void leave();
   bool take_role() { return !reading_.exchange(true, std::memory_order_acquire); }
   void give_role_back();
-  void send_entered(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt);
+  void send_entered(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt,
+                    Reading* reading = nullptr);
   void write(Composed& composed, Nanoseconds deadline, Interrupt interrupt);
   void leave_residue(const Composed& composed);
   LinkFailure broken(const LinkFailure& error);
@@ -97,6 +98,7 @@ class Link : public std::enable_shared_from_this<Link> {
   bool start_reading();
   void stop_reading();
   std::optional<InFrame> read_one();
+  void pass_on_bell();
   bool deliver(InFrame& frame);
   void route(InFrame frame);
   void read_all();
