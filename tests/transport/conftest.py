@@ -23,12 +23,7 @@ needs_native = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"
 )
 
-# By which addresses others are dialled, and which paths may be used.
-NATIVE_PATHS = {
-    "shm": ("unix", ("shm", "unix", "tcp")),
-    "unix": ("unix", ("unix", "tcp")),
-    "tcp": ("tcp", ("tcp",)),
-}
+NATIVE_PATHS = {"shm": ("shm", "unix", "tcp"), "unix": ("unix", "tcp"), "tcp": ("tcp",)}
 NATIVE_KINDS = [pytest.param(f"native {path}", marks=needs_native) for path in NATIVE_PATHS]
 SECRET_KINDS = ["tcp with a secret", pytest.param("unix with a secret", marks=needs_unix)]
 
@@ -45,16 +40,20 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
         station.close()
 
 
+def native_net(path: str, by: str) -> SocketNet:
+    from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
+
+    return SocketNet(None, by, NativeEndpoint, paths=NATIVE_PATHS[path])
+
+
 def net_of(request: pytest.FixtureRequest) -> Net:
     """The network that `request.param` describes."""
     kind = request.param
     if kind == "inproc":
         return InprocNet()
     if kind.startswith("native"):
-        from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
-
-        by, paths = NATIVE_PATHS[kind.partition(" ")[2]]
-        return SocketNet(None, by, NativeEndpoint, paths=paths)
+        path = kind.partition(" ")[2]
+        return native_net(path, by="tcp" if path == "tcp" else "unix")
     if kind.endswith("without epoll"):
         use_selector_poller(request.getfixturevalue("monkeypatch"))
     secret = b"the secret" if kind.endswith("with a secret") else None
@@ -71,6 +70,16 @@ def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
 def network(request: pytest.FixtureRequest) -> Net:
     """A network of the operating system, on every transport that uses one."""
     return net_of(request)
+
+
+@pytest.fixture(
+    params=["unix", *(pytest.param(path, marks=needs_native) for path in ("native unix", "shm"))]
+)
+def unix_network(request: pytest.FixtureRequest) -> SocketNet:
+    """Stations know all addresses of each other, on every transport that uses Unix sockets."""
+    if request.param == "unix":
+        return SocketNet()
+    return native_net(request.param.removeprefix("native "), by="")
 
 
 @pytest.fixture
