@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,7 +78,8 @@ def settle() -> Differences:
     """Wait until no more is held than at `remember`. What is, if that takes too long."""
     differences: Differences = {}
     pause = threading.Event()
-    for _ in range(int(PATIENCE / 2 / 0.01)):
+    deadline = time.monotonic() + PATIENCE / 2
+    while time.monotonic() < deadline:
         gc.collect()
         now, before = held(), _kept["before"]
         differences = {what: (before[what], now[what]) for what in now if now[what] != before[what]}
