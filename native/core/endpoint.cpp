@@ -22,7 +22,7 @@ constexpr std::uint32_t kLooksPerPoll = 8;  // with rings among the links, which
 Endpoint::Endpoint(int spin_threads)
     : pool_(std::make_shared<HeapPool>()),
       budget_(spin_threads),
-      spinner_(budget_),
+      spinner_(budget_, Who::kEndpoint),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!epoll_ || !bell_) throw std::system_error(errno, std::generic_category());

@@ -41,7 +41,7 @@ Link::Link(std::shared_ptr<Endpoint> home, std::uint64_t id, std::unique_ptr<Cha
       id_(id),
       channel_(std::move(channel)),
       reader_(limits, home_->pool()),
-      spinner_(home_->spin_budget()) {}
+      spinner_(home_->spin_budget(), Who::kCaller) {}
 
 Link::~Link() = default;
 

@@ -3,8 +3,12 @@
 // Waking a thread on an idle core costs some 25 us, looking again a few nanoseconds. So whoever
 // waits for a peer that has lately answered quickly looks for a while before it sleeps. How long
 // waits lately were decides, so nobody spins for a slow peer. Who spins offers its core to others
-// every microsecond or two, and sleeps as soon as somebody took it: with more busy processes than
-// cores that is at once. An endpoint never has more spinning threads than there are spare cores.
+// every microsecond or two. Where several workers share a core, that hands it round among those who
+// wait until one has something to do, for less than sleeping and waking costs; somebody who takes
+// the core for long to compute makes the spinning thread sleep.
+//
+// An endpoint never has more spinning threads than there are spare cores. Callers come first: the
+// endpoint's own thread stops spinning for them.
 #pragma once
 
 #include <sched.h>
@@ -27,51 +31,46 @@ inline void pause_core() {
 // Lets a limited number of threads spin at once.
 class SpinBudget {
  public:
-  explicit SpinBudget(int threads) : left_(threads) {}
+  explicit SpinBudget(int threads) : threads_(threads) {}
 
+  // For a caller.
   bool take() {
-    int left = left_.load(std::memory_order_relaxed);
-    while (left > 0) {
-      if (left_.compare_exchange_weak(left, left - 1, std::memory_order_relaxed)) return true;
-    }
+    if (callers_.fetch_add(1, std::memory_order_relaxed) < threads_) return true;
+    give_back();
     return false;
   }
+  void give_back() { callers_.fetch_sub(1, std::memory_order_relaxed); }
 
-  void give_back() { left_.fetch_add(1, std::memory_order_relaxed); }
+  // For the endpoint's thread.
+  bool has_room() const { return callers_.load(std::memory_order_relaxed) < threads_; }
 
  private:
-  std::atomic<int> left_;
+  const int threads_;
+  std::atomic<int> callers_{0};
 };
+
+enum class Who { kCaller, kEndpoint };
 
 // One place where threads wait, one at a time, with its memory of how long waits were.
 class Spinner {
  public:
   static constexpr Nanoseconds kMaxSpin = 2 * kMillisecond;
   static constexpr Nanoseconds kWorth = 2 * kMillisecond;  // longer waits are slept through
-  static constexpr Nanoseconds kStall = 50 * kMicrosecond;
+  // Longer than what a hypervisor takes the core for, shorter than a slice of the scheduler.
+  static constexpr Nanoseconds kStall = 1 * kMillisecond;
   static constexpr int kLooksBetweenYields = 16;
 
-  explicit Spinner(SpinBudget& budget) : budget_(budget) {}
+  Spinner(SpinBudget& budget, Who who) : budget_(budget), who_(who) {}
 
   // Looks until `look` gives true (then true) or it is time to sleep.
   template <class Look>
   bool spin(Nanoseconds start, Look look) {
-    if (average_ >= kWorth || !budget_.take()) return false;
-    struct GiveBack {
-      SpinBudget& budget;
-      ~GiveBack() { budget.give_back(); }
-    } give_back{budget_};
-    Nanoseconds before = start;
-    while (true) {
-      for (int i = 0; i < kLooksBetweenYields; ++i) {
-        if (look()) return true;
-        pause_core();
-      }
-      const Nanoseconds time = now();
-      if (time - start > kMaxSpin || time - before > kStall) return false;
-      sched_yield();
-      before = time;
-    }
+    if (average_ >= kWorth) return false;
+    if (who_ == Who::kEndpoint) return look_until(start, look);
+    if (!budget_.take()) return false;
+    const bool found = look_until(start, look);
+    budget_.give_back();
+    return found;
   }
 
   // The wait that began at `start` is over.
@@ -81,7 +80,23 @@ class Spinner {
   }
 
  private:
+  template <class Look>
+  bool look_until(Nanoseconds start, Look& look) {
+    for (Nanoseconds before = start; who_ == Who::kCaller || budget_.has_room();) {
+      for (int i = 0; i < kLooksBetweenYields; ++i) {
+        if (look()) return true;
+        pause_core();
+      }
+      const Nanoseconds time = now();
+      if (time - start > kMaxSpin || time - before > kStall) return false;
+      sched_yield();
+      before = time;
+    }
+    return false;
+  }
+
   SpinBudget& budget_;
+  const Who who_;
   Nanoseconds average_ = 0;
 };
 
