@@ -91,6 +91,9 @@ void Endpoint::push(Event event) {
   {
     std::lock_guard lock(queue_mutex_);
     if (closed_) return;
+    // A caller may have read a frame and another thread have lost the link before it came here.
+    if (event.link->end_is_queued) return;
+    event.link->end_is_queued = !event.frame;
     queue_.push_back(std::move(event));
     queued_.store(queue_.size(), std::memory_order_seq_cst);
   }
@@ -207,7 +210,8 @@ void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
     if (trim_at_ == kNever && active_) trim_at_ = time + kTrimPeriod;
     active_ = false;
     const Nanoseconds until = std::min(deadline, trim_at_);
-    const Nanoseconds left = std::clamp<Nanoseconds>(until - time, 0, kMaxSleep);
+    const Nanoseconds left =
+        std::clamp<Nanoseconds>(piece_of(until - time, interrupt), 0, kMaxSleep);
     poll(static_cast<int>((left + kMillisecond - 1) / kMillisecond), interrupt);
     if (now() >= trim_at_) trim_at_ = trim() ? now() + kTrimPeriod : kNever;
   }
@@ -217,7 +221,7 @@ void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
 void Endpoint::poll(int timeout_ms, Interrupt interrupt) {
   epoll_event ready[kMaxReady];
   const int count = epoll_wait(epoll_.get(), ready, kMaxReady, timeout_ms);
-  if (count < 0 && errno == EINTR) interrupt();
+  if (count <= 0) interrupt();
   for (int i = 0; i < count; ++i) {
     const std::uint64_t id = ready[i].data.u64;
     if (id == kBellId) continue;

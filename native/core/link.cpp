@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "endpoint.hpp"
+#include "poll.hpp"
 
 namespace farcall {
 
@@ -398,14 +399,9 @@ std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds
 bool Link::sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt) {
   if (watched_.load(std::memory_order_relaxed)) set_watched(false);
   if (!channel_->arm()) return true;
-  const Nanoseconds left = deadline == kNever ? kNever : deadline - now();
-  if (left <= 0) return false;
   pollfd waited[2] = {{channel_->fd(), POLLIN, 0}, {alarm, POLLIN, 0}};
-  const timespec timeout = timespec_of(left);
-  const int ready =
-      ppoll(waited, alarm < 0 ? 1 : 2, deadline == kNever ? nullptr : &timeout, nullptr);
-  if (ready < 0 && errno == EINTR) interrupt();
-  if (ready > 0 && waited[0].revents != 0) {
+  const int ready = poll_until(waited, alarm < 0 ? 1 : 2, deadline, interrupt);
+  if (waited[0].revents != 0) {
     try {
       channel_->on_readable();
       pass_on_bell();
@@ -413,7 +409,7 @@ bool Link::sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt inter
       lose(error.what());
     }
   }
-  return ready != 0;
+  return ready > 0;
 }
 
 // For the endpoint's thread.

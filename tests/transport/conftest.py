@@ -82,6 +82,12 @@ def unix_network(request: pytest.FixtureRequest) -> SocketNet:
     return native_net(request.param.removeprefix("native "), by="")
 
 
+@pytest.fixture(params=NATIVE_KINDS)
+def native_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
+    """Makes stations of one network, on the native transport."""
+    yield from stations_of(net_of(request))
+
+
 @pytest.fixture
 def networked_station(network: Net) -> Iterator[StationMaker]:
     """Makes stations of `network`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import math
 import os
 import random
@@ -10,13 +10,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from stations import PATIENCE, Station, Threads, echo, request, soon, take
 
-from farcall.transport.base import Arrived, Link, NotSent
+from farcall.transport.base import Arrived, NotSent
 from farcall.transport.waiter import Alarm
 from farcall.wire import Frame, Ran, Reply
 
@@ -48,30 +49,30 @@ def wait_until_blocked() -> None:
         pause.wait(0.001)
 
 
-@contextlib.contextmanager
-def interrupted(when: Callable[[], object] = wait_until_blocked) -> Iterator[None]:
-    """What is inside is ended by Ctrl-C."""
+def interrupt(run: Callable[[], object], when: Callable[[], object] = wait_until_blocked) -> None:
+    """Have Ctrl-C end what this runs."""
 
-    def interrupt() -> None:
+    def press() -> None:
         when()
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt, daemon=True)
+    thread = threading.Thread(target=press, daemon=True)
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    try:
         thread.start()
-        yield
-        thread.join()  # the signal may come as late as here
+        run()
+        thread.join()
+    except KeyboardInterrupt:
+        thread.join()
+        assert time.monotonic() < start + PATIENCE
+    else:
         raise AssertionError("it ended by itself")
-    thread.join()
-    assert time.monotonic() < start + PATIENCE
 
 
 def test_exchange_is_interrupted(near: Station, far: Station) -> None:
     near.read()
     link = near.connect(far)
-    with interrupted():
-        link.exchange(request(1), math.inf)
+    interrupt(lambda: link.exchange(request(1), math.inf))
     event = take(far.endpoint)
     assert isinstance(event, Arrived)
     event.link.send(Frame(Reply(), 1), soon())
@@ -88,8 +89,7 @@ def test_exchange_whose_reply_another_thread_would_read_is_interrupted(
     threads.start(link.exchange, request(1), soon())
     first = take(far.endpoint)
     assert isinstance(first, Arrived)
-    with interrupted():
-        link.exchange(request(2), math.inf)
+    interrupt(lambda: link.exchange(request(2), math.inf))
     first.link.send(Frame(Reply(), 1), soon())
     threads.join()
     far.read(echo)
@@ -102,8 +102,7 @@ def test_send_to_a_peer_that_does_not_read_is_interrupted_and_arrives_whole(
 ) -> None:
     near.read()
     link = near.connect(far)
-    with interrupted():
-        link.send(request(1, LARGE), math.inf)
+    interrupt(lambda: link.send(request(1, LARGE), math.inf))
     far.read()
     assert bytes(far.arrived().frame.body) == LARGE
     link.send(request(2), soon())
@@ -115,8 +114,7 @@ def test_exchange_with_a_peer_that_does_not_read_is_interrupted(
 ) -> None:
     near.read()
     link = near.connect(far)
-    with interrupted():
-        link.exchange(request(1, LARGE), math.inf)
+    interrupt(lambda: link.exchange(request(1, LARGE), math.inf))
     far.read(echo)
     reply = near.arrived().frame
     assert (reply.call_id, bytes(reply.body)) == (1, LARGE)
@@ -131,8 +129,8 @@ def test_wait_for_the_role_of_writing_is_interrupted_and_sends_nothing(
     with pytest.raises(TimeoutError) as caught:
         link.send(request(1, LARGE), time.monotonic() + 0.05)
     assert not isinstance(caught.value, NotSent)
-    with interrupted():
-        (link.exchange if exchange else link.send)(request(2), math.inf)
+    run = link.exchange if exchange else link.send
+    interrupt(lambda: run(request(2), math.inf))
     near.read()
     far.read()
     link.send(request(3), soon())
@@ -141,9 +139,7 @@ def test_wait_for_the_role_of_writing_is_interrupted_and_sends_nothing(
 
 def test_next_is_interrupted(near: Station, far: Station) -> None:
     link = near.connect(far)
-    with interrupted():
-        while True:
-            far.endpoint.next(None)
+    interrupt(lambda: [far.endpoint.next(None) for _ in itertools.count()])
     link.send(request(1), soon())
     event = take(far.endpoint)
     assert isinstance(event, Arrived)
@@ -156,15 +152,17 @@ def test_receive_is_interrupted(near: Station, far: Station) -> None:
     link = near.connect(far)
     alarm = Alarm()
     try:
-        with interrupted():
-            link.receive(frozenset((Ran,)), alarm.fileno(), math.inf)
+        interrupt(lambda: link.receive(frozenset((Ran,)), alarm.fileno(), math.inf))
     finally:
         alarm.close()
     assert link.exchange(request(1), soon()).call_id == 1
 
 
-def test_interrupt_at_any_moment_of_an_exchange_ends_it(near: Station, far: Station) -> None:
-    """Also while it spins, or between that and its sleep."""
+def test_interrupt_at_any_moment_of_an_exchange_ends_it(
+    native_station: StationMaker,
+) -> None:
+    """Also while it spins, and between that and its sleep."""
+    near, far = native_station("near"), native_station("far")
     near.read()
     far.read(lambda event: echo(event) if event.frame.body else None)
     link = near.connect(far)
@@ -174,7 +172,6 @@ def test_interrupt_at_any_moment_of_an_exchange_ends_it(near: Station, far: Stat
         for _ in range(30):  # a peer that answers quickly is spun for
             number += 1
             assert link.exchange(request(number, b"quickly"), soon()).call_id == number
-        moment = draw.uniform(0, 0.003)
-        with interrupted(lambda: threading.Event().wait(moment)):  # noqa: B023 -- called before
-            number += 1
-            link.exchange(request(number), time.monotonic() + 2 * PATIENCE)
+        number += 1
+        unanswered = partial(link.exchange, request(number), time.monotonic() + 2 * PATIENCE)
+        interrupt(unanswered, when=partial(threading.Event().wait, draw.uniform(0, 0.003)))
