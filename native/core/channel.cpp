@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "errors.hpp"
+#include "poll.hpp"
 
 namespace farcall {
 
@@ -154,13 +155,8 @@ std::size_t StreamChannel::write(const Part* parts, std::size_t count) {
 }
 
 bool StreamChannel::wait_for_space(Nanoseconds deadline, Interrupt interrupt) {
-  const Nanoseconds left = deadline == kNever ? kNever : deadline - now();
-  if (left <= 0) return false;
   pollfd waited{socket_.get(), POLLOUT, 0};
-  const timespec timeout = timespec_of(left);
-  const int ready = ppoll(&waited, 1, deadline == kNever ? nullptr : &timeout, nullptr);
-  if (ready < 0 && errno == EINTR) interrupt();
-  return ready != 0;
+  return poll_until(&waited, 1, deadline, interrupt) > 0;
 }
 
 // Rings.

@@ -213,7 +213,8 @@ void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
     if (trim_at_ == kNever && active_) trim_at_ = time + kTrimPeriod;
     active_ = false;
     const Nanoseconds until = std::min(deadline, trim_at_);
-    const Nanoseconds left = std::clamp<Nanoseconds>(until - time, 0, kMaxSleep);
+    const Nanoseconds left =
+        std::clamp<Nanoseconds>(piece_of(until - time, interrupt), 0, kMaxSleep);
     ask_epoll(static_cast<int>((left + kMillisecond - 1) / kMillisecond), interrupt);
     if (now() >= trim_at_) trim_at_ = trim() ? now() + kTrimPeriod : kNever;
   }
@@ -222,7 +223,7 @@ void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
 void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
   epoll_event ready[kMaxReady];
   const int count = epoll_wait(epoll_.get(), ready, kMaxReady, timeout_ms);
-  if (count < 0 && errno == EINTR) interrupt();
+  if (count <= 0) interrupt();
   for (int i = 0; i < count; ++i) {
     const std::uint64_t id = ready[i].data.u64;
     if (id == kBellId) continue;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "endpoint.hpp"
+#include "poll.hpp"
 
 namespace farcall {
 
@@ -440,15 +441,10 @@ std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds
 bool Link::sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt) {
   if (watched_.load(std::memory_order_relaxed)) set_watched(false);
   if (!channel_->arm()) return true;
-  const Nanoseconds left = deadline == kNever ? kNever : deadline - now();
-  if (left <= 0) return false;
   pollfd waited[2] = {{channel_->fd(), POLLIN, 0}, {alarm, POLLIN, 0}};
-  const timespec timeout = timespec_of(left);
-  const int ready =
-      ppoll(waited, alarm < 0 ? 1 : 2, deadline == kNever ? nullptr : &timeout, nullptr);
-  if (ready < 0 && errno == EINTR) interrupt();
-  if (ready > 0 && waited[0].revents != 0) read_socket();
-  return ready != 0;
+  const int ready = poll_until(waited, alarm < 0 ? 1 : 2, deadline, interrupt);
+  if (waited[0].revents != 0) read_socket();
+  return ready > 0;
 }
 
 // For the endpoint's thread.
