@@ -93,7 +93,7 @@ void test_spin_budget() {
 
 void test_spinner() {
   SpinBudget budget(1);
-  Spinner spinner(budget);
+  Spinner spinner(budget, Who::kCaller);
   int looks = 0;
   CHECK(spinner.spin(now(), [&] { return ++looks == 10; }));
   CHECK(looks == 10);
@@ -107,6 +107,18 @@ void test_spinner() {
   CHECK(spinner.spin(now(), [] { return true; }));
 }
 
+// The endpoint's thread takes nothing of the budget, and leaves the core to callers.
+void test_callers_come_first() {
+  SpinBudget budget(1);
+  Spinner endpoint(budget, Who::kEndpoint);
+  CHECK(endpoint.spin(now(), [&] { return budget.take(); }));  // a caller comes, and is let in
+  int looks = 0;
+  CHECK(!endpoint.spin(now(), [&] { return ++looks > 0; }));
+  CHECK(looks == 0);
+  budget.give_back();
+  CHECK(endpoint.spin(now(), [&] { return ++looks > 0; }));
+}
+
 }  // namespace
 
 int main() {
@@ -117,4 +129,5 @@ int main() {
   test_rundown();
   test_spin_budget();
   test_spinner();
+  test_callers_come_first();
 }
