@@ -93,7 +93,7 @@ void test_spin_budget() {
 
 void test_spinner() {
   SpinBudget budget(1);
-  Spinner spinner(budget);
+  Spinner spinner(budget, Who::kCaller);
   int looks = 0;
   CHECK(spinner.spin(now(), [&] { return ++looks == 10; }));
   CHECK(looks == 10);
@@ -105,6 +105,15 @@ void test_spinner() {
   CHECK(!spinner.spin(now(), [] { return true; }));  // waits were long
   for (int i = 0; i < 100; ++i) spinner.remember(now());
   CHECK(spinner.spin(now(), [] { return true; }));
+  // The endpoint's thread makes room for callers.
+  Spinner other(budget, Who::kEndpoint);
+  CHECK(other.spin(now(), [] { return true; }));
+  CHECK(!other.spin(now(), [&] {
+    CHECK(spinner.spin(now(), [&] { return !other.spin(now(), [] { return true; }); }));
+    return false;
+  }));
+  CHECK(budget.take());
+  CHECK(!other.spin(now(), [] { return true; }));
 }
 
 }  // namespace
