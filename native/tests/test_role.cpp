@@ -105,6 +105,15 @@ void test_spinner() {
   CHECK(!spinner.spin(now(), [] { return true; }));  // waits were long
   for (int i = 0; i < 100; ++i) spinner.remember(now());
   CHECK(spinner.spin(now(), [] { return true; }));
+  // The endpoint's thread makes room for callers.
+  Spinner other(budget, Who::kEndpoint);
+  CHECK(other.spin(now(), [] { return true; }));
+  CHECK(!other.spin(now(), [&] {
+    CHECK(spinner.spin(now(), [&] { return !other.spin(now(), [] { return true; }); }));
+    return false;
+  }));
+  CHECK(budget.take());
+  CHECK(!other.spin(now(), [] { return true; }));
 }
 
 // The endpoint's thread takes nothing of the budget, and leaves the core to callers.
