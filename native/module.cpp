@@ -198,16 +198,22 @@ nb::object receive(Link& link, std::uint64_t kinds, int alarm, double deadline) 
 }
 
 // (link id, kind, call id, meta, body, buffers), or (link id, why the link ended).
-nb::object next_event(Endpoint& endpoint, double timeout) {
-  std::optional<Event> event = endpoint.next_at_once();
-  if (!event) without_interpreter([&] {
-    const Nanoseconds wait = deadline_from_seconds(timeout);
-    event = endpoint.next(wait == 0 || wait == kNever ? wait : now() + wait, interrupt_of_thread());
-  });
+nb::object event_of(std::optional<Event> event) {
   if (!event) return nb::none();
   if (!event->frame) return nb::make_tuple(event->link->id(), event->cause);
   return in_frame(std::move(*event->frame), event->link->id());
 }
+
+nb::object next_event(Endpoint& endpoint, double timeout) {
+  std::optional<Event> event;
+  without_interpreter([&] {
+    const Nanoseconds wait = deadline_from_seconds(timeout);
+    event = endpoint.next(wait == 0 || wait == kNever ? wait : now() + wait, interrupt_of_thread());
+  });
+  return event_of(std::move(event));
+}
+
+nb::object poll_event(Endpoint& endpoint) { return event_of(endpoint.poll()); }
 
 std::shared_ptr<Link> open_link(Endpoint& endpoint, int fd, int side, double deadline,
                                 nb::tuple limits) {
@@ -244,7 +250,8 @@ NB_MODULE(_native, module) {
            nb::arg("body"), nb::arg("buffers"), nb::arg("deadline"), nb::arg("meanwhile").none())
       .def("receive", &receive, nb::arg("kinds"), nb::arg("alarm"), nb::arg("deadline"))
       .def("start", &Link::start)
-      .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>());
+      .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
+      .def("forget", &Link::forget);
 
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::new_([](int spin_threads) { return std::make_shared<Endpoint>(spin_threads); }),
@@ -252,6 +259,7 @@ NB_MODULE(_native, module) {
       .def("open", &open_link, nb::arg("fd"), nb::arg("side"), nb::arg("deadline"),
            nb::arg("limits"))
       .def("next", &next_event, nb::arg("timeout"))
+      .def("poll", &poll_event)
       .def("wake", &Endpoint::wake)
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Endpoint::forget);

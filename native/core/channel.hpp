@@ -75,8 +75,6 @@ class Channel : public Source {
   // What is left of a frame waits for the endpoint. True: there is space already, or the channel
   // can't ask: the endpoint has to.
   virtual bool ask_for_space() = 0;
-  // Whether the peer has answered that. The bell it rang may be heard by a caller that reads.
-  virtual bool was_told_of_space() const { return false; }
   virtual void wake_writer() {}
 
   // Whether epoll alone tells of input and space.
@@ -160,10 +158,7 @@ class RingChannel final : public Channel {
   void sent(const Composed& composed) override;
   bool write_at_once(const OutFrame& frame) override;
   bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) override;
-  bool ask_for_space() override;
-  bool was_told_of_space() const override {
-    return asked_for_space_.load(std::memory_order_relaxed) && writer_.has_been_told();
-  }
+  bool ask_for_space() override { return writer_.ask_for_bell(); }
   bool is_stream() const override { return false; }
   void wake_writer() override { writer_.wake(); }
   bool trim() override { return segments_out_.trim(); }
@@ -190,7 +185,6 @@ class RingChannel final : public Channel {
   SegmentWriter segments_out_;
   SegmentReader segments_in_;
   std::atomic<bool> ended_{false};  // nothing comes over the socket any more
-  std::atomic<bool> asked_for_space_{false};
 
   // Bytes in segments that the peer has not read the frames of, by the position after the frame.
   static constexpr std::size_t kMaxOnTheirWay = 1 << 30;

@@ -53,8 +53,6 @@ class RingWriter {
   bool wait_for_progress(std::uint64_t read, Nanoseconds deadline, Interrupt interrupt);
   // Have the reader ring the bell when there is space. True: there is some already.
   bool ask_for_bell();
-  // The bell that was asked for has been rung. For any thread.
-  bool has_been_told() const { return control_.writer_waits.load() == 0; }
   // Wake whoever sleeps in `wait_for_space`, since the link is lost.
   void wake();
 
