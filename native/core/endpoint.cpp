@@ -96,9 +96,6 @@ void Endpoint::push(Event event) {
   {
     std::lock_guard lock(queue_mutex_);
     if (closed_) return;
-    // A caller may have read a frame and another thread have lost the link before it came here.
-    if (event.link->end_is_queued) return;
-    event.link->end_is_queued = !event.frame;
     queue_.push_back(std::move(event));
     queued_.store(queue_.size(), std::memory_order_seq_cst);
   }

@@ -79,7 +79,6 @@ class Link : public std::enable_shared_from_this<Link> {
   }
   bool is_stream() const { return channel_->is_stream(); }
   bool trim();
-  bool end_is_queued = false;  // no frame comes after that; guarded by the endpoint's queue
 
  private:
   struct Waiter;

@@ -26,6 +26,7 @@ std::uint64_t RingWriter::checked_head() {
 std::size_t RingWriter::space() { return size_ - (tail_ - checked_head()); }
 
 std::size_t RingWriter::write(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;  // `data` may be null
   std::size_t room = size_ - (tail_ - head_);
   if (room < size) room = space();
   const std::size_t count = std::min(size, room);

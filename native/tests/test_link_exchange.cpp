@@ -227,7 +227,7 @@ void test_wake() {
     sleeper.join();
   }
   CHECK(!endpoint->next(0, no_interrupt));
-  CHECK(!endpoint->next_at_once());
+  CHECK(!endpoint->poll());
   endpoint->close();
   CHECK(!endpoint->next(kNever, no_interrupt));
 }

@@ -70,6 +70,7 @@ void test_full() {
 void test_unpublished_is_unseen() {
   Ring ring;
   const Bytes bytes(10);
+  CHECK(ring.writer.write(nullptr, 0) == 0);
   ring.writer.write(bytes.data(), 10);
   CHECK(!ring.reader.has_input() && ring.read(10).empty());
   ring.writer.publish();

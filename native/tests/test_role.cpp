@@ -93,7 +93,7 @@ void test_spin_budget() {
 
 void test_spinner() {
   SpinBudget budget(1);
-  Spinner spinner(budget);
+  Spinner spinner(budget, Who::kCaller);
   int looks = 0;
   CHECK(spinner.spin(now(), [&] { return ++looks == 10; }));
   CHECK(looks == 10);
@@ -105,6 +105,27 @@ void test_spinner() {
   CHECK(!spinner.spin(now(), [] { return true; }));  // waits were long
   for (int i = 0; i < 100; ++i) spinner.remember(now());
   CHECK(spinner.spin(now(), [] { return true; }));
+  // The endpoint's thread makes room for callers.
+  Spinner other(budget, Who::kEndpoint);
+  CHECK(other.spin(now(), [] { return true; }));
+  CHECK(!other.spin(now(), [&] {
+    CHECK(spinner.spin(now(), [&] { return !other.spin(now(), [] { return true; }); }));
+    return false;
+  }));
+  CHECK(budget.take());
+  CHECK(!other.spin(now(), [] { return true; }));
+}
+
+// The endpoint's thread takes nothing of the budget, and leaves the core to callers.
+void test_callers_come_first() {
+  SpinBudget budget(1);
+  Spinner endpoint(budget, Who::kEndpoint);
+  CHECK(endpoint.spin(now(), [&] { return budget.take(); }));  // a caller comes, and is let in
+  int looks = 0;
+  CHECK(!endpoint.spin(now(), [&] { return ++looks > 0; }));
+  CHECK(looks == 0);
+  budget.give_back();
+  CHECK(endpoint.spin(now(), [&] { return ++looks > 0; }));
 }
 
 }  // namespace
@@ -117,4 +138,5 @@ int main() {
   test_rundown();
   test_spin_budget();
   test_spinner();
+  test_callers_come_first();
 }
