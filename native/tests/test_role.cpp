@@ -116,6 +116,18 @@ void test_spinner() {
   CHECK(!other.spin(now(), [] { return true; }));
 }
 
+// The endpoint's thread takes nothing of the budget, and leaves the core to callers.
+void test_callers_come_first() {
+  SpinBudget budget(1);
+  Spinner endpoint(budget, Who::kEndpoint);
+  CHECK(endpoint.spin(now(), [&] { return budget.take(); }));  // a caller comes, and is let in
+  int looks = 0;
+  CHECK(!endpoint.spin(now(), [&] { return ++looks > 0; }));
+  CHECK(looks == 0);
+  budget.give_back();
+  CHECK(endpoint.spin(now(), [&] { return ++looks > 0; }));
+}
+
 }  // namespace
 
 int main() {
@@ -126,4 +138,5 @@ int main() {
   test_rundown();
   test_spin_budget();
   test_spinner();
+  test_callers_come_first();
 }
