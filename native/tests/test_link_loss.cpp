@@ -1,10 +1,10 @@
 // Links that end, in every state that they and their threads can be in; and that nothing is left.
-#include <dirent.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <string>
 
+#include "descriptors.hpp"
 #include "pairs.hpp"
 
 using namespace farcall;
@@ -204,15 +204,6 @@ void test_close_while_threads_are_inside(Kind kind, int spin_threads) {
     (round % 2 ? pair.left_home : pair.right_home)->close();
     for (std::thread& thread : threads) thread.join();
   }
-}
-
-std::size_t count_descriptors() {
-  DIR* folder = opendir("/proc/self/fd");
-  CHECK(folder != nullptr);
-  std::size_t count = 0;
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
 }
 
 std::size_t count_mappings() {
