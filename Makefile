@@ -70,8 +70,14 @@ demo-rnn: $(NATIVE) ## Learn to predict words: a model on two workers.
 demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one parameter server.
 	$(BIN)/farcall demo parameter-server --out demo-out/parameter-server $(DEMO_ARGS)
 
+# Tests that start processes need all cores for one of them at a time.
 test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
+ifeq ($(TEST_ARGS),)
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/behaviour tests/transport
+	$(BIN)/python -m pytest tests/process
+else
 	$(BIN)/python -m pytest $(TEST_ARGS)
+endif
 
 lint: $(INSTALLED) ## Check style and types.
 	$(BIN)/ruff check .

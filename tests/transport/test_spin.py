@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
+from farcall.transport import spin
 from farcall.transport.poller import WOKEN, new_poller
 from farcall.transport.spin import SpinBudget, Spinner
 
@@ -10,6 +15,14 @@ def never() -> list[object]:
     raise AssertionError("it slept")
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spinning goes on however busy the machine is."""
+    monkeypatch.setattr(spin, "MAX_SPIN_SECONDS", math.inf)
+    monkeypatch.setattr(spin, "STALL_SECONDS", math.inf)
+
+
+@pytest.mark.usefixtures("patient")
 def test_wake_up_that_comes_while_it_spins_ends_the_wait() -> None:
     poller = new_poller()
     try:
@@ -19,6 +32,7 @@ def test_wake_up_that_comes_while_it_spins_ends_the_wait() -> None:
         poller.close()
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_is_there_soon_is_found_without_sleeping() -> None:
     looks = iter([[], [], ["it"]])
     assert Spinner(SpinBudget(1)).wait(lambda: next(looks), never) == ["it"]

@@ -208,6 +208,10 @@ class References:
     def check_usable(self, handle: RefHandle) -> None:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
         ref = handle.ref
+        owner = self.agent.directory.of_incarnation(handle.reference.owner)
+        if owner is not None and owner.lost is not None:
+            # Whoever heard of its loss by a call may be here before the machine knows.
+            raise OwnerDied(owner.name, owner.left or owner.lost)
         if not self._creation_errors and not self._refs.is_void(ref):
             return
         with self._lock:
