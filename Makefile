@@ -27,9 +27,13 @@ SEED ?= 0
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 FUZZ_SECONDS ?= 60
 CLANG ?= clang++
+SANITIZER ?= address
+RUNTIME_address := libasan.so
+RUNTIME_undefined := libubsan.so
+RUNTIME_thread := libtsan.so
 
 .PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test lint format sim bench bench-all clean
-.PHONY: native native-test native-clang sanitize fuzz
+.PHONY: native native-test native-clang sanitize sanitize-python fuzz
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,10 +112,27 @@ native-clang: $(INSTALLED) ## The same with Clang. Options: CLANG=clang++-19
 	@$(NEEDS_CLANG)
 	CXX=$(CLANG) $(call check_native,clang,$(MODULE))
 
-sanitize: sanitize-address sanitize-undefined sanitize-thread ## Run the C++ tests under each sanitizer.
+SANITIZED := sanitize-address sanitize-undefined sanitize-thread
+.PHONY: $(SANITIZED)
+sanitize: $(SANITIZED) ## Run the C++ tests under each sanitizer.
 
-sanitize-%: $(INSTALLED)
+$(SANITIZED): sanitize-%: $(INSTALLED)
 	$(call check_native,$*,$(NO_MODULE) -DFARCALL_SANITIZE=$*)
+
+# The package again, as links, with a module that is checked. Leaks of Python are not looked for.
+CHECKED = build/python-$(SANITIZER)
+
+sanitize-python: $(INSTALLED) ## Run the transport tests with a sanitizer. Options: SANITIZER=thread TEST_ARGS="tests/process"
+	$(CONFIGURE) -B $(CHECKED) $(MODULE) -DFARCALL_SANITIZE=$(SANITIZER)
+	$(BIN)/cmake --build $(CHECKED)
+	rm -rf $(CHECKED)/farcall
+	cp -rs $(CURDIR)/src/farcall $(CHECKED)/
+	rm -f $(CHECKED)/farcall/_native.*.so
+	mv $(CHECKED)/_native.*.so $(CHECKED)/farcall/
+	library() { "$${CXX:-c++}" -print-file-name=$$1; }; \
+	LD_PRELOAD="$$(library $(RUNTIME_$(SANITIZER))) $$(library libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(CURDIR)/$(CHECKED) \
+	  $(BIN)/python -m pytest $(or $(TEST_ARGS),tests/transport)
 
 fuzz: $(INSTALLED) ## Fuzz what reads a peer's bytes. Needs Clang. Options: FUZZ_SECONDS=600 (for each target)
 	@$(NEEDS_CLANG)

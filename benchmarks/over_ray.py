@@ -6,6 +6,7 @@ shares between processes without a copy.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,7 @@ class Caller:
             num_cpus=size,  # an actor wants one to start with
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             runtime_env={"env_vars": {"PYTHONPATH": path}},
             _temp_dir=str(Path(store).parent / "ray"),
         )

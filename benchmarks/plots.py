@@ -6,6 +6,7 @@ import math
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from plans import AT_LEAST, CASES, EVERY, LOCAL, TORCH
 from table import Result, flat
 from turns import Blocks
@@ -42,6 +43,7 @@ def draw_ratios(results: dict[str, Result]) -> Figure:
     axes.set_xscale("log")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(results)), list(results))
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xlabel("times farcall's")
     axes.grid(axis="x", alpha=0.3)
@@ -73,6 +75,9 @@ def draw_distribution(axes: Axes, case: str, blocks: dict[str, Blocks]) -> None:
     for name, each in blocks.items():
         axes.ecdf([unit.of(seconds) for seconds in flat(each)], color=COLOURS[name], label=name)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_title(case, fontsize="small")
     axes.set_xlabel(unit.name, fontsize="small")
     axes.tick_params(labelsize="x-small", which="both")

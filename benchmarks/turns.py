@@ -135,14 +135,13 @@ def measure(group: Group, advance: Callable[[], None]) -> dict[str, dict[str, Bl
         for case, plan in group.plans.items():
             peers = [started[name] for name in group.implementations[case]]
             blocks[case] = {peer.implementation: [] for peer in peers}
-            if plan.warm_up:
-                for peer in peers:
-                    peer.ask(case, plan.dropped + plan.counted)
+            for peer in peers:
+                peer.ask(case, plan.calls if plan.warm_up is None else plan.warm_up)
             for turn in range(plan.blocks):
                 # Nobody always follows the same other.
                 shift = turn % len(peers)
                 for peer in peers[shift:] + peers[:shift]:
-                    seconds = peer.ask(case, plan.dropped + plan.counted)
+                    seconds = peer.ask(case, plan.calls)
                     blocks[case][peer.implementation].append(seconds[plan.dropped :])
                     advance()
         return blocks

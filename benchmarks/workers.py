@@ -23,6 +23,10 @@ RPC_MODULES = {
     "rpyc": "over_rpyc",
     "grpc": "over_grpc",
 }
+TCP_ONLY: dict[str, dict[str, Any]] = {
+    FARCALL: {"paths": ["tcp"]},
+    TORCH: {"_transports": ["uv"]},
+}
 
 
 def module_of(implementation: str) -> Any:
@@ -46,12 +50,7 @@ def join(implementation: str, store: str, world: World, rank: int) -> Any:
     module = module_of(implementation)
     if implementation not in (FARCALL, TORCH):
         return module.join(store, world.size, rank)
-    more: dict[str, Any] = {}
-    if world.tcp_only:
-        if implementation == TORCH:
-            more["_transports"] = ["uv"]
-        else:
-            os.environ["FARCALL_PATHS"] = "tcp"
+    more = TCP_ONLY[implementation] if world.tcp_only else {}
     options = module.TensorPipeRpcBackendOptions(init_method=f"file://{store}", **more)
     name = f"{world.name}{rank}"
     module.init_rpc(name, rank=rank, world_size=world.size, rpc_backend_options=options)

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -127,11 +128,14 @@ nb::object in_frame(InFrame frame, std::uint64_t link_id) {
   return tuple;
 }
 
-// A signal woke a thread that slept without the interpreter.
+// A signal may have come while a thread slept without the interpreter.
 void check_signals() {
   nb::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw Interrupted();
 }
+
+// Python runs the handlers of signals in its main thread only.
+Interrupt interrupt_of_thread() { return gettid() == getpid() ? check_signals : no_interrupt; }
 
 // Runs `work` without the interpreter.
 template <class Work>
@@ -159,7 +163,7 @@ int send_frame(Link& link, int kind, std::uint64_t call_id, nb::handle meta, nb:
   // thread takes it, and has to be waited for.
   if (link.send_at_once(frame)) return kSent;
   return without_interpreter(
-      [&] { link.send(frame, deadline_from_seconds(deadline), check_signals); });
+      [&] { link.send(frame, deadline_from_seconds(deadline), interrupt_of_thread()); });
 }
 
 nb::object exchange(Link& link, int kind, std::uint64_t call_id, nb::handle meta, nb::handle body,
@@ -179,7 +183,7 @@ nb::object exchange(Link& link, int kind, std::uint64_t call_id, nb::handle meta
   }
   InFrame answer;
   const Status status = without_interpreter([&] {
-    answer = link.exchange(frame, deadline_from_seconds(deadline), check_signals, then);
+    answer = link.exchange(frame, deadline_from_seconds(deadline), interrupt_of_thread(), then);
   });
   if (status != kSent) return nb::int_(static_cast<int>(status));
   return in_frame(std::move(answer), 0);
@@ -188,22 +192,28 @@ nb::object exchange(Link& link, int kind, std::uint64_t call_id, nb::handle meta
 nb::object receive(Link& link, std::uint64_t kinds, int alarm, double deadline) {
   std::optional<InFrame> frame;
   without_interpreter([&] {
-    frame = link.receive(kinds, alarm, deadline_from_seconds(deadline), check_signals);
+    frame = link.receive(kinds, alarm, deadline_from_seconds(deadline), interrupt_of_thread());
   });
   return frame ? in_frame(std::move(*frame), 0) : nb::none();
 }
 
 // (link id, kind, call id, meta, body, buffers), or (link id, why the link ended).
-nb::object next_event(Endpoint& endpoint, double timeout) {
-  std::optional<Event> event = endpoint.next_at_once();
-  if (!event) without_interpreter([&] {
-    const Nanoseconds wait = deadline_from_seconds(timeout);
-    event = endpoint.next(wait == 0 || wait == kNever ? wait : now() + wait, check_signals);
-  });
+nb::object event_of(std::optional<Event> event) {
   if (!event) return nb::none();
   if (!event->frame) return nb::make_tuple(event->link->id(), event->cause);
   return in_frame(std::move(*event->frame), event->link->id());
 }
+
+nb::object next_event(Endpoint& endpoint, double timeout) {
+  std::optional<Event> event;
+  without_interpreter([&] {
+    const Nanoseconds wait = deadline_from_seconds(timeout);
+    event = endpoint.next(wait == 0 || wait == kNever ? wait : now() + wait, interrupt_of_thread());
+  });
+  return event_of(std::move(event));
+}
+
+nb::object poll_event(Endpoint& endpoint) { return event_of(endpoint.poll()); }
 
 std::shared_ptr<Link> open_link(Endpoint& endpoint, int fd, int side, double deadline,
                                 nb::tuple limits) {
@@ -248,6 +258,7 @@ NB_MODULE(_native, module) {
       .def("open", &open_link, nb::arg("fd"), nb::arg("side"), nb::arg("deadline"),
            nb::arg("limits"))
       .def("next", &next_event, nb::arg("timeout"))
+      .def("poll", &poll_event)
       .def("wake", &Endpoint::wake)
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Endpoint::forget);

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "errors.hpp"
+#include "poll.hpp"
 
 namespace farcall {
 
@@ -19,12 +20,30 @@ namespace {
 
 constexpr std::size_t kMaxVectors = 64;
 constexpr std::size_t kSmallFrame = 16 << 10;
+// Read from a socket at a time: more than it holds, so only who never stops sending gets there.
+constexpr int kMaxRecords = 1 << 16;
 constexpr char kClosed[] = "the peer closed the connection";
 const std::uint8_t kZeros[kAlignment] = {};
 
 [[noreturn]] void broken(int error) {
   if (error == EPIPE) throw LinkFailure(kClosed);
   throw LinkFailure("the connection broke: " + std::string(std::strerror(error)));
+}
+
+// The descriptor that came with a message, if any. Those that a peer sent more of are closed.
+Descriptor descriptor_of(msghdr& message) {
+  Descriptor descriptor;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int received = -1;
+      std::memcpy(&received, CMSG_DATA(header) + i * sizeof received, sizeof received);
+      descriptor.reset(received);
+    }
+  }
+  return descriptor;
 }
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
@@ -136,13 +155,8 @@ std::size_t StreamChannel::write(const Part* parts, std::size_t count) {
 }
 
 bool StreamChannel::wait_for_space(Nanoseconds deadline, Interrupt interrupt) {
-  const Nanoseconds left = deadline == kNever ? kNever : deadline - now();
-  if (left <= 0) return false;
   pollfd waited{socket_.get(), POLLOUT, 0};
-  const timespec timeout = timespec_of(left);
-  const int ready = ppoll(&waited, 1, deadline == kNever ? nullptr : &timeout, nullptr);
-  if (ready < 0 && errno == EINTR) interrupt();
-  return ready != 0;
+  return poll_until(&waited, 1, deadline, interrupt) > 0;
 }
 
 // Rings.
@@ -170,13 +184,13 @@ std::size_t RingChannel::read(std::uint8_t* data, std::size_t size) {
 BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
   const SegmentName name = SegmentName::unpack(place);
   // The peer announced it before it sent the frame, but over the socket.
-  while (!segments_in_.knows(name) && receive_record()) {
+  for (int i = 0; i < kMaxRecords && !segments_in_.knows(name) && receive_record(); ++i) {
   }
   return segments_in_.open(name, size);
 }
 
 void RingChannel::on_readable() {
-  while (receive_record()) {
+  for (int i = 0; i < kMaxRecords && receive_record(); ++i) {
   }
 }
 
@@ -192,21 +206,11 @@ bool RingChannel::receive_record() {
   message.msg_controllen = sizeof control;
   const ssize_t count = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (count < 0 && would_block(errno)) return false;
-  Descriptor descriptor;
-  if (count > 0) {
-    for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
-         header = CMSG_NXTHDR(&message, header)) {
-      if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-        int received = -1;
-        std::memcpy(&received, CMSG_DATA(header), sizeof received);
-        descriptor.reset(received);
-      }
-    }
-  }
   if (count <= 0) {
     ended_.store(true, std::memory_order_relaxed);
     return false;
   }
+  const Descriptor descriptor = descriptor_of(message);
   if (count != sizeof record) throw BadFrame("the peer sent a broken record beside the rings");
   switch (record.type) {
     case RecordType::kBell:
@@ -255,12 +259,13 @@ void RingChannel::compose(const OutFrame& frame, Composed& composed) {
   for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
     const Part& buffer = frame.buffers[i];
     if (buffer.size < kSmallestSegment) continue;
+    composed.slots.reserve(frame.buffers.size());  // who is told of a slot can put it back
     const SegmentWriter::Place place = segments_out_.take(buffer.size);
-    if (place.data == nullptr) continue;
-    std::memcpy(place.data, buffer.data, buffer.size);
+    if (!place) continue;
+    composed.slots.push_back(place.name.slot);
+    std::memcpy(place.data(), buffer.data, buffer.size);
     places.resize(frame.buffers.size());
     places[i] = place.name.packed();
-    composed.slots.push_back(place.name.slot);
     composed.in_segments += buffer.size;
   }
   lay_out(frame, composed, !places.empty(), [&](std::size_t i) { return places[i]; });
@@ -289,7 +294,11 @@ bool RingChannel::wait_for_room(const Composed& composed, Nanoseconds deadline,
 
 void RingChannel::sent(const Composed& composed) {
   if (composed.in_segments == 0) return;
-  on_their_way_.emplace_back(writer_.written(), composed.in_segments);
+  try {
+    on_their_way_.emplace_back(writer_.written(), composed.in_segments);
+  } catch (const std::bad_alloc&) {
+    return;  // it was sent, and is not counted
+  }
   bytes_on_their_way_ += composed.in_segments;
 }
 
@@ -395,13 +404,7 @@ std::shared_ptr<SharedMemory> RingChannel::set_up(const Descriptor& socket, int 
     const ssize_t count = recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
     if (count == 0) throw LinkFailure(kClosed);
     if (count < 0) broken(errno);
-    Descriptor descriptor;
-    const cmsghdr* header = CMSG_FIRSTHDR(&message);
-    if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-      descriptor.reset(fd);
-    }
+    const Descriptor descriptor = descriptor_of(message);
     if (count != sizeof offer || offer.magic != LinkMemory::kMagic) {
       throw BadFrame("the peer sent no offer of shared memory");
     }

@@ -60,8 +60,13 @@ void Endpoint::start(const std::shared_ptr<Link>& link) {
     epoll_event event{};
     event.events = EPOLLIN | EPOLLRDHUP;
     event.data.u64 = link->id();
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link->fd(), &event);
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link->fd(), &event) != 0) {
+      links_.erase(link->id());
+      throw LinkFailure("the connection can't be watched: " +
+                        std::generic_category().message(errno));
+    }
   }
+  if (link->is_lost()) removed(*link);  // it may have been lost before it was here
   wake_sleeper();
 }
 
@@ -134,7 +139,7 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
     if (has_queued()) continue;
     if (waited) return std::nullopt;
     if (deadline == 0) {
-      poll(0, interrupt);
+      ask_epoll(0, interrupt);
       continue;
     }
     const Nanoseconds start = now();
@@ -143,7 +148,7 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
   }
 }
 
-std::optional<Event> Endpoint::next_at_once() {
+std::optional<Event> Endpoint::poll() {
   std::unique_lock lock(next_mutex_, std::try_to_lock);
   if (!lock || closed_ || woken_.load(std::memory_order_relaxed)) return std::nullopt;
   active_ = true;
@@ -181,18 +186,15 @@ std::optional<Event> Endpoint::scan() {
 bool Endpoint::look() {
   if (has_queued() || woken_.load(std::memory_order_relaxed)) return true;
   if (version_.load(std::memory_order_relaxed) != seen_version_) return true;
+  if (any_stream_ && ++looks_ % kLooksPerPoll == 0) ask_epoll(0, no_interrupt);
   for (const auto& link : seen_) {
     if (link->may_have_input()) return true;
-  }
-  if (any_stream_ && ++looks_ % kLooksPerPoll == 0) {
-    poll(0, no_interrupt);
-    return has_queued();
   }
   return false;
 }
 
 bool Endpoint::prepare_sleep() {
-  if (has_queued() || woken_.load(std::memory_order_seq_cst)) return false;
+  if (has_queued() || woken_.load(std::memory_order_seq_cst) || closed_) return false;
   if (version_.load(std::memory_order_seq_cst) != seen_version_) return false;
   for (const auto& link : seen_) {
     if (!link->prepare_sleep()) return false;
@@ -202,22 +204,26 @@ bool Endpoint::prepare_sleep() {
 
 void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
   sleeps_.store(true, std::memory_order_seq_cst);
+  struct Awake {
+    std::atomic<bool>& sleeps;
+    ~Awake() { sleeps.store(false, std::memory_order_seq_cst); }
+  } awake_at_end{sleeps_};
   if (prepare_sleep()) {
     const Nanoseconds time = now();
     if (trim_at_ == kNever && active_) trim_at_ = time + kTrimPeriod;
     active_ = false;
     const Nanoseconds until = std::min(deadline, trim_at_);
-    const Nanoseconds left = std::clamp<Nanoseconds>(until - time, 0, kMaxSleep);
-    poll(static_cast<int>((left + kMillisecond - 1) / kMillisecond), interrupt);
+    const Nanoseconds left =
+        std::clamp<Nanoseconds>(piece_of(until - time, interrupt), 0, kMaxSleep);
+    ask_epoll(static_cast<int>((left + kMillisecond - 1) / kMillisecond), interrupt);
     if (now() >= trim_at_) trim_at_ = trim() ? now() + kTrimPeriod : kNever;
   }
-  sleeps_.store(false, std::memory_order_seq_cst);
 }
 
-void Endpoint::poll(int timeout_ms, Interrupt interrupt) {
+void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
   epoll_event ready[kMaxReady];
   const int count = epoll_wait(epoll_.get(), ready, kMaxReady, timeout_ms);
-  if (count < 0 && errno == EINTR) interrupt();
+  if (count <= 0) interrupt();
   for (int i = 0; i < count; ++i) {
     const std::uint64_t id = ready[i].data.u64;
     if (id == kBellId) continue;

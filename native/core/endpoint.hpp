@@ -32,8 +32,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // The next event. None: the deadline passed, somebody called `wake`, or for no reason.
   // One thread at a time. A deadline of 0 is not waited for at all.
   std::optional<Event> next(Nanoseconds deadline, Interrupt interrupt);
-  // The next event if there is one now, and nobody is inside `next`.
-  std::optional<Event> next_at_once();
+  // The next event if it can be had in no time, and nobody is inside `next`.
+  std::optional<Event> poll();
   // Makes a running or the next `next` return. Takes no lock.
   void wake();
   // Ends all links without reporting them, and waits until nobody is inside `next`, which returns
@@ -50,6 +50,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   SpinBudget& spin_budget() { return budget_; }
   void push(Event event);
   bool has_queued() const { return queued_.load(std::memory_order_seq_cst) > 0; }
+  // Whether so much waits for `next` that nobody should read more for it.
+  bool is_behind() const { return queued_.load(std::memory_order_relaxed) >= kMaxQueued; }
   // Whether the endpoint's thread sleeps, or is about to look at the links once more before.
   bool sleeps() const { return sleeps_.load(std::memory_order_seq_cst); }
   void wake_sleeper();
@@ -58,6 +60,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
  private:
   static constexpr Nanoseconds kTrimPeriod = 5 * kSecond;
+  static constexpr std::size_t kMaxQueued = 256;  // frames
 
   std::shared_ptr<Link> make(std::unique_ptr<Channel> channel, const Limits& limits);
   std::optional<Event> pop();
@@ -65,7 +68,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::optional<Event> scan();
   bool look();
   void sleep(Nanoseconds deadline, Interrupt interrupt);
-  void poll(int timeout_ms, Interrupt interrupt);
+  void ask_epoll(int timeout_ms, Interrupt interrupt);
   bool prepare_sleep();
   bool trim();
   void leave();

@@ -31,8 +31,8 @@ std::optional<InFrame> FrameReader::read(Source& source) {
         break;
       case Stage::kFront:
         if (!fill(source, frame_.front->data(), frame_.front->size())) return std::nullopt;
-        open_front(source);
-        if (!next_buffer()) {
+        open_front();
+        if (!next_buffer(source)) {
           stage_ = Stage::kHeader;
           return std::exchange(frame_, InFrame{});
         }
@@ -48,7 +48,7 @@ std::optional<InFrame> FrameReader::read(Source& source) {
         }
         offset_ += frame_.buffers[index_]->size();
         ++index_;
-        if (!next_buffer()) {
+        if (!next_buffer(source)) {
           stage_ = Stage::kHeader;
           return std::exchange(frame_, InFrame{});
         }
@@ -57,31 +57,32 @@ std::optional<InFrame> FrameReader::read(Source& source) {
   }
 }
 
-void FrameReader::open_front(Source& source) {
+void FrameReader::open_front() {
   frame_.meta_offset = header_.table_length();
   frame_.meta_size = header_.meta_length;
   frame_.body_offset = frame_.meta_offset + frame_.meta_size;
   frame_.body_size = header_.body_length;
   index_ = 0;
   offset_ = kHeaderSize + header_.front_length();
-  if (header_.buffer_count == 0) return;
+  if (header_.buffer_count == 0) {
+    table_ = Table{};
+    return;
+  }
   table_ = decode_table(header_, frame_.front->data(), limits_);
   frame_.buffers.reserve(table_.lengths.size());
-  for (std::size_t i = 0; i < table_.lengths.size(); ++i) {
-    const bool in_segment = !table_.places.empty() && table_.places[i] != 0;
-    frame_.buffers.push_back(in_segment ? source.segment(table_.places[i], table_.lengths[i])
-                                        : pool_.allocate(table_.lengths[i]));
-  }
 }
 
-// Goes on to the next buffer that is in the frame itself. False: there is none.
-bool FrameReader::next_buffer() {
-  while (index_ < frame_.buffers.size()) {
-    if (table_.places.empty() || table_.places[index_] == 0) {
+// Goes on to the next buffer that is in the frame itself. False: there is none. Memory is taken
+// when what came before has arrived, else a peer could make us take a lot by claiming a lot.
+bool FrameReader::next_buffer(Source& source) {
+  for (; index_ < table_.lengths.size(); ++index_) {
+    const std::uint64_t place = table_.places.empty() ? 0 : table_.places[index_];
+    if (place == 0) {
+      frame_.buffers.push_back(pool_.allocate(table_.lengths[index_]));
       stage_ = Stage::kPadding;
       return true;
     }
-    ++index_;
+    frame_.buffers.push_back(source.segment(place, table_.lengths[index_]));
   }
   return false;
 }

@@ -50,8 +50,8 @@ class FrameReader {
   enum class Stage { kHeader, kFront, kPadding, kBuffer };
 
   bool fill(Source& source, std::uint8_t* data, std::size_t size);
-  void open_front(Source& source);
-  bool next_buffer();
+  void open_front();
+  bool next_buffer(Source& source);
 
   Limits limits_;
   HeapPool& pool_;

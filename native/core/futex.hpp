@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <climits>
@@ -15,10 +16,17 @@
 namespace farcall {
 
 // Called when a signal interrupts a sleep; throws to end the wait. Python runs its signal handlers
-// in it.
+// in it. A signal that comes just before a sleep does not interrupt it. So who has to hear of
+// signals sleeps in pieces, and calls it after each.
 using Interrupt = void (*)();
 
 inline void no_interrupt() {}
+
+// How long to sleep at most, if it is `left` until the deadline.
+inline Nanoseconds piece_of(Nanoseconds left, Interrupt interrupt) {
+  constexpr Nanoseconds kPiece = 200 * kMillisecond;
+  return interrupt == no_interrupt ? left : std::min(left, kPiece);
+}
 
 enum class Woken { kChanged, kTimedOut };
 
@@ -28,15 +36,17 @@ static_assert(sizeof(std::atomic<std::uint32_t>) == 4);
 // `shared`: the word lies in memory that other processes have mapped, too.
 inline Woken futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, Nanoseconds deadline,
                         Interrupt interrupt, bool shared = false) {
-  const timespec until = timespec_of(deadline);
+  const Nanoseconds time = interrupt == no_interrupt ? 0 : now();
+  const Nanoseconds end = time + piece_of(deadline - time, interrupt);
+  const timespec until = timespec_of(end);
   const int operation = FUTEX_WAIT_BITSET | (shared ? 0 : FUTEX_PRIVATE_FLAG);
   const long result =
       syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value,
-              deadline == kNever ? nullptr : &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+              end == kNever ? nullptr : &until, nullptr, FUTEX_BITSET_MATCH_ANY);
   if (result == 0 || errno == EAGAIN) return Woken::kChanged;
-  if (errno == ETIMEDOUT) return Woken::kTimedOut;
-  if (errno == EINTR) interrupt();
-  return Woken::kChanged;
+  const bool timed_out = errno == ETIMEDOUT && end == deadline;
+  interrupt();
+  return timed_out ? Woken::kTimedOut : Woken::kChanged;
 }
 
 inline void futex_wake(std::atomic<std::uint32_t>& word, int count, bool shared = false) {

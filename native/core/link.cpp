@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "endpoint.hpp"
+#include "poll.hpp"
 
 namespace farcall {
 
@@ -68,11 +69,31 @@ class Link::Use {
   Link& link_;
 };
 
+class Link::Reading {
+ public:
+  explicit Reading(Link& link) : link_(link) {}
+  ~Reading() { stop(); }
+  Reading(const Reading&) = delete;
+
+  void start() {
+    if (!has_role_) has_role_ = link_.start_reading();
+  }
+  void stop() {
+    if (std::exchange(has_role_, false)) link_.stop_reading();
+  }
+  bool has_role() const { return has_role_; }
+
+ private:
+  Link& link_;
+  bool has_role_ = false;
+};
+
 // Writing.
 
 void Link::send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt) {
   Use use(*this);
-  send_entered(frame, deadline, interrupt);
+  Reading reading(*this);
+  send_entered(frame, reading, deadline, interrupt);
 }
 
 bool Link::send_at_once(const OutFrame& frame) {
@@ -90,25 +111,34 @@ bool Link::send_at_once(const OutFrame& frame) {
   return sent;
 }
 
-void Link::send_entered(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt) {
+// Who has the role of reading gives it back before it waits for the peer, which may wait for us to
+// read.
+void Link::send_entered(const OutFrame& frame, Reading& reading, Nanoseconds deadline,
+                        Interrupt interrupt) {
   if (is_lost()) throw LinkFailure(cause());
   Composed composed;
-  channel_->compose(frame, composed);
   try {
-    if (!writing_.take(deadline, interrupt)) throw NotSent();
+    channel_->compose(frame, composed);
+    if (!writing_.try_take()) {
+      reading.stop();
+      if (!writing_.take(deadline, interrupt)) throw NotSent();
+    }
   } catch (...) {
     channel_->discard(composed);
     throw;
   }
-  write(composed, deadline, interrupt);
+  write(composed, reading, deadline, interrupt);
 }
 
 // With the role of writing, which is given back or left with a residue.
-void Link::write(Composed& composed, Nanoseconds deadline, Interrupt interrupt) {
+void Link::write(Composed& composed, Reading& reading, Nanoseconds deadline, Interrupt interrupt) {
   bool any = false;
   try {
     if (is_lost()) throw LinkFailure(cause());
-    if (!channel_->wait_for_room(composed, deadline, interrupt)) throw NotSent();
+    if (!channel_->wait_for_room(composed, 0, interrupt)) {
+      reading.stop();
+      if (!channel_->wait_for_room(composed, deadline, interrupt)) throw NotSent();
+    }
     auto part = composed.parts.begin();
     while (true) {
       std::size_t written =
@@ -123,6 +153,7 @@ void Link::write(Composed& composed, Nanoseconds deadline, Interrupt interrupt) 
       part = composed.parts.begin();
       if (!stuck) continue;
       if (is_lost()) throw LinkFailure(cause());
+      reading.stop();
       if (!channel_->wait_for_space(deadline, interrupt)) {
         if (!any) throw NotSent();
         throw TimedOut();
@@ -147,16 +178,33 @@ void Link::write(Composed& composed, Nanoseconds deadline, Interrupt interrupt) 
 // The peer gets the rest of the frame from the endpoint's thread.
 void Link::leave_residue(const Composed& composed) {
   channel_->sent(composed);
-  residue_.clear();
-  residue_written_ = 0;
-  for (const Part& part : composed.parts) {
-    residue_.insert(residue_.end(), part.data, part.data + part.size);
+  try {
+    residue_.clear();
+    for (const Part& part : composed.parts) {
+      residue_.insert(residue_.end(), part.data, part.data + part.size);
+    }
+  } catch (const std::bad_alloc&) {
+    lose("no memory for the rest of a frame");
+    end_residue();
+    return;
   }
-  residue_waits_.store(true, std::memory_order_seq_cst);
-  // Whoever takes the flag away has the role.
-  if (is_lost() && residue_waits_.exchange(false)) writing_.give_back();
+  residue_written_ = 0;
+  has_residue_.store(true, std::memory_order_seq_cst);
+  offer_residue();
   update_interest();
   home_->wake_sleeper();
+}
+
+// Whoever takes the flag away has the role of writing.
+void Link::offer_residue() {
+  residue_waits_.store(true, std::memory_order_seq_cst);
+  if (is_lost() && residue_waits_.exchange(false)) end_residue();
+}
+
+void Link::end_residue() {
+  std::vector<std::uint8_t>().swap(residue_);
+  if (has_residue_.exchange(false)) update_interest();
+  writing_.give_back();
 }
 
 void Link::write_residue() {
@@ -174,12 +222,9 @@ void Link::write_residue() {
       broken(error);
     }
     if (residue_written_ < residue_.size()) {
-      residue_waits_.store(true, std::memory_order_seq_cst);
-      if (is_lost() && residue_waits_.exchange(false)) writing_.give_back();
+      offer_residue();
     } else {
-      std::vector<std::uint8_t>().swap(residue_);
-      update_interest();
-      writing_.give_back();
+      end_residue();
     }
   }
   leave();
@@ -204,33 +249,17 @@ bool Link::start_reading() {
 }
 
 void Link::stop_reading() {
-  // Before the role is given back: others may read, and lose the link, at once.
-  if (!watched_.load(std::memory_order_relaxed)) set_watched(true);
   give_role_back();
   if (cut_) read_all();
 }
 
 void Link::give_role_back() {
   reading_.store(false, std::memory_order_seq_cst);
-  // Of this thread and the endpoint's, which looks at links before it sleeps, one sees the other.
+  // Of this thread and the endpoint's one sees the other: in `on_readable` that stops watching and
+  // then looks who reads, before it sleeps it says so and then looks at all links.
+  if (!watched_.load(std::memory_order_seq_cst)) set_watched(true);
   if (home_->sleeps() && !channel_->arm()) home_->wake_sleeper();
 }
-
-class Link::Reading {
- public:
-  explicit Reading(Link& link) : link_(link) {}
-  ~Reading() {
-    if (has_role_) link_.stop_reading();
-  }
-  Reading(const Reading&) = delete;
-
-  void start() { has_role_ = link_.start_reading(); }
-  bool has_role() const { return has_role_; }
-
- private:
-  Link& link_;
-  bool has_role_ = false;
-};
 
 // With the role of reading, as everything down to `read_all`.
 std::optional<InFrame> Link::read_one() {
@@ -238,11 +267,26 @@ std::optional<InFrame> Link::read_one() {
   try {
     std::optional<InFrame> frame = reader_.read(*channel_);
     channel_->finish_reading();
+    pass_bell_on();
     return frame;
-  } catch (const std::runtime_error& error) {  // BadFrame, LinkFailure
+  } catch (const std::exception& error) {  // BadFrame, LinkFailure, no memory
     lose(error.what());
     return std::nullopt;
   }
+}
+
+void Link::read_socket() {
+  try {
+    channel_->on_readable();
+    pass_bell_on();
+  } catch (const std::exception& error) {
+    lose(error.what());
+  }
+}
+
+// The bell that was heard may be for the endpoint's thread, which has a residue to write.
+void Link::pass_bell_on() {
+  if (has_residue()) home_->wake_sleeper();
 }
 
 // To the caller that waits for it. False: nobody does.
@@ -264,18 +308,23 @@ bool Link::deliver(InFrame& frame) {
 }
 
 void Link::route(InFrame frame) {
-  if (!deliver(frame)) home_->push({shared_from_this(), std::move(frame), {}});
+  if (deliver(frame)) return;
+  std::lock_guard lock(state_);
+  if (is_lost()) return;  // the end was reported, and nothing comes after it
+  home_->push({shared_from_this(), std::move(frame), {}});
 }
 
+// Up to the end, which is near: the peer is gone, or we have closed the socket. The endpoint's
+// thread reads what is more.
 void Link::read_all() {
   if (!enter()) return;
   if (take_role()) {
-    try {
-      channel_->on_readable();
-    } catch (const std::runtime_error& error) {
-      lose(error.what());
+    read_socket();
+    while (!home_->is_behind()) {
+      std::optional<InFrame> frame = read_one();
+      if (!frame) break;
+      route(std::move(*frame));
     }
-    while (std::optional<InFrame> frame = read_one()) route(std::move(*frame));
     give_role_back();
   }
   leave();
@@ -307,17 +356,14 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
   if (!meanwhile) {
     // Before the request goes, or the endpoint's thread races us to the reply.
     reading.start();
-    send_entered(frame, deadline, interrupt);
+    send_entered(frame, reading, deadline, interrupt);
   } else {
-    send_entered(frame, deadline, interrupt);
+    send_entered(frame, reading, deadline, interrupt);
     meanwhile();
-    reading.start();
   }
-  if (reading.has_role()) {
-    wait_reading(waiter, deadline, interrupt);
-  } else {
-    wait_delivered(waiter, deadline, interrupt);
-  }
+  reading.start();
+  if (reading.has_role()) wait_reading(waiter, reading, deadline, interrupt);
+  wait_delivered(waiter, deadline, interrupt);
   if (waiter.state.load(std::memory_order_acquire) == Waiter::kFailed) throw LinkFailure(cause());
   return std::move(waiter.frame);
 }
@@ -331,7 +377,9 @@ void Link::wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interr
   }
 }
 
-void Link::wait_reading(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt) {
+// Gives up reading if the endpoint does not keep up with what arrives for it.
+void Link::wait_reading(Waiter& waiter, Reading& reading, Nanoseconds deadline,
+                        Interrupt interrupt) {
   while (!waiter.is_set()) {
     if (std::optional<InFrame> frame = read_one()) {
       if (is_outcome(frame->kind) && frame->call_id == waiter.call_id) {
@@ -342,6 +390,8 @@ void Link::wait_reading(Waiter& waiter, Nanoseconds deadline, Interrupt interrup
         return;
       }
       route(std::move(*frame));
+      if (home_->is_behind()) return reading.stop();
+      if (now() >= deadline) throw TimedOut();
       continue;
     }
     const Nanoseconds start = now();
@@ -367,6 +417,7 @@ std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds
     if (std::optional<InFrame> frame = read_one()) {
       if (kinds >> frame->kind & 1) return frame;
       route(std::move(*frame));
+      if (home_->is_behind() || now() >= deadline || has_rung(alarm)) return std::nullopt;
       continue;
     }
     const Nanoseconds start = now();
@@ -390,21 +441,10 @@ std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds
 bool Link::sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt) {
   if (watched_.load(std::memory_order_relaxed)) set_watched(false);
   if (!channel_->arm()) return true;
-  const Nanoseconds left = deadline == kNever ? kNever : deadline - now();
-  if (left <= 0) return false;
   pollfd waited[2] = {{channel_->fd(), POLLIN, 0}, {alarm, POLLIN, 0}};
-  const timespec timeout = timespec_of(left);
-  const int ready =
-      ppoll(waited, alarm < 0 ? 1 : 2, deadline == kNever ? nullptr : &timeout, nullptr);
-  if (ready < 0 && errno == EINTR) interrupt();
-  if (ready > 0 && waited[0].revents != 0) {
-    try {
-      channel_->on_readable();
-    } catch (const std::runtime_error& error) {
-      lose(error.what());
-    }
-  }
-  return ready != 0;
+  const int ready = poll_until(waited, alarm < 0 ? 1 : 2, deadline, interrupt);
+  if (waited[0].revents != 0) read_socket();
+  return ready > 0;
 }
 
 // For the endpoint's thread.
@@ -435,20 +475,25 @@ void Link::on_readable() {
     if (reading_.load(std::memory_order_seq_cst)) return;
     set_watched(true);
   }
-  read_all();
+  if (!enter()) return;
+  if (take_role()) {
+    read_socket();
+    // Not `give_role_back`: this is the endpoint's thread, and it looks at all links next.
+    reading_.store(false, std::memory_order_seq_cst);
+  }
+  leave();
 }
 
 bool Link::prepare_sleep() {
   if (!enter()) return true;
   bool ready = reading_.load(std::memory_order_seq_cst) || channel_->arm();
-  if (residue_waits_.exchange(false)) {
+  if (!channel_->is_stream() && residue_waits_.exchange(false)) {
     try {
       if (channel_->ask_for_space()) ready = false;
     } catch (const LinkFailure&) {
       ready = false;  // writing finds out
     }
-    residue_waits_.store(true, std::memory_order_seq_cst);
-    if (is_lost() && residue_waits_.exchange(false)) writing_.give_back();
+    offer_residue();
   }
   leave();
   return ready;
@@ -474,14 +519,25 @@ void Link::update_interest() {
   home_->watch(*this, events);
 }
 
-void Link::start() { home_->start(shared_from_this()); }
+void Link::start() {
+  Use use(*this);
+  {
+    std::lock_guard lock(state_);
+    if (is_lost()) throw LinkFailure(cause_);
+    started_ = true;
+  }
+  home_->start(shared_from_this());
+  update_interest();  // something may have been sent already
+}
 
 // Ending.
 
 void Link::lose(const std::string& cause) {
+  bool started = false;
   {
     std::lock_guard lock(state_);
     if (is_lost()) return;
+    started = started_;
     cause_ = cause;
     lost_.store(true, std::memory_order_seq_cst);
     for (Waiter* waiter : waiters_) {
@@ -496,8 +552,8 @@ void Link::lose(const std::string& cause) {
   }
   channel_->shut_down();
   channel_->wake_writer();
-  if (residue_waits_.exchange(false)) writing_.give_back();
-  home_->push({shared_from_this(), std::nullopt, cause});
+  if (residue_waits_.exchange(false)) end_residue();
+  if (started) home_->push({shared_from_this(), std::nullopt, cause});
   if (users_.end()) channel_->close();
 }
 

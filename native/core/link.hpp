@@ -58,7 +58,7 @@ class Link : public std::enable_shared_from_this<Link> {
                                  Interrupt interrupt);
   // Let the endpoint read. Throws LinkFailure if that is closed.
   void start();
-  // End the link: wake everyone who waits on it, and report it once.
+  // End the link: wake everyone who waits on it, and report it once, if it was started.
   void lose(const std::string& cause);
   // In a forked child: close its copy of the socket, the parent's connection lives on.
   void forget();
@@ -68,9 +68,9 @@ class Link : public std::enable_shared_from_this<Link> {
   int fd() const { return channel_->fd(); }
   // The next frame that no caller waits for, if there is input and nobody else reads.
   std::optional<Event> take_event();
-  // The socket can be read: put all events into the endpoint's queue.
+  // The socket can be read: see what that means, and who is to do something about it.
   void on_readable();
-  bool has_residue() const { return residue_waits_.load(std::memory_order_acquire); }
+  bool has_residue() const { return has_residue_.load(std::memory_order_seq_cst); }
   void write_residue();
   // Before the endpoint's thread sleeps. False: there is something to do.
   bool prepare_sleep();
@@ -87,20 +87,25 @@ class Link : public std::enable_shared_from_this<Link> {
 
   bool enter() { return users_.enter(); }
   void leave();
-  bool take_role() { return !reading_.exchange(true, std::memory_order_acquire); }
+  bool take_role() { return !reading_.exchange(true, std::memory_order_seq_cst); }
   void give_role_back();
-  void send_entered(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt);
-  void write(Composed& composed, Nanoseconds deadline, Interrupt interrupt);
+  void send_entered(const OutFrame& frame, Reading& reading, Nanoseconds deadline,
+                    Interrupt interrupt);
+  void write(Composed& composed, Reading& reading, Nanoseconds deadline, Interrupt interrupt);
   void leave_residue(const Composed& composed);
+  void offer_residue();
+  void end_residue();
   LinkFailure broken(const LinkFailure& error);
 
   bool start_reading();
   void stop_reading();
   std::optional<InFrame> read_one();
+  void read_socket();
+  void pass_bell_on();
   bool deliver(InFrame& frame);
   void route(InFrame frame);
   void read_all();
-  void wait_reading(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt);
+  void wait_reading(Waiter& waiter, Reading& reading, Nanoseconds deadline, Interrupt interrupt);
   static void wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt);
   bool sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt);
   void set_watched(bool watched);
@@ -121,7 +126,8 @@ class Link : public std::enable_shared_from_this<Link> {
   Role writing_;
   std::vector<std::uint8_t> residue_;
   std::size_t residue_written_ = 0;
-  std::atomic<bool> residue_waits_{false};
+  std::atomic<bool> has_residue_{false};
+  std::atomic<bool> residue_waits_{false};  // for who takes this, and the role of writing with it
 
   std::mutex interest_;  // guards what epoll is asked to watch for
   std::atomic<bool> watched_{true};  // by the endpoint
@@ -129,6 +135,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::mutex state_;  // guards what follows, and the change of `lost_`
   std::vector<Waiter*> waiters_;
   std::string cause_;
+  bool started_ = false;
 };
 
 }  // namespace farcall

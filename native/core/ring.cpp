@@ -15,7 +15,9 @@ constexpr Nanoseconds kMaxSleep = 100 * kMillisecond;
 }  // namespace
 
 std::uint64_t RingWriter::checked_head() {
-  const std::uint64_t head = control_.head.load(std::memory_order_acquire);
+  // Sequentially consistent, as in `RingReader::publish`: who has said that it waits, and then
+  // sees too little here, is seen by who moves it on.
+  const std::uint64_t head = control_.head.load(std::memory_order_seq_cst);
   if (head < head_ || head > published_) throw LinkFailure("the peer damaged the shared memory");
   head_ = head;
   return head;
@@ -24,6 +26,7 @@ std::uint64_t RingWriter::checked_head() {
 std::size_t RingWriter::space() { return size_ - (tail_ - checked_head()); }
 
 std::size_t RingWriter::write(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;  // `data` may be null
   std::size_t room = size_ - (tail_ - head_);
   if (room < size) room = space();
   const std::size_t count = std::min(size, room);

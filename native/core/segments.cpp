@@ -32,7 +32,7 @@ SegmentWriter::Place SegmentWriter::take(std::size_t size) {
   segments_[slot].used_at = ++uses_;
   segments_[slot].rested = false;
   states_[slot].store(kUsed, std::memory_order_relaxed);
-  return {segments_[slot].memory->data(), {slot, segments_[slot].serial}};
+  return {segments_[slot].memory, {slot, segments_[slot].serial}};
 }
 
 SegmentWriter::Place SegmentWriter::make(std::size_t size) {
@@ -46,11 +46,10 @@ SegmentWriter::Place SegmentWriter::make(std::size_t size) {
   if (!memory || !announce_(name, whole, descriptor.get())) return {};
   ++made_;
   if (slot == segments_.size()) segments_.emplace_back();
-  std::uint8_t* data = memory->data();
-  segments_[slot] = {std::move(memory), name.serial, ++uses_, false};
+  segments_[slot] = {memory, name.serial, ++uses_, false};
   mapped_ += whole;
   states_[slot].store(kUsed, std::memory_order_relaxed);
-  return {data, name};
+  return {std::move(memory), name};
 }
 
 // Drops what is free, then gives away what the receiver has had for the longest time.

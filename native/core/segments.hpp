@@ -54,11 +54,15 @@ class SegmentWriter {
       : home_(std::move(home)), states_(states), announce_(std::move(announce)) {}
 
   struct Place {
-    std::uint8_t* data = nullptr;  // null: there is no segment, send it some other way
+    std::shared_ptr<SharedMemory> memory;  // null: there is no segment, send it some other way
     SegmentName name;
+
+    explicit operator bool() const { return memory != nullptr; }
+    std::uint8_t* data() const { return memory->data(); }
   };
 
-  // A segment of at least `size` bytes, which is in use now.
+  // A segment of at least `size` bytes, which is in use now. It stays mapped while the place is
+  // there, even if another thread makes room.
   Place take(std::size_t size);
   // It was not sent after all.
   void put_back(std::uint32_t slot);

@@ -101,7 +101,7 @@ Table decode_table(const Header& header, const std::uint8_t* bytes, const Limits
     if (length > limits.buffer) {
       over(length, (" bytes for buffer " + std::to_string(i)).c_str(), limits.buffer);
     }
-    total += length;  // can't overflow: 2**20 buffers of 2**40 bytes
+    if (__builtin_add_overflow(total, length, &total)) over(length, " bytes more", limits.frame);
     table.lengths[i] = length;
   }
   if (total > limits.frame) over(total, " bytes in all", limits.frame);

@@ -10,6 +10,21 @@
         if (!(condition)) {                                                                     \
             std::fprintf(stderr, "%s:%d: CHECK(%s) failed in %s\n", __FILE__, __LINE__,         \
                          #condition, __func__);                                                 \
-            std::exit(1);                                                                       \
+            std::_Exit(1);                                                                      \
+        }                                                                                       \
+    } while (false)
+
+#define CHECK_THROWS(expression, Exception)                                                     \
+    do {                                                                                        \
+        bool thrown = false;                                                                    \
+        try {                                                                                   \
+            static_cast<void>(expression);                                                      \
+        } catch (const Exception&) {                                                            \
+            thrown = true;                                                                      \
+        }                                                                                       \
+        if (!thrown) {                                                                          \
+            std::fprintf(stderr, "%s:%d: %s did not throw %s in %s\n", __FILE__, __LINE__,      \
+                         #expression, #Exception, __func__);                                    \
+            std::_Exit(1);                                                                      \
         }                                                                                       \
     } while (false)

@@ -15,6 +15,9 @@ LOST: int
 _Frame = tuple[int, int, bytes, Buffer, list[memoryview]]
 """Kind, call id, meta, body, buffers."""
 
+Event = tuple[int, int, int, bytes, Buffer, list[memoryview]] | tuple[int, str]
+"""Link id and frame, or link id and why it ended. Only in this stub."""
+
 class Memory:
     """What arrived. Writable, through the buffer protocol; given back when it is collected."""
 
@@ -68,11 +71,10 @@ class Endpoint:
         for the socket alone. RuntimeError: it broke, or the peer made no sense.
         """
 
-    def next(
-        self, timeout: float
-    ) -> tuple[int, int, int, bytes, Buffer, list[memoryview]] | tuple[int, str] | None:
-        """Link id and frame, or link id and why it ended. `timeout` in seconds, may be infinite."""
+    def next(self, timeout: float) -> Event | None:
+        """`timeout` in seconds, may be infinite."""
 
+    def poll(self) -> Event | None: ...
     def wake(self) -> None: ...
     def close(self) -> None: ...
     def forget(self) -> None: ...

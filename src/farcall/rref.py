@@ -72,6 +72,10 @@ class RRef(Generic[T]):
     def _agent(self) -> Agent:
         return self._handle.references.agent
 
+    @property
+    def _place(self) -> OwnedValue:
+        return self._handle.references.value_of(self._handle)
+
     # Where it lives.
 
     def is_owner(self) -> bool:
@@ -100,7 +104,7 @@ class RRef(Generic[T]):
             InvalidReference: this worker is not the owner.
             BaseException: what the function that was to make the value raised.
         """
-        return _value(self._handle, math.inf)  # type: ignore[no-any-return]
+        return _value(self._place, math.inf)  # type: ignore[no-any-return]
 
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
         """The value itself on its owner, elsewhere a copy. Waits for the function that makes it.
@@ -116,7 +120,7 @@ class RRef(Generic[T]):
         """
         seconds = seconds_or_default(timeout)
         if self._handle.is_owner:
-            return _value(self._handle, self._agent.outbound.deadline(seconds)[0])  # type: ignore[no-any-return]
+            return _value(self._place, self._agent.outbound.deadline(seconds)[0])  # type: ignore[no-any-return]
         self._handle.references.check_usable(self._handle)
         return self._agent.call(self.owner_name(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
 
@@ -157,7 +161,7 @@ class RRef(Generic[T]):
                 f"worker {self.owner_name()!r}, this is {handle.references.me.name!r}"
             )
         if handle.is_owner:
-            run_backward(handle, dist_autograd_ctx_id, retain_graph)
+            _backward(self._place, self._agent, dist_autograd_ctx_id, retain_graph)
         else:
             handle.references.check_usable(handle)
             call = (handle, dist_autograd_ctx_id, retain_graph)
@@ -238,14 +242,13 @@ def call_meanwhile(
     return handle.references.agent.call(owner, call_method, call, meanwhile=meanwhile)
 
 
-# What runs on the owner.
+# What runs on the owner. These get the place of the value for the reference they are called with.
 
 
-def _value(handle: RefHandle, deadline: float) -> Any:
+def _value(place: OwnedValue, deadline: float) -> Any:
     """The value, waiting for it until `deadline` (`time.monotonic()` seconds)."""
-    place = handle.references.value_of(handle)
     if not place.is_ready:
-        with handle.references.agent.waiting():
+        with Agent.waiting():
             if not place.wait(deadline):
                 raise RpcTimeout(
                     "RPC ran for more than set timeout: the value of this reference is not made yet"
@@ -253,24 +256,23 @@ def _value(handle: RefHandle, deadline: float) -> Any:
     return place.get()
 
 
-def fetch(handle: RefHandle) -> Any:
+def fetch(place: OwnedValue) -> Any:
     """Handler of `to_here`."""
-    return _when_made(handle, OwnedValue.get)
+    return _when_made(place, OwnedValue.get)
 
 
-def type_of(handle: RefHandle) -> Any:
+def type_of(place: OwnedValue) -> Any:
     """Handler of `_get_type`."""
-    return _when_made(handle, lambda place: type(place.get()))
+    return _when_made(place, lambda place: type(place.get()))
 
 
-def _when_made(handle: RefHandle, read: Callable[[OwnedValue], Any]) -> Any:
+def _when_made(place: OwnedValue, read: Callable[[OwnedValue], Any]) -> Any:
     """Read a value now, or let the call wait for it without a thread."""
-    place = handle.references.value_of(handle)
     if place.is_ready:
         return read(place)
     future: Future[Any] = Future()
 
-    def made(place: OwnedValue, keep: RefHandle = handle) -> None:
+    def made(place: OwnedValue) -> None:
         try:
             future.set_result(read(place))
         except BaseException as error:
@@ -280,9 +282,13 @@ def _when_made(handle: RefHandle, read: Callable[[OwnedValue], Any]) -> Any:
     return Deferred(future)
 
 
-def run_backward(handle: RefHandle, context: int, retain_graph: bool) -> None:
+def run_backward(place: OwnedValue, context: int, retain_graph: bool) -> None:
     """Handler of `RRef.backward`."""
-    value = _value(handle, math.inf)
+    _backward(place, current_agent(), context, retain_graph)
+
+
+def _backward(place: OwnedValue, agent: Agent, context: int, retain_graph: bool) -> None:
+    value = _value(place, math.inf)
     if not isinstance(value, torch.Tensor):
         raise RuntimeError(
             f"RRef should contain a tensor for .backward(), not {type(value).__name__}"
@@ -290,14 +296,14 @@ def run_backward(handle: RefHandle, context: int, retain_graph: bool) -> None:
     if context == -1:
         value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
     else:
-        handle.references.agent.gradients.backward(context, [value], retain_graph=retain_graph)
+        agent.gradients.backward(context, [value], retain_graph=retain_graph)
 
 
-def call_method(handle: RefHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_method(place: OwnedValue, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handler of the call proxies."""
     context = current.get()
-    value = _value(handle, math.inf if context is None else context.deadline)
-    policy = handle.references.agent.policy
+    value = _value(place, math.inf if context is None else context.deadline)
+    policy = current_agent().policy
     if not policy.allows_all:
         policy.check(f"{name_of(type(value)) or ''}.{name}")
     method = getattr(value, name)

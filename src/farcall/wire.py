@@ -83,8 +83,8 @@ class Request(Message):
     the result (0: the caller wants the result itself), `sequence` the caller's registration of it.
     `context` is the autograd context of the caller (0: none), `sent` the sender's number for the
     tensors requiring grad in the body (0: it recorded none). With `no_grad` the function runs
-    under `torch.no_grad`, as the call was made. With `on_reference` the first argument is the first
-    of the references and not in the body, which numbers the others from 0.
+    under `torch.no_grad`, as the call was made. With `on_reference` the function gets the
+    value of the first reference first; that is not in the body, which numbers the others from 0.
     """
 
     function: str

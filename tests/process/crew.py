@@ -7,6 +7,7 @@ thread of the process.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -45,7 +46,9 @@ class Member:
 
     def result(self) -> Any:
         """What the step returned. Raises what it raised."""
-        assert self._pipe.poll(PATIENCE), f"{self.name} did not finish its step in {PATIENCE} s"
+        if not self._pipe.poll(PATIENCE):
+            self.show_stacks()
+            raise AssertionError(f"{self.name} did not finish its step in {PATIENCE} s")
         error, value = self._pipe.recv()
         if error is not None:
             raise error
@@ -79,6 +82,10 @@ class Member:
                 return
         raise AssertionError(f"{self.name} did not stop")
 
+    def show_stacks(self) -> None:
+        """What each of its threads does, on stderr, soon."""
+        self.signal(signal.SIGUSR1)
+
     def kill(self) -> None:
         """SIGKILL, and wait until the kernel has closed everything it had."""
         self.signal(signal.SIGKILL)
@@ -96,6 +103,7 @@ def _serve(pipe: Connection, environment: dict[str, str]) -> None:
     for name in [name for name in os.environ if name in _CLEARED or name.startswith("FARCALL_")]:
         del os.environ[name]
     os.environ.update(environment)
+    faulthandler.register(signal.SIGUSR1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which ends this one
     while True:
         try:

@@ -23,12 +23,7 @@ needs_native = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"
 )
 
-# By which addresses others are dialled, and which paths may be used.
-NATIVE_PATHS = {
-    "shm": ("unix", ("shm", "unix", "tcp")),
-    "unix": ("unix", ("unix", "tcp")),
-    "tcp": ("tcp", ("tcp",)),
-}
+NATIVE_PATHS = {"shm": ("shm", "unix", "tcp"), "unix": ("unix", "tcp"), "tcp": ("tcp",)}
 NATIVE_KINDS = [pytest.param(f"native {path}", marks=needs_native) for path in NATIVE_PATHS]
 SECRET_KINDS = ["tcp with a secret", pytest.param("unix with a secret", marks=needs_unix)]
 
@@ -45,36 +40,58 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
         station.close()
 
 
-def socket_stations(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
+def native_net(path: str, by: str) -> SocketNet:
+    from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
+
+    return SocketNet(None, by, NativeEndpoint, paths=NATIVE_PATHS[path])
+
+
+def net_of(request: pytest.FixtureRequest) -> Net:
+    """The network that `request.param` describes."""
     kind = request.param
+    if kind == "inproc":
+        return InprocNet()
+    if kind.startswith("native"):
+        path = kind.partition(" ")[2]
+        return native_net(path, by="tcp" if path == "tcp" else "unix")
     if kind.endswith("without epoll"):
         use_selector_poller(request.getfixturevalue("monkeypatch"))
     secret = b"the secret" if kind.endswith("with a secret") else None
-    yield from stations_of(SocketNet(secret, by=kind.partition(" ")[0]))
-
-
-def native_stations(path: str) -> Iterator[StationMaker]:
-    from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
-
-    by, paths = NATIVE_PATHS[path]
-    yield from stations_of(SocketNet(None, by, NativeEndpoint, paths=paths))
+    return SocketNet(secret, by=kind.partition(" ")[0])
 
 
 @pytest.fixture(params=["inproc", *SOCKET_KINDS, *SECRET_KINDS, *NATIVE_KINDS])
 def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on every transport."""
-    if request.param == "inproc":
-        yield from stations_of(InprocNet())
-    elif request.param.startswith("native"):
-        yield from native_stations(request.param.partition(" ")[2])
-    else:
-        yield from socket_stations(request)
+    yield from stations_of(net_of(request))
 
 
-@pytest.fixture(params=SOCKET_KINDS)
-def socket_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
-    """Makes stations of one network, on the socket transport."""
-    yield from socket_stations(request)
+@pytest.fixture(params=[*SOCKET_KINDS, *NATIVE_KINDS])
+def network(request: pytest.FixtureRequest) -> Net:
+    """A network of the operating system, on every transport that uses one."""
+    return net_of(request)
+
+
+@pytest.fixture(
+    params=["unix", *(pytest.param(path, marks=needs_native) for path in ("native unix", "shm"))]
+)
+def unix_network(request: pytest.FixtureRequest) -> SocketNet:
+    """Stations know all addresses of each other, on every transport that uses Unix sockets."""
+    if request.param == "unix":
+        return SocketNet()
+    return native_net(request.param.removeprefix("native "), by="")
+
+
+@pytest.fixture(params=NATIVE_KINDS)
+def native_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
+    """Makes stations of one network, on the native transport."""
+    yield from stations_of(net_of(request))
+
+
+@pytest.fixture
+def networked_station(network: Net) -> Iterator[StationMaker]:
+    """Makes stations of `network`."""
+    yield from stations_of(network)
 
 
 @pytest.fixture

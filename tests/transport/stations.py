@@ -181,14 +181,14 @@ class SocketNet:
         self._secret = secret
         self._by = by
         self._make = make
-        self._options = options
+        self.options = options
         self._ranks = count()
 
     def station(self, name: str = "", admit: Admit = welcome, **options: Any) -> Station:
         rank = next(self._ranks)
         options.setdefault("secret", self._secret)
-        me = Identity(name or f"w{rank}", rank, new_incarnation())
-        endpoint = self._make(me, admit=admit, **self._options, **options)
+        me = Identity(name or f"w{rank}", rank, new_incarnation(), options.pop("host", ""))
+        endpoint = self._make(me, admit=admit, **self.options, **options)
         known = tuple(url for url in endpoint.addresses if url.startswith(self._by))
         return Station(Worker(me.name, rank, me.incarnation, known), endpoint)
 

@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 
 import pytest
-from stations import Station, Threads, content, request, soon
+from stations import Station, Threads, content, request, soon, take
 
+from farcall.transport.base import Arrived, Event
 from farcall.transport.framing import READ_SIZE
 from farcall.wire import HEADER, MESSAGES, Frame, Leaving, Register, Reply
 
@@ -188,3 +189,19 @@ def test_outcome_that_nobody_waits_for_is_an_event(pair: tuple[Station, Station]
     near, far = pair
     near.connect(far).send(Frame(Reply(), 5, b"late"), soon())
     assert content(far.arrived().frame) == (Reply(), 5, b"late", [])
+
+
+def test_poll_gives_what_next_would_give_and_waits_for_nothing(station: StationMaker) -> None:
+    here, there = station(), station()
+    assert there.endpoint.poll() is None
+    link = here.connect(there)
+    sent = [request(number) for number in range(1, 101)]
+    for frame in sent:
+        link.send(frame, soon())
+    arrived: list[Event] = []
+    while len(arrived) < len(sent):
+        event = there.endpoint.poll() or take(there.endpoint)
+        arrived.append(event)
+    frames = [event.frame for event in arrived if isinstance(event, Arrived)]
+    assert [content(frame) for frame in frames] == [content(frame) for frame in sent]
+    assert there.endpoint.poll() is None

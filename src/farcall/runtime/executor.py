@@ -48,6 +48,7 @@ MAX_WATCH_SECONDS = 0.004
 QUIET_CHECKS = 50
 STARVATION_CHECKS = 10
 TORCH_WAITS = (torch.futures.wait_all.__code__, torch.futures.Future.wait.__code__)
+MAX_IN_A_ROW = 32
 SPARE_THREADS = 2
 SPARE_SECONDS = 10.0
 
@@ -288,18 +289,23 @@ class Executor:
     def _lead(self, me: int) -> None:
         """Take and handle events until the lead is lost or the agent stops."""
         event: Event | None = None
+        in_a_row = 0  # events since it was looked at what is due
+        due = 0.0
         while not self._stopping:
             self._turns += 1
             if event is not None:
                 self._handle(event)
-            due = self._before_sleep()
+                in_a_row += 1
+            if event is None or in_a_row == MAX_IN_A_ROW:
+                due = self._before_sleep()
+                in_a_row = 0
             with self._lock:
                 if self._leader != me:
                     return
                 self._busy_since = math.inf
                 event = self._events.popleft() if self._events else None
             if event is None:
-                event = self._next(due)
+                event = self._poll() if in_a_row else self._next(due)
         with self._lock:
             if self._leader == me:
                 self._leader = 0
@@ -316,6 +322,13 @@ class Executor:
         except BaseException:
             logger.exception("%s: an internal error in a timer", self._name)
             return time.monotonic() + 1.0
+
+    def _poll(self) -> Event | None:
+        try:
+            return self._endpoint.poll()
+        except BaseException:
+            logger.exception("%s: an internal error while receiving", self._name)
+            return None
 
     def _next(self, due: float) -> Event | None:
         timeout = None if due == math.inf else max(0.0, due - time.monotonic())

@@ -26,6 +26,7 @@ from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.peers import Peer
 from farcall.runtime.references import RefHandle, references_of
+from farcall.runtime.values import OwnedValue
 from farcall.serde import Dumped, dump_failure, name_of
 from farcall.transport.base import Link, NotSent
 from farcall.wire import Accepted, Failure, Frame, Reply, Request
@@ -107,7 +108,8 @@ class Job(msgspec.Struct, eq=False):
     deadline: float  # `time.monotonic()` seconds
     cancelled: bool = False
     context: int = 0  # the autograd context that the call is part of
-    handles: list[RefHandle] | None = None  # of its references, if they all live here
+    handles: Sequence[RefHandle] | None = None  # of its references, if they all live here
+    target: OwnedValue | None = None  # what the function works on, with `Request.on_reference`
     place: RefId | None = None  # where the result goes, of a `remote()` call
 
     @property
@@ -117,15 +119,25 @@ class Job(msgspec.Struct, eq=False):
     def start(self) -> None:
         """Accept the request, and run it as soon as its references may be used."""
         request = self.request
-        if request.references:
-            self.handles = self.agent.references.own_handles(request.references)
+        is_admitted = not request.references or self._take_references(request)
         if request.creates:
             self.place = self._create(request)
-        if request.references and self.handles is None:
+        if is_admitted:
+            self.agent.executor.submit(self.run)
+        else:
             self.agent.meet_owners(request.references)
             self.agent.references.arrive(self.key, request.references, self._admitted)
-        else:
-            self.agent.executor.submit(self.run)
+
+    def _take_references(self, request: Request) -> bool:
+        """Whether all references live here, and so may be used now."""
+        references = self.agent.references
+        if request.on_reference and len(request.references) == 1:
+            # It is there, and the function gets the place itself: there is no use to be counted.
+            self.target = references.made_place(request.references[0])
+            if self.target is not None:
+                return True
+        self.handles = references.own_handles(request.references)
+        return self.handles is not None
 
     def _create(self, request: Request) -> RefId:
         caller = self.peer.incarnation
@@ -169,7 +181,8 @@ class Job(msgspec.Struct, eq=False):
     def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         agent, request, frame = self.agent, self.request, self.frame
         handles, self.handles = self.handles, None
-        arrived = handles is None and request.references
+        target, self.target = self.target, None
+        arrived = handles is None and target is None and request.references
         try:
             if self.cancelled or time.monotonic() > self.deadline:
                 self._refuse()
@@ -180,9 +193,10 @@ class Job(msgspec.Struct, eq=False):
             attach = None
             if request.sent:
                 attach = agent.gradients.receive(self.context, self.peer, request.sent)
-            first: Sequence[RefHandle] = ()
-            if handles and request.on_reference:
-                first, handles = handles[:1], handles[1:]
+            if handles and request.on_reference and target is None:
+                target = agent.references.value_of(handles[0])
+                # Kept until the answer: what is not made yet must not be dropped meanwhile.
+                self.handles, handles = handles[:1], handles[1:]
             loaded = agent.serializer.load(
                 frame.body, frame.buffers, references=handles or (), attach=attach
             )
@@ -198,7 +212,7 @@ class Job(msgspec.Struct, eq=False):
                 agent.policy.check_found(request.function, function)
         else:
             function, args, kwargs = loaded
-        return function, (*first, *args) if first else args, kwargs
+        return function, args if target is None else (target, *args), kwargs
 
     def _refuse(self) -> NoReturn:
         if self.cancelled:

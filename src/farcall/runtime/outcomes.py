@@ -154,7 +154,12 @@ class Outcomes:
         elif message.references:
             # The deadline goes on: an owner that does not answer must not make the call hang.
             self.watch_deadline(peer, answer.call_id, pending)
-            self._arrive(peer, answer, lambda error: self._complete(peer, answer, pending, error))
+
+            def admitted(error: CallError | None) -> None:
+                self._forget_deadline(peer, answer.call_id, pending)
+                self._complete(peer, answer, pending, error)
+
+            self._arrive(peer, answer, admitted)
         else:
             self._complete(peer, answer, pending, None)
 
@@ -162,7 +167,6 @@ class Outcomes:
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
         future = pending.future
-        self._forget_deadline(peer, answer.call_id, pending)
         self._agent.executor.may_pass_lead()
         try:
             if error is not None:

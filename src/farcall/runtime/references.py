@@ -218,6 +218,13 @@ class References:
         if cause is not None:
             raise OwnerDied(*cause)
 
+    def made_place(self, reference: Reference) -> OwnedValue | None:
+        """The place of a value that lives here and has been made; else None."""
+        if reference.owner != self.me.incarnation:
+            return None
+        place = self._values.get(RefId(reference.minted_by, reference.number))
+        return place if place is not None and place.is_ready else None
+
     def value_of(self, handle: RefHandle) -> OwnedValue:
         """The place of a value that lives here.
 

@@ -160,15 +160,9 @@ class Serializer:
             Refused: this serializer's policy forbids something in it.
             SerializationError: any other failure; its cause says what.
         """
-        if not references and attach is None and arriving.get() is None:
-            return self._load(body, buffers)
-        token = arriving.set(Arriving(references, attach))  # else the outer load's would be met
-        try:
-            return self._load(body, buffers)
-        finally:
-            arriving.reset(token)
-
-    def _load(self, body: Body, buffers: Sequence[Any]) -> Any:
+        token = None
+        if references or attach is not None or arriving.get() is not None:
+            token = arriving.set(Arriving(references, attach))  # not that of a load around this one
         try:
             if self._unpickler is not None:
                 return unpickle(self._unpickler, body, buffers)
@@ -179,6 +173,9 @@ class Serializer:
             raise
         except Exception as error:
             raise _unloadable(error) from error
+        finally:
+            if token is not None:
+                arriving.reset(token)
 
     def explain_unpicklable(
         self,

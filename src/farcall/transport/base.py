@@ -8,7 +8,7 @@ out what arrives as events. The rules, which the conformance suite checks on eve
 - Frames sent on one link by one thread arrive in that order, whole, once. A link either works or
   is lost; there is no third state.
 - A lost link is reported once, as `LinkLost`, after the last frame that arrived on it.
-- `next` is called by one thread at a time; everything else by any thread at any time.
+- `next` and `poll` are called by one thread at a time; everything else by any thread at any time.
 - `send` returns when the frame's memory may be reused. It blocks while the peer does not read
   (that is the back-pressure), at most until the deadline.
 - A frame that can't be decoded loses its own link and nothing else.
@@ -120,6 +120,12 @@ class Endpoint(Protocol):
         """The next event, or None: after `timeout` seconds, after a `wake`, or for no reason.
 
         One thread at a time.
+        """
+
+    def poll(self) -> Event | None:
+        """The next event, if it is here already and can be had in no time; else None: see `next`.
+
+        One thread at a time, the one that calls `next`.
         """
 
     def wake(self) -> None:

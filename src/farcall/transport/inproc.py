@@ -168,6 +168,12 @@ class InprocEndpoint:
         except queue.Empty:
             return None
 
+    def poll(self) -> Event | None:
+        try:
+            return self._events.get_nowait()
+        except queue.Empty:
+            return None
+
     def wake(self) -> None:
         self._events.put(None)
 

@@ -202,7 +202,12 @@ class NativeEndpoint:
     # Events.
 
     def next(self, timeout: float | None) -> Event | None:
-        event = self._core.next(math.inf if timeout is None else timeout)
+        return self._open(self._core.next(math.inf if timeout is None else timeout))
+
+    def poll(self) -> Event | None:
+        return self._open(self._core.poll())
+
+    def _open(self, event: _native.Event | None) -> Event | None:
         if event is None:
             return None
         link = self._links[event[0]]

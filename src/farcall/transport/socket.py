@@ -126,6 +126,9 @@ class SocketEndpoint:
             self._receiver = 0
             self._woken = False  # whoever calls this looks at everything before it calls again
 
+    def poll(self) -> Event | None:
+        return self._events.popleft() if self._events else None
+
     def _receive(self, timeout: float | None) -> Event | None:
         if self._lost:
             self._free_lost()

@@ -1,4 +1,4 @@
-"""A large frame is cut off in the middle: the link works on, or is lost; nothing in between."""
+"""`SocketLink` by itself. A large frame that is cut off: the link works on, or is lost."""
 
 from __future__ import annotations
 
@@ -97,3 +97,27 @@ def test_frame_whose_writer_is_interrupted_arrives_whole_and_so_does_the_next(
     link.lose("the end")
     assert link.free()
     far.close()
+
+
+def test_link_that_is_lost_before_it_starts_leaves_its_closed_descriptor_alone() -> None:
+    poller = new_poller()
+    lost: list[str] = []
+    near, far = socket.socketpair()
+    peer = Worker("far", 1, 1)
+    link = SocketLink(
+        near,
+        peer,
+        "pair",
+        poller,
+        SpinBudget(0),
+        DEFAULT_LIMITS,
+        on_frame=lambda link, frame: None,
+        on_lost=lambda link, cause: lost.append(cause),
+    )
+    link.lose("the peer was dropped meanwhile")
+    assert link.free()  # by the endpoint's `next`
+    link.start()
+    assert lost == ["the peer was dropped meanwhile"]
+    assert poller.wait(0.0) == []
+    far.close()
+    poller.close()

@@ -1,20 +1,13 @@
-"""Sockets: file descriptors are given back, and one that is used again is not mistaken."""
+"""File descriptors are given back, and one that is used again is not mistaken."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Callable
 
-from stations import SocketNet, Station, Threads, dial, echo, request, soon
-
-from farcall.ids import Worker
-from farcall.transport.poller import new_poller
-from farcall.transport.socket_link import SocketLink
-from farcall.transport.spin import SpinBudget
-from farcall.wire import DEFAULT_LIMITS
+from stations import Net, Station, Threads, dial, echo, request, soon
 
 StationMaker = Callable[..., Station]
 
@@ -23,8 +16,8 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_hundreds_of_links_leave_no_descriptor_open(socket_station: StationMaker) -> None:
-    near, far = socket_station("near"), socket_station("far")
+def test_hundreds_of_links_leave_no_descriptor_open(networked_station: StationMaker) -> None:
+    near, far = networked_station("near"), networked_station("far")
     near.read()
     far.read(echo)
     near.connect(far).exchange(request(1), soon())
@@ -41,11 +34,10 @@ def test_hundreds_of_links_leave_no_descriptor_open(socket_station: StationMaker
     assert open_descriptors() <= before
 
 
-def test_endpoints_leave_no_descriptor_open() -> None:
-    net = SocketNet()
+def test_endpoints_leave_no_descriptor_open(network: Net) -> None:
     before = open_descriptors()
     for _ in range(40):
-        near, far = net.station(), net.station()
+        near, far = network.station(), network.station()
         near.read()
         far.read(echo)
         near.connect(far).exchange(request(1), soon())
@@ -54,8 +46,8 @@ def test_endpoints_leave_no_descriptor_open() -> None:
     assert open_descriptors() == before
 
 
-def test_refused_connections_leave_no_descriptor_open(socket_station: StationMaker) -> None:
-    far = socket_station("far")
+def test_refused_connections_leave_no_descriptor_open(networked_station: StationMaker) -> None:
+    far = networked_station("far")
     before = open_descriptors()
     for _ in range(100):
         # Suppressed: it ends the connection as soon as it can.
@@ -67,10 +59,9 @@ def test_refused_connections_leave_no_descriptor_open(socket_station: StationMak
     assert open_descriptors() <= before
 
 
-def test_threads_end_with_their_endpoint() -> None:
+def test_threads_end_with_their_endpoint(network: Net) -> None:
     before = set(threading.enumerate())
-    net = SocketNet()
-    near, far = net.station(), net.station()
+    near, far = network.station(), network.station()
     near.read()
     far.read(echo)
     near.connect(far).exchange(request(1), soon())
@@ -80,12 +71,12 @@ def test_threads_end_with_their_endpoint() -> None:
 
 
 def test_descriptor_that_is_used_again_belongs_to_its_new_link(
-    socket_station: StationMaker, threads: Threads
+    networked_station: StationMaker, threads: Threads
 ) -> None:
     """Links come and go while threads call on them: every outcome is the call's own."""
-    hub = socket_station("hub")
+    hub = networked_station("hub")
     hub.read(echo)
-    guests = [socket_station(f"guest{number}") for number in range(4)]
+    guests = [networked_station(f"guest{number}") for number in range(4)]
 
     def visit(guest: Station, mark: int) -> None:
         guest.read()
@@ -106,27 +97,3 @@ def test_descriptor_that_is_used_again_belongs_to_its_new_link(
         for guest in guests:
             hub.endpoint.drop(guest.worker.incarnation, "from the hub")
     threads.join()
-
-
-def test_link_that_is_lost_before_it_starts_leaves_its_closed_descriptor_alone() -> None:
-    poller = new_poller()
-    lost: list[str] = []
-    near, far = socket.socketpair()
-    peer = Worker("far", 1, 1)
-    link = SocketLink(
-        near,
-        peer,
-        "pair",
-        poller,
-        SpinBudget(0),
-        DEFAULT_LIMITS,
-        on_frame=lambda link, frame: None,
-        on_lost=lambda link, cause: lost.append(cause),
-    )
-    link.lose("the peer was dropped meanwhile")
-    assert link.free()  # by the endpoint's `next`
-    link.start()
-    assert lost == ["the peer was dropped meanwhile"]
-    assert poller.wait(0.0) == []
-    far.close()
-    poller.close()

@@ -1,4 +1,4 @@
-"""Sockets: strangers and broken peers get a clear refusal, and hurt nobody else."""
+"""Strangers and broken peers get a clear refusal, and hurt nobody else."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def assert_closed(sock: socket.socket) -> None:
 
 
 @pytest.fixture
-def far(socket_station: StationMaker) -> Station:
-    return socket_station("far")
+def far(networked_station: StationMaker) -> Station:
+    return networked_station("far")
 
 
 @pytest.fixture
-def bystander(socket_station: StationMaker, far: Station) -> Iterator[None]:
+def bystander(networked_station: StationMaker, far: Station) -> Iterator[None]:
     """A worker whose link to far must still be good at the end."""
     far.read(echo)
-    near = socket_station("bystander")
+    near = networked_station("bystander")
     near.read()
     link = near.connect(far)
     yield
@@ -150,9 +150,9 @@ def test_frame_that_ends_early_is_a_lost_link_and_no_frame(far: Station, cut: in
         assert "closed the connection" in far.lost().cause
 
 
-def test_limits_are_the_endpoints_own(socket_station: StationMaker) -> None:
-    near = socket_station("near")
-    strict = socket_station("strict", limits=Limits(body=1000, buffer=1000, frame=1500))
+def test_limits_are_the_endpoints_own(networked_station: StationMaker) -> None:
+    near = networked_station("near")
+    strict = networked_station("strict", limits=Limits(body=1000, buffer=1000, frame=1500))
     strict.read()
     for frame in (
         request(1, b"b" * 1001),
@@ -209,10 +209,10 @@ def test_random_bytes_after_a_correct_handshake_lose_that_link_only(far: Station
 
 
 def test_silent_strangers_do_not_keep_a_worker_from_connecting(
-    socket_station: StationMaker, far: Station
+    networked_station: StationMaker, far: Station
 ) -> None:
     far.read(echo)
-    near = socket_station("near")
+    near = networked_station("near")
     with contextlib.ExitStack() as strangers:
         for _ in range(20):
             strangers.enter_context(dial(far))
@@ -220,7 +220,7 @@ def test_silent_strangers_do_not_keep_a_worker_from_connecting(
 
 
 def test_worker_connects_after_connections_could_not_be_accepted(
-    socket_station: StationMaker,
+    networked_station: StationMaker,
     far: Station,
     warnings: queue.Queue[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -233,7 +233,7 @@ def test_worker_connects_after_connections_could_not_be_accepted(
         return accept(listener)
 
     monkeypatch.setattr(addresses, "accept", accept_if_possible)
-    socket_station("near").connect(far)
+    networked_station("near").connect(far)
     assert "could not accept a connection: [Errno 24]" in warnings.get(timeout=PATIENCE)
 
 
@@ -251,9 +251,9 @@ def test_silent_strangers_do_not_hold_up_closing(far: Station) -> None:
 @pytest.mark.parametrize("ours", [b"wrong", None])
 @pytest.mark.parametrize("theirs", [b"right", None])
 def test_links_need_the_same_secret_on_both_sides(
-    socket_station: StationMaker, ours: bytes | None, theirs: bytes | None
+    networked_station: StationMaker, ours: bytes | None, theirs: bytes | None
 ) -> None:
-    near, far = socket_station("near", secret=ours), socket_station("far", secret=theirs)
+    near, far = networked_station("near", secret=ours), networked_station("far", secret=theirs)
     near.read()
     far.read(echo)
     if ours == theirs:
@@ -267,9 +267,9 @@ def test_links_need_the_same_secret_on_both_sides(
 
 
 def test_another_incarnation_at_the_address_is_not_taken_for_the_one_meant(
-    socket_station: StationMaker, far: Station
+    networked_station: StationMaker, far: Station
 ) -> None:
-    near = socket_station("near")
+    near = networked_station("near")
     known = far.worker
     former = Worker(known.name, known.id, new_incarnation(), known.addresses)
     with pytest.raises(LinkError, match="it restarted"):

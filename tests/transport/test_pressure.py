@@ -1,4 +1,4 @@
-"""Sockets: a peer that does not read holds up its senders, and nothing is lost by it."""
+"""A peer that does not read holds up its senders, and nothing is lost by it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from farcall.wire import Frame, Reply
 
 StationMaker = Callable[..., Station]
 
-# More than the kernel keeps for a connection between two processes of this machine.
+# More than the kernel keeps for a connection between two processes of this machine, and than a
+# ring holds. As a body: a buffer would go through a shared segment, if there are any.
 LARGE = bytes(range(256)) * (24 << 12)
 
 
 @pytest.fixture
-def near(socket_station: StationMaker) -> Station:
-    return socket_station("near")
+def near(networked_station: StationMaker) -> Station:
+    return networked_station("near")
 
 
 @pytest.fixture
-def far(socket_station: StationMaker) -> Station:
-    return socket_station("far")
+def far(networked_station: StationMaker) -> Station:
+    return networked_station("far")
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def blocked(near: Station, far: Station) -> Iterator[Link]:
     """A link whose other end nobody reads, with a frame half written."""
     link = near.connect(far)
     with pytest.raises(TimeoutError) as caught:
-        link.send(request(1, b"", [LARGE]), time.monotonic() + 0.05)
+        link.send(request(1, LARGE, [b"end"]), time.monotonic() + 0.05)
     assert not isinstance(caught.value, NotSent)
     return link
 
@@ -43,7 +44,7 @@ def test_frame_that_does_not_fit_times_out_in_the_middle_and_arrives_whole_later
 ) -> None:
     near.read()  # it is `next` that writes the rest
     far.read()
-    assert content(far.arrived().frame) == content(request(1, b"", [LARGE]))
+    assert content(far.arrived().frame) == content(request(1, LARGE, [b"end"]))
 
 
 def test_frame_behind_a_half_written_one_is_not_sent(
@@ -120,10 +121,10 @@ def test_half_written_frame_is_written_on_while_a_caller_waits_for_its_reply(
     assert isinstance(first, Arrived)
     # The caller has the reading role now, and another thread leaves half a frame.
     with pytest.raises(TimeoutError):
-        link.send(request(2, b"", [LARGE]), time.monotonic() + 0.05)
+        link.send(request(2, LARGE), time.monotonic() + 0.05)
     second = take(far.endpoint)
     assert isinstance(second, Arrived)
-    assert content(second.frame) == content(request(2, b"", [LARGE]))
+    assert content(second.frame) == content(request(2, LARGE))
     link.send(request(3), soon())
     third = take(far.endpoint)
     assert isinstance(third, Arrived)
@@ -132,10 +133,10 @@ def test_half_written_frame_is_written_on_while_a_caller_waits_for_its_reply(
 
 
 def test_other_links_work_while_one_peer_does_not_read(
-    socket_station: StationMaker, near: Station, blocked: Link
+    networked_station: StationMaker, near: Station, blocked: Link
 ) -> None:
     near.read()
-    other = socket_station("other")
+    other = networked_station("other")
     other.read()
     near.connect(other).send(request(9), soon())
     assert other.arrived().frame.call_id == 9

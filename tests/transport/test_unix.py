@@ -15,11 +15,9 @@ import pytest
 from stations import SocketNet, Station, Threads, echo, request, soon
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
-from farcall.ids import Worker, new_incarnation
+from farcall.ids import Worker
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import Link
-from farcall.transport.handshake import Identity
-from farcall.transport.socket import SocketEndpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 
@@ -27,13 +25,17 @@ StationMaker = Callable[..., Station]
 
 
 @pytest.fixture
-def station() -> Iterator[StationMaker]:
-    """Makes stations that know all addresses of each other."""
-    net = SocketNet()
+def kind(unix_network: SocketNet) -> str:
+    """With what the descriptions of links begin."""
+    return "shm" if "shm" in unix_network.options.get("paths", ()) else "unix"
+
+
+@pytest.fixture
+def station(unix_network: SocketNet) -> Iterator[StationMaker]:
     with ExitStack() as stack:
 
         def make(name: str, **options: Any) -> Station:
-            made = net.station(name, **options)
+            made = unix_network.station(name, **options)
             stack.callback(made.close)
             return made
 
@@ -98,12 +100,12 @@ def works(link: Link) -> bool:
 # Which way is taken.
 
 
-def test_workers_of_one_host_are_linked_by_unix_sockets(near: Station, far: Station) -> None:
+def test_workers_of_one_host_are_linked_within_it(near: Station, far: Station, kind: str) -> None:
     link = near.connect(far)
     assert works(link)
     (back,) = far.endpoint.links()
     us = f"pid {os.getpid()} (uid {os.getuid()})"
-    assert (link.description, back.description) == (f"unix {us}", f"unix from {us}")
+    assert (link.description, back.description) == (f"{kind} {us}", f"{kind} from {us}")
 
 
 def test_unix_address_comes_first_and_tcp_stays(near: Station) -> None:
@@ -149,16 +151,13 @@ def test_connecting_that_is_forbidden_is_followed_by_tcp(
 
 
 def test_name_on_this_host_is_not_tried_for_a_worker_of_another(
-    far: Station, impostor: socket.socket
+    station: StationMaker, far: Station, impostor: socket.socket
 ) -> None:
     """Whoever has seen the name could listen on it here."""
     claimed = by_tcp(far.worker, url_of(impostor))
     there = Worker(claimed.name, claimed.id, claimed.incarnation, claimed.addresses, "there")
-    near = SocketEndpoint(Identity("near", 0, new_incarnation(), "here"))
-    try:
-        assert near.connect(there, soon()).description.startswith("tcp ")
-    finally:
-        near.close()
+    near = station("near", host="here")
+    assert near.endpoint.connect(there, soon()).description.startswith("tcp ")
     impostor.setblocking(False)
     with pytest.raises(BlockingIOError):
         impostor.accept()
@@ -265,16 +264,16 @@ def test_parent_is_reached_after_its_child_has_forgotten(near: Station, far: Sta
     assert works(near.connect(far))
 
 
-def test_nothing_listens_when_the_tcp_address_is_taken() -> None:
+def test_nothing_listens_when_the_tcp_address_is_taken(unix_network: SocketNet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         before = open_descriptors()
         with pytest.raises(LinkError, match="can't listen"):
-            SocketNet().station(listen=("127.0.0.1", other.getsockname()[1]))
+            unix_network.station(listen=("127.0.0.1", other.getsockname()[1]))
     assert open_descriptors() < before
 
 
 def test_workers_dial_both_kinds_of_address_at_once(
-    station: StationMaker, far: Station, threads: Threads
+    station: StationMaker, far: Station, threads: Threads, kind: str
 ) -> None:
     unix, tcp = far.worker.addresses
     guests = [station(f"guest{number}") for number in range(16)]
@@ -285,7 +284,7 @@ def test_workers_dial_both_kinds_of_address_at_once(
         guest.read()
         for _ in range(5):
             link = guest.endpoint.connect(worker, soon())
-            assert link.description.startswith(url.partition(":")[0])
+            assert link.description.startswith(kind if url == unix else "tcp")
             assert works(link)
             guest.endpoint.drop(known.incarnation, "again")
 

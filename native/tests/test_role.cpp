@@ -1,0 +1,142 @@
+// Role, futexes, Rundown, SpinBudget, deadlines.
+#include <cmath>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "core/futex.hpp"
+#include "core/rundown.hpp"
+#include "core/spin.hpp"
+#include "signals.hpp"
+
+using namespace farcall;
+
+namespace {
+
+void test_deadlines() {
+  CHECK(deadline_from_seconds(INFINITY) == kNever);
+  CHECK(deadline_from_seconds(NAN) == kNever);
+  CHECK(deadline_from_seconds(-1) == 0);
+  CHECK(deadline_from_seconds(1.5) == 1'500'000'000);
+  Role role;
+  CHECK(role.take(0, no_interrupt));  // free: nothing to wait for
+  CHECK(!role.try_take());
+  CHECK(!role.take(0, no_interrupt));
+  const Nanoseconds start = now();
+  CHECK(!role.take(start + 20 * kMillisecond, no_interrupt));
+  CHECK(now() >= start + 20 * kMillisecond);
+  role.give_back();
+  CHECK(role.try_take());
+}
+
+void test_hand_over_by_another_thread() {
+  Role role;
+  CHECK(role.try_take());
+  std::thread([&] { role.give_back(); }).join();
+  CHECK(role.take(kNever, no_interrupt));
+  std::thread waiting([&] {
+    CHECK(role.take(kNever, no_interrupt));
+    role.give_back();
+  });
+  role.give_back();
+  waiting.join();
+  CHECK(role.try_take());
+}
+
+void test_interrupt() {
+  Role role;
+  CHECK(role.try_take());
+  interrupt_until_thrown([&] { role.take(kNever, stop); });
+  role.give_back();
+  CHECK(role.take(kNever, no_interrupt));
+}
+
+// Nobody is left asleep, though some give up.
+void test_many_threads() {
+  Role role;
+  long counter = 0;  // guarded by the role
+  std::atomic<long> taken{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 500; ++round) {
+        const bool patient = (round + i) % 3 != 0;
+        if (!role.take(patient ? kNever : now() + 20 * kMicrosecond, no_interrupt)) continue;
+        ++counter;
+        ++taken;
+        if (round % 10 == 0) std::this_thread::yield();
+        role.give_back();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(counter == taken && role.try_take());
+}
+
+void test_rundown() {
+  Rundown rundown;
+  CHECK(rundown.enter() && rundown.enter());
+  CHECK(!rundown.leave());
+  CHECK(!rundown.end());
+  CHECK(rundown.leave());  // the last one
+  CHECK(!rundown.enter());
+}
+
+void test_spin_budget() {
+  SpinBudget budget(2);
+  CHECK(budget.take() && budget.take() && !budget.take());
+  budget.give_back();
+  CHECK(budget.take() && !budget.take());
+  SpinBudget none(0);
+  CHECK(!none.take());
+}
+
+void test_spinner() {
+  SpinBudget budget(1);
+  Spinner spinner(budget, Who::kCaller);
+  int looks = 0;
+  CHECK(spinner.spin(now(), [&] { return ++looks == 10; }));
+  CHECK(looks == 10);
+  CHECK(!spinner.spin(now(), [] { return false; }));  // gives up
+  CHECK(budget.take());                               // and has given back what it took
+  CHECK(!spinner.spin(now(), [] { return true; }));   // too many spin already
+  budget.give_back();
+  for (int i = 0; i < 100; ++i) spinner.remember(now() - kSecond);
+  CHECK(!spinner.spin(now(), [] { return true; }));  // waits were long
+  for (int i = 0; i < 100; ++i) spinner.remember(now());
+  CHECK(spinner.spin(now(), [] { return true; }));
+  // The endpoint's thread makes room for callers.
+  Spinner other(budget, Who::kEndpoint);
+  CHECK(other.spin(now(), [] { return true; }));
+  CHECK(!other.spin(now(), [&] {
+    CHECK(spinner.spin(now(), [&] { return !other.spin(now(), [] { return true; }); }));
+    return false;
+  }));
+  CHECK(budget.take());
+  CHECK(!other.spin(now(), [] { return true; }));
+}
+
+// The endpoint's thread takes nothing of the budget, and leaves the core to callers.
+void test_callers_come_first() {
+  SpinBudget budget(1);
+  Spinner endpoint(budget, Who::kEndpoint);
+  CHECK(endpoint.spin(now(), [&] { return budget.take(); }));  // a caller comes, and is let in
+  int looks = 0;
+  CHECK(!endpoint.spin(now(), [&] { return ++looks > 0; }));
+  CHECK(looks == 0);
+  budget.give_back();
+  CHECK(endpoint.spin(now(), [&] { return ++looks > 0; }));
+}
+
+}  // namespace
+
+int main() {
+  test_deadlines();
+  test_hand_over_by_another_thread();
+  test_interrupt();
+  test_many_threads();
+  test_rundown();
+  test_spin_budget();
+  test_spinner();
+  test_callers_come_first();
+}

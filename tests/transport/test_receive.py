@@ -1,0 +1,136 @@
+"""`Link.receive`: a thread waits for some messages of a link, and takes only those."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from stations import PATIENCE, Station, Threads, request, soon
+
+from farcall.ids import Worker, new_incarnation
+from farcall.transport import handshake
+from farcall.transport.base import Link
+from farcall.transport.handshake import Identity
+from farcall.transport.waiter import Alarm
+from farcall.wire import Frame, Leaving, Ran, ReleaseContext, encode
+
+StationMaker = Callable[..., Station]
+WANTED = frozenset((Ran,))
+RAN = Frame(Ran(1, 2, 3, -1))
+
+
+@pytest.fixture
+def alarm() -> Iterator[Alarm]:
+    made = Alarm()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def near(networked_station: StationMaker) -> Station:
+    return networked_station("near")
+
+
+@pytest.fixture
+def ends(near: Station, networked_station: StationMaker) -> tuple[Link, Link]:
+    """Both ends of a link."""
+    far = networked_station("far")
+    near.read()
+    far.read()
+    link = near.connect(far)
+    link.send(request(1), soon())
+    return link, far.arrived().link
+
+
+def test_wanted_message_is_taken_and_others_go_to_next(
+    near: Station, ends: tuple[Link, Link], threads: Threads, alarm: Alarm
+) -> None:
+    link, other = ends
+    taken: list[Frame] = []
+
+    def receive() -> None:
+        frame = None
+        while frame is None:  # the endpoint's thread may be reading just now
+            frame = link.receive(WANTED, alarm.fileno(), soon())
+        taken.append(frame)
+
+    threads.start(receive)
+    messages = []
+    sent = 0
+    while not taken:
+        for frame in (RAN, Frame(Leaving("a")), Frame(ReleaseContext(1, 2))):
+            other.send(frame, soon())
+        sent += 1
+        messages.append(near.arrived().frame.message)
+        while messages[-1] != ReleaseContext(1, 2):
+            messages.append(near.arrived().frame.message)
+    assert taken[0].message == RAN.message
+    others = [message for message in messages if message != RAN.message]
+    assert others == [Leaving("a"), ReleaseContext(1, 2)] * sent
+    assert len(messages) == 3 * sent - 1  # what came before the thread was there, too
+
+
+def test_only_one_thread_receives(ends: tuple[Link, Link], threads: Threads, alarm: Alarm) -> None:
+    link, other = ends
+    results: queue.Queue[Frame | None] = queue.Queue()
+    for _ in range(4):
+        threads.start(lambda: results.put(link.receive(WANTED, alarm.fileno(), soon())))
+    assert [results.get(timeout=PATIENCE) for _ in range(3)] == [None] * 3
+    other.send(RAN, soon())
+    last = results.get(timeout=PATIENCE)
+    assert last is not None
+    assert last.message == RAN.message
+
+
+def test_alarm_and_deadline_end_it(near: Station, ends: tuple[Link, Link], alarm: Alarm) -> None:
+    link, other = ends
+    assert link.receive(WANTED, alarm.fileno(), time.monotonic() + 0.05) is None
+    alarm.ring()
+    assert link.receive(WANTED, alarm.fileno(), soon()) is None
+    other.send(Frame(Leaving("a")), soon())
+    assert near.arrived().frame.message == Leaving("a")
+
+
+@pytest.mark.parametrize("sent", [0, 10, 40], ids=["nothing", "half a header", "half a message"])
+def test_alarm_and_deadline_end_it_whatever_has_arrived(
+    near: Station, alarm: Alarm, threads: Threads, sent: int
+) -> None:
+    """A peer that we dialled, whose bytes the test writes itself."""
+    near.read()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        known = Worker("far", 1, new_incarnation(), (f"tcp://{host}:{port}",))
+        accepted: list[socket.socket] = []
+
+        def accept() -> None:
+            sock, _ = listener.accept()
+            me = Identity(known.name, known.id, known.incarnation)
+            handshake.accept(sock, me, None, deadline=soon(), admit=lambda _: None)
+            accepted.append(sock)
+
+        threads.start(accept)
+        link = near.endpoint.connect(known, soon())
+        threads.join()
+    whole = b"".join(bytes(part) for part in encode(Frame(Leaving("a" * 100))))
+    with accepted.pop() as sock:
+        sock.sendall(whole[:sent])
+        assert link.receive(WANTED, alarm.fileno(), time.monotonic() + 0.05) is None
+        alarm.ring()
+        assert link.receive(WANTED, alarm.fileno(), soon()) is None
+        sock.sendall(whole[sent:])
+        assert near.arrived().frame.message == Leaving("a" * 100)
+
+
+def test_end_of_the_link_ends_it(
+    near: Station, ends: tuple[Link, Link], threads: Threads, alarm: Alarm
+) -> None:
+    link, other = ends
+    taken: list[Frame | None] = []
+    threads.start(lambda: taken.append(link.receive(WANTED, alarm.fileno(), soon())))
+    other.lose("enough")  # type: ignore[attr-defined]
+    threads.join()
+    assert taken == [None]
+    assert near.lost().link is link
