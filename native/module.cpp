@@ -250,7 +250,8 @@ NB_MODULE(_native, module) {
            nb::arg("body"), nb::arg("buffers"), nb::arg("deadline"), nb::arg("meanwhile").none())
       .def("receive", &receive, nb::arg("kinds"), nb::arg("alarm"), nb::arg("deadline"))
       .def("start", &Link::start)
-      .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>());
+      .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
+      .def("forget", &Link::forget);
 
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::new_([](int spin_threads) { return std::make_shared<Endpoint>(spin_threads); }),

@@ -354,12 +354,9 @@ struct Offer {
 };
 
 void wait_until(int fd, short events, Nanoseconds deadline) {
-  while (true) {
-    const Nanoseconds left = deadline == kNever ? kNever : deadline - now();
-    if (left <= 0) throw LinkFailure("the peer was silent when shared memory was set up");
-    pollfd waited{fd, events, 0};
-    const timespec timeout = timespec_of(left);
-    if (ppoll(&waited, 1, deadline == kNever ? nullptr : &timeout, nullptr) > 0) return;
+  pollfd waited{fd, events, 0};
+  if (poll_until(&waited, 1, deadline, no_interrupt) == 0) {
+    throw LinkFailure("the peer was silent when shared memory was set up");
   }
 }
 

@@ -269,7 +269,6 @@ void Endpoint::close() {
 void Endpoint::forget() {
   // No locks: their holders were not forked.
   if (closed_.exchange(true)) return;
-  for (auto& [id, link] : links_) link->forget();
   epoll_.reset();
   bell_.reset();
 }

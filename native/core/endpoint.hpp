@@ -39,7 +39,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Ends all links without reporting them, and waits until nobody is inside `next`, which returns
   // at once from now on.
   void close();
-  // In a forked child: closes its copies of the descriptors.
+  // In a forked child: closes its copies of the descriptors but those of links.
   void forget();
 
   // For links.

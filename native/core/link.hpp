@@ -42,7 +42,7 @@ class Link : public std::enable_shared_from_this<Link> {
   ~Link();
 
   std::uint64_t id() const { return id_; }
-  bool is_lost() const { return lost_.load(std::memory_order_acquire); }
+  bool is_lost() const { return lost_.load(std::memory_order_seq_cst); }
   std::string cause();
 
   // All of these are for any thread. They throw NotSent, TimedOut, LinkFailure, Interrupted.

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "errors.hpp"
+#include "shared_memory.hpp"
 
 namespace farcall {
 
@@ -57,12 +58,22 @@ void advise_huge(void* data, std::size_t size) {
 class HeapPool::Piece final : public Block {
  public:
   Piece(std::shared_ptr<HeapPool> pool, void* data, std::size_t size, std::size_t whole)
-      : Block(static_cast<std::uint8_t*>(data), size), pool_(std::move(pool)), whole_(whole) {}
-  ~Piece() override { pool_->give_back(data(), whole_); }
+      : Block(static_cast<std::uint8_t*>(data), size),
+        pool_(std::move(pool)),
+        whole_(whole),
+        generation_(fork_generation()) {}
+  ~Piece() override {
+    if (generation_ == fork_generation()) {
+      pool_->give_back(data(), whole_);
+    } else {
+      munmap(data(), whole_);  // whoever had the pool's lock when this child was forked has it still
+    }
+  }
 
  private:
   std::shared_ptr<HeapPool> pool_;
   std::size_t whole_;
+  std::uint32_t generation_;
 };
 
 HeapPool::~HeapPool() {

@@ -85,6 +85,7 @@ std::size_t RingReader::read(std::uint8_t* data, std::size_t size) {
     tail_ = tail;
   }
   const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(size, tail_ - head));
+  if (count == 0) return 0;  // `data` may be null
   const std::size_t start = head & (size_ - 1);
   const std::size_t until_end = std::min(count, size_ - start);
   std::memcpy(data, data_ + start, until_end);

@@ -7,6 +7,12 @@
 // wait until one has something to do, for less than sleeping and waking costs; somebody who takes
 // the core for long to compute makes the spinning thread sleep.
 //
+// Two that talk to each other may find themselves on one core while another is idle: a Unix socket
+// wakes its reader with the hint that the writer is about to sleep, and the scheduler puts the reader
+// on the writer's core. Each step costs a switch then, and the scheduler leaves threads that never
+// sleep where they are for long. So a caller that seems to share its core with somebody moves to
+// another one, less and less often if that does not help.
+//
 // An endpoint never has more spinning threads than there are spare cores. Callers come first: the
 // endpoint's own thread stops spinning for them.
 #pragma once
@@ -59,6 +65,10 @@ class Spinner {
   // Longer than what a hypervisor takes the core for, shorter than a slice of the scheduler.
   static constexpr Nanoseconds kStall = 1 * kMillisecond;
   static constexpr int kLooksBetweenYields = 16;
+  static constexpr Nanoseconds kShared = 2 * kMicrosecond;  // nobody takes what is offered: 0.4 us
+  static constexpr int kSharedYields = 16;
+  static constexpr Nanoseconds kMinMovePeriod = 2 * kMillisecond;
+  static constexpr Nanoseconds kMaxMovePeriod = 500 * kMillisecond;
 
   Spinner(SpinBudget& budget, Who who) : budget_(budget), who_(who) {}
 
@@ -90,13 +100,41 @@ class Spinner {
       const Nanoseconds time = now();
       if (time - start > kMaxSpin || time - before > kStall) return false;
       sched_yield();
-      before = time;
+      before = now();
+      if (who_ == Who::kCaller) mind_sharing(before, before - time);
     }
     return false;
   }
 
+  // Moves to another core if others took this one each time that it was offered lately.
+  void mind_sharing(Nanoseconds time, Nanoseconds away) {
+    if (away <= kShared) {
+      shared_yields_ = 0;
+      if (time > move_at_) move_period_ = kMinMovePeriod;
+    } else if (++shared_yields_ >= kSharedYields && time > move_at_) {
+      shared_yields_ = 0;
+      move_at_ = time + move_period_;
+      move_period_ = std::min(2 * move_period_, kMaxMovePeriod);
+      move_to_another_core();
+    }
+  }
+
+  // Any other one that this thread may use; afterwards it may use all of them as before.
+  static void move_to_another_core() {
+    cpu_set_t allowed;
+    const int core = sched_getcpu();
+    if (core < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    cpu_set_t others = allowed;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
+    sched_setaffinity(0, sizeof allowed, &allowed);
+  }
+
   SpinBudget& budget_;
   const Who who_;
+  int shared_yields_ = 0;
+  Nanoseconds move_at_ = 0;
+  Nanoseconds move_period_ = kMinMovePeriod;
   Nanoseconds average_ = 0;
 };
 

@@ -26,7 +26,8 @@ inline std::pair<Descriptor, Descriptor> socket_pair() {
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-// A deadline that only a test that hangs reaches.
+// A deadline that only a test that hangs reaches. One of 0 has always passed: what can be sent
+// without waiting is sent, and no more.
 inline Nanoseconds patient() { return now() + 60 * kSecond; }
 
 using EndpointRef = std::shared_ptr<Endpoint>;

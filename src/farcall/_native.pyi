@@ -61,6 +61,7 @@ class Link:
         """A frame of one of these kinds (a bit each)."""
 
     def lose(self, cause: str) -> None: ...
+    def forget(self) -> None: ...
 
 class Endpoint:
     """See `native/core/endpoint.hpp`."""

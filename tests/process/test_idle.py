@@ -5,11 +5,19 @@ from __future__ import annotations
 import operator
 import os
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+import torch
 from crew import Crew, call, leave_all
 
 IDLE_SECONDS = 3.0
+MAX_SLEEPS = 300  # the watchdog looks 50 times before it sleeps, and other clocks run out once
+
+needs_native = pytest.mark.skipif(
+    find_spec("farcall._native") is None, reason="needs the compiled transport"
+)
 
 
 def ticks_of_threads() -> dict[str, int]:
@@ -22,25 +30,38 @@ def ticks_of_threads() -> dict[str, int]:
     return ticks
 
 
-def rest() -> tuple[float, dict[str, int]]:
-    """Do nothing for a while: seconds of processor time that it took, and ticks by thread."""
-    before, before_threads = os.times(), ticks_of_threads()
+def rest() -> tuple[float, int, dict[str, int]]:
+    """Do nothing for a while: seconds of processor time that it took, how often a thread slept,
+    and ticks by thread.
+    """
+    before, before_threads, before_sleeps = os.times(), ticks_of_threads(), sleeps()
     threading.Event().wait(IDLE_SECONDS)
-    after, after_threads = os.times(), ticks_of_threads()
+    after, after_threads, slept = os.times(), ticks_of_threads(), sleeps() - before_sleeps
     spent = after.user + after.system - before.user - before.system
-    return spent, {n: t - before_threads.get(n, 0) for n, t in after_threads.items()}
+    return spent, slept, {n: t - before_threads.get(n, 0) for n, t in after_threads.items()}
 
 
-def test_idle_pair_uses_no_processor(crew: Crew) -> None:
-    first, second = crew.group(2)
+def sleeps() -> int:
+    """How often threads of this process went to sleep so far."""
+    status = (task / "status" for task in Path("/proc/self/task").iterdir())
+    lines = (line for file in status for line in file.read_text().splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
+
+
+@pytest.mark.parametrize("transport", ["socket", pytest.param("native", marks=needs_native)])
+def test_idle_pair_uses_no_processor(crew: Crew, transport: str) -> None:
+    first, second = crew.group(2, transports=[transport])
     for one, other in ((first, "w1"), (second, "w0")):
         for _ in range(20):
             one.run(call, other, operator.add, 1, 2)
+            one.run(call, other, torch.neg, torch.ones(100_000))
     first.start(rest)
     second.start(rest)
     for member in (first, second):
-        spent, ticks = member.result()
-        print(f"\n{member.name} spent {spent / IDLE_SECONDS:.2%} of a core in idleness: {ticks}")
+        spent, slept, ticks = member.result()
+        share = f"{spent / IDLE_SECONDS:.2%} of a core"
+        print(f"\n{member.name} spent {share} in idleness and slept {slept} times: {ticks}")
+        assert slept < MAX_SLEEPS
         assert spent < 0.05 * IDLE_SECONDS
         assert max(ticks.values()) < 0.05 * IDLE_SECONDS * os.sysconf("SC_CLK_TCK")
     leave_all(first, second)

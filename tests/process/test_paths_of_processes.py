@@ -5,12 +5,21 @@ from __future__ import annotations
 import logging
 import operator
 import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from crew import Crew, call, join, leave, leave_all
 
+from farcall.errors import AuthenticationFailed
 from farcall.runtime.context import current_agent
 from farcall.runtime.endpoints import NATIVE
+
+needs_native = pytest.mark.skipif(
+    find_spec("farcall._native") is None, reason="needs the compiled transport"
+)
 
 
 def paths() -> tuple[set[str], set[str]]:
@@ -18,6 +27,11 @@ def paths() -> tuple[set[str], set[str]]:
     endpoint = current_agent().endpoint
     reached = {url.partition(":")[0] for url in endpoint.addresses}
     return reached, {link.description.split()[0] for link in endpoint.links()}
+
+
+def mapped() -> int:
+    """How many pieces of farcall's shared memory this process has."""
+    return Path("/proc/self/maps").read_text().count("memfd:farcall")
 
 
 def join_without_native(times: int, *args: object, **options: object) -> list[str]:
@@ -50,6 +64,70 @@ def test_options_keep_workers_off_tcp(crew: Crew) -> None:
     assert first.run(call, "w1", operator.add, 1, 2) == 3
     assert first.run(paths) == second.run(paths) == ({"unix", "tcp"}, {"unix"})
     leave_all(first, second)
+
+
+def together(crew: Crew, *options: dict[str, Any]) -> list[set[str]]:
+    """Two workers with these options call each other both ways: what the links of each take."""
+    members = crew.members(2)
+    for rank, (member, own) in enumerate(zip(members, options, strict=True)):
+        member.start(join, member.name, rank, 2, crew.init_method, **own)
+    for member in members:
+        member.result()
+    for member, other in zip(members, ("w1", "w0"), strict=True):
+        tensor = torch.arange(100_000.0)
+        assert torch.equal(member.run(call, other, torch.neg, tensor), -tensor)
+    taken = [member.run(paths)[1] for member in members]
+    leave_all(*members)
+    return taken
+
+
+NATIVE_WORKER: dict[str, Any] = {"transports": ["native"]}
+SOCKET_WORKER: dict[str, Any] = {"transports": ["socket"]}
+
+
+@needs_native
+@pytest.mark.parametrize("secret", [None, "the secret"])
+@pytest.mark.parametrize(
+    ("one", "other", "path"),
+    [
+        (NATIVE_WORKER, NATIVE_WORKER, "shm"),
+        (NATIVE_WORKER, SOCKET_WORKER, "unix"),
+        (NATIVE_WORKER, {**NATIVE_WORKER, "paths": ["unix", "tcp"]}, "unix"),
+        ({**NATIVE_WORKER, "paths": ["tcp"]}, NATIVE_WORKER, "tcp"),
+        ({**NATIVE_WORKER, "paths": ["tcp"]}, SOCKET_WORKER, "tcp"),
+        ({**NATIVE_WORKER, "paths": ["shm"]}, {**NATIVE_WORKER, "paths": ["shm"]}, "shm"),
+        ({**NATIVE_WORKER, "paths": ["shm"]}, SOCKET_WORKER, "unix"),
+    ],
+    ids=[
+        "native",
+        "native and socket",
+        "one without shared memory",
+        "one with TCP only",
+        "TCP only and socket",
+        "shared memory only",
+        "shared memory only and socket",
+    ],
+)
+def test_two_workers_take_the_best_path_that_both_have(
+    crew: Crew, one: dict[str, Any], other: dict[str, Any], path: str, secret: str | None
+) -> None:
+    options = [{**own, "secret": secret} for own in (one, other)]
+    if secret:  # else a worker with a secret listens on all interfaces
+        options = [{**own, "listen": "127.0.0.1"} for own in options]
+    assert together(crew, *options) == [{path}, {path}]
+
+
+@needs_native
+def test_workers_with_different_secrets_share_no_memory(crew: Crew) -> None:
+    members = crew.members(2)
+    for rank, member in enumerate(members):
+        own = {"secret": f"secret {rank}", "listen": "127.0.0.1", **NATIVE_WORKER}
+        member.start(join, member.name, rank, 2, crew.init_method, **own)
+    for member in members:
+        member.result()
+    members[0].start(call, "w1", operator.add, 1, 2)
+    assert type(members[0].fails()) is AuthenticationFailed
+    assert [member.run(mapped) for member in members] == [0, 0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is no warning elsewhere")

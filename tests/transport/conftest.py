@@ -89,6 +89,14 @@ def native_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
 
 
 @pytest.fixture
+def shm_station() -> Iterator[StationMaker]:
+    """Makes stations that share memory."""
+    if find_spec("farcall._native") is None:
+        pytest.skip("needs the compiled transport")
+    yield from stations_of(native_net("shm", by="unix"))
+
+
+@pytest.fixture
 def networked_station(network: Net) -> Iterator[StationMaker]:
     """Makes stations of `network`."""
     yield from stations_of(network)

@@ -102,6 +102,7 @@ class Station:
                 answer(event)
             else:
                 self.events.put(event)
+            del event  # what it holds is collected with the test's own references
 
     def next(self) -> Event:
         return self.events.get(timeout=PATIENCE)

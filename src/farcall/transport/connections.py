@@ -252,7 +252,11 @@ class Connections(Generic[L]):
             if self._closed:
                 raise LinkError("this worker has shut down")
             self._links.add(link)
-        link.start()
+        try:
+            link.start()
+        except LinkError:  # it was lost already, so no event tells of that
+            self.removed(link)
+            raise
         return link
 
     def links(self) -> list[L]:

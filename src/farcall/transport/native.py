@@ -114,6 +114,10 @@ class NativeLink:
         """End the link: wake everyone who waits on it, and report it once."""
         self._core.lose(cause)
 
+    def forget(self) -> None:
+        """In a forked child: close its copy, without a word to the peer."""
+        self._core.forget()
+
     def _failure(self, status: int) -> Exception:
         if status == _native.LOST:
             return LinkError(self.lost or "the connection broke")
@@ -234,8 +238,13 @@ class NativeEndpoint:
         if not self._connections.close():
             return
         self._core.close()
+        for link in self._connections.links():
+            self._connections.removed(link)  # references keep a closed agent, not what it mapped
         self._links.clear()
 
     def forget(self) -> None:
         self._connections.forget()
+        # By our table: another thread may have been changing that of the core just then.
+        for link in self._links.values():
+            link.forget()
         self._core.forget()
