@@ -16,10 +16,8 @@ Gradients go to the context on the worker where the leaf lives, not to `.grad`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
-from msgspec import structs
 
 from farcall.autograd.contents import Context
 from farcall.autograd.recorder import Autograd
@@ -29,7 +27,7 @@ __all__ = ["backward", "context", "get_gradients"]
 
 
 def _autograd() -> Autograd:
-    return cast(Autograd, current_agent().gradients)
+    return current_agent().gradients  # type: ignore[return-value]
 
 
 def contents_of(context_id: int) -> Context:
@@ -64,7 +62,7 @@ class context:  # noqa: N801 - named as in PyTorch
                 f"{outer.gradients}. Contexts can't be nested"
             )
         self._id = self._autograd.open()
-        self._token = current.set(structs.replace(outer, gradients=self._id))
+        self._token = current.set(CallContext(outer.agent, outer.deadline, self._id))
         return self._id
 
     def __exit__(self, *_: object) -> None:

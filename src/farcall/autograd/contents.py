@@ -45,13 +45,13 @@ class Context:
 
         They may be changed in place by then, so small ones are copied, and large ones recorded now.
         """
-        if any(_is_large(tensor) for tensor in tensors):
-            source = Source(number, tensors)
-            with self._lock:
-                self._add(source)
-            return
-        with with_grad():
-            copies = [tensor.clone() for tensor in tensors]
+        for tensor in tensors:
+            if tensor.layout is not torch.strided or tensor.nbytes > COPIED_BYTES:
+                source = Source(number, tensors)
+                with self._lock:
+                    self._add(source)
+                return
+        copies = with_grad(_copies, tensors)
         with self._lock:
             self._unrecorded[number] = copies
 
@@ -127,8 +127,8 @@ class Context:
         self.receives.clear()
 
 
-def _is_large(tensor: Tensor) -> bool:
-    return tensor.layout is not torch.strided or tensor.nbytes > COPIED_BYTES
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]
 
 
 def accumulate(to: Gradients, gradients: Iterable[Gradient]) -> None:

@@ -23,7 +23,7 @@ from farcall.autograd.contents import Context
 from farcall.autograd.ending import Ending, unused
 from farcall.autograd.handlers import Options
 from farcall.autograd.reach import Reach
-from farcall.autograd.records import Receive, Source
+from farcall.autograd.records import Receive, Source, with_grad
 from farcall.autograd.shared_run import SharedRun
 from farcall.protocol.backward import Backward, UnexpectedGradient
 from farcall.runtime.context import CallContext, current
@@ -218,6 +218,12 @@ class Pass:
 
     def deliver(self, source: Source, share: int, gradients: Gradients) -> None:
         """The gradients of those tensors of a source that are used, and a share of the pass."""
+        if self.options.create_graph:  # then torch's engine does not care for the caller's no_grad
+            with_grad(self._deliver, source, share, gradients)
+        else:
+            self._deliver(source, share, gradients)
+
+    def _deliver(self, source: Source, share: int, gradients: Gradients) -> None:
         self._decide()
         with self._lock:
             self._check()
@@ -344,8 +350,9 @@ class Pass:
             self._check()
             share = self._machine.send(source.number, last)
             self._peers.add(peer.incarnation)  # before we look whether it is lost
-        used = ((index, node) for index, node in enumerate(receive.nodes) if node in found)
-        gradients = {index: found[node] for index, node in used}
+        gradients = {
+            index: found[node] for index, node in enumerate(receive.nodes) if node in found
+        }
         link = self._runner.send_gradients(
             peer, self._context, self.options, receive.number, share, gradients
         )

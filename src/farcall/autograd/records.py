@@ -8,11 +8,9 @@ do what the `Traffic` of the running thread says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -21,6 +19,8 @@ from farcall.protocol.backward import ROOT
 from farcall.runtime.peers import Peer
 
 Tensor = torch.Tensor
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Entries have lower numbers than all other nodes, see `graph.Exploration.make_first`.
 ENTRIES_BELOW = 1 << 40
@@ -44,8 +44,6 @@ else:
     # That without its support for torch.func, which takes as long as all the rest.
     _Function = torch.autograd.function._SingleLevelFunction
 
-_WITH_GRAD: AbstractContextManager[None] = nullcontext()  # where grad is enabled already
-
 # An exit is run only if something behind it is asked for. Only who has the interpreter may use this
 # leaf, as `apply` does; making the edge does not. For torch looks for the leaf's accumulator under
 # a lock of the leaf, and may have to wait for the interpreter then, while whoever has that waits
@@ -54,9 +52,12 @@ BEHIND_EXITS = torch.empty(0, requires_grad=True)
 BEHIND_EDGE = get_gradient_edge(BEHIND_EXITS)
 
 
-def with_grad() -> AbstractContextManager[None]:
-    """`torch.enable_grad()`, at no cost where grad is enabled."""
-    return _WITH_GRAD if torch.is_grad_enabled() else torch.enable_grad()
+def with_grad(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call it inside `torch.enable_grad()`, at no cost where grad is enabled."""
+    if torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    with torch.enable_grad():
+        return function(*args, **kwargs)
 
 
 class _Entry(_Function):
@@ -74,8 +75,8 @@ class _Entry(_Function):
 
 class _Exit(_Function):
     @staticmethod
-    def forward(ctx: Any, behind: Tensor, arrived: Tensor, explanation: Any) -> Tensor:
-        ctx.explanation = explanation
+    def forward(ctx: Any, behind: Tensor, arrived: Tensor, origin: tuple[str, int]) -> Tensor:
+        ctx.origin = origin
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(arrived)
         return arrived
@@ -84,7 +85,7 @@ class _Exit(_Function):
     def backward(ctx: Any, gradient: Tensor | None) -> Any:
         current = traffic.get()
         if current is None or not current.leave(ctx, gradient):
-            raise RuntimeError(ctx.explanation())
+            raise RuntimeError(_explain(*ctx.origin))
         return None, None, None
 
 
@@ -106,23 +107,22 @@ class Source:
             self.edges = [get_gradient_edge(tensor) for tensor in tensors]
         else:
             # What was sent may be changed in place before the pass.
-            self._entries, self._roots = _make_entries(number, tensors), ()
+            self._entries, self._roots = with_grad(_make_entries, number, tensors), ()
             behind = [entry.grad_fn.next_functions[0] for entry in self._entries]  # type: ignore[union-attr]
             self.edges = [GradientEdge(node, index) for node, index in behind]  # type: ignore[arg-type]
 
     def entries(self) -> list[Tensor]:
         """For each of them, a tensor whose node is its entry."""
         if not self._entries:
-            self._entries = _make_entries(self.number, self._roots)
+            self._entries = with_grad(_make_entries, self.number, self._roots)
         return self._entries
 
 
 def _make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    with with_grad():
-        made: list[Tensor] = [
-            _Entry.apply(_behind(tensor) if tensor.is_leaf else tensor, source, index)  # type: ignore[no-untyped-call]
-            for index, tensor in enumerate(tensors)
-        ]
+    made: list[Tensor] = [
+        _Entry.apply(_behind(tensor) if tensor.is_leaf else tensor, source, index)  # type: ignore[no-untyped-call]
+        for index, tensor in enumerate(tensors)
+    ]
     for entry in made:
         entry.grad_fn._set_sequence_nr(source % ENTRIES_BELOW)  # type: ignore[union-attr]
     return made
@@ -149,12 +149,12 @@ class Receive:
         nodes: their exits, in the order of the message.
     """
 
-    __slots__ = ("_context", "_receives", "nodes", "number", "peer")
+    __slots__ = ("_origin", "_receives", "nodes", "number", "peer")
 
     def __init__(
         self, context: int, receives: dict[Node, Receive], peer: Peer, number: int
     ) -> None:
-        self._context = context
+        self._origin = peer.name, context
         self._receives = receives
         self.peer = peer
         self.number = number
@@ -162,9 +162,7 @@ class Receive:
 
     def attach(self, arrived: Tensor) -> Tensor:
         """Make a tensor without a graph the output of an exit of this receive; gives it back."""
-        explain = partial(_explain, self.peer.name, self._context)
-        with with_grad():
-            _Exit.apply(BEHIND_EXITS, arrived, explain)  # type: ignore[no-untyped-call]
+        with_grad(_Exit.apply, BEHIND_EXITS, arrived, self._origin)
         node = arrived.grad_fn
         assert node is not None
         self.nodes.append(node)

@@ -100,11 +100,12 @@ class Replicas:
             hook.remove()
 
 
-_is_available = distributed.is_available()
+# What `distributed.is_initialized()` asks by way of two classes.
+_world: Any = distributed.distributed_c10d._world if distributed.is_available() else None
 
 
 def _has_process_groups() -> bool:
-    return _is_available and distributed.is_initialized()
+    return _world is not None and _world.default_pg is not None
 
 
 def _check_supported(module: DistributedDataParallel) -> None:

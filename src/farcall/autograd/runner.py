@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,10 +73,9 @@ class Runner:
             known.passes[number] = backward
         self.agent.leaver.begin()
         try:
-            with _grad_mode(options):
-                backward.start()
-                ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
-                backward.deliver(source, WHOLE, ones)
+            backward.start()
+            ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
+            backward.deliver(source, WHOLE, ones)
             self._wait(backward)
             with self._lock:
                 known.passes.pop(number, None)
@@ -234,8 +232,7 @@ class Runner:
                 gradients = self.agent.serializer.load(frame.body, frame.buffers, attach=attach)
                 frame.body, frame.buffers = b"", ()
                 source = self._source(known, message.number)
-                with _grad_mode(options):
-                    backward.deliver(source, message.share, gradients)
+                backward.deliver(source, message.share, gradients)
             except BaseException as error:
                 backward.fail(error)
         finally:
@@ -305,11 +302,6 @@ class Runner:
             if found is None:
                 found = context.passes[options.id] = Pass(self, context, options)
         return found
-
-
-def _grad_mode(options: Options) -> AbstractContextManager[None]:
-    """Like torch's engine, create_graph does not care for the no_grad of whoever waits."""
-    return torch.enable_grad() if options.create_graph else nullcontext()
 
 
 def _answer(future: Future[None] | None) -> Any:

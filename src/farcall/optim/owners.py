@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any, Protocol
-
-from msgspec import structs
 
 from farcall.rref import RRef, call_meanwhile
 from farcall.runtime.context import CallContext, current, current_agent
@@ -29,21 +26,6 @@ class Call(Protocol):
         """Make it: a future of its value."""
 
 
-class Gathered:
-    """What became of calls, by owner."""
-
-    def __init__(self) -> None:
-        self.results: dict[str, Any] = {}
-        self.failures: dict[str, Exception] = {}
-
-    def note(self, owner: str, call: Callable[[], Any]) -> None:
-        """Do it, and note what it gives or raises."""
-        try:
-            self.results[owner] = call()
-        except Exception as error:  # whatever the owner raised, or is wrong with the arguments
-            self.failures[owner] = error
-
-
 def attempt(calls: Mapping[str, Call]) -> tuple[dict[str, Any], dict[str, Exception]]:
     """Make calls to owners, and wait for all of them: results and errors, by owner.
 
@@ -51,30 +33,39 @@ def attempt(calls: Mapping[str, Call]) -> tuple[dict[str, Any], dict[str, Except
     a future's value has to be handed over by another thread, which takes longer than all else that
     a small call does.
     """
-    here = [owner for owner, call in calls.items() if call.is_here]
-    others = [owner for owner, call in calls.items() if not call.is_here]
-    last = others.pop() if others else None
-    outcomes = Gathered()
-    futures: dict[str, Future[Any]] = {}
-    for owner in others:
+    results: dict[str, Any] = {}
+    failures: dict[str, Exception] = {}
+    here: list[str] = []
+    others: list[str] = []
+    for owner, call in calls.items():
+        (here if call.is_here else others).append(owner)
+
+    def make(owner: str, wait: Callable[..., Any], *args: Any) -> None:
         try:
-            futures[owner] = calls[owner].start()
-        except Exception as error:  # what is wrong with the arguments
-            outcomes.failures[owner] = error
+            results[owner] = wait(*args)
+        except Exception as error:  # whatever the owner raised, or is wrong with the arguments
+            failures[owner] = error
 
     def do_own() -> None:
         while here:
             owner = here.pop()
-            outcomes.note(owner, calls[owner].wait)
+            make(owner, calls[owner].wait)
 
-    if last is not None:
-        outcomes.note(last, partial(calls[last].wait, do_own if here else None))
+    futures: dict[str, Future[Any]] = {}
+    for owner in others[:-1]:
+        try:
+            futures[owner] = calls[owner].start()
+        except Exception as error:  # what is wrong with the arguments
+            failures[owner] = error
+    if others:
+        make(others[-1], calls[others[-1]].wait, do_own)
     do_own()  # if it could not be sent
     for owner, future in futures.items():
-        outcomes.note(owner, future.wait)
-    results, failures = outcomes.results, outcomes.failures
-    in_order = {owner: results[owner] for owner in calls if owner in results}
-    return in_order, {owner: failures[owner] for owner in calls if owner in failures}
+        make(owner, future.wait)
+    if len(calls) > 1:
+        results = {owner: results[owner] for owner in calls if owner in results}
+        failures = {owner: failures[owner] for owner in calls if owner in failures}
+    return results, failures
 
 
 def gather(what: str, calls: Mapping[str, Call]) -> dict[str, Any]:
@@ -183,7 +174,7 @@ def inside(context_id: int) -> AbstractContextManager[None]:
 
 @contextmanager
 def _within(outer: CallContext, context_id: int) -> Iterator[None]:
-    token = current.set(structs.replace(outer, gradients=context_id))
+    token = current.set(CallContext(outer.agent, outer.deadline, context_id))
     try:
         yield
     finally:

@@ -90,8 +90,7 @@ class Part(Parameters):
     def step(self, context_id: int, changes: Mapping[int, Change] | None) -> None:
         """Update the parameters by the gradients of a context, after changing hyperparameters."""
         gradient_of = contents_of(context_id).gradient_of
-        used = (t for t in self.tensors if gradient_of(t) is not None)
-        if self._hogwild and self._warm.issuperset(used):
+        if self._hogwild and self._warm.issuperset(self._used(gradient_of)):
             if changes:
                 with self.locks.held():
                     self._change(changes)
@@ -102,7 +101,10 @@ class Part(Parameters):
                 self._change(changes)
             self._main.step(gradient_of)
             if self._hogwild:
-                self._warm.update(t for t in self.tensors if gradient_of(t) is not None)
+                self._warm.update(self._used(gradient_of))
+
+    def _used(self, gradient_of: Callable[[Tensor], Tensor | None]) -> list[Tensor]:
+        return [tensor for tensor in self.tensors if gradient_of(tensor) is not None]
 
     def _change(self, changes: Mapping[int, Change]) -> None:
         for index, group in zip(self._groups, self._optimizer.param_groups, strict=True):

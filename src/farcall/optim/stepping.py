@@ -1,16 +1,20 @@
-"""Steps of torch's optimizers without the wrapper that torch puts around `step`.
+"""Steps of torch's optimizers without the wrappers that torch puts around `step`.
 
-The wrapper calls hooks and marks the step for the profiler. Where nobody has asked for either, it
-still takes longer than the step of a few small parameters.
+One calls hooks and marks the step for the profiler. Where nobody has asked for either, it still
+takes longer than the step of a few small parameters. The other switches grad off, with much that
+is for torch.compile.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.autograd import _profiler_enabled, profiler  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
+
+_SWITCHES_GRAD: Any = torch_optimizer._use_grad_for_differentiable(lambda: None).__code__
 
 
 def is_watched(optimizer: Optimizer) -> bool:
@@ -30,4 +34,12 @@ def take_step(optimizer: Optimizer) -> Any:
     step: Any = type(optimizer).step
     if "step" in vars(optimizer) or not hasattr(step, "hooked") or is_watched(optimizer):
         return optimizer.step()
-    return step.__wrapped__(optimizer)
+    inner = step.__wrapped__
+    if getattr(inner, "__code__", None) is not _SWITCHES_GRAD:
+        return inner(optimizer)
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(optimizer.defaults["differentiable"])
+    try:
+        return inner.__wrapped__(optimizer)
+    finally:
+        torch._C._set_grad_enabled(before)

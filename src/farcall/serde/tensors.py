@@ -84,20 +84,21 @@ def _reduce_dense(tensor: torch.Tensor) -> Reduced:
     requires_grad = tensor.requires_grad
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
-    count = tensor.numel()
+    length = tensor.nbytes
     stride = tensor.stride()
     data: bytearray | pickle.PickleBuffer
-    if not count:
+    if not length:
         data = bytearray()
     else:
-        span = count
         if not tensor.is_contiguous():
-            span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, stride, strict=True))
-            if span * tensor.itemsize > max(2 * tensor.nbytes, HOLES_ALLOWED_BYTES):
+            last = sum((n - 1) * step for n, step in zip(tensor.shape, stride, strict=True))
+            with_holes = (1 + last) * tensor.itemsize
+            if with_holes > max(2 * length, HOLES_ALLOWED_BYTES):
                 tensor = tensor.detach().clone(memory_format=torch.preserve_format)
                 stride = tensor.stride()
-                span = count
-        data = _bytes_of(tensor, span)
+            else:
+                length = with_holes
+        data = _bytes_of(tensor, length)
     name = _DTYPE_NAMES[tensor.dtype]
     if requires_grad:
         return rebuild_tensor, (data, name, tuple(tensor.shape), stride, True)
@@ -106,18 +107,20 @@ def _reduce_dense(tensor: torch.Tensor) -> Reduced:
     return rebuild_tensor, (data, name, tuple(tensor.shape), stride)
 
 
-def _bytes_of(tensor: torch.Tensor, span: int) -> bytearray | pickle.PickleBuffer:
-    length = span * tensor.itemsize
-    start = tensor.storage_offset() * tensor.itemsize
+def _bytes_of(tensor: torch.Tensor, length: int) -> bytearray | pickle.PickleBuffer:
+    """The memory of a tensor, from its first element on."""
+    storage = tensor.untyped_storage()
+    address = tensor.data_ptr()
     # FSDP and others free a tensor's memory behind its back; reading on would be a segfault.
-    if tensor.untyped_storage().nbytes() < start + length:
+    if storage.nbytes() < address - storage.data_ptr() + length:
         raise SerializationError(
             f"can't send a tensor of shape {tuple(tensor.shape)}: its storage was resized to "
-            f"{tensor.untyped_storage().nbytes()} bytes"
+            f"{storage.nbytes()} bytes"
         )
     if length < INLINE_BYTES:
         # A quarter of the time that torch's way to numpy takes.
-        return bytearray(string_at(tensor.data_ptr(), length))
+        return bytearray(string_at(address, length))
+    span = length // tensor.itemsize
     flat = tensor.detach().as_strided((span,), (1,)).view(torch.uint8)
     # numpy's own export, since torch's tensors have none.
     return pickle.PickleBuffer(flat.numpy().data)
@@ -173,8 +176,6 @@ def reduce_memory_format(value: torch.memory_format) -> Reduced:
 
 def _writable(buffer: Any) -> Any:
     """The buffer itself, or a copy when torch may not write to it."""
-    if type(buffer) is bytearray:
-        return buffer
     view = memoryview(buffer)
     return bytearray(view) if view.readonly else view
 
@@ -189,7 +190,8 @@ def rebuild_tensor(
     """A tensor over `buffer` (without a copy if that is writable). No shape: one dimension."""
     dtype = _DTYPES[dtype_name]
     if len(buffer):
-        tensor = torch.frombuffer(_writable(buffer), dtype=dtype)
+        data = buffer if type(buffer) is bytearray else _writable(buffer)
+        tensor = torch.frombuffer(data, dtype=dtype)
         if shape is not None:
             # In place: an ordinary view would show up in autograd as a view of a hidden base.
             # torch checks that shape and stride stay inside the buffer.
