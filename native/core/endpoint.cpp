@@ -8,6 +8,9 @@
 #include <system_error>
 #include <utility>
 
+#include "ring_channel.hpp"
+#include "stream_channel.hpp"
+
 namespace farcall {
 
 namespace {

@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/channel.hpp"
+#include "core/ring_channel.hpp"
 #include "core/errors.hpp"
 #include "core/frame_reader.hpp"
 

@@ -1,0 +1,59 @@
+// What only a link itself needs, where it reads (`link_reading.cpp`), writes (`link_writing.cpp`) and
+// ends (`link.cpp`).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+#include "endpoint.hpp"
+#include "link.hpp"
+
+namespace farcall {
+
+// One caller waits for one outcome.
+struct Link::Waiter {
+  static constexpr std::uint32_t kWaiting = 0, kDelivered = 1, kFailed = 2;
+
+  explicit Waiter(std::uint64_t call_id) : call_id(call_id) {}
+
+  const std::uint64_t call_id;
+  InFrame frame;
+  std::atomic<std::uint32_t> state{kWaiting};
+
+  bool is_set() const { return state.load(std::memory_order_acquire) != kWaiting; }
+};
+
+// A thread is inside: the socket stays open.
+class Link::Use {
+ public:
+  explicit Use(Link& link) : link_(link) {
+    if (!link.enter()) throw LinkFailure(link.cause());
+  }
+  ~Use() { link_.leave(); }
+  Use(const Use&) = delete;
+
+ private:
+  Link& link_;
+};
+
+class Link::Reading {
+ public:
+  explicit Reading(Link& link) : link_(link) {}
+  ~Reading() { stop(); }
+  Reading(const Reading&) = delete;
+
+  void start() {
+    if (!has_role_) has_role_ = link_.start_reading();
+  }
+  void stop() {
+    if (std::exchange(has_role_, false)) link_.stop_reading();
+  }
+  bool has_role() const { return has_role_; }
+
+ private:
+  Link& link_;
+  bool has_role_ = false;
+};
+
+}  // namespace farcall

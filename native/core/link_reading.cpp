@@ -1,0 +1,230 @@
+// Who reads from a link, and waits for an outcome.
+#include <poll.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "link_parts.hpp"
+#include "poll.hpp"
+
+namespace farcall {
+
+namespace {
+
+constexpr std::uint32_t kLooksPerAlarm = 64;  // this one takes a system call
+
+bool has_rung(int alarm) {
+  pollfd waited{alarm, POLLIN, 0};
+  return ::poll(&waited, 1, 0) > 0;
+}
+
+}  // namespace
+
+// A caller reads, and not the endpoint's thread.
+bool Link::start_reading() {
+  if (!take_role()) return false;
+  channel_->disarm();
+  if (channel_->is_stream()) set_watched(false);
+  return true;
+}
+
+void Link::stop_reading() {
+  give_role_back();
+  if (cut_) read_all();
+}
+
+void Link::give_role_back() {
+  reading_.store(false, std::memory_order_seq_cst);
+  // Of this thread and the endpoint's one sees the other: in `on_readable` that stops watching and
+  // then looks who reads, before it sleeps it says so and then looks at all links.
+  if (!watched_.load(std::memory_order_seq_cst)) set_watched(true);
+  if (home_->sleeps() && !channel_->arm()) home_->wake_sleeper();
+}
+
+// With the role of reading, as everything down to `read_all`.
+std::optional<InFrame> Link::read_one() {
+  if (is_lost()) return std::nullopt;
+  try {
+    std::optional<InFrame> frame = reader_.read(*channel_);
+    channel_->finish_reading();
+    pass_bell_on();
+    return frame;
+  } catch (const std::exception& error) {  // BadFrame, LinkFailure, no memory
+    lose(error.what());
+    return std::nullopt;
+  }
+}
+
+void Link::read_socket() {
+  try {
+    channel_->on_readable();
+    pass_bell_on();
+  } catch (const std::exception& error) {
+    lose(error.what());
+  }
+}
+
+// The bell that was heard may be for the endpoint's thread, which has a residue to write.
+void Link::pass_bell_on() {
+  if (has_residue()) home_->wake_sleeper();
+}
+
+// To the caller that waits for it. False: nobody does.
+bool Link::deliver(InFrame& frame) {
+  if (!is_outcome(frame.kind)) return false;
+  std::lock_guard lock(state_);
+  for (Waiter*& waiter : waiters_) {
+    if (waiter->call_id != frame.call_id) continue;
+    Waiter* found = waiter;
+    waiter = waiters_.back();
+    waiters_.pop_back();
+    found->frame = std::move(frame);
+    // Under the lock: a waiter that has seen this takes the lock before it is gone.
+    found->state.store(Waiter::kDelivered, std::memory_order_release);
+    futex_wake(found->state, 1);
+    return true;
+  }
+  return false;
+}
+
+void Link::route(InFrame frame) {
+  if (deliver(frame)) return;
+  std::lock_guard lock(state_);
+  if (is_lost()) return;  // the end was reported, and nothing comes after it
+  home_->push({shared_from_this(), std::move(frame), {}});
+}
+
+// Up to the end, which is near: the peer is gone, or we have closed the socket. The endpoint's
+// thread reads what is more.
+void Link::read_all() {
+  if (!enter()) return;
+  if (take_role()) {
+    read_socket();
+    while (!home_->is_behind()) {
+      std::optional<InFrame> frame = read_one();
+      if (!frame) break;
+      route(std::move(*frame));
+    }
+    give_role_back();
+  }
+  leave();
+}
+
+InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt,
+                       const std::function<void()>& meanwhile) {
+  Use use(*this);
+  Waiter waiter(frame.call_id);
+  {
+    std::lock_guard lock(state_);
+    if (is_lost()) throw LinkFailure(cause_);
+    waiters_.push_back(&waiter);
+  }
+  struct Unregister {
+    Link& link;
+    Waiter& waiter;
+    ~Unregister() {
+      std::lock_guard lock(link.state_);
+      auto& waiters = link.waiters_;
+      const auto found = std::find(waiters.begin(), waiters.end(), &waiter);
+      if (found != waiters.end()) {
+        *found = waiters.back();
+        waiters.pop_back();
+      }
+    }
+  } unregister{*this, waiter};
+  Reading reading(*this);
+  if (!meanwhile) {
+    // Before the request goes, or the endpoint's thread races us to the reply.
+    reading.start();
+    send_entered(frame, reading, deadline, interrupt);
+  } else {
+    send_entered(frame, reading, deadline, interrupt);
+    meanwhile();
+  }
+  reading.start();
+  if (reading.has_role()) wait_reading(waiter, reading, deadline, interrupt);
+  wait_delivered(waiter, deadline, interrupt);
+  if (waiter.state.load(std::memory_order_acquire) == Waiter::kFailed) throw LinkFailure(cause());
+  return std::move(waiter.frame);
+}
+
+void Link::wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt) {
+  while (!waiter.is_set()) {
+    if (futex_wait(waiter.state, Waiter::kWaiting, deadline, interrupt) == Woken::kTimedOut &&
+        !waiter.is_set()) {
+      throw TimedOut();
+    }
+  }
+}
+
+// Gives up reading if the endpoint does not keep up with what arrives for it.
+void Link::wait_reading(Waiter& waiter, Reading& reading, Nanoseconds deadline,
+                        Interrupt interrupt) {
+  while (!waiter.is_set()) {
+    if (std::optional<InFrame> frame = read_one()) {
+      if (is_outcome(frame->kind) && frame->call_id == waiter.call_id) {
+        std::lock_guard lock(state_);
+        if (waiter.is_set()) return;  // the link was lost meanwhile
+        waiter.frame = std::move(*frame);
+        waiter.state.store(Waiter::kDelivered, std::memory_order_relaxed);
+        return;
+      }
+      route(std::move(*frame));
+      if (home_->is_behind()) return reading.stop();
+      if (now() >= deadline) throw TimedOut();
+      continue;
+    }
+    const Nanoseconds start = now();
+    const auto look = [&] { return waiter.is_set() || channel_->look(); };
+    if (!spinner_.spin(start, look) && !sleep_until_readable(-1, deadline, interrupt)) {
+      throw TimedOut();
+    }
+    spinner_.remember(start);
+  }
+}
+
+std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds deadline,
+                                     Interrupt interrupt) {
+  if (!enter()) return std::nullopt;
+  struct Leave {
+    Link& link;
+    ~Leave() { link.leave(); }
+  } leave_at_end{*this};
+  Reading reading(*this);
+  reading.start();
+  if (!reading.has_role()) return std::nullopt;
+  while (!is_lost()) {
+    if (std::optional<InFrame> frame = read_one()) {
+      if (kinds >> frame->kind & 1) return frame;
+      route(std::move(*frame));
+      if (home_->is_behind() || now() >= deadline || has_rung(alarm)) return std::nullopt;
+      continue;
+    }
+    const Nanoseconds start = now();
+    std::uint32_t looks = 0;
+    bool rang = false;
+    const auto look = [&] {
+      rang = ++looks % kLooksPerAlarm == 0 && has_rung(alarm);
+      return rang || is_lost() || channel_->look();
+    };
+    if (!spinner_.spin(start, look)) {
+      if (!sleep_until_readable(alarm, deadline, interrupt)) return std::nullopt;
+      rang = has_rung(alarm);
+    }
+    spinner_.remember(start);
+    if (rang) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// Also returns for no reason. False: the deadline passed.
+bool Link::sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt) {
+  if (watched_.load(std::memory_order_relaxed)) set_watched(false);
+  if (!channel_->arm()) return true;
+  pollfd waited[2] = {{channel_->fd(), POLLIN, 0}, {alarm, POLLIN, 0}};
+  const int ready = poll_until(waited, alarm < 0 ? 1 : 2, deadline, interrupt);
+  if (waited[0].revents != 0) read_socket();
+  return ready > 0;
+}
+
+}  // namespace farcall

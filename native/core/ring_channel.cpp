@@ -1,0 +1,295 @@
+#include "ring_channel.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <tuple>
+
+#include "errors.hpp"
+#include "poll.hpp"
+
+namespace farcall {
+
+namespace {
+
+constexpr std::size_t kSmallFrame = 16 << 10;
+// Read from a socket at a time: more than it holds, so only who never stops sending gets there.
+constexpr int kMaxRecords = 1 << 16;
+
+// The descriptor that came with a message, if any. Those that a peer sent more of are closed.
+Descriptor descriptor_of(msghdr& message) {
+  Descriptor descriptor;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int received = -1;
+      std::memcpy(&received, CMSG_DATA(header) + i * sizeof received, sizeof received);
+      descriptor.reset(received);
+    }
+  }
+  return descriptor;
+}
+
+}  // namespace
+
+RingChannel::RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side)
+    : Channel(std::move(socket)),
+      memory_(std::move(memory)),
+      writer_(shared().controls[side], shared().data[side], LinkMemory::kRing),
+      reader_(shared().controls[1 - side], shared().data[1 - side], LinkMemory::kRing),
+      segments_out_(memory_, shared().states[side],
+                    [this](SegmentName name, std::size_t size, int descriptor) {
+                      return announce(name, size, descriptor);
+                    }),
+      segments_in_(memory_, shared().states[1 - side]) {}
+
+std::size_t RingChannel::read(std::uint8_t* data, std::size_t size) {
+  const std::size_t count = reader_.read(data, size);
+  if (count > 0 || !ended_.load(std::memory_order_relaxed)) return count;
+  // Not before everything that the peer wrote was read. It wrote before it closed the socket.
+  const std::size_t last = reader_.read(data, size);
+  if (last == 0) throw LinkFailure(kClosed);
+  return last;
+}
+
+BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
+  const SegmentName name = SegmentName::unpack(place);
+  // The peer announced it before it sent the frame, but over the socket.
+  for (int i = 0; i < kMaxRecords && !segments_in_.knows(name) && receive_record(); ++i) {
+  }
+  return segments_in_.open(name, size);
+}
+
+void RingChannel::on_readable() {
+  for (int i = 0; i < kMaxRecords && receive_record(); ++i) {
+  }
+}
+
+bool RingChannel::receive_record() {
+  if (ended_.load(std::memory_order_relaxed)) return false;
+  Record record;
+  iovec vector{&record, sizeof record};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &vector;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t count = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (count < 0 && would_block(errno)) return false;
+  if (count <= 0) {
+    ended_.store(true, std::memory_order_relaxed);
+    return false;
+  }
+  const Descriptor descriptor = descriptor_of(message);
+  if (count != sizeof record) throw BadFrame("the peer sent a broken record beside the rings");
+  switch (record.type) {
+    case RecordType::kBell:
+      break;
+    case RecordType::kSegment:
+      segments_in_.learn({record.slot, record.serial}, record.size, descriptor);
+      break;
+    default:
+      throw BadFrame("the peer sent an unknown record beside the rings");
+  }
+  return true;
+}
+
+void RingChannel::finish_reading() {
+  if (reader_.publish() == Tell::kBell) ring_bell();
+}
+
+void RingChannel::ring_bell() {
+  const Record record{RecordType::kBell, 0, 0, 0};
+  // If it does not fit, there are bells that nobody has heard yet. If the peer is gone, who reads
+  // finds out.
+  send(socket_.get(), &record, sizeof record, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+bool RingChannel::announce(SegmentName name, std::size_t size, int descriptor) {
+  Record record{RecordType::kSegment, name.slot, name.serial, size};
+  iovec vector{&record, sizeof record};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &vector;
+  message.msg_iovlen = 1;
+  if (descriptor >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  }
+  return sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof record;
+}
+
+void RingChannel::compose(const OutFrame& frame, Composed& composed) {
+  std::vector<std::uint64_t> places;
+  for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
+    const Part& buffer = frame.buffers[i];
+    if (buffer.size < kSmallestSegment) continue;
+    composed.slots.reserve(frame.buffers.size());  // who is told of a slot can put it back
+    const SegmentWriter::Place place = segments_out_.take(buffer.size);
+    if (!place) continue;
+    composed.slots.push_back(place.name.slot);
+    std::memcpy(place.data(), buffer.data, buffer.size);
+    places.resize(frame.buffers.size());
+    places[i] = place.name.packed();
+    composed.in_segments += buffer.size;
+  }
+  lay_out(frame, places, composed);
+}
+
+void RingChannel::discard(const Composed& composed) {
+  for (const std::uint32_t slot : composed.slots) segments_out_.put_back(slot);
+}
+
+bool RingChannel::wait_for_room(const Composed& composed, Nanoseconds deadline,
+                                Interrupt interrupt) {
+  if (composed.in_segments == 0) return true;
+  while (true) {
+    const std::uint64_t read = writer_.read_by_peer();
+    while (!on_their_way_.empty() && on_their_way_.front().first <= read) {
+      bytes_on_their_way_ -= on_their_way_.front().second;
+      on_their_way_.pop_front();
+    }
+    if (on_their_way_.empty() || bytes_on_their_way_ + composed.in_segments <= kMaxOnTheirWay) {
+      return true;
+    }
+    check_peer();
+    if (!writer_.wait_for_progress(read, deadline, interrupt)) return false;
+  }
+}
+
+void RingChannel::sent(const Composed& composed) {
+  if (composed.in_segments == 0) return;
+  try {
+    on_their_way_.emplace_back(writer_.written(), composed.in_segments);
+  } catch (const std::bad_alloc&) {
+    return;  // it was sent, and is not counted
+  }
+  bytes_on_their_way_ += composed.in_segments;
+}
+
+std::size_t RingChannel::write(const Part* parts, std::size_t count) {
+  std::size_t written = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t taken = writer_.write(parts[i].data, parts[i].size);
+    written += taken;
+    if (taken < parts[i].size) break;
+  }
+  if (written > 0 && writer_.publish() == Tell::kBell) ring_bell();
+  return written;
+}
+
+bool RingChannel::write_at_once(const OutFrame& frame) {
+  std::size_t size = kHeaderSize + frame.meta.size + frame.body.size;
+  for (const Part& buffer : frame.buffers) size += 8 + kAlignment + buffer.size;
+  if (size > kSmallFrame || writer_.space() < size) return false;
+  if (frame.buffers.empty()) {
+    Header header;
+    header.kind = frame.kind;
+    header.meta_length = static_cast<std::uint32_t>(frame.meta.size);
+    header.call_id = frame.call_id;
+    header.body_length = frame.body.size;
+    const HeaderBytes bytes = encode_header(header);
+    const Part parts[] = {{bytes.data(), bytes.size()}, frame.meta, frame.body};
+    write(parts, std::size(parts));
+    return true;
+  }
+  Composed composed;
+  lay_out(frame, {}, composed);
+  write(composed.parts.data(), composed.parts.size());
+  return true;
+}
+
+bool RingChannel::wait_for_space(Nanoseconds deadline, Interrupt interrupt) {
+  check_peer();
+  return writer_.wait_for_space(deadline, interrupt);
+}
+
+// Who is gone never makes space. Whoever reads may be this very thread.
+void RingChannel::check_peer() const {
+  pollfd looked_at{socket_.get(), POLLRDHUP, 0};
+  if (::poll(&looked_at, 1, 0) > 0) throw LinkFailure(kClosed);
+}
+
+namespace {
+
+// The first record on the socket, from who dialled: with the memory, or without any.
+struct Offer {
+  std::uint64_t magic;
+  std::uint64_t size;
+};
+
+void wait_until(int fd, short events, Nanoseconds deadline) {
+  pollfd waited{fd, events, 0};
+  if (poll_until(&waited, 1, deadline, no_interrupt) == 0) {
+    throw LinkFailure("the peer was silent when shared memory was set up");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<SharedMemory> RingChannel::set_up(const Descriptor& socket, int side,
+                                                  Nanoseconds deadline) {
+  Offer offer{LinkMemory::kMagic, sizeof(LinkMemory)};
+  iovec vector{&offer, sizeof offer};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &vector;
+  message.msg_iovlen = 1;
+  std::shared_ptr<SharedMemory> memory;
+  std::uint8_t answer = 0;
+  if (side == 0) {
+    Descriptor descriptor;
+    std::tie(memory, descriptor) = SharedMemory::create(sizeof(LinkMemory));
+    if (memory) {
+      reinterpret_cast<LinkMemory*>(memory->data())->magic = LinkMemory::kMagic;
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof(int));
+      const int fd = descriptor.get();
+      std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    } else {
+      offer.size = 0;
+    }
+    wait_until(socket.get(), POLLOUT, deadline);
+    if (sendmsg(socket.get(), &message, MSG_NOSIGNAL) != sizeof offer) throw_broken(errno);
+    wait_until(socket.get(), POLLIN, deadline);
+    const ssize_t count = recv(socket.get(), &answer, 1, 0);
+    if (count == 0) throw LinkFailure(kClosed);
+    if (count < 0) throw_broken(errno);
+  } else {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    wait_until(socket.get(), POLLIN, deadline);
+    const ssize_t count = recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
+    if (count == 0) throw LinkFailure(kClosed);
+    if (count < 0) throw_broken(errno);
+    const Descriptor descriptor = descriptor_of(message);
+    if (count != sizeof offer || offer.magic != LinkMemory::kMagic) {
+      throw BadFrame("the peer sent no offer of shared memory");
+    }
+    if (offer.size == sizeof(LinkMemory) && descriptor) {
+      memory = SharedMemory::map(descriptor, sizeof(LinkMemory));
+    }
+    answer = memory != nullptr;
+    if (send(socket.get(), &answer, 1, MSG_NOSIGNAL) != 1) throw_broken(errno);
+  }
+  return answer != 0 ? memory : nullptr;
+}
+
+}  // namespace farcall
