@@ -209,7 +209,7 @@ class References:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
         ref = handle.ref
         owner = self.agent.directory.of_incarnation(handle.reference.owner)
-        if owner is not None and owner.lost is not None:
+        if owner is not None and owner.lost is not None and not self.agent.is_closed:
             # Whoever heard of its loss by a call may be here before the machine knows.
             raise OwnerDied(owner.name, owner.left or owner.lost)
         if not self._creation_errors and not self._refs.is_void(ref):
