@@ -13,9 +13,9 @@
 #include <optional>
 #include <vector>
 
-#include "core/ring_channel.hpp"
 #include "core/errors.hpp"
 #include "core/frame_reader.hpp"
+#include "core/ring_channel.hpp"
 
 using namespace farcall;
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "check.hpp"
-#include "core/channel.hpp"
 #include "core/errors.hpp"
 #include "core/frame_reader.hpp"
+#include "core/stream_channel.hpp"
 #include "core/wire.hpp"
 
 namespace farcall {

@@ -13,6 +13,7 @@
 
 #include "check.hpp"
 #include "core/endpoint.hpp"
+#include "core/ring_channel.hpp"
 #include "frames.hpp"
 
 namespace farcall {
