@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "core/segments.hpp"
 #include "frames.hpp"
 
 using namespace farcall;
