@@ -22,18 +22,22 @@ void throw_broken(int error) {
   throw LinkFailure("the connection broke: " + std::string(std::strerror(error)));
 }
 
-void lay_out(const OutFrame& frame, const std::vector<std::uint64_t>& places, Composed& composed) {
+HeaderBytes header_of(const OutFrame& frame, std::uint8_t flags) {
   Header header;
   header.kind = frame.kind;
-  header.flags = places.empty() ? 0 : kInSegments;
+  header.flags = flags;
   header.meta_length = static_cast<std::uint32_t>(frame.meta.size);
   header.buffer_count = static_cast<std::uint32_t>(frame.buffers.size());
   header.call_id = frame.call_id;
   header.body_length = frame.body.size;
-  const HeaderBytes bytes = encode_header(header);
-  composed.front.resize(kHeaderSize + header.table_length());
+  return encode_header(header);
+}
+
+void lay_out(const OutFrame& frame, const std::vector<std::uint64_t>& places, Composed& composed) {
+  const HeaderBytes header = header_of(frame, places.empty() ? 0 : kInSegments);
+  composed.front.resize(kHeaderSize + 8 * (frame.buffers.size() + places.size()));
   std::uint8_t* front = composed.front.data();
-  std::memcpy(front, bytes.data(), kHeaderSize);
+  std::memcpy(front, header.data(), kHeaderSize);
   front += kHeaderSize;
   for (const Part& buffer : frame.buffers) {
     const std::uint64_t length = buffer.size;
@@ -44,7 +48,7 @@ void lay_out(const OutFrame& frame, const std::vector<std::uint64_t>& places, Co
   composed.parts.push_back({composed.front.data(), composed.front.size()});
   composed.parts.push_back(frame.meta);
   composed.parts.push_back(frame.body);
-  std::uint64_t offset = kHeaderSize + header.front_length();
+  std::uint64_t offset = composed.front.size() + frame.meta.size + frame.body.size;
   for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
     if (!places.empty()) {
       std::memcpy(front, &places[i], 8);

@@ -91,6 +91,8 @@ constexpr char kClosed[] = "the peer closed the connection";
 bool would_block(int error);
 [[noreturn]] void throw_broken(int error);
 
+HeaderBytes header_of(const OutFrame& frame, std::uint8_t flags);
+
 // Header, table and parts of a frame. `places`: which segment each buffer lies in, 0 for none; empty
 // if none lies in one.
 void lay_out(const OutFrame& frame, const std::vector<std::uint64_t>& places, Composed& composed);

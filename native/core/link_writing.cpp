@@ -13,17 +13,21 @@ void Link::send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt
 
 bool Link::send_at_once(const OutFrame& frame) {
   if (!enter()) return false;
-  bool sent = false;
-  if (writing_.try_take()) {
-    try {
-      sent = !is_lost() && channel_->write_at_once(frame);
-    } catch (const std::exception&) {
-      // `send` finds out.
-    }
-    writing_.give_back();
-  }
+  const bool sent = write_at_once(frame);
   leave();
   return sent;
+}
+
+bool Link::write_at_once(const OutFrame& frame) {
+  if (!writing_.try_take()) return false;
+  bool written = false;
+  try {
+    written = !is_lost() && channel_->write_at_once(frame);
+  } catch (const std::exception&) {
+    // Who writes the other way finds out.
+  }
+  writing_.give_back();
+  return written;
 }
 
 // Who has the role of reading gives it back before it waits for the peer, which may wait for us to
@@ -31,6 +35,7 @@ bool Link::send_at_once(const OutFrame& frame) {
 void Link::send_entered(const OutFrame& frame, Reading& reading, Nanoseconds deadline,
                         Interrupt interrupt) {
   if (is_lost()) throw LinkFailure(cause());
+  if (write_at_once(frame)) return;
   Composed composed;
   try {
     channel_->compose(frame, composed);

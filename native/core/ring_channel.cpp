@@ -37,6 +37,19 @@ Descriptor descriptor_of(msghdr& message) {
   return descriptor;
 }
 
+using Control = char[CMSG_SPACE(sizeof(int))];
+
+// Sends a descriptor with a message. `control` is the memory for that.
+void attach(msghdr& message, Control& control, int descriptor) {
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+}
+
 }  // namespace
 
 RingChannel::RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side)
@@ -76,7 +89,7 @@ bool RingChannel::receive_record() {
   if (ended_.load(std::memory_order_relaxed)) return false;
   Record record;
   iovec vector{&record, sizeof record};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  alignas(cmsghdr) Control control;
   msghdr message{};
   message.msg_iov = &vector;
   message.msg_iovlen = 1;
@@ -116,19 +129,11 @@ void RingChannel::ring_bell() {
 bool RingChannel::announce(SegmentName name, std::size_t size, int descriptor) {
   Record record{RecordType::kSegment, name.slot, name.serial, size};
   iovec vector{&record, sizeof record};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) Control control = {};
   msghdr message{};
   message.msg_iov = &vector;
   message.msg_iovlen = 1;
-  if (descriptor >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-  }
+  if (descriptor >= 0) attach(message, control, descriptor);
   return sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof record;
 }
 
@@ -196,13 +201,8 @@ bool RingChannel::write_at_once(const OutFrame& frame) {
   for (const Part& buffer : frame.buffers) size += 8 + kAlignment + buffer.size;
   if (size > kSmallFrame || writer_.space() < size) return false;
   if (frame.buffers.empty()) {
-    Header header;
-    header.kind = frame.kind;
-    header.meta_length = static_cast<std::uint32_t>(frame.meta.size);
-    header.call_id = frame.call_id;
-    header.body_length = frame.body.size;
-    const HeaderBytes bytes = encode_header(header);
-    const Part parts[] = {{bytes.data(), bytes.size()}, frame.meta, frame.body};
+    const HeaderBytes header = header_of(frame, 0);
+    const Part parts[] = {{header.data(), header.size()}, frame.meta, frame.body};
     write(parts, std::size(parts));
     return true;
   }
@@ -244,7 +244,7 @@ std::shared_ptr<SharedMemory> RingChannel::set_up(const Descriptor& socket, int 
                                                   Nanoseconds deadline) {
   Offer offer{LinkMemory::kMagic, sizeof(LinkMemory)};
   iovec vector{&offer, sizeof offer};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) Control control = {};
   msghdr message{};
   message.msg_iov = &vector;
   message.msg_iovlen = 1;
@@ -254,15 +254,7 @@ std::shared_ptr<SharedMemory> RingChannel::set_up(const Descriptor& socket, int 
     Descriptor descriptor;
     std::tie(memory, descriptor) = SharedMemory::create(sizeof(LinkMemory));
     if (memory) {
-      reinterpret_cast<LinkMemory*>(memory->data())->magic = LinkMemory::kMagic;
-      message.msg_control = control;
-      message.msg_controllen = sizeof control;
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int));
-      const int fd = descriptor.get();
-      std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+      attach(message, control, descriptor.get());
     } else {
       offer.size = 0;
     }

@@ -20,7 +20,6 @@ struct LinkMemory {
   static constexpr std::size_t kRing = 1 << 20;
   static constexpr std::uint64_t kMagic = 0x31'6d68'7363'6c66;  // "flcshm1"
 
-  std::uint64_t magic;
   RingControl controls[2];
   SegmentStates states[2];
   alignas(64) std::uint8_t data[2][kRing];

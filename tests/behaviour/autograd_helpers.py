@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,7 +37,7 @@ Program = Callable[["Run"], Any]
 Way = Callable[..., Any]
 
 
-class Run(Here):
+class Run(Here, ABC):
     """One run of a program. Arrives as itself, so handlers find leaves and counts in it."""
 
     context_id: int = 0
@@ -102,31 +103,31 @@ class Run(Here):
 
     # How a program calls, and what differs between the two.
 
-    def call(self, to: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def call(self, to: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
 
+    @abstractmethod
     def call_async(
         self, to: str, function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> torch.futures.Future[Any]:
-        raise NotImplementedError
+    ) -> torch.futures.Future[Any]: ...
 
-    def remote(self, to: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def remote(self, to: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
 
+    @abstractmethod
     def rref(self, value: Any) -> Any:
         """A reference of the acting worker to a value of its own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def arrived(self, tensor: torch.Tensor) -> torch.Tensor:
         """For handlers that change an argument or hook it: a tensor apart from the sender's."""
-        raise NotImplementedError
 
-    def backward(self, roots: Any, **options: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def backward(self, roots: Any, **options: Any) -> None: ...
 
+    @abstractmethod
     def gradient(self, name: str) -> torch.Tensor:
         """The gradient so far of a leaf of the acting worker."""
-        raise NotImplementedError
 
 
 class LocalRun(Run):
