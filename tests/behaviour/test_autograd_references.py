@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from behaviour.autograd_helpers import Run, compare, doubles, times, weights
+from behaviour.autograd_helpers import DistributedRun, Run, compare, doubles, times, weights
 from behaviour.helpers import PROXIES, Here, by_async, by_sync
 from farcall import autograd as dist_autograd
 from farcall import rpc
@@ -126,7 +126,7 @@ def multiply_all(references: dict[str, list[Any]], x: torch.Tensor) -> torch.Ten
 
 def test_value_made_outside_of_the_context_has_its_gradient_on_the_owner(pair: list[Agent]) -> None:
     leaf = doubles(4).requires_grad_()
-    box = Run()
+    box = DistributedRun()
     box.leaf("w1", "w", leaf)
     rref = rpc.remote("w1", box.__getitem__, args=("w",))
     rref.to_here()

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from behaviour.autograd_helpers import Run, compare, doubles, times, weights
+from behaviour.autograd_helpers import DistributedRun, Run, compare, doubles, times, weights
 from farcall import autograd as dist_autograd
 from farcall import rpc
 from farcall.runtime.agent import Agent
@@ -341,7 +341,7 @@ def test_sparse_gradients_of_two_passes_are_added(pair: list[Agent]) -> None:
     table = torch.nn.Embedding(10, 4, sparse=True, dtype=torch.float64)
     with dist_autograd.context() as context_id:
         for _ in range(2):
-            run = Run()
+            run = DistributedRun()
             run.module("w0", "table", table)
             dist_autograd.backward(context_id, [rpc.rpc_sync("w0", look_up, (run, INDEX)).sum()])
         gradient = dist_autograd.get_gradients(context_id)[table.weight]
