@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/endpoint.hpp"
+#include "plain/plain.hpp"
 
 namespace nb = nanobind;
 using namespace farcall;
@@ -263,4 +264,6 @@ NB_MODULE(_native, module) {
       .def("wake", &Endpoint::wake)
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Endpoint::forget);
+
+  bind_plain(module);
 }

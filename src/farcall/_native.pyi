@@ -1,6 +1,10 @@
-"""The compiled part of the native transport: `native/module.cpp`. Safe from any thread."""
+"""The compiled part: transport (`native/module.cpp`) and plain values (`native/plain/`).
+
+Safe from any thread.
+"""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 Buffer = bytes | bytearray | memoryview
 
@@ -79,3 +83,20 @@ class Endpoint:
     def wake(self) -> None: ...
     def close(self) -> None: ...
     def forget(self) -> None: ...
+
+class TensorMemory:
+    """The memory of a tensor that is sent, through the buffer protocol. Keeps the tensor."""
+
+class Plain:
+    """See `native/plain/plain.hpp`. ValueError: `api` is not the capsule that it should be."""
+
+    def __init__(self, tensor_type: type, api: object) -> None: ...
+    def dump(
+        self, value: object
+    ) -> bytes | tuple[bytes, Sequence[memoryview], Sequence[Any]] | None:
+        """Pickle, buffers, and tensors that require grad; None if the value is not plain."""
+
+    def load(
+        self, body: Buffer, buffers: Sequence[Any], attach: Callable[[Any], object] | None
+    ) -> Any:
+        """The value; NotImplemented if it is not plain."""

@@ -29,6 +29,7 @@ from farcall.serde.pickling import (
     FastPickler,
     Met,
 )
+from farcall.serde.plain import accelerator
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.unpickling import MainUnpickler, NamedUnpickler, PlainUnpickler, unpickle
 
@@ -54,6 +55,10 @@ class Serializer:
             False keeps honest peers to deployed code; it is no fence against hostile ones.
         allow_pickle: take any pickle. False takes plain data, tensors, references, built-in and
             farcall's exceptions only, and is a fence.
+
+    Attributes:
+        functions: those that were found by name.
+        plain: what takes plain values past the picklers, or None.
     """
 
     __slots__ = (
@@ -64,12 +69,14 @@ class Serializer:
         "allow_by_value",
         "allow_pickle",
         "functions",
+        "plain",
     )
 
     def __init__(self, *, allow_by_value: bool = True, allow_pickle: bool = True) -> None:
         self.allow_by_value = allow_by_value
         self.allow_pickle = allow_pickle
         self.functions = Functions()
+        self.plain = accelerator()
         self._reference: type | None = None
         self._check: Check | None = None
         # Picklers that nobody uses. A list is its own lock: who pops one has it alone.
@@ -106,6 +113,10 @@ class Serializer:
         """
         if value is None:
             return NOTHING
+        if self.plain is not None:
+            plain = self.plain.dump(value)
+            if plain is not None:
+                return Dumped(plain) if type(plain) is bytes else Dumped(*plain)
         try:
             pickler = self._idle.pop()
         except IndexError:
@@ -152,14 +163,28 @@ class Serializer:
             body: the pickle.
             buffers: the out-of-band buffers in order; writable ones become tensors' memory.
             references: what `load_reference` returns, by index.
-            attach: is called with each arriving tensor that is to require grad, in order; what it
-                returns takes the tensor's place. Without it they are leaves.
+            attach: is called with each arriving tensor that is to require grad, in order, and
+                gives it a history in place. Without it they are leaves.
 
         Raises:
             FunctionNotFound: the pickle names a module or attribute that does not exist here.
             Refused: this serializer's policy forbids something in it.
             SerializationError: any other failure; its cause says what.
         """
+        try:
+            if self.plain is not None and not references:
+                value = self.plain.load(body, buffers, attach)
+                if value is not NotImplemented:
+                    return value
+            return self._unpickle(body, buffers, references, attach)
+        except FarcallError:
+            raise
+        except Exception as error:
+            raise _unloadable(error) from error
+
+    def _unpickle(
+        self, body: Body, buffers: Sequence[Any], references: Sequence[Any], attach: Attach | None
+    ) -> Any:
         token = None
         if references or attach is not None or arriving.get() is not None:
             token = arriving.set(Arriving(references, attach))  # not that of a load around this one
@@ -169,10 +194,6 @@ class Serializer:
             if SPAWNED_MAIN not in sys.modules and _names_spawned_main(body):
                 return unpickle(MainUnpickler, body, buffers)
             return pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body)
-        except FarcallError:
-            raise
-        except Exception as error:
-            raise _unloadable(error) from error
         finally:
             if token is not None:
                 arriving.reset(token)

@@ -1,0 +1,305 @@
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <vector>
+
+#include "plain.hpp"
+
+namespace farcall {
+
+namespace {
+
+// As in farcall/serde/tensors.py.
+constexpr std::int64_t kInlineBytes = 16 << 10;
+constexpr std::int64_t kHolesAllowedBytes = 8 << 10;
+
+// Larger values are left to Python before much work was done in vain.
+constexpr int kMaxDepth = 16;
+constexpr int kMaxValues = 1024;
+constexpr std::size_t kMaxMutable = 64;
+constexpr Py_ssize_t kMaxText = 16 << 10;
+
+// The memory of a tensor that goes out of band, and the tensor with it.
+class TensorMemory {
+ public:
+  TensorMemory(nb::object tensor, void* data, std::int64_t size)
+      : tensor_(std::move(tensor)), data_(data), size_(size) {}
+
+  static int get_buffer(PyObject* self, Py_buffer* view, int flags) {
+    const TensorMemory* memory = nb::inst_ptr<TensorMemory>(self);
+    return PyBuffer_FillInfo(view, self, memory->data_, static_cast<Py_ssize_t>(memory->size_), 0,
+                             flags);
+  }
+
+ private:
+  nb::object tensor_;
+  void* data_;
+  std::int64_t size_;
+};
+
+PyType_Slot tensor_memory_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(TensorMemory::get_buffer)},
+    {0, nullptr},
+};
+
+class Writer {
+ public:
+  explicit Writer(const TensorKind& kind) : kind_(kind) { out_.reserve(512); }
+
+  nb::object dump(PyObject* value) {
+    put(op::kProto);
+    put(5);
+    if (!write(value, 0)) return nb::none();
+    put(op::kStop);
+    nb::object body = checked(
+        PyBytes_FromStringAndSize(out_.data(), static_cast<Py_ssize_t>(out_.size())));
+    if (!buffers_.is_valid() && !tensors_.is_valid()) return body;
+    return nb::make_tuple(body, buffers_.is_valid() ? buffers_ : nb::tuple(),
+                          tensors_.is_valid() ? tensors_ : nb::tuple());
+  }
+
+ private:
+  // False: this is not plain.
+  bool write(PyObject* value, int depth) {
+    if (++values_ > kMaxValues || depth > kMaxDepth) return false;
+    PyTypeObject* type = Py_TYPE(value);
+    if (value == Py_None) return put(op::kNone);
+    if (value == Py_True) return put(op::kTrue);
+    if (value == Py_False) return put(op::kFalse);
+    if (type == &PyTuple_Type) return write_tuple(value, depth);
+    if (type == reinterpret_cast<PyTypeObject*>(kind_.type.ptr())) return write_tensor(value);
+    if (type == &PyLong_Type) return write_int(value);
+    if (type == &PyUnicode_Type) return write_text(value);
+    if (type == &PyFloat_Type) return write_float(PyFloat_AS_DOUBLE(value));
+    if (type == &PyDict_Type) return write_dict(value, depth);
+    if (type == &PyList_Type) return write_list(value, depth);
+    if (type == &PyBytes_Type) return write_bytes(value);
+    return false;
+  }
+
+  bool write_tuple(PyObject* tuple, int depth) {
+    const Py_ssize_t size = PyTuple_GET_SIZE(tuple);
+    if (size == 0) return put(op::kTuple0);
+    if (size > 3) put(op::kMark);
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (!write(PyTuple_GET_ITEM(tuple, i), depth + 1)) return false;
+    }
+    return end_tuple(size);
+  }
+
+  bool end_tuple(Py_ssize_t size) {
+    constexpr std::uint8_t ends[] = {op::kTuple0, op::kTuple1, op::kTuple2, op::kTuple3};
+    return put(size > 3 ? op::kTuple : ends[size]);
+  }
+
+  // Asking a tensor may run Python (a torch function mode), which may change lists and dicts.
+  bool write_list(PyObject* list, int depth) {
+    if (!is_new(list)) return false;
+    put(op::kList);
+    if (PyList_GET_SIZE(list) == 0) return true;
+    put(op::kMark);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+      const nb::object item = nb::borrow(PyList_GET_ITEM(list, i));
+      if (!write(item.ptr(), depth + 1)) return false;
+    }
+    return put(op::kAppends);
+  }
+
+  bool write_dict(PyObject* dict, int depth) {
+    if (!is_new(dict)) return false;
+    put(op::kDict);
+    if (PyDict_GET_SIZE(dict) == 0) return true;
+    put(op::kMark);
+    Py_ssize_t position = 0;
+    for (PyObject *key, *value; PyDict_Next(dict, &position, &key, &value);) {
+      const nb::object kept_key = nb::borrow(key);
+      const nb::object kept_value = nb::borrow(value);
+      if (!write(key, depth + 1) || !write(value, depth + 1)) return false;
+    }
+    return put(op::kSetItems);
+  }
+
+  // What can be changed must arrive as one if it is met twice; Python's pickler sees to that.
+  bool is_new(PyObject* object) {
+    for (const PyObject* known : seen_) {
+      if (known == object) return false;
+    }
+    if (seen_.size() == kMaxMutable) return false;
+    seen_.push_back(object);
+    return true;
+  }
+
+  bool write_int(PyObject* value) {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow == 0 && write_int(number);
+  }
+
+  bool write_int(std::int64_t number) {
+    if (number >= 0 && number < 256) {
+      put(op::kInt1);
+      return put(static_cast<std::uint8_t>(number));
+    }
+    if (number >= 0 && number < 65536) {
+      put(op::kInt2);
+      return put_little(static_cast<std::uint64_t>(number), 2);
+    }
+    if (number >= INT32_MIN && number <= INT32_MAX) {
+      put(op::kInt4);
+      return put_little(static_cast<std::uint64_t>(number), 4);
+    }
+    put(op::kLong1);
+    put(8);
+    return put_little(static_cast<std::uint64_t>(number), 8);
+  }
+
+  bool write_float(double value) {
+    put(op::kFloat);
+    const auto bits = std::bit_cast<std::uint64_t>(value);
+    for (int shift = 56; shift >= 0; shift -= 8) put(static_cast<std::uint8_t>(bits >> shift));
+    return true;
+  }
+
+  bool write_text(PyObject* text) {
+    Py_ssize_t size = 0;
+    const char* data = PyUnicode_AsUTF8AndSize(text, &size);
+    if (data == nullptr) throw nb::python_error();  // half of a surrogate pair
+    if (size > kMaxText) return false;
+    return write_text(std::string_view(data, static_cast<std::size_t>(size)));
+  }
+
+  bool write_text(std::string_view text) {
+    put_sized(op::kUnicode1, op::kUnicode4, text.size());
+    return put(text.data(), text.size());
+  }
+
+  bool write_bytes(PyObject* bytes) {
+    const Py_ssize_t size = PyBytes_GET_SIZE(bytes);
+    if (size > kMaxText) return false;
+    put_sized(op::kBytes1, op::kBytes4, static_cast<std::size_t>(size));
+    return put(PyBytes_AS_STRING(bytes), static_cast<std::size_t>(size));
+  }
+
+  bool write_tensor(PyObject* tensor) {
+    if (!is_new(tensor)) return false;
+    dlpack::Tensor seen;
+    if (kind_.api->borrow_from_object(tensor, &seen) != 0) throw nb::python_error();
+    const DType* dtype = seen.device.type == dlpack::kCpu ? dtype_of(seen.dtype) : nullptr;
+    if (dtype == nullptr || seen.ndim > kMaxDimensions || seen.strides == nullptr) return false;
+    Extent extent;
+    if (!extent.measure(seen.shape, seen.strides, seen.ndim, dtype->size())) return false;
+    const std::int64_t length = extent.elements * dtype->size();
+    if (extent.bytes < length) return false;  // expanded, or overlapping otherwise
+    if (extent.bytes > std::max(2 * length, kHolesAllowedBytes)) return false;
+    auto* data = static_cast<std::uint8_t*>(seen.data) + seen.byte_offset;
+    if (!owns(tensor, data, extent.bytes)) return false;
+    if (call_method(tensor, kind_.is_neg).ptr() != Py_False) return false;
+    const nb::object wants = checked(PyObject_GetAttr(tensor, kind_.requires_grad.ptr()));
+    const bool requires_grad = wants.ptr() == Py_True;
+
+    write_rebuild();
+    if (requires_grad || seen.ndim != 1 || seen.strides[0] != 1) {
+      put(op::kMark);
+      write_data(tensor, data, extent.bytes);
+      write_text(dtype->name);
+      write_ints(seen.shape, seen.ndim);
+      write_ints(seen.strides, seen.ndim);
+      if (requires_grad) put(op::kTrue);
+      put(op::kTuple);
+    } else {
+      write_data(tensor, data, extent.bytes);
+      write_text(dtype->name);
+      put(op::kTuple2);
+    }
+    if (requires_grad) append(tensors_, nb::borrow(tensor));
+    return put(op::kReduce);
+  }
+
+  // Whether the storage is as large as the tensor says: FSDP and others free it behind its back.
+  bool owns(PyObject* tensor, const std::uint8_t* data, std::int64_t size) {
+    const nb::object storage = call_method(tensor, kind_.untyped_storage);
+    const Py_ssize_t bytes = PyObject_Size(storage.ptr());
+    if (bytes < 0) throw nb::python_error();
+    const auto start = nb::cast<std::uintptr_t>(call_method(storage.ptr(), kind_.data_ptr));
+    const auto first = reinterpret_cast<std::uintptr_t>(data);
+    return start != 0 && first >= start && first - start + static_cast<std::uint64_t>(size) <=
+                                               static_cast<std::uint64_t>(bytes);
+  }
+
+  void write_rebuild() {
+    if (names_rebuild_) {
+      put(op::kGet1);
+      put(0);
+      return;
+    }
+    names_rebuild_ = true;
+    write_text(kRebuildModule);
+    write_text(kRebuildName);
+    put(op::kGlobal);
+    put(op::kMemoize);
+  }
+
+  void write_data(PyObject* tensor, std::uint8_t* data, std::int64_t size) {
+    if (size >= kInlineBytes) {
+      put(op::kNextBuffer);
+      const nb::object memory = nb::cast(TensorMemory(nb::borrow(tensor), data, size));
+      append(buffers_, checked(PyMemoryView_FromObject(memory.ptr())));
+      return;
+    }
+    put(op::kByteArray);
+    put_little(static_cast<std::uint64_t>(size), 8);
+    put(reinterpret_cast<const char*>(data), static_cast<std::size_t>(size));
+  }
+
+  void write_ints(const std::int64_t* numbers, int count) {
+    if (count > 3) put(op::kMark);
+    for (int i = 0; i < count; ++i) write_int(numbers[i]);
+    end_tuple(count);
+  }
+
+  static void append(nb::object& list, const nb::object& item) {
+    if (!list.is_valid()) list = nb::list();
+    if (PyList_Append(list.ptr(), item.ptr()) != 0) throw nb::python_error();
+  }
+
+  bool put(std::uint8_t byte) {
+    out_.push_back(static_cast<char>(byte));
+    return true;
+  }
+  bool put(const char* data, std::size_t size) {
+    out_.append(data, size);
+    return true;
+  }
+  bool put_little(std::uint64_t number, int bytes) {
+    for (int i = 0; i < bytes; ++i) put(static_cast<std::uint8_t>(number >> (8 * i)));
+    return true;
+  }
+  void put_sized(std::uint8_t small, std::uint8_t large, std::size_t size) {
+    put(size < 256 ? small : large);
+    put_little(size, size < 256 ? 1 : 4);
+  }
+
+  const TensorKind& kind_;
+  std::string out_;
+  nb::object buffers_, tensors_;  // lists, if there are any
+  std::vector<const PyObject*> seen_;
+  int values_ = 0;
+  bool names_rebuild_ = false;
+};
+
+}  // namespace
+
+nb::object dump_plain(const TensorKind& kind, nb::handle value) {
+  try {
+    return Writer(kind).dump(value.ptr());
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    return nb::none();  // Python knows better what to say of it, or how to send it
+  }
+}
+
+void bind_tensor_memory(nb::module_& module) {
+  nb::class_<TensorMemory>(module, "TensorMemory", nb::type_slots(tensor_memory_slots));
+}
+
+}  // namespace farcall

@@ -1,0 +1,34 @@
+"""The compiled half of the serializer: plain values and dense CPU tensors as pickle, and back.
+
+It is an accelerator and nothing else: what it writes any unpickler reads, what it does not take the
+picklers do. `native/plain/plain.hpp` says what is plain.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from farcall._native import Plain
+else:
+    try:
+        from farcall._native import Plain
+    except ImportError:
+        Plain = None
+
+
+def accelerator() -> Plain | None:
+    """The compiled half, for this torch; None where it was not built, or torch is too old for it.
+
+    It is stateless, and safe from any thread.
+    """
+    # A C table for exchanging tensors, which torch has since 2.10.
+    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if Plain is None or api is None:
+        return None
+    try:
+        return Plain(torch.Tensor, api)
+    except ValueError:
+        return None  # a table of a later kind
