@@ -27,36 +27,85 @@ constexpr std::array<DType, 13> kTypes{{
 // The accelerator as Python sees it.
 class Plain {
  public:
-  Plain(nb::object tensor_type, nb::capsule api) {
-    if (api.name() == nullptr || std::string_view(api.name()) != dlpack::kExchangeApiName) {
-      throw nb::value_error("this capsule is no dlpack_exchange_api");
-    }
-    kind_.api = static_cast<const dlpack::ExchangeApi*>(api.data());
-    if (kind_.api->version.major != dlpack::kMajorVersion ||
-        kind_.api->borrow_from_object == nullptr) {
-      throw nb::value_error("this version of DLPack's exchange API is not known here");
-    }
-    kind_.type = std::move(tensor_type);
-    const auto interned = [](const char* name) {
-      return checked(PyUnicode_InternFromString(name));
-    };
-    kind_.requires_grad = interned("requires_grad");
-    kind_.set_requires_grad = interned("requires_grad_");
-    kind_.is_neg = interned("is_neg");
-    kind_.untyped_storage = interned("untyped_storage");
-    kind_.data_ptr = interned("data_ptr");
+  Plain(nb::object tensor_type, nb::capsule api, nb::object handle_type, nb::object check,
+        bool allows_names)
+      : context_(std::move(tensor_type), table_of(api), std::move(handle_type), std::move(check),
+                 allows_names) {}
+
+  nb::object dump(nb::handle value) const { return dump_plain(context_, value); }
+  nb::object load(nb::handle body, nb::handle buffers, nb::handle references,
+                  nb::handle attach) const {
+    return load_plain(context_, body, buffers, references, attach);
   }
 
-  nb::object dump(nb::handle value) const { return dump_plain(kind_, value); }
-  nb::object load(nb::handle body, nb::handle buffers, nb::handle attach) const {
-    return load_plain(kind_, body, buffers, attach);
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<Plain>(self)->context_.check.ptr());
+    return 0;
+  }
+
+  static int clear(PyObject* self) {
+    nb::inst_ptr<Plain>(self)->context_.check = nb::none();
+    return 0;
   }
 
  private:
-  TensorKind kind_;
+  static const dlpack::ExchangeApi* table_of(const nb::capsule& capsule) {
+    if (capsule.name() == nullptr || std::string_view(capsule.name()) != dlpack::kExchangeApiName) {
+      throw nb::value_error("this capsule is no dlpack_exchange_api");
+    }
+    const auto* api = static_cast<const dlpack::ExchangeApi*>(capsule.data());
+    if (api->version.major != dlpack::kMajorVersion || api->borrow_from_object == nullptr) {
+      throw nb::value_error("this version of DLPack's exchange API is not known here");
+    }
+    return api;
+  }
+
+  Context context_;
+};
+
+// It refers to an agent's references by `check`, and those to their serializer.
+PyType_Slot plain_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(Plain::traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(Plain::clear)},
+    {0, nullptr},
 };
 
 }  // namespace
+
+Context::Context(nb::object tensor_type, const dlpack::ExchangeApi* api, nb::object handle_type,
+                 nb::object check, bool allows_names)
+    : tensor_type(std::move(tensor_type)),
+      api(api),
+      handle_type(std::move(handle_type)),
+      check(std::move(check)),
+      allows_names(allows_names) {
+  const auto interned = [](const char* name) { return checked(PyUnicode_InternFromString(name)); };
+  requires_grad = interned("requires_grad");
+  set_requires_grad = interned("requires_grad_");
+  is_neg = interned("is_neg");
+  untyped_storage = interned("untyped_storage");
+  data_ptr = interned("data_ptr");
+  module = interned("__module__");
+  qualname = interned("__qualname__");
+  reduce = interned("__reduce__");
+}
+
+nb::object find(const Name& name) {
+  const auto text = [](std::string_view part) {
+    return checked(PyUnicode_FromStringAndSize(part.data(), static_cast<Py_ssize_t>(part.size())));
+  };
+  nb::object found = nb::steal(PyImport_GetModule(text(name.module).ptr()));
+  std::string_view path = name.qualname;
+  while (found.is_valid()) {
+    const std::size_t dot = path.find('.');
+    found = nb::steal(PyObject_GetAttr(found.ptr(), text(path.substr(0, dot)).ptr()));
+    if (dot == path.npos) break;
+    path.remove_prefix(dot + 1);
+  }
+  if (!found.is_valid() && PyErr_Occurred()) throw nb::python_error();
+  return found;
+}
 
 const DType* dtype_of(const dlpack::DataType& type) {
   if (type.lanes != 1) return nullptr;
@@ -92,10 +141,13 @@ bool Extent::measure(const std::int64_t* shape, const std::int64_t* strides, int
 
 void bind_plain(nb::module_& module) {
   bind_tensor_memory(module);
-  nb::class_<Plain>(module, "Plain")
-      .def(nb::init<nb::object, nb::capsule>(), nb::arg("tensor_type"), nb::arg("api"))
+  nb::class_<Plain>(module, "Plain", nb::type_slots(plain_slots))
+      .def(nb::init<nb::object, nb::capsule, nb::object, nb::object, bool>(),
+           nb::arg("tensor_type"), nb::arg("api"), nb::arg("handle_type").none(),
+           nb::arg("check").none(), nb::arg("allows_names"))
       .def("dump", &Plain::dump, nb::arg("value").none())
-      .def("load", &Plain::load, nb::arg("body"), nb::arg("buffers"), nb::arg("attach").none());
+      .def("load", &Plain::load, nb::arg("body"), nb::arg("buffers"), nb::arg("references"),
+           nb::arg("attach").none());
 }
 
 }  // namespace farcall

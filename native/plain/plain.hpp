@@ -1,5 +1,6 @@
-// Plain values as pickle, and back, without running Python code: None, bools, ints of 64 bits,
-// floats, strings, bytes, tuples, lists, dicts, and dense tensors on the CPU.
+// Plain values as pickle, and back, with next to no Python code run: None, bools, ints of 64 bits,
+// floats, strings, bytes, tuples, lists, dicts, dense tensors on the CPU, remote references, and
+// functions and classes that are found by name.
 //
 // This is for speed only. What is written is what `farcall/serde` writes for the same value, but for
 // memos: any unpickler takes it. What is not plain, or unusual (a list that is met twice, an empty
@@ -7,7 +8,7 @@
 // happened. Tensors are seen through DLPack, so nothing here depends on a version of torch.
 //
 // Bytes that are loaded may come from a hostile peer. Whatever they say, all that comes of it are
-// plain values.
+// plain values; functions and classes only where any pickle may be loaded.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -21,10 +22,22 @@ namespace farcall {
 
 namespace nb = nanobind;
 
-// How the pickle names the function that makes a tensor: `rebuild_tensor(data, dtype, shape, stride,
-// requires_grad)`. Without a shape the tensor has one dimension.
-inline constexpr std::string_view kRebuildModule = "farcall.serde.tensors";
-inline constexpr std::string_view kRebuildName = "rebuild_tensor";
+// How a pickle names a function or a class.
+struct Name {
+  std::string_view module;
+  std::string_view qualname;
+
+  bool operator==(const Name&) const = default;
+};
+
+// `rebuild_tensor(data, dtype, shape, stride, requires_grad)` makes a tensor; without a shape it has
+// one dimension.
+inline constexpr Name kRebuildTensor{"farcall.serde.tensors", "rebuild_tensor"};
+// `load_reference(index)` is one of the references beside the pickle, and what users have of it is
+// made by `rebuild_reference` of that.
+inline constexpr Name kLoadReference{"farcall.serde.loading", "load_reference"};
+inline constexpr Name kRebuildReference{"farcall.rref", "rebuild_reference"};
+inline constexpr Name kReferenceType{"farcall.rref", "RRef"};
 
 inline constexpr int kMaxDimensions = 32;
 
@@ -65,11 +78,20 @@ struct Extent {
                std::int64_t item_size);
 };
 
-// What torch.Tensor is, how it is made, and what is asked of one.
-struct TensorKind {
-  nb::object type;
+// What it depends on; constant.
+struct Context {
+  nb::object tensor_type;
   const dlpack::ExchangeApi* api;
-  nb::object requires_grad, set_requires_grad, is_neg, untyped_storage, data_ptr;  // names
+  nb::object handle_type;  // of what stays out of the pickle as a reference, or None
+  nb::object check;        // called with each of those
+  bool allows_names;       // functions and classes may be loaded
+
+  // Interned.
+  nb::object requires_grad, set_requires_grad, is_neg, untyped_storage, data_ptr;
+  nb::object module, qualname, reduce;
+
+  Context(nb::object tensor_type, const dlpack::ExchangeApi* api, nb::object handle_type,
+          nb::object check, bool allows_names);
 };
 
 inline nb::object checked(PyObject* object) {
@@ -81,12 +103,21 @@ inline nb::object call_method(PyObject* object, const nb::object& name) {
   return checked(PyObject_CallMethodNoArgs(object, name.ptr()));
 }
 
-// (pickle, buffers, tensors that require grad), only the pickle if there are none, or None.
-nb::object dump_plain(const TensorKind& kind, nb::handle value);
+// Names of the program's main module, which differ from worker to worker.
+inline bool is_main(std::string_view module) {
+  return module == "__main__" || module == "__mp_main__";
+}
+
+// What that name leads to in the modules that are loaded, or an invalid object.
+nb::object find(const Name& name);
+
+// (pickle, buffers, tensors that require grad, references), only the pickle if there are none, or
+// None.
+nb::object dump_plain(const Context& context, nb::handle value);
 
 // The value, or NotImplemented. `attach` is called with each tensor that shall require grad.
-nb::object load_plain(const TensorKind& kind, nb::handle body, nb::handle buffers,
-                      nb::handle attach);
+nb::object load_plain(const Context& context, nb::handle body, nb::handle buffers,
+                      nb::handle references, nb::handle attach);
 
 void bind_tensor_memory(nb::module_& module);
 void bind_plain(nb::module_& module);

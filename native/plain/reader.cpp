@@ -41,7 +41,8 @@ struct Block {
 };
 static_assert(offsetof(Block, managed) == 0);
 
-enum class Kind : std::uint8_t { kObject, kRaw, kRebuild };
+// Functions that only a reduction may use are not objects here: nobody gets hold of them.
+enum class Kind : std::uint8_t { kObject, kRaw, kRebuild, kLoadReference, kRebuildReference };
 
 struct Item {
   Kind kind = Kind::kObject;
@@ -53,8 +54,13 @@ struct Item {
 // A stack machine, as pickle describes it. Every step that gives false leaves the pickle to Python.
 class Reader {
  public:
-  Reader(const TensorKind& kind, const std::uint8_t* data, std::size_t size, nb::handle buffers)
-      : kind_(kind), at_(data), end_(data + size), buffers_(buffers) {
+  Reader(const Context& context, const std::uint8_t* data, std::size_t size, nb::handle buffers,
+         nb::handle references)
+      : context_(context),
+        at_(data),
+        end_(data + size),
+        buffers_(buffers),
+        references_(references) {
     stack_.reserve(16);
   }
 
@@ -71,7 +77,7 @@ class Reader {
   nb::object result(nb::handle attach) {
     for (const nb::object& tensor : to_attach_) {
       if (attach.is_none()) {
-        call_method(tensor.ptr(), kind_.set_requires_grad);
+        call_method(tensor.ptr(), context_.set_requires_grad);
       } else {
         checked(PyObject_CallOneArg(attach.ptr(), tensor.ptr()));
       }
@@ -285,11 +291,25 @@ class Reader {
   bool read_global() {
     const std::size_t count = stack_.size();
     if (count < 2 || !has(count - 2)) return false;
-    if (!is_text(stack_[count - 2], kRebuildModule) || !is_text(stack_[count - 1], kRebuildName)) {
+    const std::optional<std::string_view> module = text_of(stack_[count - 2]);
+    const std::optional<std::string_view> qualname = text_of(stack_[count - 1]);
+    if (!module || !qualname) return false;
+    Item item;
+    const Name name{*module, *qualname};
+    if (name == kRebuildTensor) {
+      item.kind = Kind::kRebuild;
+    } else if (name == kLoadReference) {
+      item.kind = Kind::kLoadReference;
+    } else if (name == kRebuildReference) {
+      item.kind = Kind::kRebuildReference;
+    } else if (context_.allows_names && !is_main(name.module)) {
+      item.object = find(name);
+      if (!item.object.is_valid()) return false;
+    } else {
       return false;
     }
     stack_.resize(count - 2);
-    stack_.push_back({Kind::kRebuild, {}});
+    stack_.push_back(std::move(item));
     return true;
   }
 
@@ -301,24 +321,45 @@ class Reader {
     return std::string_view(data, static_cast<std::size_t>(size));
   }
 
-  static bool is_text(const Item& item, std::string_view expected) {
-    return text_of(item) == expected;
-  }
-
   bool reduce() {
     const std::size_t count = stack_.size();
-    if (count < 2 || !has(count - 2) || stack_[count - 2].kind != Kind::kRebuild) return false;
+    if (count < 2 || !has(count - 2)) return false;
     const Item& top = stack_[count - 1];
     if (top.kind != Kind::kObject || !PyTuple_CheckExact(top.object.ptr())) return false;
     PyObject* tuple = top.object.ptr();
-    std::vector<Item> arguments;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
-      arguments.push_back({Kind::kObject, nb::borrow(PyTuple_GET_ITEM(tuple, i))});
+    const Py_ssize_t size = PyTuple_GET_SIZE(tuple);
+    nb::object made;
+    switch (stack_[count - 2].kind) {
+      case Kind::kRebuild: {
+        std::vector<Item> arguments;
+        for (Py_ssize_t i = 0; i < size; ++i) {
+          arguments.push_back({Kind::kObject, nb::borrow(PyTuple_GET_ITEM(tuple, i))});
+        }
+        if (!rebuild(arguments.data(), arguments.size(), made)) return false;
+        break;
+      }
+      case Kind::kLoadReference: {
+        if (size != 1 || !PyLong_CheckExact(PyTuple_GET_ITEM(tuple, 0))) return false;
+        const Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, 0));
+        if (index < 0) return false;
+        made = checked(PySequence_GetItem(references_.ptr(), index));
+        break;
+      }
+      case Kind::kRebuildReference: {
+        if (size != 1 ||
+            context_.handle_type.ptr() !=
+                reinterpret_cast<PyObject*>(Py_TYPE(PyTuple_GET_ITEM(tuple, 0)))) {
+          return false;
+        }
+        const nb::object rebuild_reference = find(kRebuildReference);
+        if (!rebuild_reference.is_valid()) return false;
+        made = checked(PyObject_CallOneArg(rebuild_reference.ptr(), PyTuple_GET_ITEM(tuple, 0)));
+        break;
+      }
+      default: return false;
     }
-    nb::object tensor;
-    if (!rebuild(arguments.data(), arguments.size(), tensor)) return false;
     stack_.resize(count - 2);
-    return push(std::move(tensor));
+    return push(std::move(made));
   }
 
   bool rebuild(const Item* arguments, std::size_t count, nb::object& tensor) {
@@ -369,7 +410,7 @@ class Reader {
 
   // A tensor over the bytes of a pickle (a copy) or of a buffer (that itself).
   bool data_of(const Item& source, Shape* given, const DType& dtype, nb::object& tensor) {
-    if (source.kind == Kind::kRebuild) return false;
+    if (source.kind != Kind::kObject && source.kind != Kind::kRaw) return false;
     HeldView held{};
     const std::uint8_t* data = source.data;
     std::size_t size = source.size;
@@ -424,7 +465,7 @@ class Reader {
          0},
     };
     void* made = nullptr;
-    if (kind_.api->object_from_managed(&block->managed, &made) != 0) throw nb::python_error();
+    if (context_.api->object_from_managed(&block->managed, &made) != 0) throw nb::python_error();
     tensor = nb::steal(static_cast<PyObject*>(made));
     return true;
   }
@@ -433,10 +474,11 @@ class Reader {
     return (size + kAlignment - 1) / kAlignment * kAlignment;
   }
 
-  const TensorKind& kind_;
+  const Context& context_;
   const std::uint8_t* at_;
   const std::uint8_t* const end_;
   const nb::handle buffers_;
+  const nb::handle references_;
   Py_ssize_t next_buffer_ = 0;
   std::vector<Item> stack_;
   std::vector<std::size_t> marks_;
@@ -463,10 +505,10 @@ class View {
 
 }  // namespace
 
-nb::object load_plain(const TensorKind& kind, nb::handle body, nb::handle buffers,
-                      nb::handle attach) {
+nb::object load_plain(const Context& context, nb::handle body, nb::handle buffers,
+                      nb::handle references, nb::handle attach) {
   const View view(body);
-  Reader reader(kind, view.data(), view.size(), buffers);
+  Reader reader(context, view.data(), view.size(), buffers, references);
   bool is_plain = false;
   try {
     is_plain = reader.run();

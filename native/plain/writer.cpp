@@ -18,6 +18,7 @@ constexpr int kMaxDepth = 16;
 constexpr int kMaxValues = 1024;
 constexpr std::size_t kMaxMutable = 64;
 constexpr Py_ssize_t kMaxText = 16 << 10;
+constexpr std::size_t kMaxName = 200;
 
 // The memory of a tensor that goes out of band, and the tensor with it.
 class TensorMemory {
@@ -44,18 +45,21 @@ PyType_Slot tensor_memory_slots[] = {
 
 class Writer {
  public:
-  explicit Writer(const TensorKind& kind) : kind_(kind) { out_.reserve(512); }
+  explicit Writer(const Context& context) : context_(context) { out_.reserve(512); }
 
   nb::object dump(PyObject* value) {
     put(op::kProto);
     put(5);
     if (!write(value, 0)) return nb::none();
     put(op::kStop);
+    if (handles_.is_valid() && !context_.check.is_none()) {
+      for (nb::handle handle : nb::borrow<nb::list>(handles_)) context_.check(handle);
+    }
     nb::object body = checked(
         PyBytes_FromStringAndSize(out_.data(), static_cast<Py_ssize_t>(out_.size())));
-    if (!buffers_.is_valid() && !tensors_.is_valid()) return body;
-    return nb::make_tuple(body, buffers_.is_valid() ? buffers_ : nb::tuple(),
-                          tensors_.is_valid() ? tensors_ : nb::tuple());
+    if (!buffers_.is_valid() && !tensors_.is_valid() && !handles_.is_valid()) return body;
+    const auto or_none = [](const nb::object& list) { return list.is_valid() ? list : nb::tuple(); };
+    return nb::make_tuple(body, or_none(buffers_), or_none(tensors_), or_none(handles_));
   }
 
  private:
@@ -67,13 +71,16 @@ class Writer {
     if (value == Py_True) return put(op::kTrue);
     if (value == Py_False) return put(op::kFalse);
     if (type == &PyTuple_Type) return write_tuple(value, depth);
-    if (type == reinterpret_cast<PyTypeObject*>(kind_.type.ptr())) return write_tensor(value);
+    if (type == reinterpret_cast<PyTypeObject*>(context_.tensor_type.ptr())) return write_tensor(value);
     if (type == &PyLong_Type) return write_int(value);
     if (type == &PyUnicode_Type) return write_text(value);
     if (type == &PyFloat_Type) return write_float(PyFloat_AS_DOUBLE(value));
     if (type == &PyDict_Type) return write_dict(value, depth);
     if (type == &PyList_Type) return write_list(value, depth);
     if (type == &PyBytes_Type) return write_bytes(value);
+    if (type == &PyFunction_Type || type == &PyType_Type) return write_name(value);
+    if (context_.handle_type.ptr() == reinterpret_cast<PyObject*>(type)) return write_handle(value);
+    if (std::string_view(type->tp_name) == kReferenceType.qualname) return write_reference(value);
     return false;
   }
 
@@ -183,7 +190,7 @@ class Writer {
   bool write_tensor(PyObject* tensor) {
     if (!is_new(tensor)) return false;
     dlpack::Tensor seen;
-    if (kind_.api->borrow_from_object(tensor, &seen) != 0) throw nb::python_error();
+    if (context_.api->borrow_from_object(tensor, &seen) != 0) throw nb::python_error();
     const DType* dtype = seen.device.type == dlpack::kCpu ? dtype_of(seen.dtype) : nullptr;
     if (dtype == nullptr || seen.ndim > kMaxDimensions || seen.strides == nullptr) return false;
     Extent extent;
@@ -193,8 +200,8 @@ class Writer {
     if (extent.bytes > std::max(2 * length, kHolesAllowedBytes)) return false;
     auto* data = static_cast<std::uint8_t*>(seen.data) + seen.byte_offset;
     if (!owns(tensor, data, extent.bytes)) return false;
-    if (call_method(tensor, kind_.is_neg).ptr() != Py_False) return false;
-    const nb::object wants = checked(PyObject_GetAttr(tensor, kind_.requires_grad.ptr()));
+    if (call_method(tensor, context_.is_neg).ptr() != Py_False) return false;
+    const nb::object wants = checked(PyObject_GetAttr(tensor, context_.requires_grad.ptr()));
     const bool requires_grad = wants.ptr() == Py_True;
 
     write_rebuild();
@@ -217,10 +224,10 @@ class Writer {
 
   // Whether the storage is as large as the tensor says: FSDP and others free it behind its back.
   bool owns(PyObject* tensor, const std::uint8_t* data, std::int64_t size) {
-    const nb::object storage = call_method(tensor, kind_.untyped_storage);
+    const nb::object storage = call_method(tensor, context_.untyped_storage);
     const Py_ssize_t bytes = PyObject_Size(storage.ptr());
     if (bytes < 0) throw nb::python_error();
-    const auto start = nb::cast<std::uintptr_t>(call_method(storage.ptr(), kind_.data_ptr));
+    const auto start = nb::cast<std::uintptr_t>(call_method(storage.ptr(), context_.data_ptr));
     const auto first = reinterpret_cast<std::uintptr_t>(data);
     return start != 0 && first >= start && first - start + static_cast<std::uint64_t>(size) <=
                                                static_cast<std::uint64_t>(bytes);
@@ -233,10 +240,58 @@ class Writer {
       return;
     }
     names_rebuild_ = true;
-    write_text(kRebuildModule);
-    write_text(kRebuildName);
-    put(op::kGlobal);
+    write(kRebuildTensor);
     put(op::kMemoize);
+  }
+
+  // A function or a class, if its name leads back to it on any worker with the same code.
+  bool write_name(PyObject* named) {
+    const nb::object module = checked(PyObject_GetAttr(named, context_.module.ptr()));
+    const nb::object qualname = checked(PyObject_GetAttr(named, context_.qualname.ptr()));
+    const Name name{text_of(module), text_of(qualname)};
+    if (name.module.empty() || is_main(name.module) || name.module.size() > kMaxName ||
+        name.qualname.size() > kMaxName || find(name).ptr() != named) {
+      return false;
+    }
+    return write(name);
+  }
+
+  bool write(const Name& name) {
+    write_text(name.module);
+    write_text(name.qualname);
+    return put(op::kGlobal);
+  }
+
+  // What users have of a reference; it reduces to its handle.
+  bool write_reference(PyObject* reference) {
+    const nb::object module = checked(
+        PyObject_GetAttr(reinterpret_cast<PyObject*>(Py_TYPE(reference)), context_.module.ptr()));
+    if (text_of(module) != kReferenceType.module || !is_new(reference)) return false;
+    const nb::object reduced = call_method(reference, context_.reduce);
+    const nb::object handle = nb::borrow(nb::handle(reduced)[1][0]);
+    if (context_.handle_type.ptr() != reinterpret_cast<PyObject*>(Py_TYPE(handle.ptr()))) {
+      return false;
+    }
+    write(kRebuildReference);
+    if (!write_handle(handle.ptr())) return false;
+    put(op::kTuple1);
+    return put(op::kReduce);
+  }
+
+  bool write_handle(PyObject* handle) {
+    if (!is_new(handle)) return false;
+    write(kLoadReference);
+    write_int(static_cast<std::int64_t>(handles_.is_valid() ? PyList_GET_SIZE(handles_.ptr()) : 0));
+    append(handles_, nb::borrow(handle));
+    put(op::kTuple1);
+    return put(op::kReduce);
+  }
+
+  static std::string_view text_of(const nb::object& text) {
+    Py_ssize_t size = 0;
+    const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (data == nullptr) throw nb::python_error();
+    return {data, static_cast<std::size_t>(size)};
   }
 
   void write_data(PyObject* tensor, std::uint8_t* data, std::int64_t size) {
@@ -279,9 +334,9 @@ class Writer {
     put_little(size, size < 256 ? 1 : 4);
   }
 
-  const TensorKind& kind_;
+  const Context& context_;
   std::string out_;
-  nb::object buffers_, tensors_;  // lists, if there are any
+  nb::object buffers_, tensors_, handles_;  // lists, if there are any
   std::vector<const PyObject*> seen_;
   int values_ = 0;
   bool names_rebuild_ = false;
@@ -289,9 +344,9 @@ class Writer {
 
 }  // namespace
 
-nb::object dump_plain(const TensorKind& kind, nb::handle value) {
+nb::object dump_plain(const Context& context, nb::handle value) {
   try {
-    return Writer(kind).dump(value.ptr());
+    return Writer(context).dump(value.ptr());
   } catch (const nb::python_error& error) {
     if (!error.matches(PyExc_Exception)) throw;
     return nb::none();  // Python knows better what to say of it, or how to send it

@@ -88,15 +88,30 @@ class TensorMemory:
     """The memory of a tensor that is sent, through the buffer protocol. Keeps the tensor."""
 
 class Plain:
-    """See `native/plain/plain.hpp`. ValueError: `api` is not the capsule that it should be."""
+    """See `native/plain/plain.hpp`. ValueError: `api` is not the capsule that it should be.
 
-    def __init__(self, tensor_type: type, api: object) -> None: ...
+    Objects of `handle_type` stay out of the pickle; `check` is called with each and may raise.
+    `allows_names` is whether functions and classes may be loaded.
+    """
+
+    def __init__(
+        self,
+        tensor_type: type,
+        api: object,
+        handle_type: type | None,
+        check: Callable[[Any], None] | None,
+        allows_names: bool,
+    ) -> None: ...
     def dump(
         self, value: object
-    ) -> bytes | tuple[bytes, Sequence[memoryview], Sequence[Any]] | None:
-        """Pickle, buffers, and tensors that require grad; None if the value is not plain."""
+    ) -> bytes | tuple[bytes, Sequence[memoryview], Sequence[Any], Sequence[Any]] | None:
+        """Pickle, buffers, tensors that require grad, handles; None if the value is not plain."""
 
     def load(
-        self, body: Buffer, buffers: Sequence[Any], attach: Callable[[Any], object] | None
+        self,
+        body: Buffer,
+        buffers: Sequence[Any],
+        references: Sequence[Any],
+        attach: Callable[[Any], object] | None,
     ) -> Any:
         """The value; NotImplemented if it is not plain."""

@@ -6,7 +6,8 @@ picklers do. `native/plain/plain.hpp` says what is plain.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,16 +20,23 @@ else:
         Plain = None
 
 
-def accelerator() -> Plain | None:
+def accelerator(
+    handle_type: type | None, check: Callable[[Any], None] | None, allows_names: bool
+) -> Plain | None:
     """The compiled half, for this torch; None where it was not built, or torch is too old for it.
 
     It is stateless, and safe from any thread.
+
+    Args:
+        handle_type: objects of exactly this type stay out of its pickles.
+        check: is called with each of them first.
+        allows_names: functions and classes may be loaded, as any pickle may.
     """
     # A C table for exchanging tensors, which torch has since 2.10.
     api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if Plain is None or api is None:
         return None
     try:
-        return Plain(torch.Tensor, api)
+        return Plain(torch.Tensor, api, handle_type, check, allows_names)
     except ValueError:
         return None  # a table of a later kind

@@ -76,7 +76,7 @@ class Serializer:
         self.allow_by_value = allow_by_value
         self.allow_pickle = allow_pickle
         self.functions = Functions()
-        self.plain = accelerator()
+        self.plain = accelerator(None, None, allow_pickle and allow_by_value)
         self._reference: type | None = None
         self._check: Check | None = None
         # Picklers that nobody uses. A list is its own lock: who pops one has it alone.
@@ -96,6 +96,7 @@ class Serializer:
         """
         other = Serializer(allow_by_value=self.allow_by_value, allow_pickle=self.allow_pickle)
         other._reference, other._check = kind, check
+        other.plain = accelerator(kind, check, self.allow_pickle and self.allow_by_value)
         return other
 
     def dump(
@@ -172,8 +173,8 @@ class Serializer:
             SerializationError: any other failure; its cause says what.
         """
         try:
-            if self.plain is not None and not references:
-                value = self.plain.load(body, buffers, attach)
+            if self.plain is not None:
+                value = self.plain.load(body, buffers, references, attach)
                 if value is not NotImplemented:
                     return value
             return self._unpickle(body, buffers, references, attach)
