@@ -19,8 +19,9 @@ from farcall.transport import socket as socket_transport
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
+from farcall.transport.listening import Listening
 from farcall.transport.socket import SocketEndpoint
-from farcall.wire import Frame, Message, Reply, Request
+from farcall.wire import DEFAULT_LIMITS, Frame, Limits, Message, Reply, Request
 
 PATIENCE = 30.0  # seconds after which a test gives up; no outcome depends on it
 
@@ -185,11 +186,20 @@ class SocketNet:
         self.options = options
         self._ranks = count()
 
-    def station(self, name: str = "", admit: Admit = welcome, **options: Any) -> Station:
+    def station(
+        self,
+        name: str = "",
+        admit: Admit = welcome,
+        *,
+        host: str = "",
+        limits: Limits = DEFAULT_LIMITS,
+        **options: Any,
+    ) -> Station:
         rank = next(self._ranks)
         options.setdefault("secret", self._secret)
-        me = Identity(name or f"w{rank}", rank, new_incarnation(), options.pop("host", ""))
-        endpoint = self._make(me, admit=admit, **self.options, **options)
+        me = Identity(name or f"w{rank}", rank, new_incarnation(), host)
+        listening = Listening(admit=admit, **self.options, **options)
+        endpoint = self._make(me, listening, limits)
         known = tuple(url for url in endpoint.addresses if url.startswith(self._by))
         return Station(Worker(me.name, rank, me.incarnation, known), endpoint)
 

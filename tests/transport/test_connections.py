@@ -19,10 +19,11 @@ from stations import PATIENCE, Threads, soon
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
-from farcall.transport.addresses import PATHS, UNIX
+from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
 from farcall.transport.connections import Connection, Connections
 from farcall.transport.handshake import Identity
+from farcall.transport.listening import Listening
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 
@@ -45,17 +46,10 @@ class Side:
     """A worker that has nothing but its connections."""
 
     def __init__(self, name: str, open_link: Callable[[Connection], BareLink], **options: Any):
-        given: dict[str, Any] = {
-            "listen": ("127.0.0.1", 0),
-            "advertise": (),
-            "secret": None,
-            "admit": lambda name, incarnation: None,
-            "paths": PATHS,
-        }
         self.accepted: queue.Queue[BareLink] = queue.Queue()
         self.connections: Connections[BareLink]
         me = Identity(name, len(name), new_incarnation(), "here", f"main of {name}")
-        self.connections = Connections(me, open_link=open_link, **given | options)
+        self.connections = Connections(me, Listening(**options), open_link)
         addresses = self.connections.addresses
         self.worker = Worker(name, me.id, me.incarnation, addresses, me.host, main=me.main)
         self.connections.start()

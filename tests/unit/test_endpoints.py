@@ -15,6 +15,7 @@ from farcall.ids import new_incarnation
 from farcall.runtime import endpoints
 from farcall.runtime.endpoints import ListeningEndpoint, open_endpoint
 from farcall.transport.handshake import Identity
+from farcall.transport.listening import Listening
 from farcall.transport.socket import SocketEndpoint
 
 ME = Identity("me", 0, new_incarnation())
@@ -29,15 +30,7 @@ class Opened:
     def __call__(
         self, transports: Sequence[str], paths: Sequence[str] = ("shm", "unix", "tcp")
     ) -> ListeningEndpoint:
-        endpoint = open_endpoint(
-            transports,
-            ME,
-            listen=("127.0.0.1", 0),
-            advertise=["localhost"],
-            secret=None,
-            admit=lambda name, incarnation: None,
-            paths=paths,
-        )
+        endpoint = open_endpoint(transports, ME, Listening(advertise=["localhost"], paths=paths))
         self._stack.callback(endpoint.close)
         return endpoint
 

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from farcall.transport.base import Admit, Endpoint
+from farcall.transport.base import Endpoint
 from farcall.transport.handshake import Identity
+from farcall.transport.listening import Listening
 from farcall.transport.socket import SocketEndpoint
 
 logger = logging.getLogger("farcall")
@@ -26,17 +27,7 @@ class ListeningEndpoint(Endpoint, Protocol):
     """What it says of itself in handshakes that begin from now on."""
 
 
-class _Opener(Protocol):
-    def __call__(
-        self,
-        me: Identity,
-        *,
-        listen: tuple[str, int],
-        advertise: Sequence[str],
-        secret: bytes | None,
-        admit: Admit,
-        paths: Collection[str],
-    ) -> ListeningEndpoint: ...
+_Opener = Callable[[Identity, Listening], ListeningEndpoint]
 
 
 class _Missing(Exception):
@@ -44,14 +35,7 @@ class _Missing(Exception):
 
 
 def open_endpoint(
-    transports: Sequence[str],
-    me: Identity,
-    *,
-    listen: tuple[str, int],
-    advertise: Sequence[str],
-    secret: bytes | None,
-    admit: Admit,
-    paths: Collection[str],
+    transports: Sequence[str], me: Identity, listening: Listening
 ) -> ListeningEndpoint:
     """Listen, on the best transport that can be had.
 
@@ -60,8 +44,8 @@ def open_endpoint(
 
     Args:
         transports: their names, best first; see `RpcBackendOptions`.
-        me, listen, advertise, secret, admit: see `farcall.transport.socket.SocketEndpoint`.
-        paths: which ways to other workers may be used; see `RpcBackendOptions`.
+        me: what to say of ourselves in handshakes.
+        listening: where to listen, and how to reach others.
 
     Raises:
         LinkError: the address can't be listened on.
@@ -70,15 +54,13 @@ def open_endpoint(
     missing: dict[str, str] = {}
     for name in transports:
         try:
-            opener = _FINDERS[name](paths)
+            opener = _FINDERS[name](listening.paths)
         except _Missing as error:
             missing[name] = str(error)
             continue
         if "native" in missing:
             _say_that_calls_are_slower(missing["native"])
-        return opener(
-            me, listen=listen, advertise=advertise, secret=secret, admit=admit, paths=paths
-        )
+        return opener(me, listening)
     reasons = "; ".join(f"{name!r}: {reason}" for name, reason in missing.items())
     raise ValueError(f"none of the transports that were asked for can be had here: {reasons}")
 

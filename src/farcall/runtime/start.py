@@ -22,6 +22,7 @@ from farcall.runtime.rendezvous import Rendezvous
 from farcall.runtime.stores import open_store
 from farcall.serde import DeviceMap, Serializer
 from farcall.transport.handshake import Identity
+from farcall.transport.listening import Listening
 
 PROBE_SECONDS = 2.0
 WILDCARDS = ("0.0.0.0", "::")
@@ -60,11 +61,13 @@ def start_agent(
     endpoint = open_endpoint(
         options.transports,
         starting.identity,
-        listen=(host, port),
-        advertise=[_advertised(host, options.init_method)],
-        secret=options.secret,
-        admit=starting.admit,
-        paths=options.paths,
+        Listening(
+            listen=(host, port),
+            advertise=[_advertised(host, options.init_method)],
+            secret=options.secret,
+            admit=starting.admit,
+            paths=options.paths,
+        ),
     )
     try:
         me = Worker(

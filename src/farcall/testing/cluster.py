@@ -17,10 +17,10 @@ from farcall.ids import Worker, new_incarnation
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.endpoints import open_endpoint
-from farcall.transport.addresses import PATHS
 from farcall.transport.base import Endpoint
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
+from farcall.transport.listening import Listening
 
 Transport = Literal["inproc", "socket", "native"]
 TRANSPORTS: tuple[Transport, ...] = ("inproc", "socket")
@@ -91,13 +91,7 @@ def _listener(
         else:
             identity = Identity(name, rank, incarnation, "here")
             endpoint = open_endpoint(
-                (transport,),
-                identity,
-                listen=("127.0.0.1", 0),
-                advertise=(),
-                secret=secret,
-                admit=gate.admit,
-                paths=PATHS,
+                (transport,), identity, Listening(secret=secret, admit=gate.admit)
             )
         worker = Worker(name, rank, incarnation, endpoint.addresses, "here", os.getpid())
         return worker, endpoint, gate

@@ -18,7 +18,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -27,8 +27,9 @@ from farcall.ids import Worker
 from farcall.transport import addresses, handshake
 from farcall.transport.acceptor import Acceptor
 from farcall.transport.addresses import UNIX
-from farcall.transport.base import Admit, NotSent
+from farcall.transport.base import NotSent
 from farcall.transport.handshake import Identity
+from farcall.transport.listening import Listening
 
 logger = logging.getLogger("farcall.transport")
 
@@ -88,13 +89,9 @@ class Connections(Generic[L]):
     Args:
         me: what to say of ourselves in handshakes. The attribute may be replaced; handshakes that
             begin later use the new one.
-        listen: (host, port) to listen on; port 0 takes a free one.
-        advertise: host names or addresses under which others reach us.
-        secret: what links are authenticated with; None for none.
-        admit: asked about everyone who dials in.
-        paths: "unix" to listen on a Unix socket, too, where there are any, and to dial those of
-            others; "tcp" to dial TCP, which is always listened on. "shm" is as good as "unix", as
-            shared memory is handed over on a Unix socket.
+        listening: where to listen, and how to reach others. Its path "unix" is to listen on a
+            Unix socket, too, where there are any, and to dial those of others; "tcp" is to dial
+            TCP. "shm" is as good as "unix", as shared memory is handed over on a Unix socket.
         open_link: makes the link of a connection. It runs in the thread of the handshake, without
             locks, and may talk to the peer's `open_link` up to the connection's deadline. The
             socket belongs to the link then. If it raises LinkError or OSError, the handshake has
@@ -106,21 +103,11 @@ class Connections(Generic[L]):
     """
 
     def __init__(
-        self,
-        me: Identity,
-        *,
-        listen: tuple[str, int],
-        advertise: Sequence[str],
-        secret: bytes | None,
-        admit: Admit,
-        paths: Collection[str],
-        open_link: Callable[[Connection], L],
+        self, me: Identity, listening: Listening, open_link: Callable[[Connection], L]
     ) -> None:
         self.me = me
-        self._secret = secret
-        self._admit = admit
-        self._paths = tuple(paths)
-        self._uses_unix = "unix" in paths or "shm" in paths
+        self._listening = listening
+        self._uses_unix = "unix" in listening.paths or "shm" in listening.paths
         self._open_link = open_link
         self._lock = threading.Lock()  # guards the tables of links
         self._links: set[L] = set()
@@ -129,7 +116,11 @@ class Connections(Generic[L]):
         self._shaking: set[socket.socket] = set()
         self._closed = False
         self._acceptor = Acceptor(
-            me.name, listen, advertise, self._on_connection, unix=self._uses_unix
+            me.name,
+            listening.listen,
+            listening.advertise,
+            self._on_connection,
+            unix=self._uses_unix,
         )
         self._handshakes = ThreadPoolExecutor(MAX_HANDSHAKES, f"farcall-handshake-{me.name}")
 
@@ -177,7 +168,11 @@ class Connections(Generic[L]):
             until = time.monotonic() + _seconds_until(deadline)
             try:
                 peer = handshake.connect(
-                    sock, self.me, self._secret, expects=worker.incarnation, deadline=until
+                    sock,
+                    self.me,
+                    self._listening.secret,
+                    expects=worker.incarnation,
+                    deadline=until,
                 )
                 return self._keep(Connection(sock, peer, description, True, until))
             except BaseException as error:
@@ -191,8 +186,9 @@ class Connections(Generic[L]):
         if time.monotonic() >= deadline:
             raise NotSent
         why = "; ".join(failures) or "nobody listens at its addresses, or none is known"
-        if "tcp" not in self._paths:
-            why += f" (TCP is not tried: it is not among our paths, {', '.join(self._paths)})"
+        paths = self._listening.paths
+        if "tcp" not in paths:
+            why += f" (TCP is not tried: it is not among our paths, {', '.join(paths)})"
         raise LinkError(f"can't reach worker {worker.name!r}: {why}")
 
     def _addresses_of(self, worker: Worker) -> list[str]:
@@ -201,7 +197,7 @@ class Connections(Generic[L]):
         # rendezvous could listen on it, and be taken for that worker, or refuse in its place.
         elsewhere = worker.host and self.me.host and worker.host != self.me.host
         unix = self._uses_unix and not elsewhere
-        tcp = "tcp" in self._paths
+        tcp = "tcp" in self._listening.paths
         return [url for url in worker.addresses if (unix if url.startswith(UNIX) else tcp)]
 
     # Accepting.
@@ -221,13 +217,15 @@ class Connections(Generic[L]):
         refused: list[str] = []  # the agent's own decisions are nothing to warn of
 
         def admit(identity: Identity) -> str | None:
-            reason = self._admit(identity.name, identity.incarnation)
+            reason = self._listening.admit(identity.name, identity.incarnation)
             refused.extend([reason] if reason is not None else [])
             return reason
 
         try:
             until = time.monotonic() + HANDSHAKE_SECONDS
-            worker = handshake.accept(sock, self.me, self._secret, deadline=until, admit=admit)
+            worker = handshake.accept(
+                sock, self.me, self._listening.secret, deadline=until, admit=admit
+            )
             kind = "unix" if addresses.is_unix(sock) else "tcp"
             self._keep(Connection(sock, worker, f"{kind} from {peer}", False, until))
         except OSError as error:  # LinkError is one

@@ -9,7 +9,7 @@ is in `connections.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -17,10 +17,10 @@ from farcall import _native
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport import addresses
-from farcall.transport.addresses import PATHS
-from farcall.transport.base import Admit, Arrived, Event, Link, LinkLost, NotSent
+from farcall.transport.base import Arrived, Event, Link, LinkLost, NotSent
 from farcall.transport.connections import Connection, Connections
 from farcall.transport.handshake import Identity
+from farcall.transport.listening import Listening
 from farcall.transport.spin import spare_cores
 from farcall.wire import (
     DEFAULT_LIMITS,
@@ -129,42 +129,19 @@ class NativeEndpoint:
 
     Args:
         me: what to say of ourselves in handshakes.
-        listen: (host, port) to listen on; port 0 takes a free one.
-        advertise: host names or addresses under which others reach us.
-        secret: what links are authenticated with; None for none.
-        admit: asked about everyone who dials in.
-        paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
-            listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
+        listening: where to listen, and how to reach others.
         limits: what a peer may make us allocate.
 
     Raises:
         LinkError: the address can't be listened on.
     """
 
-    def __init__(
-        self,
-        me: Identity,
-        *,
-        listen: tuple[str, int] = ("127.0.0.1", 0),
-        advertise: Sequence[str] = (),
-        secret: bytes | None = None,
-        admit: Admit = lambda name, incarnation: None,
-        paths: Collection[str] = PATHS,
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> None:
+    def __init__(self, me: Identity, listening: Listening, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = (*limits, _LAST_KIND)
         self._core = _native.Endpoint(spare_cores())
         self._links: dict[int, NativeLink] = {}  # by the id of the core
-        self._shm = "shm" in paths
-        self._connections = Connections(
-            self._speaking(me),
-            listen=listen,
-            advertise=advertise,
-            secret=secret,
-            admit=admit,
-            paths=paths,
-            open_link=self._open_link,
-        )
+        self._shm = "shm" in listening.paths
+        self._connections = Connections(self._speaking(me), listening, self._open_link)
         self._connections.start()
 
     def _speaking(self, me: Identity) -> Identity:

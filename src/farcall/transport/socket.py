@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 from farcall.ids import Worker
-from farcall.transport.addresses import PATHS
-from farcall.transport.base import Admit, Arrived, Event, Link, LinkLost
+from farcall.transport.base import Arrived, Event, Link, LinkLost
 from farcall.transport.connections import Connection, Connections
 from farcall.transport.handshake import Identity
+from farcall.transport.listening import Listening
 from farcall.transport.poller import WRITE, new_poller
 from farcall.transport.socket_link import SocketLink
 from farcall.transport.spin import SpinBudget, Spinner
@@ -28,29 +28,14 @@ class SocketEndpoint:
 
     Args:
         me: what to say of ourselves in handshakes.
-        listen: (host, port) to listen on; port 0 takes a free one.
-        advertise: host names or addresses under which others reach us.
-        secret: what links are authenticated with; None for none.
-        admit: asked about everyone who dials in.
-        paths: which ways to other workers may be used, of "unix" and "tcp"; "shm" says nothing
-            here. TCP is always listened on.
+        listening: where to listen, and how to reach others; the path "shm" says nothing here.
         limits: what a peer may make us allocate.
 
     Raises:
         LinkError: the address can't be listened on.
     """
 
-    def __init__(
-        self,
-        me: Identity,
-        *,
-        listen: tuple[str, int] = ("127.0.0.1", 0),
-        advertise: Sequence[str] = (),
-        secret: bytes | None = None,
-        admit: Admit = lambda name, incarnation: None,
-        paths: Collection[str] = PATHS,
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> None:
+    def __init__(self, me: Identity, listening: Listening, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._poller = new_poller()
         self._spin = SpinBudget()
@@ -60,15 +45,8 @@ class SocketEndpoint:
         self._receiver = 0  # the thread inside `next`; others have to wake it
         self._lock = threading.Lock()  # guards `_lost`
         self._lost: list[SocketLink] = []  # their sockets are still to be closed
-        self._connections = Connections(
-            me,
-            listen=listen,
-            advertise=advertise,
-            secret=secret,
-            admit=admit,
-            paths=[path for path in paths if path != "shm"],
-            open_link=self._open_link,
-        )
+        paths = [path for path in listening.paths if path != "shm"]
+        self._connections = Connections(me, replace(listening, paths=paths), self._open_link)
         self._connections.start()
 
     @property

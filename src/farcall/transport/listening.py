@@ -1,0 +1,33 @@
+"""How a worker listens for others, and finds its way to them: the same for every transport."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from farcall.transport.addresses import PATHS
+from farcall.transport.base import Admit
+
+
+def _admit_all(name: str, incarnation: int) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where to listen, whom to let in, and which ways to others to take.
+
+    Attributes:
+        listen: (host, port) to listen on with TCP; port 0 takes a free one.
+        advertise: host names or addresses under which others reach us.
+        secret: what links are authenticated with; None for none.
+        admit: asked about everyone who dials in.
+        paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
+            listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
+    """
+
+    listen: tuple[str, int] = ("127.0.0.1", 0)
+    advertise: Sequence[str] = ()
+    secret: bytes | None = field(default=None, repr=False)
+    admit: Admit = _admit_all
+    paths: Collection[str] = PATHS
