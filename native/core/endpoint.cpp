@@ -140,7 +140,8 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
     if (woken_.exchange(false) || closed_) return std::nullopt;
     if (auto event = scan()) return event;
     if (has_queued()) continue;
-    if (waited) return std::nullopt;
+    // What was heard may have been for callers: Python, which others of its threads use, need not know.
+    if (waited && now() >= deadline) return std::nullopt;
     if (deadline == 0) {
       ask_epoll(0, interrupt);
       continue;
