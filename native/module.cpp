@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/endpoint.hpp"
+#include "core/watch.hpp"
 #include "plain/plain.hpp"
 
 namespace nb = nanobind;
@@ -253,6 +254,17 @@ NB_MODULE(_native, module) {
       .def("start", &Link::start)
       .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Link::forget);
+
+  nb::class_<Watch>(module, "Watch")
+      .def(nb::init<>())
+      .def("begin", &Watch::begin)
+      .def("end", &Watch::end)
+      .def("is_overdue", &Watch::is_overdue)
+      .def("set_queue", &Watch::set_queue, nb::arg("is_there"))
+      .def(
+          "wait", [](Watch& watch) { return static_cast<int>(watch.wait()); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("stop", &Watch::stop);
 
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::new_([](int spin_threads) { return std::make_shared<Endpoint>(spin_threads); }),

@@ -41,7 +41,8 @@ inline constexpr Name kReferenceType{"farcall.rref", "RRef"};
 
 inline constexpr int kMaxDimensions = 32;
 
-// Pickle's opcodes, as far as they are used.
+// Pickle's protocol and opcodes, as far as they are used.
+inline constexpr std::uint8_t kProtocol = 5;
 namespace op {
 inline constexpr std::uint8_t kProto = 0x80, kFrame = 0x95, kStop = '.';
 inline constexpr std::uint8_t kNone = 'N', kTrue = 0x88, kFalse = 0x89;

@@ -59,6 +59,7 @@ class Reader {
       : context_(context),
         at_(data),
         end_(data + size),
+        frame_end_(data),
         buffers_(buffers),
         references_(references) {
     stack_.reserve(16);
@@ -90,8 +91,8 @@ class Reader {
     std::uint8_t byte;
     std::uint64_t number;
     switch (code) {
-      case op::kProto: return take(byte);
-      case op::kFrame: return take_little(number, 8);
+      case op::kProto: return take(byte) && byte <= kProtocol;
+      case op::kFrame: return take_little(number, 8) && begin_frame(number);
       case op::kNone: return push(nb::none());
       case op::kTrue: return push(nb::borrow(Py_True));
       case op::kFalse: return push(nb::borrow(Py_False));
@@ -148,6 +149,13 @@ class Reader {
     if (static_cast<std::uint64_t>(end_ - at_) < size) return false;
     data = at_;
     at_ += size;
+    return true;
+  }
+
+  // Pickle reads ahead to the end of a frame.
+  bool begin_frame(std::uint64_t size) {
+    if (at_ < frame_end_ || size > static_cast<std::uint64_t>(end_ - at_)) return false;
+    frame_end_ = at_ + size;
     return true;
   }
 
@@ -477,6 +485,7 @@ class Reader {
   const Context& context_;
   const std::uint8_t* at_;
   const std::uint8_t* const end_;
+  const std::uint8_t* frame_end_;
   const nb::handle buffers_;
   const nb::handle references_;
   Py_ssize_t next_buffer_ = 0;

@@ -49,7 +49,7 @@ class Writer {
 
   nb::object dump(PyObject* value) {
     put(op::kProto);
-    put(5);
+    put(kProtocol);
     if (!write(value, 0)) return nb::none();
     put(op::kStop);
     if (handles_.is_valid() && !context_.check.is_none()) {

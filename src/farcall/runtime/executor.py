@@ -5,10 +5,9 @@ user functions included, so that a short call costs no hand-over between threads
 to another thread when the leader
 
 - enters a farcall wait (`waiting`): a nested call, `Future.wait`, `RRef.to_here`; or
-- has been busy with one event for a millisecond, counted from `may_pass_lead`: a watchdog looks,
-  as Go's sysmon does. It looks every millisecond where functions lately took long or are queued,
-  else every four, since each time it takes the interpreter from others; and it sleeps when the
-  agent is quiet.
+- has been busy with one event for a millisecond, counted from `may_pass_lead`: a watchdog sees to
+  that, as Go's sysmon does. `transport.base.Watch` looks for it, if it can without taking the
+  interpreter from others.
 
 Until the leader says `may_pass_lead`, no other thread takes an event. So the state machines see
 the events of one link in their order, which the reference protocol relies on; what may take long
@@ -39,14 +38,10 @@ from typing import Protocol
 
 import torch
 
-from farcall.transport.base import Endpoint, Event
+from farcall.transport.base import Endpoint, Event, Notice
 
 logger = logging.getLogger("farcall")
 
-WATCH_SECONDS = 0.001
-MAX_WATCH_SECONDS = 0.004
-QUIET_CHECKS = 50
-STARVATION_CHECKS = 10
 TORCH_WAITS = (torch.futures.wait_all.__code__, torch.futures.Future.wait.__code__)
 MAX_IN_A_ROW = 32
 SPARE_THREADS = 2
@@ -102,13 +97,10 @@ class Executor:
         self._threads: set[threading.Thread] = set()
         self._started = 0
         self._leader = 0  # thread that has the lead; 0: nobody
-        self._busy_since = math.inf  # since when the leader is busy with one event
-        self._turns = 0  # events the leaders took; the watchdog sees quiet by it
         self._stopping = False
-        self._watch_needed = threading.Event()
-        self._watchdog_sleeps = False
+        self._watch = endpoint.new_watch()  # over the leader and its event
         self._watchdog = threading.Thread(
-            target=self._watch, name=f"farcall-watch-{name}", daemon=True
+            target=self._guard, name=f"farcall-watch-{name}", daemon=True
         )
 
     def start(self) -> None:
@@ -125,7 +117,7 @@ class Executor:
                 self._resting.pop().release()
             threads = list(self._threads)
         self._endpoint.wake()
-        self._watch_needed.set()
+        self._watch.stop()
         deadline = time.monotonic() + timeout
         me = threading.current_thread()
         for thread in [*threads, self._watchdog]:
@@ -154,11 +146,9 @@ class Executor:
                 # In this order: who ends a function looks whether one is queued.
                 if len(running) < self._max_running:
                     self._find_thread()
-                elif self._watchdog_sleeps:
-                    self._watch_needed.set()
+                self._watch.set_queue(True)
         if here:
-            if self._busy_since == math.inf:
-                self._note_busy()
+            self._watch.begin()
             self._run(me, function)
 
     def _run(self, me: int, function: Callable[[], None]) -> None:
@@ -176,13 +166,8 @@ class Executor:
 
     def may_pass_lead(self) -> None:
         """The calling thread has done what must be done in order. No effect if it does not lead."""
-        if self._leader == threading.get_ident() and self._busy_since == math.inf:
-            self._note_busy()
-
-    def _note_busy(self) -> None:
-        self._busy_since = time.monotonic()
-        if self._watchdog_sleeps:
-            self._watch_needed.set()
+        if self._leader == threading.get_ident():
+            self._watch.begin()
 
     # Waiting inside user functions.
 
@@ -213,7 +198,7 @@ class Executor:
 
     def _pass_lead(self) -> None:
         self._leader = 0
-        self._busy_since = math.inf
+        self._watch.end()
         self._find_thread()
 
     def _find_thread(self) -> None:
@@ -254,6 +239,8 @@ class Executor:
             if self._functions and len(self._running) < self._max_running:
                 function = self._functions.popleft()
                 self._running.add(me)
+                if not self._functions:
+                    self._watch.set_queue(False)
             elif self._events:
                 event = self._events.popleft()
             elif self._leader:
@@ -292,7 +279,6 @@ class Executor:
         in_a_row = 0  # events since it was looked at what is due
         due = 0.0
         while not self._stopping:
-            self._turns += 1
             if event is not None:
                 self._handle(event)
                 in_a_row += 1
@@ -302,7 +288,7 @@ class Executor:
             with self._lock:
                 if self._leader != me:
                     return
-                self._busy_since = math.inf
+                self._watch.end()
                 event = self._events.popleft() if self._events else None
             if event is None:
                 event = self._poll() if in_a_row else self._next(due)
@@ -338,25 +324,15 @@ class Executor:
             logger.exception("%s: an internal error while receiving", self._name)
             return None
 
-    def _watch(self) -> None:
+    def _guard(self) -> None:
         """The watchdog: pass the lead on when the leader is busy for too long."""
-        turns = quiet = 0
-        pause = WATCH_SECONDS
-        while not self._stopping:
-            time.sleep(pause)
-            pause = min(2 * pause, MAX_WATCH_SECONDS)
-            if self._functions or time.monotonic() - self._busy_since > WATCH_SECONDS:
-                pause = WATCH_SECONDS
-                with self._lock:
-                    if self._leader and time.monotonic() - self._busy_since > WATCH_SECONDS:
-                        self._pass_lead()
-            quiet = quiet + 1 if turns == self._turns else 0
-            turns = self._turns
-            if self._functions and quiet % STARVATION_CHECKS == STARVATION_CHECKS - 1:
+        while notice := self._watch.wait():
+            if notice == Notice.STARVING:
                 self._discount_torch_waits()
-            if quiet >= QUIET_CHECKS:
-                self._sleep_until_needed()
-                quiet, pause = 0, WATCH_SECONDS
+                continue
+            with self._lock:
+                if self._leader and self._watch.is_overdue():
+                    self._pass_lead()
 
     def _discount_torch_waits(self) -> None:
         # Not kept in a variable: the frames include this one, and would keep all of them alive.
@@ -369,11 +345,3 @@ class Executor:
             for thread in waiting & self._running:
                 self._running.discard(thread)
                 self._find_thread()
-
-    def _sleep_until_needed(self) -> None:
-        self._watch_needed.clear()
-        self._watchdog_sleeps = True
-        # Whoever became busy before the flag was set did not see it: look once more.
-        if self._busy_since == math.inf and not self._functions and not self._stopping:
-            self._watch_needed.wait()
-        self._watchdog_sleeps = False

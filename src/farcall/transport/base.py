@@ -19,6 +19,7 @@ Deadlines are `time.monotonic()` values in seconds; `math.inf` means none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from farcall.ids import Worker
@@ -101,6 +102,41 @@ class LinkLost(NamedTuple):
 Event = Arrived | LinkLost
 
 
+class Notice(IntEnum):
+    """What `Watch.wait` ends with."""
+
+    STOPPED = 0
+    OVERDUE = 1
+    STARVING = 2
+
+
+class Watch(Protocol):
+    """Notices when somebody is busy for more than a millisecond, or does not get on at all.
+
+    One is watched and one thread watches; all methods but `wait` may be called by any thread.
+    """
+
+    def begin(self) -> None:
+        """The watched one begins what may take long. No effect if it has begun already."""
+
+    def end(self) -> None:
+        """That is over."""
+
+    def is_overdue(self) -> bool:
+        """Whether it began more than a millisecond ago, and is not over."""
+
+    def set_queue(self, is_there: bool) -> None:
+        """Whether something waits for the watched one, or for others like it."""
+
+    def wait(self) -> int:
+        """Until the busy one is overdue, or for some time there was a queue and nothing came to an
+        end: a `Notice`. Where nothing happens it costs nothing.
+        """
+
+    def stop(self) -> None:
+        """`wait` returns STOPPED, now and later."""
+
+
 class Endpoint(Protocol):
     """One agent's place on a network."""
 
@@ -127,6 +163,9 @@ class Endpoint(Protocol):
 
         One thread at a time, the one that calls `next`.
         """
+
+    def new_watch(self) -> Watch:
+        """A watch for the threads that serve this endpoint."""
 
     def wake(self) -> None:
         """Make a running or the next `next` return. Cheap; callable from a finalizer."""

@@ -14,6 +14,7 @@ from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost
 from farcall.transport.waiter import Waiter
+from farcall.transport.watch import Watch
 from farcall.wire import KINDS, Frame, Message
 
 
@@ -173,6 +174,9 @@ class InprocEndpoint:
             return self._events.get_nowait()
         except queue.Empty:
             return None
+
+    def new_watch(self) -> Watch:
+        return Watch()
 
     def wake(self) -> None:
         self._events.put(None)

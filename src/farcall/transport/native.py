@@ -17,7 +17,7 @@ from farcall import _native
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport import addresses
-from farcall.transport.base import Arrived, Event, Link, LinkLost, NotSent
+from farcall.transport.base import Arrived, Event, Link, LinkLost, NotSent, Watch
 from farcall.transport.connections import Connection, Connections
 from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
@@ -198,6 +198,9 @@ class NativeEndpoint:
             return LinkLost(link, event[1])
         frame = link.open(*event[1:])
         return None if frame is None else Arrived(link, frame)
+
+    def new_watch(self) -> Watch:
+        return _native.Watch()
 
     def wake(self) -> None:
         self._core.wake()

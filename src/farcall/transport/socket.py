@@ -20,6 +20,7 @@ from farcall.transport.listening import Listening
 from farcall.transport.poller import WRITE, new_poller
 from farcall.transport.socket_link import SocketLink
 from farcall.transport.spin import SpinBudget, Spinner
+from farcall.transport.watch import Watch
 from farcall.wire import DEFAULT_LIMITS, Frame, Limits
 
 
@@ -129,6 +130,9 @@ class SocketEndpoint:
         busy = [link for link in lost if not link.free()]
         with self._lock:
             self._lost += busy
+
+    def new_watch(self) -> Watch:
+        return Watch()
 
     def wake(self) -> None:
         self._woken = True
