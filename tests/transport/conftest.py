@@ -103,6 +103,17 @@ def networked_station(network: Net) -> Iterator[StationMaker]:
 
 
 @pytest.fixture
+def near(station: StationMaker) -> Station:
+    """One of the two stations that most tests want; it is not read yet."""
+    return station("near")
+
+
+@pytest.fixture
+def far(station: StationMaker) -> Station:
+    return station("far")
+
+
+@pytest.fixture
 def threads() -> Iterator[Threads]:
     running = Threads()
     yield running
