@@ -88,12 +88,10 @@ def native_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     yield from stations_of(net_of(request))
 
 
-@pytest.fixture
-def shm_station() -> Iterator[StationMaker]:
+@pytest.fixture(params=[pytest.param("native shm", marks=needs_native)])
+def shm_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations that share memory."""
-    if find_spec("farcall._native") is None:
-        pytest.skip("needs the compiled transport")
-    yield from stations_of(native_net("shm", by="unix"))
+    yield from stations_of(net_of(request))
 
 
 @pytest.fixture
