@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 NATIVE := build/native/.built
 NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*.cpp native/*/*.cpp native/*/*.hpp)
 CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
-MODULE := -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+MODULE := -DFARCALL_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 NO_MODULE := -DFARCALL_PYTHON=OFF
 HAS_HEADERS := $(BIN)/python -c 'import os, sys, sysconfig; \
   sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
@@ -28,8 +28,10 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 FUZZ_SECONDS ?= 60
 CLANG ?= clang++
 SANITIZER ?= address
+# AddressSanitizer and UndefinedBehaviorSanitizer can watch the same program.
+SANITIZE_address := address,undefined
+SANITIZE_thread := thread
 RUNTIME_address := libasan.so
-RUNTIME_undefined := libubsan.so
 RUNTIME_thread := libtsan.so
 
 .PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test lint format sim bench bench-all clean
@@ -70,11 +72,11 @@ demo-rnn: $(NATIVE) ## Learn to predict words: a model on two workers.
 demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one parameter server.
 	$(BIN)/farcall demo parameter-server --out demo-out/parameter-server $(DEMO_ARGS)
 
-# Tests that start processes need all cores for one of them at a time.
+# Tests that start processes wait for them most of the time: two of them have enough to do.
 test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
 ifeq ($(TEST_ARGS),)
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/behaviour tests/transport
-	$(BIN)/python -m pytest tests/process
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/process
 else
 	$(BIN)/python -m pytest $(TEST_ARGS)
 endif
@@ -108,7 +110,7 @@ bench-all: $(NATIVE) $(VENV)/.bench ## Measure against Ray, RPyC and gRPC, too.
 define check_native
 $(CONFIGURE) -B build/$(1) -DFARCALL_TESTS=ON -DFARCALL_WERROR=ON $(2)
 $(BIN)/cmake --build build/$(1)
-$(BIN)/ctest --test-dir build/$(1) --output-on-failure --no-tests=error
+$(BIN)/ctest --test-dir build/$(1) --output-on-failure --no-tests=error -j $(JOBS)
 endef
 
 native-test: $(INSTALLED) ## Build the C++ part with warnings as errors, and run its tests.
@@ -118,27 +120,29 @@ native-clang: $(INSTALLED) ## The same with Clang. Options: CLANG=clang++-19
 	@$(NEEDS_CLANG)
 	CXX=$(CLANG) $(call check_native,clang,$(MODULE))
 
-SANITIZED := sanitize-address sanitize-undefined sanitize-thread
+SANITIZED := sanitize-address sanitize-thread
 .PHONY: $(SANITIZED)
 sanitize: $(SANITIZED) ## Run the C++ tests under each sanitizer.
 
 $(SANITIZED): sanitize-%: $(INSTALLED)
-	$(call check_native,$*,$(NO_MODULE) -DFARCALL_SANITIZE=$*)
+	$(call check_native,$*,$(NO_MODULE) -DFARCALL_SANITIZE=$(SANITIZE_$*))
 
 # The package again, as links, with a module that is checked. Leaks of Python are not looked for.
-CHECKED = build/python-$(SANITIZER)
+CHECKED = build/$(SANITIZER)/python
 
-sanitize-python: $(INSTALLED) ## Run the transport tests with a sanitizer. Options: SANITIZER=thread TEST_ARGS="tests/process"
-	$(CONFIGURE) -B $(CHECKED) $(MODULE) -DFARCALL_SANITIZE=$(SANITIZER)
-	$(BIN)/cmake --build $(CHECKED)
-	rm -rf $(CHECKED)/farcall
+sanitize-python: $(INSTALLED) ## Run the tests of the native transport with a sanitizer. Options: SANITIZER=thread TEST_ARGS="tests/process"
+	$(CONFIGURE) -B build/$(SANITIZER) $(MODULE) -DFARCALL_WERROR=ON -DFARCALL_SANITIZE=$(or \
+	  $(SANITIZE_$(SANITIZER)),$(error SANITIZER is address or thread, not $(SANITIZER)))
+	$(BIN)/cmake --build build/$(SANITIZER) --target _native
+	rm -rf $(CHECKED)
+	mkdir $(CHECKED)
 	cp -rs $(CURDIR)/src/farcall $(CHECKED)/
 	rm -f $(CHECKED)/farcall/_native.*.so
-	mv $(CHECKED)/_native.*.so $(CHECKED)/farcall/
+	cp build/$(SANITIZER)/_native.*.so $(CHECKED)/farcall/
 	library() { "$${CXX:-c++}" -print-file-name=$$1; }; \
 	LD_PRELOAD="$$(library $(RUNTIME_$(SANITIZER))) $$(library libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(CURDIR)/$(CHECKED) \
-	  $(BIN)/python -m pytest $(or $(TEST_ARGS),tests/transport)
+	  $(BIN)/python -m pytest $(or $(TEST_ARGS),-k "native or shm" tests/transport)
 
 fuzz: $(INSTALLED) ## Fuzz what reads a peer's bytes. Needs Clang. Options: FUZZ_SECONDS=600 (for each target)
 	@$(NEEDS_CLANG)

@@ -43,9 +43,6 @@ class FrameReader {
   // Throws BadFrame: what arrived is not a frame, or breaks a limit. LinkFailure: the stream ended.
   std::optional<InFrame> read(Source& source);
 
-  // Whether the last call of `read` ended within a frame.
-  bool is_within_frame() const { return stage_ != Stage::kHeader || filled_ > 0; }
-
  private:
   enum class Stage { kHeader, kFront, kPadding, kBuffer };
 

@@ -105,6 +105,7 @@ class PiecesSource : public Source {
     if (!open_segment) throw BadFrame("there are none");
     return open_segment(place, size);
   }
+  bool is_at_end() const { return position_ == end; }
   bool has_segments() const override { return open_segment != nullptr; }
 
   std::size_t end;

@@ -37,7 +37,7 @@ void check_frames(PiecesSource& source, const std::vector<std::size_t>& ends) {
     }
   }
   CHECK(arrived == std::size(kFrames));
-  CHECK(!reader.is_within_frame());
+  CHECK(source.is_at_end());
 }
 
 void test_every_split_in_two() {
@@ -64,7 +64,7 @@ void test_a_byte_at_a_time_and_random_pieces() {
   }
 }
 
-void test_within_frame() {
+void test_frame_is_whole_with_its_last_byte() {
   const Bytes bytes = kFrames[4].encoded();
   auto pool = std::make_shared<HeapPool>();
   for (std::size_t split = 0; split <= bytes.size(); ++split) {
@@ -73,7 +73,7 @@ void test_within_frame() {
     FrameReader reader(kLimits, *pool);
     const bool whole = reader.read(source).has_value();
     CHECK(whole == (split == bytes.size()));
-    CHECK(reader.is_within_frame() == (split > 0 && !whole));
+    CHECK(source.is_at_end());
   }
 }
 
@@ -179,7 +179,7 @@ void test_memory_is_taken_when_bytes_arrive() {
 int main() {
   test_every_split_in_two();
   test_a_byte_at_a_time_and_random_pieces();
-  test_within_frame();
+  test_frame_is_whole_with_its_last_byte();
   test_segments_between_buffers();
   test_bad_frames();
   test_memory_is_taken_when_bytes_arrive();

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from farcall.cli import cli
 
 COMMAND = (sys.executable, "-c", "import sys; from farcall.cli import main; sys.exit(main())")
 SECONDS = 100
@@ -19,15 +23,33 @@ def run_farcall(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
+def start_session(*command: str) -> subprocess.Popen[str]:
+    """Starts a command in a session of its own, that Ctrl-C can end."""
+    # Tests may run where it is ignored, as a shell has it for what is in the background.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a process group of its own, as a shell makes one
+        )
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def start_demo(*arguments: str | Path) -> subprocess.Popen[str]:
     """Starts `farcall` with the arguments, in a session of its own."""
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a process group of its own, as a shell makes one
-    )
+    return start_session(*COMMAND, *map(str, arguments))
+
+
+def refused(*arguments: str | Path) -> str:
+    """What the command says, in one line, when it refuses the arguments. Nothing starts then."""
+    result = CliRunner().invoke(cli, [*map(str, arguments)])
+    assert result.exit_code == 2, result.output
+    assert "starting" not in result.output
+    return " ".join(result.output.split())
 
 
 def read_until(process: subprocess.Popen[str], start: str) -> None:

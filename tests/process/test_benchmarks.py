@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demos import SECONDS, assert_nothing_left, processes_of_session
+from demos import SECONDS, assert_nothing_left, processes_of_session, start_session
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RUN = BENCHMARKS / "run.py"
@@ -47,13 +47,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="looks for proce
 
 
 def start(*arguments: str, program: tuple[str, ...] = (str(RUN),)) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *program, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return start_session(sys.executable, *program, *arguments)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from demos import (
     SECONDS,
     assert_nothing_left,
     read_until,
+    refused,
     run_farcall,
     start_demo,
     workers_of,
@@ -128,10 +129,7 @@ def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
     ],
 )
 def test_bad_option_is_named_and_nothing_starts(option: str, value: str) -> None:
-    result = run_farcall("demo", "cartpole", option, value)
-    assert result.returncode == 2
-    assert option in result.stderr
-    assert "Traceback" not in result.stderr
+    assert option in refused("demo", "cartpole", option, value)
 
 
 def test_missing_package_is_named_with_the_way_to_install_it(tmp_path: Path) -> None:

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from demos import SECONDS, assert_nothing_left, read_until, run_farcall, start_demo, workers_of
+from demos import (
+    SECONDS,
+    assert_nothing_left,
+    read_until,
+    refused,
+    run_farcall,
+    start_demo,
+    workers_of,
+)
 
 pytest.importorskip("sklearn")
 image = pytest.importorskip("matplotlib.image")
@@ -148,11 +156,7 @@ def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
     ],
 )
 def test_bad_option_is_named_and_nothing_starts(option: str, value: str) -> None:
-    result = run_farcall("demo", "parameter-server", option, value)
-    assert result.returncode == 2
-    assert option in result.stderr
-    assert "Traceback" not in result.stderr
-    assert "starting" not in result.stdout
+    assert option in refused("demo", "parameter-server", option, value)
 
 
 def test_hogwild_is_refused_where_it_would_mean_nothing() -> None:

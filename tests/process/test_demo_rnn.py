@@ -14,11 +14,17 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from click.testing import CliRunner
-from demos import SECONDS, assert_nothing_left, read_until, run_farcall, start_demo, workers_of
+from demos import (
+    SECONDS,
+    assert_nothing_left,
+    read_until,
+    refused,
+    run_farcall,
+    start_demo,
+    workers_of,
+)
 from torch import nn
 
-from farcall.cli import cli
 from farcall.demos import checkpoints
 from farcall.demos.corpus import read_corpus
 from farcall.demos.rnn import LARGEST_NORM, Options, batches
@@ -189,14 +195,6 @@ def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
     assert "Error: rank" in stderr
     assert stdout.splitlines()[-1].startswith("rnn failed after")
     assert_nothing_left(process.pid)
-
-
-def refused(*arguments: str | Path) -> str:
-    """What the command says, in one line, when it refuses the arguments. Nothing starts then."""
-    result = CliRunner().invoke(cli, [*map(str, arguments)])
-    assert result.exit_code == 2, result.output
-    assert "starting" not in result.output
-    return " ".join(result.output.split())
 
 
 def test_checkpoint_of_another_model_or_text_is_refused_by_name(

@@ -88,18 +88,27 @@ def native_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     yield from stations_of(net_of(request))
 
 
-@pytest.fixture
-def shm_station() -> Iterator[StationMaker]:
+@pytest.fixture(params=[pytest.param("native shm", marks=needs_native)])
+def shm_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations that share memory."""
-    if find_spec("farcall._native") is None:
-        pytest.skip("needs the compiled transport")
-    yield from stations_of(native_net("shm", by="unix"))
+    yield from stations_of(net_of(request))
 
 
 @pytest.fixture
 def networked_station(network: Net) -> Iterator[StationMaker]:
     """Makes stations of `network`."""
     yield from stations_of(network)
+
+
+@pytest.fixture
+def near(station: StationMaker) -> Station:
+    """One of the two stations that most tests want; it is not read yet."""
+    return station("near")
+
+
+@pytest.fixture
+def far(station: StationMaker) -> Station:
+    return station("far")
 
 
 @pytest.fixture

@@ -25,6 +25,10 @@ from farcall.wire import DEFAULT_LIMITS, Frame, Limits, Message, Reply, Request
 
 PATIENCE = 30.0  # seconds after which a test gives up; no outcome depends on it
 
+# More than the kernel keeps for a connection between two processes of this machine, and than a
+# ring holds. As a body: a buffer would go through a shared segment, if there are any.
+LARGE = bytes(range(256)) * (24 << 12)
+
 Content = tuple[Message, int, bytes, list[bytes]]
 
 

@@ -17,16 +17,6 @@ from farcall.wire import Frame, Leaving
 StationMaker = Callable[..., Station]
 
 
-@pytest.fixture
-def near(station: StationMaker) -> Station:
-    return station("near")
-
-
-@pytest.fixture
-def far(station: StationMaker) -> Station:
-    return station("far")
-
-
 # Connecting.
 
 

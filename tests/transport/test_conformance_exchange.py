@@ -16,16 +16,6 @@ from farcall.wire import Accepted, Failure, Frame, Leaving, Message, Register, R
 StationMaker = Callable[..., Station]
 
 
-@pytest.fixture
-def near(station: StationMaker) -> Station:
-    return station("near")
-
-
-@pytest.fixture
-def far(station: StationMaker) -> Station:
-    return station("far")
-
-
 @pytest.mark.parametrize("outcome", [Reply(), Failure("E", "message", "traceback"), Accepted()])
 def test_exchange_returns_the_outcome_of_its_call(
     near: Station, far: Station, outcome: Message

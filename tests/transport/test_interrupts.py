@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from stations import PATIENCE, Station, Threads, echo, request, soon, take
+from stations import LARGE, PATIENCE, Station, Threads, echo, request, soon, take
 
 from farcall.transport.base import Arrived, NotSent
 from farcall.transport.waiter import Alarm
@@ -24,17 +24,11 @@ from farcall.wire import Frame, Ran, Reply
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at threads in /proc")
 
 StationMaker = Callable[..., Station]
-LARGE = bytes(range(256)) * (24 << 12)  # see test_pressure.py
 
 
 @pytest.fixture
-def near(networked_station: StationMaker) -> Station:
-    return networked_station("near")
-
-
-@pytest.fixture
-def far(networked_station: StationMaker) -> Station:
-    return networked_station("far")
+def station(networked_station: StationMaker) -> StationMaker:
+    return networked_station
 
 
 def wait_until_blocked() -> None:

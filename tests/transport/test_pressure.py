@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from stations import Station, Threads, content, echo, request, soon, take
+from stations import LARGE, Station, Threads, content, echo, request, soon, take
 
 from farcall.errors import LinkError
 from farcall.transport.base import Arrived, Link, LinkLost, NotSent
@@ -14,19 +14,10 @@ from farcall.wire import Frame, Reply
 
 StationMaker = Callable[..., Station]
 
-# More than the kernel keeps for a connection between two processes of this machine, and than a
-# ring holds. As a body: a buffer would go through a shared segment, if there are any.
-LARGE = bytes(range(256)) * (24 << 12)
-
 
 @pytest.fixture
-def near(networked_station: StationMaker) -> Station:
-    return networked_station("near")
-
-
-@pytest.fixture
-def far(networked_station: StationMaker) -> Station:
-    return networked_station("far")
+def station(networked_station: StationMaker) -> StationMaker:
+    return networked_station
 
 
 @pytest.fixture

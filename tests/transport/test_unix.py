@@ -43,11 +43,6 @@ def station(unix_network: SocketNet) -> Iterator[StationMaker]:
 
 
 @pytest.fixture
-def near(station: StationMaker) -> Station:
-    return station("near")
-
-
-@pytest.fixture
 def far(station: StationMaker) -> Station:
     made = station("far")
     made.read(echo)
