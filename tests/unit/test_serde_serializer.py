@@ -26,6 +26,8 @@ from farcall.errors import FunctionNotFound, InvalidReference, Refused, Serializ
 from farcall.ids import WorkerInfo
 from farcall.serde import Dumped, Serializer, load_reference, tensors
 
+pytestmark = pytest.mark.usefixtures("halves")
+
 SERIALIZER = Serializer()
 NAMED_ONLY = Serializer(allow_by_value=False)
 PLAIN_ONLY = Serializer(allow_pickle=False)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from farcall.errors import SerializationError
 from farcall.serde import Dumped, Serializer, tensors
 
+pytestmark = pytest.mark.usefixtures("halves")
+
 SERIALIZER = Serializer()
 
 
