@@ -25,14 +25,21 @@ Find = Callable[[str | int], Worker | None]
 _KEY_TYPES = frozenset((str, int, WorkerInfo))
 
 
-class PendingCall(msgspec.Struct, eq=False):
-    """A call of ours without an outcome yet."""
+class PendingCall(msgspec.Struct, eq=False, gc=False):
+    """A call of ours without an outcome yet.
 
+    Hidden from the garbage collector, which would count and visit thousands of them: they are in
+    no cycle, for what they refer to does not lead back here but through the table of open calls.
+    """
+
+    peer: Peer
     function: str
     deadline: float
     timeout: float
     future: Future[Any] | None = None  # None: a thread waits in `Link.exchange`, or a creation
     created: RefId | None = None
+    call_id: int = 0
+    watched: bool = False  # `Outcomes.expire` has to be called when its deadline has passed
     pinned: bool = False  # the request carries references that were pinned for it
     handles: Sequence[RefHandle] = ()  # references in it that were not
     recording: Callable[[], None] | None = None  # to be done when the request was sent
