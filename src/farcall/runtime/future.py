@@ -9,11 +9,14 @@ import traceback
 import weakref
 from collections.abc import Callable, Generator
 from types import CodeType, TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from farcall.runtime.context import current
+
+if TYPE_CHECKING:
+    from farcall.runtime.executor import Executor
 
 logger = logging.getLogger("farcall")
 
@@ -43,6 +46,7 @@ class Future(torch.futures.Future[T]):
     # The user's code that made this, and the place in it, for the log.
     _made_by: CodeType | None = None
     _made_at = 0
+    _executor: Executor | None = None  # of the leader that completes this
 
     # Without the frames that the methods of torch.futures.Future cost.
     set_result = torch._C.Future.__dict__["set_result"]
@@ -51,13 +55,17 @@ class Future(torch.futures.Future[T]):
     def note_maker(self) -> None:
         """Remember the nearest place outside of farcall as where this future was made."""
         frame = sys._getframe(1)
-        while frame.f_back is not None and _is_farcall(frame.f_globals):
+        # Not by `_is_farcall`: this is done for every call.
+        while frame.f_back is not None and frame.f_globals.get("__name__", "")[:8] == "farcall.":
             frame = frame.f_back
         self._made_by = frame.f_code
         self._made_at = frame.f_lasti
 
     def wait(self) -> T:
         self._looked_at = True
+        executor = self._executor
+        if executor is not None and executor.is_completing and not self.done():
+            executor.let_complete()
         context = current.get()
         if context is None or self.done():
             return self._wait()
@@ -142,8 +150,9 @@ class FutureOfCall(Future[T]):
 
     _init = torch._C.Future.__dict__["__init__"]
 
-    def __init__(self) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._init(_NO_DEVICES)
+        self._executor = executor
 
 
 _NO_DEVICES: tuple[torch.device, ...] = ()

@@ -109,7 +109,10 @@ class Outbound:
         timeout: float | None = None,
     ) -> Future[Any]:
         """Like `call`, with a future of the value. Raises only what is wrong with the arguments."""
-        future: Future[Any] = FutureOfCall()
+        executor = self._agent.executor
+        if executor.is_completing:
+            executor.let_complete()
+        future: Future[Any] = FutureOfCall(executor)
         future.note_maker()
         try:
             peer = self._peer(to)

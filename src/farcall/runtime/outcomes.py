@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from farcall.errors import (
     AuthenticationFailed,
@@ -138,12 +138,12 @@ class Outcomes:
         """An answer arrived that no thread waits for."""
         pending = self.arrived(peer, answer.call_id)
         message = answer.message
-        if isinstance(message, Accepted):
+        if type(message) is Accepted:
             if pending is not None and pending.created is not None:
                 self._references.accepted(pending.created)
                 self._agent.leaver.end()
             return
-        assert isinstance(message, Reply | Failure)
+        message = cast("Reply | Failure", message)
         if pending is None:
             if message.references:
                 self._references.asked(TransferKey(peer.incarnation, answer.call_id, True))
@@ -168,7 +168,7 @@ class Outcomes:
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
         future = pending.future
-        self._agent.executor.may_pass_lead()
+        self._agent.executor.completes()
         try:
             if error is not None:
                 raise error
