@@ -114,8 +114,8 @@ class Agent:
         members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
         self.leaver = Leaver(me.incarnation, members, self.control.post)
         self.loopback = LoopbackLink(me, self.executor.post)
-        self.deadlines = Deadlines(lambda: self.outcomes.watched())
         self.outcomes = Outcomes(self)
+        self.deadlines = Deadlines(self.outcomes.watched)
         self.outbound = Outbound(self)
         self.gradients = gradients(self)
         self.call = self.outbound.call

@@ -1,8 +1,8 @@
 """Which calls are due, for tens of thousands of calls in flight.
 
-Nothing is kept of a single call, so one that ends in time costs nothing: what is kept is before when
-none can be due. After that all open calls are looked at, but not sooner again than `PAUSE`; and not
-than after ten times as long as the look took.
+Nothing is done for a single call, so one that ends in time costs nothing. What is kept is the time
+before which none can be due. Then all open calls are looked at, but not sooner again than after
+`PAUSE`, nor than after `SHARE` times as long as the look took.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 PAUSE = 0.01  # seconds
-SHARE = 10
+SHARE = 10  # so at most a tenth of the time goes into looking
 
 
 class Call(Protocol):

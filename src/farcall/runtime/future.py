@@ -8,7 +8,7 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Generator
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -46,31 +46,30 @@ class Future(torch.futures.Future[T]):
     # The user's code that made this, and the place in it, for the log.
     _made_by: CodeType | None = None
     _made_at = 0
-    _executor: Executor | None = None  # of the leader that completes this
+    executor: Executor | None = None
 
     # Without the frames that the methods of torch.futures.Future cost.
     set_result = torch._C.Future.__dict__["set_result"]
     _wait = torch._C.Future.__dict__["wait"]
 
-    def note_maker(self) -> None:
-        """Remember the nearest place outside of farcall as where this future was made."""
-        frame = sys._getframe(1)
+    def note_maker(self, frame: FrameType) -> None:
+        """Remember this frame, or the nearest around it outside of farcall, as what made this."""
         # Not by `_is_farcall`: this is done for every call.
-        while frame.f_back is not None and frame.f_globals.get("__name__", "")[:8] == "farcall.":
+        while str(frame.f_globals.get("__name__"))[:8] == "farcall." and frame.f_back is not None:
             frame = frame.f_back
         self._made_by = frame.f_code
         self._made_at = frame.f_lasti
 
     def wait(self) -> T:
         self._looked_at = True
-        executor = self._executor
+        executor = self.executor
         if executor is not None and executor.is_completing and not self.done():
             executor.let_complete()
         context = current.get()
         if context is None or self.done():
-            return self._wait()
+            return self._wait()  # type: ignore[no-any-return]
         with context.agent.executor.waiting():
-            return self._wait()
+            return self._wait()  # type: ignore[no-any-return]
 
     def value(self) -> T:
         self._looked_at = True
@@ -87,12 +86,12 @@ class Future(torch.futures.Future[T]):
         self._orphan = orphan = _Orphan(self, result)
         # Like the base class, which insists on Exception: a remote SystemExit has to arrive, too.
         self._set_unwrap_func(orphan.throw)
-        self.set_result(None)  # type: ignore[arg-type]
+        self.set_result(None)
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         _check_callback(callback)
         result: Future[S] = Future()
-        result.note_maker()
+        result.note_maker(sys._getframe(1))
 
         def run(_: object) -> None:
             try:
@@ -146,16 +145,12 @@ class Future(torch.futures.Future[T]):
 
 
 class FutureOfCall(Future[T]):
-    """One that `rpc_async` makes: without devices, in half the time."""
+    """The future of a call. It is made in half the time: from a tuple of devices."""
 
-    _init = torch._C.Future.__dict__["__init__"]
+    __init__ = torch._C.Future.__dict__["__init__"]
 
-    def __init__(self, executor: Executor) -> None:
-        self._init(_NO_DEVICES)
-        self._executor = executor
-
-
-_NO_DEVICES: tuple[torch.device, ...] = ()
+    # Of the leader that completes it.
+    executor: Executor
 
 
 class _Orphan:
@@ -212,7 +207,7 @@ def _without_farcall(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _is_farcall(namespace: dict[str, Any]) -> bool:
-    return str(namespace.get("__name__", ""))[:8] == "farcall."
+    return str(namespace.get("__name__", "")).startswith("farcall.")
 
 
 def _check_callback(callback: object) -> None:

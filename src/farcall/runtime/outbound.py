@@ -7,9 +7,11 @@ calls end is in `outcomes`.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,13 +109,19 @@ class Outbound:
         args: Sequence[Any] = (),
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
+        maker: FrameType | None = None,
     ) -> Future[Any]:
-        """Like `call`, with a future of the value. Raises only what is wrong with the arguments."""
+        """Like `call`, with a future of the value. Raises only what is wrong with the arguments.
+
+        Args:
+            maker: the frame that makes the call, for the log; None for the caller's.
+        """
         executor = self._agent.executor
         if executor.is_completing:
             executor.let_complete()
-        future: Future[Any] = FutureOfCall(executor)
-        future.note_maker()
+        future: FutureOfCall[Any] = FutureOfCall(())
+        future.executor = executor
+        future.note_maker(maker or sys._getframe(1))
         try:
             peer = self._peer(to)
             pending, frame = self._request(peer, function, args, kwargs, timeout, future)
@@ -209,7 +217,7 @@ class Outbound:
             self._references.check_sendable(args[0])
             on = args[:1]
         name, dumped = self._dump_call(peer, function, args, kwargs or {}, len(on))
-        handles = (*on, *dumped.references)
+        handles = (*on, *dumped.references) if on else dumped.references
         created_ref = None if created is None else created.ref
         pending = PendingCall(peer, name, deadline, seconds, future, created_ref)
         elsewhere = False  # whether a reference is to another worker's value

@@ -47,7 +47,6 @@ class Outcomes:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._references = agent.references
-        self._deadlines = agent.deadlines
         self._waiting: set[PendingCall] = set()  # answered, but with references that can't be used
 
     def unreachable(self, pending: PendingCall, error: LinkError) -> Exception:
@@ -97,8 +96,7 @@ class Outcomes:
     def _cancel(self, pending: PendingCall, error: Exception) -> None:
         """We gave up on a call: tell the callee, if its link takes that at once, else later."""
         self._agent.control.cancel(pending.peer, pending.call_id)
-        if pending.future is not None:
-            pending.future.set_exception(error)
+        pending.fail(error)
         self._agent.leaver.end()
 
     def watch(self, pending: PendingCall) -> None:
@@ -107,7 +105,7 @@ class Outcomes:
         The call must be in a table that `watched` looks at.
         """
         pending.watched = True
-        if self._deadlines.note(pending.deadline):
+        if self._agent.deadlines.note(pending.deadline):
             self._agent.endpoint.wake()
 
     def watched(self) -> list[PendingCall]:
@@ -167,16 +165,15 @@ class Outcomes:
     def _complete(
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
-        future = pending.future
         self._agent.executor.completes()
         try:
             if error is not None:
                 raise error
             value = self.open(peer, answer)
         except BaseException as failure:
-            if future is not None:
-                future.set_exception(failure)
+            pending.fail(failure)
         else:
+            future, pending.future = pending.future, None
             if future is not None:
                 future.set_result(value)
         finally:
@@ -200,8 +197,7 @@ class Outcomes:
     def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
         """These calls ended because their peer, or this agent, did."""
         for pending in lost:
-            if pending.future is not None:
-                pending.future.set_exception(error)
+            pending.fail(error)
             if pending.created is not None and isinstance(error, CallError):
                 self._references.creation_failed(pending.created, error)
             self._agent.leaver.end()

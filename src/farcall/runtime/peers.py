@@ -28,8 +28,8 @@ _KEY_TYPES = frozenset((str, int, WorkerInfo))
 class PendingCall(msgspec.Struct, eq=False, gc=False):
     """A call of ours without an outcome yet.
 
-    Hidden from the garbage collector, which would count and visit thousands of them: they are in
-    no cycle, for what they refer to does not lead back here but through the table of open calls.
+    Hidden from the garbage collector, which would count and visit thousands of them. So it must be
+    in no cycle: its future is taken out at its end, for the future's error may lead back here.
     """
 
     peer: Peer
@@ -43,6 +43,12 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     pinned: bool = False  # the request carries references that were pinned for it
     handles: Sequence[RefHandle] = ()  # references in it that were not
     recording: Callable[[], None] | None = None  # to be done when the request was sent
+
+    def fail(self, error: BaseException) -> None:
+        """End the future, if there is one."""
+        future, self.future = self.future, None
+        if future is not None:
+            future.set_exception(error)
 
 
 class Peer:

@@ -86,7 +86,7 @@ class Link(Protocol):
         """
 
 
-class Arrived(msgspec.Struct, frozen=True, gc=False):
+class Arrived(msgspec.Struct, frozen=True):
     """A frame arrived that no `exchange` waits for."""
 
     link: Link
