@@ -338,8 +338,10 @@ class Executor:
                     return
                 self._busy_since = math.inf
                 event = self._events.popleft() if self._events else None
-            if event is None:
-                event = self._poll() if self._in_a_row else self._next(due)
+            if event is None and self._in_a_row:
+                event = self._poll()
+            elif event is None:
+                event = self._next(0.0 if self.is_completing else due)
         with self._lock:
             if self._leader == me:
                 self._leader = 0
