@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -214,7 +215,8 @@ def rpc_async(
     as soon as this returns.
     """
     _check_call(func, args, kwargs)
-    return current_agent().call_async(to, func, args or (), kwargs, seconds_or_default(timeout))
+    seconds = seconds_or_default(timeout)
+    return current_agent().call_async(to, func, args or (), kwargs, seconds, sys._getframe(1))
 
 
 def remote(

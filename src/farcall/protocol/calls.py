@@ -105,6 +105,10 @@ class Outgoing(Generic[Record]):
         """Calls whose CANCEL has not been answered; over a lossy network, send it again."""
         return iter(tuple(self._abandoned))
 
+    def records(self) -> list[Record]:
+        """Of all open calls."""
+        return list(self._open.values())
+
     def open_ids(self) -> Iterator[int]:
         return iter(tuple(self._open))
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from farcall.errors import Cancelled, LinkError, RpcTimeout
-from farcall.ids import RefId, Worker
+from farcall.ids import Worker
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import CallContext, current
@@ -114,8 +114,8 @@ class Agent:
         members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
         self.leaver = Leaver(me.incarnation, members, self.control.post)
         self.loopback = LoopbackLink(me, self.executor.post)
-        self.deadlines: Deadlines[tuple[Peer, int, RefId | None]] = Deadlines()
         self.outcomes = Outcomes(self)
+        self.deadlines = Deadlines(self.outcomes.watched)
         self.outbound = Outbound(self)
         self.gradients = gradients(self)
         self.call = self.outbound.call
@@ -220,11 +220,11 @@ class Agent:
         """The executor's leader has nothing to do: what is due, and when is it next?"""
         self.references.drain()
         now = time.monotonic()
-        for peer, call_id, created in self.deadlines.due(now):
-            self.outcomes.expire(peer, call_id, created)
+        for pending in self.deadlines.due(now):
+            self.outcomes.expire(pending)
         if self.control.retry_at <= now:
             self.control.retry()
-        following = self.deadlines.sleep_until(now)
+        following = self.deadlines.next
         retry_at = self.control.retry_at
         return following if following < retry_at else retry_at
 

@@ -1,81 +1,70 @@
 """Which calls are due, for tens of thousands of calls in flight.
 
-A binary heap of single deadlines would keep every finished call for its whole timeout (60 s by
-default). Calls are gathered in slots of 10 ms instead; one that ends is removed from its slot, and
-only the slots are ordered.
+Nothing is done for a single call, so one that ends in time costs nothing. What is kept is the time
+before which none can be due. Then all open calls are looked at, but not sooner again than after
+`PAUSE`, nor than after `SHARE` times as long as the look took.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import threading
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+import time
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
-SLOTS_PER_SECOND = 100
+PAUSE = 0.01  # seconds
+SHARE = 10  # so at most a tenth of the time goes into looking
 
 
-Key = TypeVar("Key", bound=Hashable)
+class Call(Protocol):
+    """What has a deadline."""
+
+    @property
+    def deadline(self) -> float:
+        """`time.monotonic()` seconds."""
 
 
-class Deadlines(Generic[Key]):
-    """A thread-safe set of (deadline, key); deadlines are `time.monotonic()` seconds."""
+C = TypeVar("C", bound=Call)
 
-    def __init__(self) -> None:
+
+class Deadlines(Generic[C]):
+    """The deadlines of open calls, in `time.monotonic()` seconds. Thread-safe.
+
+    Args:
+        open_calls: gives the calls that are open and have not been due yet.
+    """
+
+    def __init__(self, open_calls: Callable[[], Iterable[C]]) -> None:
+        self._open_calls = open_calls
         self._lock = threading.Lock()
-        self._slots: dict[int, set[Key]] = {}
-        self._order: list[int] = []
-        self._sleeping_until = -math.inf
+        self.next = math.inf  # when `due` has to be called next
 
-    def add(self, deadline: float, key: Key) -> bool:
-        """Remember a call. True: whoever sleeps by `sleep_until` must be woken, it is too late."""
-        if deadline == math.inf:
+    def note(self, deadline: float) -> bool:
+        """A call is open from now on. True: whoever sleeps until `next` must be woken."""
+        if deadline >= self.next:
             return False
-        slot = math.ceil(deadline * SLOTS_PER_SECOND)
         with self._lock:
-            keys = self._slots.get(slot)
-            if keys is None:
-                keys = self._slots[slot] = set()
-                heapq.heappush(self._order, slot)
-            keys.add(key)
-            return deadline < self._sleeping_until
+            self.next = min(self.next, deadline)
+        return True
 
-    def discard(self, deadline: float, key: Key) -> None:
-        """The call ended in time."""
-        if deadline == math.inf:
-            return
+    def due(self, now: float) -> list[C]:
+        """The open calls whose deadline has passed, if it is time to look for them."""
+        if now < self.next:
+            return []
         with self._lock:
-            keys = self._slots.get(math.ceil(deadline * SLOTS_PER_SECOND))
-            if keys is not None:
-                keys.discard(key)
-
-    def due(self, now: float) -> list[Key]:
-        """Take out all calls whose deadline has passed, and forget empty slots on the way."""
-        taken: list[Key] = []
-        if not self._order:  # what is added from now on, `sleep_until` or who adds it sees to
-            return taken
-        with self._lock:
-            while self._order:
-                slot = self._order[0]
-                keys = self._slots[slot]
-                if keys and slot > now * SLOTS_PER_SECOND:
-                    break
-                heapq.heappop(self._order)
-                del self._slots[slot]
-                taken += keys
-        return taken
-
-    def sleep_until(self, now: float) -> float:
-        """When to look next (math.inf: never), noted so that `add` can tell when it is too late.
-
-        Not later than the next deadline. What was said before stays said until it has passed: so
-        calls that come and go one after the other need not wake whoever sleeps.
-        """
-        if not self._order and self._sleeping_until == math.inf:
-            return math.inf  # as said before: who adds a call sees that
-        with self._lock:
-            following = self._order[0] / SLOTS_PER_SECOND if self._order else math.inf
-            if not now < self._sleeping_until < following:
-                self._sleeping_until = following
-            return self._sleeping_until
+            self.next = math.inf  # who notes a call that is not looked at any more sets it
+        start = time.perf_counter()
+        due: list[C] = []
+        following = math.inf
+        for call in self._open_calls():
+            deadline = call.deadline
+            if deadline <= now:
+                due.append(call)
+            elif deadline < following:
+                following = deadline
+        if following < math.inf:
+            pause = max(PAUSE, SHARE * (time.perf_counter() - start))
+            with self._lock:
+                self.next = min(self.next, max(following, now + pause))
+        return due

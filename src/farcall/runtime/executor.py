@@ -44,6 +44,7 @@ logger = logging.getLogger("farcall")
 
 TORCH_WAITS = (torch.futures.wait_all.__code__, torch.futures.Future.wait.__code__)
 MAX_IN_A_ROW = 32
+STAND_BACK = 0.005  # seconds
 SPARE_THREADS = 2
 SPARE_SECONDS = 10.0
 
@@ -97,6 +98,9 @@ class Executor:
         self._threads: set[threading.Thread] = set()
         self._started = 0
         self._leader = 0  # thread that has the lead; 0: nobody
+        self._in_a_row = 0  # events that the leader took without a look at what is due
+        self.is_completing = False  # a row of futures; see `let_complete`
+        self._has_completed = threading.Event()
         self._stopping = False
         self._watch = endpoint.new_watch()  # over the leader and its event
         self._watchdog = threading.Thread(
@@ -148,6 +152,8 @@ class Executor:
                     self._find_thread()
                 self._watch.set_queue(True)
         if here:
+            if self.is_completing:
+                self._end_completing()
             self._watch.begin()
             self._run(me, function)
 
@@ -168,6 +174,29 @@ class Executor:
         """The calling thread has done what must be done in order. No effect if it does not lead."""
         if self._leader == threading.get_ident():
             self._watch.begin()
+
+    def completes(self) -> None:
+        """Like `may_pass_lead`; the calling thread goes on to complete the future of a call."""
+        if self._leader != threading.get_ident():
+            return
+        self._watch.begin()
+        if self._in_a_row and not self.is_completing:
+            self._has_completed.clear()
+            self.is_completing = True
+
+    def let_complete(self) -> None:
+        """If the leader completes a row of futures, wait for the end of that, but not for long.
+
+        torch lets go of the interpreter whenever a future is completed. A thread that makes one
+        call after the other, or waits for one future after the other, would take it each time.
+        That costs more than all the rest of a call, so such threads stand back.
+        """
+        if self._leader != threading.get_ident() and not self._has_completed.wait(STAND_BACK):
+            self._end_completing()
+
+    def _end_completing(self) -> None:
+        self.is_completing = False
+        self._has_completed.set()
 
     # Waiting inside user functions.
 
@@ -197,6 +226,8 @@ class Executor:
             self._running.add(me)
 
     def _pass_lead(self) -> None:
+        if self.is_completing:
+            self._end_completing()
         self._leader = 0
         self._watch.end()
         self._find_thread()
@@ -276,22 +307,26 @@ class Executor:
     def _lead(self, me: int) -> None:
         """Take and handle events until the lead is lost or the agent stops."""
         event: Event | None = None
-        in_a_row = 0  # events since it was looked at what is due
+        self._in_a_row = 0
         due = 0.0
         while not self._stopping:
             if event is not None:
                 self._handle(event)
-                in_a_row += 1
-            if event is None or in_a_row == MAX_IN_A_ROW:
+                self._in_a_row += 1
+            elif self.is_completing:
+                self._end_completing()
+            if event is None or self._in_a_row == MAX_IN_A_ROW:
                 due = self._before_sleep()
-                in_a_row = 0
+                self._in_a_row = 0
             with self._lock:
                 if self._leader != me:
                     return
                 self._watch.end()
                 event = self._events.popleft() if self._events else None
-            if event is None:
-                event = self._poll() if in_a_row else self._next(due)
+            if event is None and self._in_a_row:
+                event = self._poll()
+            elif event is None:
+                event = self._next(0.0 if self.is_completing else due)
         with self._lock:
             if self._leader == me:
                 self._leader = 0

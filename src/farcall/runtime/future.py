@@ -8,12 +8,15 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Generator
-from types import CodeType, TracebackType
-from typing import Any, TypeVar
+from types import CodeType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from farcall.runtime.context import current
+
+if TYPE_CHECKING:
+    from farcall.runtime.executor import Executor
 
 logger = logging.getLogger("farcall")
 
@@ -40,19 +43,33 @@ class Future(torch.futures.Future[T]):
     _failed: tuple[BaseException, TracebackType | None] | None = None
     _orphan: _Orphan | None = None
     _looked_at = False
-    _made: tuple[CodeType, int] | None = None
+    # The user's code that made this, and the place in it, for the log.
+    _made_by: CodeType | None = None
+    _made_at = 0
+    executor: Executor | None = None
 
-    def note_maker(self) -> None:
-        """Remember the user's line that made this future, for the log."""
-        self._made = _user_line()
+    # Without the frames that the methods of torch.futures.Future cost.
+    set_result = torch._C.Future.__dict__["set_result"]
+    _wait = torch._C.Future.__dict__["wait"]
+
+    def note_maker(self, frame: FrameType) -> None:
+        """Remember this frame, or the nearest around it outside of farcall, as what made this."""
+        # Not by `_is_farcall`: this is done for every call.
+        while str(frame.f_globals.get("__name__"))[:8] == "farcall." and frame.f_back is not None:
+            frame = frame.f_back
+        self._made_by = frame.f_code
+        self._made_at = frame.f_lasti
 
     def wait(self) -> T:
         self._looked_at = True
+        executor = self.executor
+        if executor is not None and executor.is_completing and not self.done():
+            executor.let_complete()
         context = current.get()
         if context is None or self.done():
-            return super().wait()
+            return self._wait()  # type: ignore[no-any-return]
         with context.agent.executor.waiting():
-            return super().wait()
+            return self._wait()  # type: ignore[no-any-return]
 
     def value(self) -> T:
         self._looked_at = True
@@ -66,15 +83,15 @@ class Future(torch.futures.Future[T]):
     def set_exception(self, result: BaseException) -> None:  # type: ignore[override]
         result.__traceback__ = _without_farcall(result.__traceback__)
         self._failed = (result, result.__traceback__)
-        self._orphan = orphan = _Orphan(self, result, self._made)
+        self._orphan = orphan = _Orphan(self, result)
         # Like the base class, which insists on Exception: a remote SystemExit has to arrive, too.
         self._set_unwrap_func(orphan.throw)
-        self.set_result(None)  # type: ignore[arg-type]
+        self.set_result(None)
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         _check_callback(callback)
         result: Future[S] = Future()
-        result.note_maker()
+        result.note_maker(sys._getframe(1))
 
         def run(_: object) -> None:
             try:
@@ -127,6 +144,15 @@ class Future(torch.futures.Future[T]):
             self._orphan.adopt(self._failed[0])
 
 
+class FutureOfCall(Future[T]):
+    """The future of a call. It is made in half the time: from a tuple of devices."""
+
+    __init__ = torch._C.Future.__dict__["__init__"]
+
+    # Of the leader that completes it.
+    executor: Executor
+
+
 class _Orphan:
     """What the C++ half of a failed future has of the error.
 
@@ -137,16 +163,15 @@ class _Orphan:
     its traceback. If nobody looks here either, it is logged.
     """
 
-    __slots__ = ("_error", "_future", "_made", "_summary", "_text")
+    __slots__ = ("_error", "_future", "_made_at", "_made_by", "_summary", "_text")
 
-    def __init__(
-        self, future: Future[Any], error: BaseException, made: tuple[CodeType, int] | None
-    ) -> None:
+    def __init__(self, future: Future[Any], error: BaseException) -> None:
         self._future = weakref.ref(future)
         self._error: BaseException | None = None
         self._summary = f"{type(error).__name__}: {error}"
         self._text = ""
-        self._made = made
+        self._made_by = future._made_by
+        self._made_at = future._made_at
 
     def adopt(self, error: BaseException) -> None:
         """The Python half is about to go."""
@@ -168,9 +193,9 @@ class _Orphan:
         if self._error is None:
             return
         where = ""
-        if self._made is not None:
-            code, line = self._made
-            where = f" made at {code.co_filename}:{line} in {code.co_name}"
+        code = self._made_by
+        if code is not None:
+            where = f" made at {code.co_filename}:{_line(code, self._made_at)} in {code.co_name}"
         logger.error("the failure of a call%s was never looked at:\n%s", where, self._text)
 
 
@@ -193,9 +218,9 @@ def _check_callback(callback: object) -> None:
         )
 
 
-def _user_line() -> tuple[CodeType, int] | None:
-    """Code and line of the nearest frame outside of farcall: where a future was made."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_farcall(frame.f_globals):
-        frame = frame.f_back
-    return frame.f_code, frame.f_lineno
+def _line(code: CodeType, instruction: int) -> int:
+    """The number of the line that an instruction, by its offset in bytes, is part of."""
+    for start, end, line in code.co_lines():
+        if start <= instruction < end and line is not None:
+            return line
+    return code.co_firstlineno

@@ -7,9 +7,11 @@ calls end is in `outcomes`.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +28,7 @@ from farcall.errors import (
 from farcall.ids import WorkerInfo
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import current
-from farcall.runtime.future import Future
+from farcall.runtime.future import Future, FutureOfCall
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
 from farcall.serde import NO_ARGUMENTS, Dumped, name_of
@@ -84,11 +86,11 @@ class Outbound:
                 with context.agent.executor.waiting():
                     answer = link.exchange(frame, pending.deadline, meanwhile)
         except LinkError as error:
-            raise self._outcomes.unreachable(peer, frame.call_id, pending, error) from error
+            raise self._outcomes.unreachable(pending, error) from error
         except TimeoutError as error:
-            raise self._outcomes.give_up(peer, frame.call_id, pending, error) from None
+            raise self._outcomes.give_up(pending, error) from None
         except BaseException as error:  # KeyboardInterrupt
-            self._outcomes.give_up(peer, frame.call_id, pending, error)
+            self._outcomes.give_up(pending, error)
             raise
         if self._outcomes.arrived(peer, frame.call_id) is None:
             raise self._outcomes.ended(peer)
@@ -107,23 +109,32 @@ class Outbound:
         args: Sequence[Any] = (),
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
+        maker: FrameType | None = None,
     ) -> Future[Any]:
-        """Like `call`, with a future of the value. Raises only what is wrong with the arguments."""
-        future: Future[Any] = Future()
-        future.note_maker()
+        """Like `call`, with a future of the value. Raises only what is wrong with the arguments.
+
+        Args:
+            maker: the frame that makes the call, for the log; None for the caller's.
+        """
+        executor = self._agent.executor
+        if executor.is_completing:
+            executor.let_complete()
+        future: FutureOfCall[Any] = FutureOfCall(())
+        future.executor = executor
+        future.note_maker(maker or sys._getframe(1))
         try:
             peer = self._peer(to)
             pending, frame = self._request(peer, function, args, kwargs, timeout, future)
         except (PeerLost, RpcTimeout) as error:
             future.set_exception(error)
             return future
-        self._outcomes.watch_deadline(peer, frame.call_id, pending)
+        self._outcomes.watch(pending)
         try:
             self._agent.connect(peer, pending.deadline).send(frame, pending.deadline)
         except LinkError as error:
-            self._outcomes.unreachable(peer, frame.call_id, pending, error)
+            self._outcomes.unreachable(pending, error)
         except TimeoutError as error:
-            self._outcomes.give_up(peer, frame.call_id, pending, error)
+            self._outcomes.give_up(pending, error)
         if pending.recording is not None:
             pending.recording()
         return future
@@ -169,13 +180,13 @@ class Outbound:
         pending, frame = self._request(
             peer, function, args, kwargs, timeout, created=handle, sequence=sequence
         )
-        self._outcomes.watch_deadline(peer, frame.call_id, pending)
+        self._outcomes.watch(pending)
         try:
             self._agent.connect(peer, pending.deadline).send(frame, pending.deadline)
         except LinkError as error:
-            raise self._outcomes.unreachable(peer, frame.call_id, pending, error) from error
+            raise self._outcomes.unreachable(pending, error) from error
         except NotSent as error:
-            raise self._outcomes.give_up(peer, frame.call_id, pending, error) from None
+            raise self._outcomes.give_up(pending, error) from None
         except TimeoutError:
             pass  # the rest follows when the owner reads; `creation_late` says so until then
         if pending.recording is not None:
@@ -206,15 +217,16 @@ class Outbound:
             self._references.check_sendable(args[0])
             on = args[:1]
         name, dumped = self._dump_call(peer, function, args, kwargs or {}, len(on))
-        handles = (*on, *dumped.references)
-        pending = PendingCall(name, deadline, seconds, future, created.ref if created else None)
+        handles = (*on, *dumped.references) if on else dumped.references
+        created_ref = None if created is None else created.ref
+        pending = PendingCall(peer, name, deadline, seconds, future, created_ref)
         elsewhere = False  # whether a reference is to another worker's value
         for handle in handles:
             elsewhere = elsewhere or handle.reference.owner != peer.incarnation
         if elsewhere:
             self._wait_until_accepted(peer, handles, pending)
         self._leaver.begin()
-        call_id = peer.outgoing.begin(pending)
+        call_id = pending.call_id = peer.outgoing.begin(pending)
         # After that: a peer that is lost from now on finds the call there, and fails it.
         if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
             self._leaver.end()
@@ -246,7 +258,7 @@ class Outbound:
         try:
             self._references.wait_until_accepted(handles, peer.incarnation, pending.deadline)
         except TimeoutError:
-            raise self._outcomes.timeout(peer, pending) from None
+            raise self._outcomes.timeout(pending) from None
 
     def deadline(self, timeout: float | None) -> tuple[float, float]:
         """When a call that begins now must end: `time.monotonic()` seconds, and seconds from now.
@@ -275,12 +287,12 @@ class Outbound:
         skipped: int,
     ) -> tuple[str, Dumped]:
         """The function's name and the body of its call, without the first `skipped` arguments."""
-        sent = tuple(args)[skipped:]
         name = name_of(function)
+        sent = tuple(args)[skipped:] if args else ()
         if name is not None and (peer.same_program or not name.startswith("__main__:")):
-            value: tuple[Any, ...] = (sent, kwargs)
             if not sent and not kwargs:
                 return name, NO_ARGUMENTS
+            value: tuple[Any, ...] = (sent, kwargs)
         else:
             name, value = "", (function, sent, kwargs)
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from farcall.errors import (
     AuthenticationFailed,
@@ -17,7 +17,6 @@ from farcall.errors import (
     LinkError,
     RpcTimeout,
 )
-from farcall.ids import RefId
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import Continuation
@@ -48,24 +47,22 @@ class Outcomes:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._references = agent.references
-        self._deadlines = agent.deadlines
+        self._waiting: set[PendingCall] = set()  # answered, but with references that can't be used
 
-    def unreachable(
-        self, peer: Peer, call_id: int, pending: PendingCall, error: LinkError
-    ) -> Exception:
+    def unreachable(self, pending: PendingCall, error: LinkError) -> Exception:
         """The link failed before or while the call was made: what the call ends with.
 
         Its future has got it, too.
         """
         ended: Exception
         if self._agent.is_closed:
-            ended = self.ended(peer)
+            ended = self.ended(pending.peer)
         elif isinstance(error, AuthenticationFailed | BadFrame):
             ended = error
         else:
-            self._agent.lose(peer, str(error))
-            return self.ended(peer)
-        self._retract(peer, call_id, ended)
+            self._agent.lose(pending.peer, str(error))
+            return self.ended(pending.peer)
+        self._retract(pending, ended)
         return ended
 
     def ended(self, peer: Peer) -> CallError:
@@ -74,52 +71,55 @@ class Outcomes:
             return Cancelled(f"the agent of {self._agent.me.name!r} was shut down")
         return peer.loss()
 
-    def give_up(
-        self, peer: Peer, call_id: int, pending: PendingCall, error: BaseException
-    ) -> RpcTimeout:
+    def give_up(self, pending: PendingCall, error: BaseException) -> RpcTimeout:
         """The call took too long: what it ends with. Its future has got it, too."""
-        ended = self.timeout(peer, pending)
+        ended = self.timeout(pending)
         if isinstance(error, NotSent):
-            self._retract(peer, call_id, ended)
+            self._retract(pending, ended)
         else:
-            self._abandon(peer, call_id, ended)
+            self._abandon(pending, ended)
         return ended
 
-    def _retract(self, peer: Peer, call_id: int, error: Exception) -> None:
+    def _retract(self, pending: PendingCall, error: Exception) -> None:
         """The request was not sent."""
-        pending = peer.outgoing.retract(call_id)
+        peer, call_id = pending.peer, pending.call_id
+        taken = peer.outgoing.retract(call_id)
         self._references.unpin(TransferKey(peer.incarnation, call_id, False))
-        if pending is not None:
-            self._cancel(peer, call_id, pending, error)
+        if taken is not None:
+            self._cancel(pending, error)
 
-    def _abandon(self, peer: Peer, call_id: int, error: Exception) -> None:
+    def _abandon(self, pending: PendingCall, error: Exception) -> None:
         """Nobody waits for the answer any more."""
-        pending = peer.outgoing.abandon(call_id)
-        if pending is not None:
-            self._cancel(peer, call_id, pending, error)
+        if pending.peer.outgoing.abandon(pending.call_id) is not None:
+            self._cancel(pending, error)
 
-    def _cancel(self, peer: Peer, call_id: int, pending: PendingCall, error: Exception) -> None:
+    def _cancel(self, pending: PendingCall, error: Exception) -> None:
         """We gave up on a call: tell the callee, if its link takes that at once, else later."""
-        self._forget_deadline(peer, call_id, pending)
-        self._agent.control.cancel(peer, call_id)
-        if pending.future is not None:
-            pending.future.set_exception(error)
+        self._agent.control.cancel(pending.peer, pending.call_id)
+        pending.fail(error)
         self._agent.leaver.end()
 
-    def watch_deadline(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
-        """See to it that `expire` is called if no thread waits for this call itself."""
-        if self._deadlines.add(pending.deadline, (peer, call_id, pending.created)):
+    def watch(self, pending: PendingCall) -> None:
+        """See to it that `expire` is called in time, for no thread waits for this call itself.
+
+        The call must be in a table that `watched` looks at.
+        """
+        pending.watched = True
+        if self._agent.deadlines.note(pending.deadline):
             self._agent.endpoint.wake()
 
-    def _forget_deadline(self, peer: Peer, call_id: int, pending: PendingCall) -> None:
-        if pending.future is not None or pending.created is not None:
-            self._deadlines.discard(pending.deadline, (peer, call_id, pending.created))
+    def watched(self) -> list[PendingCall]:
+        """The calls that are being watched."""
+        calls = list(self._waiting)
+        for peer in self._agent.directory.all():
+            calls += peer.outgoing.records()
+        return [call for call in calls if call.watched]
 
-    def timeout(self, peer: Peer, pending: PendingCall) -> RpcTimeout:
+    def timeout(self, pending: PendingCall) -> RpcTimeout:
         what = _OWN_NAMES.get(pending.function, pending.function) or "a function sent by value"
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
-            f"{what} on worker {peer.name!r}"
+            f"{what} on worker {pending.peer.name!r}"
         )
 
     def arrived(self, peer: Peer, call_id: int) -> PendingCall | None:
@@ -130,20 +130,18 @@ class Outcomes:
         pending = peer.outgoing.outcome(call_id)
         if pending is None or pending.pinned:
             self._references.call_closed(TransferKey(peer.incarnation, call_id, False))
-        if pending is not None and (pending.future is not None or pending.created is not None):
-            self._deadlines.discard(pending.deadline, (peer, call_id, pending.created))
         return pending
 
     def on_answer(self, peer: Peer, answer: Frame) -> None:
         """An answer arrived that no thread waits for."""
         pending = self.arrived(peer, answer.call_id)
         message = answer.message
-        if isinstance(message, Accepted):
+        if type(message) is Accepted:
             if pending is not None and pending.created is not None:
                 self._references.accepted(pending.created)
                 self._agent.leaver.end()
             return
-        assert isinstance(message, Reply | Failure)
+        message = cast("Reply | Failure", message)
         if pending is None:
             if message.references:
                 self._references.asked(TransferKey(peer.incarnation, answer.call_id, True))
@@ -153,10 +151,11 @@ class Outcomes:
             self._agent.leaver.end()
         elif message.references:
             # The deadline goes on: an owner that does not answer must not make the call hang.
-            self.watch_deadline(peer, answer.call_id, pending)
+            self._waiting.add(pending)
+            self.watch(pending)
 
             def admitted(error: CallError | None) -> None:
-                self._forget_deadline(peer, answer.call_id, pending)
+                self._waiting.discard(pending)
                 self._complete(peer, answer, pending, error)
 
             self._arrive(peer, answer, admitted)
@@ -166,40 +165,39 @@ class Outcomes:
     def _complete(
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
-        future = pending.future
-        self._agent.executor.may_pass_lead()
+        self._agent.executor.completes()
         try:
             if error is not None:
                 raise error
             value = self.open(peer, answer)
         except BaseException as failure:
-            if future is not None:
-                future.set_exception(failure)
+            pending.fail(failure)
         else:
+            future, pending.future = pending.future, None
             if future is not None:
                 future.set_result(value)
         finally:
             self._agent.leaver.end()
 
-    def expire(self, peer: Peer, call_id: int, created: RefId | None) -> None:
-        """The deadline of an asynchronous call passed."""
+    def expire(self, pending: PendingCall) -> None:
+        """The deadline of a call that is watched has passed."""
+        pending.watched = False
+        peer, call_id = pending.peer, pending.call_id
         self._agent.executor.may_pass_lead()
-        pending = peer.outgoing.peek(call_id)
-        if pending is None:
+        if peer.outgoing.peek(call_id) is None:
             # The answer is here, but waits for an owner that does not answer.
             late = RpcTimeout("RPC ran for more than set timeout: the owner of a reference is late")
             self._references.stop_waiting(TransferKey(peer.incarnation, call_id, True), late)
-        elif created is None:
-            self._abandon(peer, call_id, self.timeout(peer, pending))
+        elif pending.created is None:
+            self._abandon(pending, self.timeout(pending))
         else:
             # The owner may still make the value; until it says so, using the reference fails.
-            self._references.creation_late(created, self.timeout(peer, pending))
+            self._references.creation_late(pending.created, self.timeout(pending))
 
     def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
         """These calls ended because their peer, or this agent, did."""
         for pending in lost:
-            if pending.future is not None:
-                pending.future.set_exception(error)
+            pending.fail(error)
             if pending.created is not None and isinstance(error, CallError):
                 self._references.creation_failed(pending.created, error)
             self._agent.leaver.end()
@@ -217,7 +215,7 @@ class Outcomes:
             error = arrived.wait(pending.deadline)
         except TimeoutError:
             key = TransferKey(peer.incarnation, answer.call_id, True)
-            self._references.stop_waiting(key, self.timeout(peer, pending))
+            self._references.stop_waiting(key, self.timeout(pending))
             error = arrived.wait(math.inf)
         if error is not None:
             raise error

@@ -25,17 +25,30 @@ Find = Callable[[str | int], Worker | None]
 _KEY_TYPES = frozenset((str, int, WorkerInfo))
 
 
-class PendingCall(msgspec.Struct, eq=False):
-    """A call of ours without an outcome yet."""
+class PendingCall(msgspec.Struct, eq=False, gc=False):
+    """A call of ours without an outcome yet.
 
+    Hidden from the garbage collector, which would count and visit thousands of them. So it must be
+    in no cycle: its future is taken out at its end, for the future's error may lead back here.
+    """
+
+    peer: Peer
     function: str
     deadline: float
     timeout: float
     future: Future[Any] | None = None  # None: a thread waits in `Link.exchange`, or a creation
     created: RefId | None = None
+    call_id: int = 0
+    watched: bool = False  # `Outcomes.expire` has to be called when its deadline has passed
     pinned: bool = False  # the request carries references that were pinned for it
     handles: Sequence[RefHandle] = ()  # references in it that were not
     recording: Callable[[], None] | None = None  # to be done when the request was sent
+
+    def fail(self, error: BaseException) -> None:
+        """End the future, if there is one."""
+        future, self.future = self.future, None
+        if future is not None:
+            future.set_exception(error)
 
 
 class Peer:

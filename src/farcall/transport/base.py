@@ -20,7 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from farcall.ids import Worker
 from farcall.wire import Frame, Kind, Message
@@ -85,14 +87,14 @@ class Link(Protocol):
         """
 
 
-class Arrived(NamedTuple):
+class Arrived(msgspec.Struct, frozen=True):
     """A frame arrived that no `exchange` waits for."""
 
     link: Link
     frame: Frame
 
 
-class LinkLost(NamedTuple):
+class LinkLost(msgspec.Struct, frozen=True):
     """A link ended: the peer died, left, misbehaved, or was dropped."""
 
     link: Link

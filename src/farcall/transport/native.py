@@ -142,6 +142,7 @@ class NativeEndpoint:
         self._links: dict[int, NativeLink] = {}  # by the id of the core
         self._shm = "shm" in listening.paths
         self._connections = Connections(self._speaking(me), listening, self._open_link)
+        self.connect = self._connections.connect
         self._connections.start()
 
     def _speaking(self, me: Identity) -> Identity:
@@ -159,9 +160,6 @@ class NativeEndpoint:
     @property
     def addresses(self) -> tuple[str, ...]:
         return self._connections.addresses
-
-    def connect(self, worker: Worker, deadline: float) -> NativeLink:
-        return self._connections.connect(worker, deadline)
 
     def _open_link(self, connection: Connection) -> NativeLink:
         unix = addresses.is_unix(connection.sock)
