@@ -32,7 +32,7 @@ struct OutFrame {
 struct Composed {
   std::vector<std::uint8_t> front;  // header and table
   std::vector<Part> parts;
-  std::size_t in_segments = 0;  // bytes
+  std::size_t in_segments = 0;  // bytes, which count as on their way
   std::vector<std::uint32_t> slots;
 };
 
@@ -56,11 +56,13 @@ class Channel : public Source {
   virtual bool arm() = 0;
   virtual void disarm() {}
 
+  // May leave it to `wait_for_room`, and `composed` without parts, if too much is on its way.
   virtual void compose(const OutFrame& frame, Composed& composed) = 0;
   // What was composed is not sent.
   virtual void discard(const Composed&) {}
-  // Wait until so much may be on its way. False: the deadline passed. Throws LinkFailure.
-  virtual bool wait_for_room(const Composed&, Nanoseconds, Interrupt) { return true; }
+  // With the role of writing: wait until so much may be on its way, and compose what was not.
+  // False: the deadline passed. Throws LinkFailure.
+  virtual bool wait_for_room(const OutFrame&, Composed&, Nanoseconds, Interrupt) { return true; }
   // How many bytes were taken; 0: there is no space. Throws LinkFailure.
   virtual std::size_t write(const Part* parts, std::size_t count) = 0;
   virtual void sent(const Composed&) {}

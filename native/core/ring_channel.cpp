@@ -39,6 +39,14 @@ Descriptor descriptor_of(msghdr& message) {
 
 using Control = char[CMSG_SPACE(sizeof(int))];
 
+bool goes_in_segment(const Part& buffer) { return buffer.size >= kSmallestSegment; }
+
+std::size_t size_in_segments(const OutFrame& frame) {
+  std::size_t size = 0;
+  for (const Part& buffer : frame.buffers) size += goes_in_segment(buffer) ? buffer.size : 0;
+  return size;
+}
+
 // Sends a descriptor with a message. `control` is the memory for that.
 void attach(msghdr& message, Control& control, int descriptor) {
   message.msg_control = control;
@@ -52,7 +60,8 @@ void attach(msghdr& message, Control& control, int descriptor) {
 
 }  // namespace
 
-RingChannel::RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side)
+RingChannel::RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side,
+                         HeapPool& pool, const RingBounds& bounds)
     : Channel(std::move(socket)),
       memory_(std::move(memory)),
       writer_(shared().controls[side], shared().data[side], LinkMemory::kRing),
@@ -61,7 +70,9 @@ RingChannel::RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory
                     [this](SegmentName name, std::size_t size, int descriptor) {
                       return announce(name, size, descriptor);
                     }),
-      segments_in_(memory_, shared().states[1 - side]) {}
+      segments_in_(memory_, shared().states[1 - side]),
+      pool_(pool),
+      bounds_(bounds) {}
 
 std::size_t RingChannel::read(std::uint8_t* data, std::size_t size) {
   const std::size_t count = reader_.read(data, size);
@@ -77,7 +88,11 @@ BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
   // The peer announced it before it sent the frame, but over the socket.
   for (int i = 0; i < kMaxRecords && !segments_in_.knows(name) && receive_record(); ++i) {
   }
-  return segments_in_.open(name, size);
+  BlockRef block = segments_in_.open(name, size);
+  if (SharedMemory::count() <= bounds_.mappings) return block;
+  BlockRef copy = pool_.allocate(size);
+  std::memcpy(copy->data(), block->data(), size);
+  return copy;
 }
 
 void RingChannel::on_readable() {
@@ -137,52 +152,87 @@ bool RingChannel::announce(SegmentName name, std::size_t size, int descriptor) {
   return sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof record;
 }
 
+bool RingChannel::reserve(std::size_t size) {
+  std::size_t reserved = reserved_.load(std::memory_order_relaxed);
+  do {
+    if (reserved > 0 && reserved + size > bounds_.on_their_way) return false;
+  } while (!reserved_.compare_exchange_weak(reserved, reserved + size, std::memory_order_relaxed));
+  return true;
+}
+
+// Threads compose at the same time, as far as there is room. Who finds none needs the role of
+// writing first: only that knows what the peer has read, and may wait for it.
 void RingChannel::compose(const OutFrame& frame, Composed& composed) {
+  const std::size_t size = size_in_segments(frame);
+  if (size > 0) {
+    if (!reserve(size)) return;
+    composed.in_segments = size;
+  }
+  fill_segments(frame, composed);
+}
+
+// With the bytes reserved.
+void RingChannel::fill_segments(const OutFrame& frame, Composed& composed) {
   std::vector<std::uint64_t> places;
   for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
     const Part& buffer = frame.buffers[i];
-    if (buffer.size < kSmallestSegment) continue;
+    if (!goes_in_segment(buffer)) continue;
     composed.slots.reserve(frame.buffers.size());  // who is told of a slot can put it back
     const SegmentWriter::Place place = segments_out_.take(buffer.size);
-    if (!place) continue;
+    if (!place) {
+      composed.in_segments -= buffer.size;
+      reserved_.fetch_sub(buffer.size, std::memory_order_relaxed);
+      continue;
+    }
     composed.slots.push_back(place.name.slot);
     std::memcpy(place.data(), buffer.data, buffer.size);
     places.resize(frame.buffers.size());
     places[i] = place.name.packed();
-    composed.in_segments += buffer.size;
   }
   lay_out(frame, places, composed);
 }
 
 void RingChannel::discard(const Composed& composed) {
+  reserved_.fetch_sub(composed.in_segments, std::memory_order_relaxed);
   for (const std::uint32_t slot : composed.slots) segments_out_.put_back(slot);
 }
 
-bool RingChannel::wait_for_room(const Composed& composed, Nanoseconds deadline,
+void RingChannel::forget_read(std::uint64_t read) {
+  while (!on_their_way_.empty() && on_their_way_.front().first <= read) {
+    reserved_.fetch_sub(on_their_way_.front().second, std::memory_order_relaxed);
+    on_their_way_.pop_front();
+  }
+}
+
+bool RingChannel::wait_for_room(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
                                 Interrupt interrupt) {
-  if (composed.in_segments == 0) return true;
+  const std::size_t size = composed.parts.empty() ? size_in_segments(frame) : composed.in_segments;
+  if (size == 0) return true;
   while (true) {
     const std::uint64_t read = writer_.read_by_peer();
-    while (!on_their_way_.empty() && on_their_way_.front().first <= read) {
-      bytes_on_their_way_ -= on_their_way_.front().second;
-      on_their_way_.pop_front();
-    }
-    if (on_their_way_.empty() || bytes_on_their_way_ + composed.in_segments <= kMaxOnTheirWay) {
-      return true;
+    forget_read(read);
+    if (!composed.parts.empty()) return true;
+    if (reserve(size)) break;
+    if (on_their_way_.empty()) {
+      // What else is reserved waits for the role of writing, which this thread has.
+      reserved_.fetch_add(size, std::memory_order_relaxed);
+      break;
     }
     check_peer();
     if (!writer_.wait_for_progress(read, deadline, interrupt)) return false;
   }
+  composed.in_segments = size;
+  fill_segments(frame, composed);
+  return true;
 }
 
 void RingChannel::sent(const Composed& composed) {
   if (composed.in_segments == 0) return;
   try {
     on_their_way_.emplace_back(writer_.written(), composed.in_segments);
-  } catch (const std::bad_alloc&) {
-    return;  // it was sent, and is not counted
+  } catch (const std::bad_alloc&) {  // it was sent, and is not counted
+    reserved_.fetch_sub(composed.in_segments, std::memory_order_relaxed);
   }
-  bytes_on_their_way_ += composed.in_segments;
 }
 
 std::size_t RingChannel::write(const Part* parts, std::size_t count) {

@@ -25,10 +25,19 @@ struct LinkMemory {
   alignas(64) std::uint8_t data[2][kRing];
 };
 
+struct RingBounds {
+  // Bytes in segments that the peer has not read the frames of, or that are not sent yet. One frame
+  // may be more.
+  std::size_t on_their_way = 1 << 30;
+  // With more shared memory mapped than that, what arrives in it is copied out.
+  std::size_t mappings = SharedMemory::count_limit();
+};
+
 class RingChannel final : public Channel {
  public:
   // `side`: 0 for who dialled, 1 for the other.
-  RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side);
+  RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side, HeapPool& pool,
+              const RingBounds& bounds = {});
 
   // Both sides call this on a connected Unix socket. Null: there is no shared memory for the two,
   // and the socket is as before. Throws LinkFailure: the connection is of no use.
@@ -49,7 +58,8 @@ class RingChannel final : public Channel {
 
   void compose(const OutFrame& frame, Composed& composed) override;
   void discard(const Composed& composed) override;
-  bool wait_for_room(const Composed& composed, Nanoseconds deadline, Interrupt interrupt) override;
+  bool wait_for_room(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
+                     Interrupt interrupt) override;
   std::size_t write(const Part* parts, std::size_t count) override;
   void sent(const Composed& composed) override;
   bool write_at_once(const OutFrame& frame) override;
@@ -74,6 +84,9 @@ class RingChannel final : public Channel {
   void ring_bell();
   bool announce(SegmentName name, std::size_t size, int descriptor);
   bool receive_record();
+  bool reserve(std::size_t size);
+  void fill_segments(const OutFrame& frame, Composed& composed);
+  void forget_read(std::uint64_t read);
 
   std::shared_ptr<SharedMemory> memory_;
   RingWriter writer_;
@@ -82,10 +95,11 @@ class RingChannel final : public Channel {
   SegmentReader segments_in_;
   std::atomic<bool> ended_{false};  // nothing comes over the socket any more
 
-  // Bytes in segments that the peer has not read the frames of, by the position after the frame.
-  static constexpr std::size_t kMaxOnTheirWay = 1 << 30;
+  HeapPool& pool_;
+  const RingBounds bounds_;
+  std::atomic<std::size_t> reserved_{0};  // bytes in segments; see RingBounds
+  // Those of frames that were sent, by the position after the frame. For who writes.
   std::deque<std::pair<std::uint64_t, std::size_t>> on_their_way_;
-  std::size_t bytes_on_their_way_ = 0;
 };
 
 }  // namespace farcall

@@ -64,7 +64,7 @@ class Game {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
     peer_.reset(ends[0]);
-    channel_.emplace(Descriptor(ends[1]), memory_, kUs);
+    channel_.emplace(Descriptor(ends[1]), memory_, kUs, *pool_);
   }
 
   void play(Input& input) {
@@ -257,7 +257,7 @@ class Game {
     }
     Composed composed;
     channel_->compose(frame, composed);
-    if (!channel_->wait_for_room(composed, 0, no_interrupt)) return channel_->discard(composed);
+    if (!channel_->wait_for_room(frame, composed, 0, no_interrupt)) return channel_->discard(composed);
     channel_->write(composed.parts.data(), composed.parts.size());
     channel_->sent(composed);
   }
