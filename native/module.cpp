@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/endpoint.hpp"
+#include "core/ring_channel.hpp"
 #include "core/watch.hpp"
 #include "plain/plain.hpp"
 
@@ -86,6 +87,16 @@ class Held {
   std::vector<Py_buffer> views_;
 };
 
+// A buffer; or (buffer, descriptor, address) if it lies in a file, mapped at that address, which may
+// be lent.
+OutBuffer out_buffer(Held& held, PyObject* object) {
+  if (!PyTuple_CheckExact(object)) return held.part(object);
+  const auto lent = nb::borrow<nb::tuple>(object);
+  const Part part = held.part(lent[0]);
+  return {part, nb::cast<int>(lent[1]),
+          reinterpret_cast<std::uintptr_t>(part.data) - nb::cast<std::uintptr_t>(lent[2])};
+}
+
 OutFrame out_frame(Held& held, int kind, std::uint64_t call_id, nb::handle meta, nb::handle body,
                    nb::handle buffers) {
   OutFrame frame;
@@ -97,7 +108,7 @@ OutFrame out_frame(Held& held, int kind, std::uint64_t call_id, nb::handle meta,
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
   frame.buffers.reserve(static_cast<std::size_t>(count));
   for (Py_ssize_t i = 0; i < count; ++i) {
-    frame.buffers.push_back(held.part(PySequence_Fast_GET_ITEM(fast.ptr(), i)));
+    frame.buffers.push_back(out_buffer(held, PySequence_Fast_GET_ITEM(fast.ptr(), i)));
   }
   return frame;
 }
@@ -217,15 +228,18 @@ nb::object next_event(Endpoint& endpoint, double timeout) {
 
 nb::object poll_event(Endpoint& endpoint) { return event_of(endpoint.poll()); }
 
-std::shared_ptr<Link> open_link(Endpoint& endpoint, int fd, int side, double deadline,
+std::shared_ptr<Link> open_link(Endpoint& endpoint, int fd, int side, bool lends, double deadline,
                                 nb::tuple limits) {
   Descriptor socket(fd);
   const Limits checked{nb::cast<std::uint64_t>(limits[0]), nb::cast<std::uint64_t>(limits[1]),
                        nb::cast<std::uint64_t>(limits[2]), nb::cast<std::uint64_t>(limits[3]),
                        nb::cast<std::uint64_t>(limits[4]), nb::cast<std::uint8_t>(limits[5])};
+  RingBounds bounds;
+  bounds.lends = lends;
   nb::gil_scoped_release release;
   if (side < 0) return endpoint.open_stream(std::move(socket), checked);
-  return endpoint.open_rings(std::move(socket), checked, side, deadline_from_seconds(deadline));
+  return endpoint.open_rings(std::move(socket), checked, side, bounds,
+                             deadline_from_seconds(deadline));
 }
 
 }  // namespace
@@ -269,8 +283,8 @@ NB_MODULE(_native, module) {
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::new_([](int spin_threads) { return std::make_shared<Endpoint>(spin_threads); }),
            nb::arg("spin_threads"))
-      .def("open", &open_link, nb::arg("fd"), nb::arg("side"), nb::arg("deadline"),
-           nb::arg("limits"))
+      .def("open", &open_link, nb::arg("fd"), nb::arg("side"), nb::arg("lends"),
+           nb::arg("deadline"), nb::arg("limits"))
       .def("next", &next_event, nb::arg("timeout"))
       .def("poll", &poll_event)
       .def("wake", &Endpoint::wake)

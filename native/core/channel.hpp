@@ -19,13 +19,24 @@ struct Part {
   std::size_t size = 0;
 };
 
+// A buffer of a frame. If it lies in a file that can be lent to the peer, at `offset`, it has that
+// file's descriptor.
+struct OutBuffer : Part {
+  OutBuffer(Part part, int descriptor = -1, std::uint64_t offset = 0)
+      : Part(part), descriptor(descriptor), offset(offset) {}
+  OutBuffer(const std::uint8_t* data, std::size_t size) : OutBuffer(Part{data, size}) {}
+
+  int descriptor;
+  std::uint64_t offset;
+};
+
 // A frame to be sent. All memory is the caller's.
 struct OutFrame {
   std::uint8_t kind = 0;
   std::uint64_t call_id = 0;
   Part meta;
   Part body;
-  std::vector<Part> buffers;
+  std::vector<OutBuffer> buffers;
 };
 
 // A frame as it goes over a channel: what to write, one part after the other.
@@ -34,6 +45,8 @@ struct Composed {
   std::vector<Part> parts;
   std::size_t in_segments = 0;  // bytes, which count as on their way
   std::vector<std::uint32_t> slots;
+  std::vector<std::size_t> lent;  // which buffers are
+  std::size_t told = 0;           // of so many of these the peer knows
 };
 
 // Reading is for one thread at a time, and so is writing; `may_have_input`, `compose`, `discard`,
@@ -60,7 +73,8 @@ class Channel : public Source {
   virtual void compose(const OutFrame& frame, Composed& composed) = 0;
   // What was composed is not sent.
   virtual void discard(const Composed&) {}
-  // With the role of writing: wait until so much may be on its way, and compose what was not.
+  // With the role of writing: wait until so much may be on its way, compose what was not, and tell
+  // the peer of what is lent.
   // False: the deadline passed. Throws LinkFailure.
   virtual bool wait_for_room(const OutFrame&, Composed&, Nanoseconds, Interrupt) { return true; }
   // How many bytes were taken; 0: there is no space. Throws LinkFailure.

@@ -39,14 +39,6 @@ Descriptor descriptor_of(msghdr& message) {
 
 using Control = char[CMSG_SPACE(sizeof(int))];
 
-bool goes_in_segment(const Part& buffer) { return buffer.size >= kSmallestSegment; }
-
-std::size_t size_in_segments(const OutFrame& frame) {
-  std::size_t size = 0;
-  for (const Part& buffer : frame.buffers) size += goes_in_segment(buffer) ? buffer.size : 0;
-  return size;
-}
-
 // Sends a descriptor with a message. `control` is the memory for that.
 void attach(msghdr& message, Control& control, int descriptor) {
   message.msg_control = control;
@@ -84,11 +76,21 @@ std::size_t RingChannel::read(std::uint8_t* data, std::size_t size) {
 }
 
 BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
-  const SegmentName name = SegmentName::unpack(place);
   // The peer announced it before it sent the frame, but over the socket.
-  for (int i = 0; i < kMaxRecords && !segments_in_.knows(name) && receive_record(); ++i) {
+  const auto await = [this](auto is_known) {
+    for (int i = 0; i < kMaxRecords && !is_known() && receive_record(); ++i) {
+    }
+  };
+  BlockRef block;
+  if (place & kLentPlace) {
+    const std::uint64_t number = place & ~kLentPlace;
+    await([&] { return lent_in_.knows(number); });
+    block = lent_in_.open(number, size);
+  } else {
+    const SegmentName name = SegmentName::unpack(place);
+    await([&] { return segments_in_.knows(name); });
+    block = segments_in_.open(name, size);
   }
-  BlockRef block = segments_in_.open(name, size);
   if (SharedMemory::count() <= bounds_.mappings) return block;
   BlockRef copy = pool_.allocate(size);
   std::memcpy(copy->data(), block->data(), size);
@@ -124,6 +126,12 @@ bool RingChannel::receive_record() {
     case RecordType::kSegment:
       segments_in_.learn({record.slot, record.serial}, record.size, descriptor);
       break;
+    case RecordType::kLent:
+      if (!bounds_.lends) {
+        throw BadFrame("the peer lent a shared tensor, which this worker does not take");
+      }
+      lent_in_.learn(record.serial, record.size, descriptor);
+      break;
     default:
       throw BadFrame("the peer sent an unknown record beside the rings");
   }
@@ -142,7 +150,10 @@ void RingChannel::ring_bell() {
 }
 
 bool RingChannel::announce(SegmentName name, std::size_t size, int descriptor) {
-  Record record{RecordType::kSegment, name.slot, name.serial, size};
+  return send_record({RecordType::kSegment, name.slot, name.serial, size}, descriptor);
+}
+
+bool RingChannel::send_record(Record record, int descriptor) {
   iovec vector{&record, sizeof record};
   alignas(cmsghdr) Control control = {};
   msghdr message{};
@@ -171,11 +182,27 @@ void RingChannel::compose(const OutFrame& frame, Composed& composed) {
   fill_segments(frame, composed);
 }
 
+bool RingChannel::goes_in_segment(const OutBuffer& buffer) const {
+  return buffer.size >= kSmallestSegment && !is_lent(buffer);
+}
+
+std::size_t RingChannel::size_in_segments(const OutFrame& frame) const {
+  std::size_t size = 0;
+  for (const OutBuffer& buffer : frame.buffers) size += goes_in_segment(buffer) ? buffer.size : 0;
+  return size;
+}
+
 // With the bytes reserved.
 void RingChannel::fill_segments(const OutFrame& frame, Composed& composed) {
   std::vector<std::uint64_t> places;
   for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
-    const Part& buffer = frame.buffers[i];
+    const OutBuffer& buffer = frame.buffers[i];
+    if (is_lent(buffer) && composed.lent.size() < kMaxLent) {
+      composed.lent.push_back(i);
+      places.resize(frame.buffers.size());
+      places[i] = kLentPlace;  // `lend` has the number
+      continue;
+    }
     if (!goes_in_segment(buffer)) continue;
     composed.slots.reserve(frame.buffers.size());  // who is told of a slot can put it back
     const SegmentWriter::Place place = segments_out_.take(buffer.size);
@@ -198,38 +225,79 @@ void RingChannel::discard(const Composed& composed) {
 }
 
 void RingChannel::forget_read(std::uint64_t read) {
-  while (!on_their_way_.empty() && on_their_way_.front().first <= read) {
-    reserved_.fetch_sub(on_their_way_.front().second, std::memory_order_relaxed);
+  while (!on_their_way_.empty() && on_their_way_.front().end <= read) {
+    reserved_.fetch_sub(on_their_way_.front().in_segments, std::memory_order_relaxed);
+    lent_on_their_way_ -= on_their_way_.front().lent;
     on_their_way_.pop_front();
+  }
+}
+
+template <class IsThere>
+bool RingChannel::wait_for_peer(IsThere is_there, Nanoseconds deadline, Interrupt interrupt) {
+  while (true) {
+    const std::uint64_t read = writer_.read_by_peer();
+    forget_read(read);
+    if (is_there()) return true;
+    check_peer();
+    if (!writer_.wait_for_progress(read, deadline, interrupt)) return false;
   }
 }
 
 bool RingChannel::wait_for_room(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
                                 Interrupt interrupt) {
-  const std::size_t size = composed.parts.empty() ? size_in_segments(frame) : composed.in_segments;
-  if (size == 0) return true;
-  while (true) {
-    const std::uint64_t read = writer_.read_by_peer();
-    forget_read(read);
-    if (!composed.parts.empty()) return true;
-    if (reserve(size)) break;
-    if (on_their_way_.empty()) {
+  if (composed.parts.empty()) {
+    const std::size_t size = size_in_segments(frame);
+    const auto is_room = [&] {
+      if (reserve(size)) return true;
       // What else is reserved waits for the role of writing, which this thread has.
-      reserved_.fetch_add(size, std::memory_order_relaxed);
-      break;
-    }
-    check_peer();
-    if (!writer_.wait_for_progress(read, deadline, interrupt)) return false;
+      if (on_their_way_.empty()) reserved_.fetch_add(size, std::memory_order_relaxed);
+      return on_their_way_.empty();
+    };
+    if (!wait_for_peer(is_room, deadline, interrupt)) return false;
+    composed.in_segments = size;
+    fill_segments(frame, composed);
+  } else if (composed.in_segments > 0) {
+    forget_read(writer_.read_by_peer());
   }
-  composed.in_segments = size;
-  fill_segments(frame, composed);
+  if (composed.lent.empty()) return true;
+  const auto is_room = [&] {
+    return on_their_way_.empty() || lent_on_their_way_ + composed.lent.size() <= kMaxLent;
+  };
+  return wait_for_peer(is_room, deadline, interrupt) && lend(frame, composed, deadline, interrupt);
+}
+
+// Now, and not when the frame is composed: so numbers and frames come in the same order, and the
+// receiver can tell what no frame will name. False: the deadline passed.
+bool RingChannel::lend(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
+                       Interrupt interrupt) {
+  const std::size_t count = frame.buffers.size();
+  while (composed.told < composed.lent.size()) {
+    const std::size_t index = composed.lent[composed.told];
+    const OutBuffer& buffer = frame.buffers[index];
+    const std::uint64_t number = lent_ever_ + 1;
+    if (send_record({RecordType::kLent, 0, number, buffer.offset}, buffer.descriptor)) {
+      const std::uint64_t place = kLentPlace | number;
+      std::memcpy(composed.front.data() + kHeaderSize + 8 * (count + index), &place, 8);
+      lent_ever_ = number;
+      ++composed.told;
+    } else if (would_block(errno)) {
+      pollfd waited{socket_.get(), POLLOUT, 0};
+      if (poll_until(&waited, 1, deadline, interrupt) == 0) return false;
+    } else if (errno == ETOOMANYREFS) {  // on their way in the whole system, and nothing tells when not
+      if (now() >= deadline) return false;
+      poll_until(nullptr, 0, std::min(deadline, now() + kMillisecond), interrupt);
+    } else {
+      throw_broken(errno);
+    }
+  }
   return true;
 }
 
 void RingChannel::sent(const Composed& composed) {
-  if (composed.in_segments == 0) return;
+  if (composed.in_segments == 0 && composed.lent.empty()) return;
   try {
-    on_their_way_.emplace_back(writer_.written(), composed.in_segments);
+    on_their_way_.push_back({writer_.written(), composed.in_segments, composed.lent.size()});
+    lent_on_their_way_ += composed.lent.size();
   } catch (const std::bad_alloc&) {  // it was sent, and is not counted
     reserved_.fetch_sub(composed.in_segments, std::memory_order_relaxed);
   }

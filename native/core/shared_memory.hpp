@@ -42,6 +42,13 @@ class SharedMemory {
   // smaller by its creator (our death by SIGBUS), or has holes, which we would have to fill.
   static std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, std::size_t size);
 
+  // A file of which nothing is known but its size. Null if it can't be mapped.
+  static std::shared_ptr<SharedMemory> map_lent(const Descriptor& descriptor, std::size_t size);
+
+  // Makes all pages of a part ready, in one call. False: there is no memory for them, or they are
+  // not in the file any more.
+  bool touch(std::size_t offset, std::size_t size);
+
   // How many this process has mapped. The system allows about 65,000 mappings of any kind.
   static std::size_t count();
   // How many are too many: what arrives is copied out of shared memory from there on. A sixteenth of

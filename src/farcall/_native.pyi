@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Buffer = bytes | bytearray | memoryview
+OutBuffer = Buffer | tuple[Buffer, int, int]
+"""A buffer; or one that lies in a file which may be lent to the peer, with the file's descriptor and
+the address where it is mapped. Only in this stub, as `Buffer` is."""
 
 SHM_VERSION: int
 """Of what is shared between processes: rings, segments, records beside them."""
@@ -44,7 +47,7 @@ class Link:
         call_id: int,
         meta: Buffer,
         body: Buffer,
-        buffers: Sequence[Buffer],
+        buffers: Sequence[OutBuffer],
         deadline: float,
     ) -> int:
         """SENT, NOT_SENT, TIMED_OUT or LOST."""
@@ -55,7 +58,7 @@ class Link:
         call_id: int,
         meta: Buffer,
         body: Buffer,
-        buffers: Sequence[Buffer],
+        buffers: Sequence[OutBuffer],
         deadline: float,
         meanwhile: Callable[[], None] | None,
     ) -> _Frame | int:
@@ -81,9 +84,12 @@ class Endpoint:
     """See `native/core/endpoint.hpp`."""
 
     def __init__(self, spin_threads: int) -> None: ...
-    def open(self, fd: int, side: int, deadline: float, limits: tuple[int, ...]) -> Link:
+    def open(
+        self, fd: int, side: int, lends: bool, deadline: float, limits: tuple[int, ...]
+    ) -> Link:
         """Takes the descriptor over. `side`: 0 if we dialled and 1 if not, for shared memory; -1
-        for the socket alone. RuntimeError: it broke, or the peer made no sense.
+        for the socket alone. `lends`: both workers lend each other memory, where it is shared.
+        RuntimeError: it broke, or the peer made no sense.
         """
 
     def next(self, timeout: float) -> Event | None:

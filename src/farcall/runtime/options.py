@@ -32,6 +32,7 @@ DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
 
 TRANSPORTS = ("native", "socket")
+SHARED_TENSORS = ("copy", "handle")
 _TORCH_TRANSPORTS = frozenset({"shm", "uv", "ibv"})
 _TORCH_CHANNELS = frozenset(
     {"basic", "cma", "mpt_uv", "xth", "cuda_basic", "cuda_gdr", "cuda_ipc", "cuda_xth"}
@@ -101,6 +102,12 @@ class RpcBackendOptions:
             one host), "unix" (Unix sockets, within one host), "tcp". Which of them a link takes is
             decided by what both workers have. TCP is always listened on. Default:
             `FARCALL_PATHS` of the environment, separated by commas; else all.
+        shared_tensors: what becomes of tensors that lie in shared memory already
+            (`Tensor.share_memory_()`, what the workers of a DataLoader give) on their way to a
+            worker of the same host. "copy": they are copied, as all others are. "handle": if both
+            workers say so and the path is "shm", the receiver's tensor lies over the same memory,
+            and both see what either writes from then on. Default: `FARCALL_SHARED_TENSORS` of the
+            environment; else "copy".
         device_maps: per callee name, which of its devices each device of this worker maps to; one
             to one. An int is a CUDA device.
         devices: CUDA devices that this worker uses; checked and kept, as in PyTorch.
@@ -124,6 +131,7 @@ class RpcBackendOptions:
         allow_pickle: bool = True,
         transports: Sequence[str] | None = None,
         paths: Collection[str] | None = None,
+        shared_tensors: str | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
@@ -139,6 +147,9 @@ class RpcBackendOptions:
         self.allow_pickle = allow_pickle
         self.transports = _choice("transports", transports, "FARCALL_TRANSPORTS", TRANSPORTS)
         self.paths = _choice("paths", paths, "FARCALL_PATHS", PATHS)
+        self.shared_tensors = _one_of(
+            "shared_tensors", shared_tensors, "FARCALL_SHARED_TENSORS", SHARED_TENSORS
+        )
         self.device_maps = {to: _device_map(one) for to, one in (device_maps or {}).items()}
         self.devices = _device_list(devices or ())
 
@@ -182,6 +193,7 @@ class FarcallOptions(TypedDict, total=False):
     allow_pickle: bool
     transports: Sequence[str] | None
     paths: Collection[str] | None
+    shared_tensors: str | None
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
@@ -303,6 +315,16 @@ def _choice(
         if name not in known:
             raise ValueError(f"{what}: there is no {name!r}; there are: {', '.join(known)}")
     return names
+
+
+def _one_of(what: str, given: str | None, variable: str, known: tuple[str, ...]) -> str:
+    """One of the known names: as given, or as the environment says, or the first."""
+    if given is None:
+        given = os.environ.get(variable) or known[0]
+        what = variable
+    if given not in known:
+        raise ValueError(f"{what}: there is no {given!r}; there are: {', '.join(known)}")
+    return given
 
 
 def _names(names: Collection[str], what: str) -> tuple[str, ...]:

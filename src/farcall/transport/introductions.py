@@ -31,7 +31,8 @@ class Identity(msgspec.Struct, frozen=True):
     """Who a side of a link says it is; proven when the link has a secret.
 
     The fields are those of the same name in `farcall.ids.Worker`, and `shm`, the version of the
-    shared-memory protocol that it speaks; 0 for none.
+    shared-memory protocol that it speaks; 0 for none. `lends`: it lends memory, over that, and
+    takes what a peer lends.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Identity(msgspec.Struct, frozen=True):
     host: str = ""
     main: str = ""
     shm: Count = 0
+    lends: bool = False
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -61,10 +63,13 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_LENGTH, max_length=NONCE_LENGTH)]
     secured: bool
     shm: Count = 0
+    lends: bool = False
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.name, self.id, self.incarnation, self.host, self.main, self.shm)
+        return Identity(
+            self.name, self.id, self.incarnation, self.host, self.main, self.shm, self.lends
+        )
 
 
 class Proof(msgspec.Struct, array_like=True, frozen=True, tag="proof"):

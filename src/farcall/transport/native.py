@@ -9,7 +9,8 @@ is in `connections.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import msgspec
 
@@ -41,12 +42,13 @@ _LAST_KIND = max(_NUMBERS.values())
 class NativeLink:
     """See `base.Link`."""
 
-    __slots__ = ("_core", "description", "peer")
+    __slots__ = ("_core", "_lends", "description", "peer")
 
-    def __init__(self, core: _native.Link, peer: Worker, description: str) -> None:
+    def __init__(self, core: _native.Link, peer: Worker, description: str, lends: bool) -> None:
         self.peer = peer
         self.description = description
         self._core = core
+        self._lends = lends
 
     @property
     def lost(self) -> str | None:
@@ -67,7 +69,7 @@ class NativeLink:
             frame.call_id,
             encode_message(message),
             frame.body,
-            frame.buffers,
+            _with_files(frame.buffers) if self._lends else frame.buffers,
             deadline,
         )
         if status:
@@ -82,7 +84,7 @@ class NativeLink:
             frame.call_id,
             encode_message(message),
             frame.body,
-            frame.buffers,
+            _with_files(frame.buffers) if self._lends else frame.buffers,
             deadline,
             meanwhile,
         )
@@ -122,6 +124,17 @@ class NativeLink:
         if status == _native.LOST:
             return LinkError(self.lost or "the connection broke")
         return NotSent() if status == _native.NOT_SENT else TimeoutError()
+
+
+def _with_files(buffers: Sequence[Any]) -> list[_native.OutBuffer]:
+    """Buffers; those that lie in shared memory, see `serde/shared.py`, with the file."""
+    return [_with_file(buffer) for buffer in buffers]
+
+
+def _with_file(buffer: Any) -> _native.OutBuffer:
+    find = getattr(getattr(buffer, "obj", None), "file_and_address", None)
+    file = None if find is None else find()
+    return buffer if file is None else (buffer, *file)
 
 
 class NativeEndpoint:
@@ -166,16 +179,19 @@ class NativeEndpoint:
         side = _STREAM
         if unix and self._shm and connection.peer.shm == _native.SHM_VERSION:
             side = _DIALLED if connection.dialled else _ACCEPTED
+        lends = self.me.lends and connection.peer.lends
         fd = connection.sock.detach()
         try:
-            core = self._core.open(fd, side, connection.deadline, self._limits)
+            core = self._core.open(fd, side, lends, connection.deadline, self._limits)
         except RuntimeError as error:
             raise LinkError(str(error)) from error
         path = connection.description
         if not core.is_stream:
             path = path.replace("unix", "shm", 1)
         # In the table before it starts: `next` may have an event of it at once.
-        link = self._links[core.id] = NativeLink(core, connection.worker, path)
+        link = self._links[core.id] = NativeLink(
+            core, connection.worker, path, lends and not core.is_stream
+        )
         return link
 
     # Events.
