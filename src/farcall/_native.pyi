@@ -8,8 +8,8 @@ from typing import Any
 
 Buffer = bytes | bytearray | memoryview
 OutBuffer = Buffer | tuple[Buffer, int, int]
-"""A buffer; or one that lies in a file which may be lent to the peer, with the file's descriptor and
-the address where it is mapped. Only in this stub, as `Buffer` is."""
+"""A buffer; or one that lies in a file which may be lent to the peer, with the descriptor of the
+file and the address where it is mapped. Only in this stub, as `Buffer` is."""
 
 SHM_VERSION: int
 """Of what is shared between processes: rings, segments, records beside them."""
