@@ -181,9 +181,14 @@ def test_hello_that_was_changed_on_the_way_is_refused_on_both_sides(
         assert isinstance(outcome, AuthenticationFailed)
 
 
-def test_hello_without_the_field_that_came_last_says_no_shared_memory(pair: Pair) -> None:
-    items = msgspec.msgpack.decode(msgspec.msgpack.encode(a_hello(secured=False, shm=1)))
-    assert items.pop() == 1
+@pytest.mark.parametrize(("missing", "shm"), [(1, 1), (2, 0)])
+def test_hello_without_the_fields_that_came_last_has_none_of_that(
+    pair: Pair, missing: int, shm: int
+) -> None:
+    hello = a_hello(secured=False, shm=1, lends=True)
+    items = msgspec.msgpack.decode(msgspec.msgpack.encode(hello))
+    assert items[-2:] == [1, True]
+    del items[-missing:]
 
     def older() -> Identity:
         say(pair[0], items)
@@ -192,7 +197,7 @@ def test_hello_without_the_field_that_came_last_says_no_shared_memory(pair: Pair
         return LEFT
 
     _, right = both(older, lambda: accept(pair[1], RIGHT, None, deadline=soon(), admit=anyone))
-    assert right == Identity("left", 0, 11)
+    assert right == Identity("left", 0, 11, shm=shm)
 
 
 def test_proof_reflected_to_its_maker_is_refused(pair: Pair) -> None:
