@@ -103,6 +103,9 @@ class Endpoint:
 class TensorMemory:
     """The memory of a tensor that is sent, through the buffer protocol. Keeps the tensor."""
 
+    def file_and_address(self) -> tuple[int, int] | None:
+        """See `farcall.serde.shared.file_and_address`."""
+
 class Plain:
     """See `native/plain/plain.hpp`. ValueError: `api` is not the capsule that it should be.
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from farcall.serde.pickling import FastPickler
+from farcall.serde.serializer import Serializer
 from farcall.serde.shared import SharedBytes
 from farcall.serde.tensors import INLINE_BYTES
 
@@ -45,6 +46,16 @@ def test_shared_tensor_names_the_file_that_holds_it() -> None:
     with mmap.mmap(descriptor, tensor.nbytes) as memory:
         tensor[3] = 77
         assert memory[3 * 8] == 77
+
+
+def test_either_half_of_the_serializer_names_it() -> None:
+    tensor = torch.arange(SIZE).share_memory_()
+    (buffer,) = Serializer().dump(tensor).buffers
+    assert buffer.obj.file_and_address() == exporter(tensor).file_and_address() is not None
+    for other in (torch.zeros(SIZE), torch.zeros(2 * SIZE)[SIZE:]):
+        (buffer,) = Serializer().dump(other).buffers
+        find = getattr(buffer.obj, "file_and_address", lambda: None)
+        assert find() is None
 
 
 def test_descriptor_stays_open_as_long_as_the_buffer_is_there() -> None:
