@@ -1,5 +1,5 @@
-// The layout of a frame. `farcall/wire.py` describes it and knows what the messages mean; here is
-// what a transport must know to move one.
+// The layout of a frame. `farcall/wire/frames.py` describes it, `messages.py` beside it knows what the
+// messages mean; here is what a transport must know to move one.
 #pragma once
 
 #include <array>

@@ -21,7 +21,8 @@ from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 from farcall.transport.listening import Listening
 from farcall.transport.socket import SocketEndpoint
-from farcall.wire import DEFAULT_LIMITS, Frame, Limits, Message, Reply, Request
+from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
+from farcall.wire.messages import Message, Reply, Request
 
 PATIENCE = 30.0  # seconds after which a test gives up; no outcome depends on it
 

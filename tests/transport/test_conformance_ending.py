@@ -12,7 +12,8 @@ from stations import PATIENCE, Station, Threads, echo, request, soon, take
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
 from farcall.transport.base import Arrived, Link, LinkLost
-from farcall.wire import Frame, Leaving
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Leaving
 
 StationMaker = Callable[..., Station]
 

@@ -11,7 +11,8 @@ from stations import PATIENCE, Station, Threads, content, echo, request, soon
 
 from farcall.errors import LinkError
 from farcall.transport.base import Arrived
-from farcall.wire import Accepted, Failure, Frame, Leaving, Message, Register, Reply
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Accepted, Failure, Leaving, Message, Register, Reply
 
 StationMaker = Callable[..., Station]
 

@@ -10,7 +10,8 @@ from stations import Station, Threads, content, request, soon, take
 
 from farcall.transport.base import Arrived, Event
 from farcall.transport.framing import READ_SIZE
-from farcall.wire import HEADER, MESSAGES, Frame, Leaving, Register, Reply
+from farcall.wire.frames import HEADER, Frame
+from farcall.wire.messages import MESSAGES, Leaving, Register, Reply
 
 StationMaker = Callable[..., Station]
 

@@ -16,20 +16,16 @@ from stations import content
 
 from farcall.errors import BadFrame, LinkError
 from farcall.transport.framing import READ_SIZE, FrameReader
-from farcall.wire import (
-    HEADER,
-    MAGIC,
+from farcall.wire.frames import HEADER, MAGIC, VERSION, Frame, Limits, encode
+from farcall.wire.messages import (
     MESSAGES,
-    VERSION,
     Accepted,
     Cancel,
     Dismiss,
     Drain,
     Drained,
     Failure,
-    Frame,
     Leaving,
-    Limits,
     Message,
     Pinned,
     Received,
@@ -40,7 +36,6 @@ from farcall.wire import (
     Released,
     Reply,
     Request,
-    encode,
 )
 
 LIMITS = Limits(meta=1 << 16, body=1 << 18, buffers=300, buffer=1 << 18, frame=1 << 20)

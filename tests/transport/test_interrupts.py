@@ -19,7 +19,8 @@ from stations import LARGE, PATIENCE, Station, Threads, echo, request, soon, tak
 
 from farcall.transport.base import Arrived, NotSent
 from farcall.transport.waiter import Alarm
-from farcall.wire import Frame, Ran, Reply
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Ran, Reply
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at threads in /proc")
 

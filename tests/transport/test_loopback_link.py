@@ -12,7 +12,8 @@ from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
 from farcall.transport.base import Arrived
 from farcall.transport.loopback import LoopbackLink
-from farcall.wire import Accepted, Failure, Frame, Leaving, Message, Reply
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Accepted, Failure, Leaving, Message, Reply
 
 ME = Worker("me", 0, new_incarnation())
 Posted = queue.SimpleQueue[Arrived]

@@ -10,7 +10,8 @@ from stations import LARGE, Station, Threads, content, echo, request, soon, take
 
 from farcall.errors import LinkError
 from farcall.transport.base import Arrived, Link, LinkLost, NotSent
-from farcall.wire import Frame, Reply
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Reply
 
 StationMaker = Callable[..., Station]
 

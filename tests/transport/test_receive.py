@@ -15,7 +15,8 @@ from farcall.transport import handshake
 from farcall.transport.base import Link
 from farcall.transport.handshake import Identity
 from farcall.transport.waiter import Alarm
-from farcall.wire import Frame, Leaving, Ran, ReleaseContext, encode
+from farcall.wire.frames import Frame, encode
+from farcall.wire.messages import Leaving, Ran, ReleaseContext
 
 StationMaker = Callable[..., Station]
 WANTED = frozenset((Ran,))

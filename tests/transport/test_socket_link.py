@@ -18,7 +18,8 @@ from farcall.transport.framing import FrameReader
 from farcall.transport.poller import WRITE, EpollPoller, new_poller
 from farcall.transport.socket_link import SocketLink
 from farcall.transport.spin import SpinBudget
-from farcall.wire import DEFAULT_LIMITS, Cancel, Frame, Reply
+from farcall.wire.frames import DEFAULT_LIMITS, Frame
+from farcall.wire.messages import Cancel, Reply
 
 LARGE = Frame(Reply(), 1, b"x" * (8 << 20))
 

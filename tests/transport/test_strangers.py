@@ -20,7 +20,8 @@ from farcall.errors import AuthenticationFailed, LinkError
 from farcall.ids import Worker, new_incarnation
 from farcall.transport import addresses, handshake
 from farcall.transport.handshake import Identity
-from farcall.wire import HEADER, MAGIC, VERSION, Kind, Limits, encode
+from farcall.wire.frames import HEADER, MAGIC, VERSION, Limits, encode
+from farcall.wire.messages import Kind
 
 StationMaker = Callable[..., Station]
 

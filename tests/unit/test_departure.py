@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from farcall.protocol.departure import Departure, Messages
-from farcall.wire import Dismiss, Drain, Drained
+from farcall.wire.messages import Dismiss, Drain, Drained
 
 
 class Call(NamedTuple):

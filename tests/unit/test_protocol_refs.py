@@ -13,7 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from farcall.ids import RefId
 from farcall.protocol.ref_entries import Drop, HeldState, Ready, Send, TransferKey, Unavailable
 from farcall.protocol.refs import Refs
-from farcall.wire import Pinned, Received, Reference, Register, Registered, Release, Released
+from farcall.wire.messages import (
+    Pinned,
+    Received,
+    Reference,
+    Register,
+    Registered,
+    Release,
+    Released,
+)
 
 OWNER, HOLDER, THIRD = 1, 2, 3
 REF = RefId(OWNER, 1)

@@ -13,7 +13,7 @@ import torch
 
 from farcall import errors
 from farcall.serde import RemoteTraceback, Serializer, dump_failure, load_failure
-from farcall.wire import Failure
+from farcall.wire.messages import Failure
 
 SERIALIZER = Serializer()
 

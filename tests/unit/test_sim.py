@@ -13,7 +13,7 @@ from farcall.testing.oracle import Oracle
 from farcall.testing.sim import main
 from farcall.testing.sim_records import Machines
 from farcall.testing.sim_worker import SimWorker
-from farcall.wire import Accepted, Cancel, Failure, Message, Release, Reply, Request
+from farcall.wire.messages import Accepted, Cancel, Failure, Message, Release, Reply, Request
 
 SCHEDULES = 2000
 RELIABLE = Faults()

@@ -7,30 +7,32 @@ import struct
 import pytest
 
 from farcall.errors import BadFrame
-from farcall.wire import (
+from farcall.wire.frames import (
     ALIGNMENT,
     DEFAULT_LIMITS,
     HEADER,
-    KINDS,
     MAGIC,
-    MESSAGES,
     VERSION,
-    Cancel,
-    Failure,
     Frame,
     Header,
+    Limits,
+    decode_header,
+    decode_table,
+    encode,
+    padding,
+)
+from farcall.wire.messages import (
+    KINDS,
+    MESSAGES,
+    Cancel,
+    Failure,
     Kind,
     Leaving,
-    Limits,
     Reference,
     Register,
     Reply,
     Request,
-    decode_header,
     decode_message,
-    decode_table,
-    encode,
-    padding,
 )
 
 REFERENCE = Reference(1 << 62, 5, 1 << 61, "owner", 3)

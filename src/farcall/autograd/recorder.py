@@ -17,7 +17,8 @@ from farcall.errors import Cancelled
 from farcall.protocol.contexts import CREATOR_SHIFT, Contexts, Dropped
 from farcall.runtime.agent import Agent
 from farcall.runtime.peers import Peer
-from farcall.wire import Broken, Frame, HoldContext, Ran, ReleaseContext
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Broken, HoldContext, Ran, ReleaseContext
 
 
 class Autograd:

@@ -24,7 +24,8 @@ from farcall.runtime.inbound import Deferred
 from farcall.runtime.peers import Peer
 from farcall.transport.base import Link
 from farcall.transport.waiter import Alarm
-from farcall.wire import Broken, Frame, Gradients, Message, Ran
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Broken, Gradients, Message, Ran
 
 if TYPE_CHECKING:
     from farcall.autograd.recorder import Autograd

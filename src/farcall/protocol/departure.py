@@ -14,7 +14,7 @@ Pure; not thread-safe. Methods return what has to be sent: (incarnation, message
 
 from __future__ import annotations
 
-from farcall.wire import Dismiss, Drain, Drained, Message
+from farcall.wire.messages import Dismiss, Drain, Drained, Message
 
 Messages = list[tuple[int, Message]]
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from farcall.ids import RefId
-from farcall.wire import Message, Register, Release
+from farcall.wire.messages import Message, Register, Release
 
 
 class TransferKey(NamedTuple):

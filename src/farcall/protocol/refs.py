@@ -70,13 +70,7 @@ from farcall.protocol.ref_entries import (
     TransferKey,
     Unavailable,
 )
-from farcall.wire import (
-    Pinned,
-    Received,
-    Reference,
-    Registered,
-    Released,
-)
+from farcall.wire.messages import Pinned, Received, Reference, Registered, Released
 
 
 class Refs:

@@ -38,7 +38,8 @@ from farcall.runtime.references import References, RefHandle
 from farcall.serde import DeviceMap, Dumped, Serializer
 from farcall.transport.base import Arrived, Endpoint, Event, Link
 from farcall.transport.loopback import LoopbackLink
-from farcall.wire import (
+from farcall.wire.frames import Frame
+from farcall.wire.messages import (
     Accepted,
     Broken,
     Cancel,
@@ -46,7 +47,6 @@ from farcall.wire import (
     Drain,
     Drained,
     Failure,
-    Frame,
     HoldContext,
     Leaving,
     Message,
@@ -57,7 +57,7 @@ from farcall.wire import (
     Reply,
     Request,
 )
-from farcall.wire import Gradients as GradientsMessage
+from farcall.wire.messages import Gradients as GradientsMessage
 
 logger = logging.getLogger("farcall")
 

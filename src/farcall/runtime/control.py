@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from farcall.errors import LinkError, RpcTimeout
 from farcall.runtime.peers import Peer
 from farcall.transport.base import Link, NotSent
-from farcall.wire import Cancel, Frame, Message
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Cancel, Message
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from farcall.serde import Attach
-from farcall.wire import Broken, Frame, Ran
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Broken, Ran
 
 if TYPE_CHECKING:
     from farcall.runtime.peers import Peer

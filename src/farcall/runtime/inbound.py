@@ -29,7 +29,8 @@ from farcall.runtime.references import RefHandle, references_of
 from farcall.runtime.values import OwnedValue
 from farcall.serde import Dumped, dump_failure, name_of
 from farcall.transport.base import Link, NotSent
-from farcall.wire import Accepted, Failure, Frame, Reply, Request
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Accepted, Failure, Reply, Request
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent

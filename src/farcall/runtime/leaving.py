@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from farcall.protocol.departure import Departure, Messages
 from farcall.runtime.references import Post
-from farcall.wire import Dismiss, Drain, Drained
+from farcall.wire.messages import Dismiss, Drain, Drained
 
 MAX_WAIT = threading.TIMEOUT_MAX
 

@@ -33,7 +33,8 @@ from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
 from farcall.serde import NO_ARGUMENTS, Dumped, name_of
 from farcall.transport.base import NotSent
-from farcall.wire import Frame, Request
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Request
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent

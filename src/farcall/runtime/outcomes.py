@@ -23,7 +23,8 @@ from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
 from farcall.transport.base import NotSent
 from farcall.transport.waiter import Waiter
-from farcall.wire import Accepted, Failure, Frame, Reply
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Accepted, Failure, Reply
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent

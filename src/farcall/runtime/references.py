@@ -28,8 +28,8 @@ from farcall.protocol.ref_entries import (
 from farcall.protocol.refs import Refs
 from farcall.runtime.values import OwnedValue
 from farcall.transport.waiter import Waiter
-from farcall.wire import Message, Received, Reference, Register, Registered, Release
-from farcall.wire import Released as ReleasedMessage
+from farcall.wire.messages import Message, Received, Reference, Register, Registered, Release
+from farcall.wire.messages import Released as ReleasedMessage
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent

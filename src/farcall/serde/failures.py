@@ -1,7 +1,7 @@
-"""How a call's exception travels: `wire.Failure` and the pickled exception, both ways.
+"""How a call's exception travels: `Failure` and the pickled exception, both ways.
 
 Sending never fails: what can't be pickled is left out, bit by bit, down to the text that
-`wire.Failure` carries. On arrival the exception has the remote traceback as its cause, and tells
+`Failure` carries. On arrival the exception has the remote traceback as its cause, and tells
 the worker it came from. Stateless; safe from any thread.
 """
 
@@ -25,7 +25,7 @@ from farcall.serde.exceptions import (
 from farcall.serde.pickling import Dumped
 from farcall.serde.serializer import Body, Serializer
 from farcall.serde.tensors import DeviceMap
-from farcall.wire import Failure
+from farcall.wire.messages import Failure
 
 
 def dump_failure(

@@ -16,7 +16,7 @@ from farcall.protocol.ref_entries import Held, HeldState, Send, TransferKey
 from farcall.protocol.refs import Refs
 from farcall.testing.sim_records import Call, Machines
 from farcall.testing.sim_worker import SimWorker
-from farcall.wire import Message, Received, Reference
+from farcall.wire.messages import Message, Received, Reference
 
 
 class _IgnoresSequences(Refs):

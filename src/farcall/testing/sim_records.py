@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from farcall.ids import RefId
 from farcall.protocol.calls import Incoming, Outgoing
 from farcall.protocol.refs import Refs
-from farcall.wire import Message
+from farcall.wire.messages import Message
 
 SendMessage = Callable[[int, int, Message, int], None]  # from, to, message, call id
 

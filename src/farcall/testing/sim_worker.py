@@ -27,7 +27,7 @@ from farcall.protocol.calls import CancelResult, Incoming, Outgoing
 from farcall.protocol.ref_entries import Drop, HeldState, Ready, Send, TransferKey, Unavailable
 from farcall.testing.oracle import Oracle, Transfer
 from farcall.testing.sim_records import Call, Machines, SendMessage, Task
-from farcall.wire import (
+from farcall.wire.messages import (
     Accepted,
     Cancel,
     Failure,

@@ -20,7 +20,7 @@ from farcall.testing.oracle import Oracle, Violation
 from farcall.testing.planted import PlantedBug, plant
 from farcall.testing.program import Program
 from farcall.testing.sim_worker import SimWorker
-from farcall.wire import Accepted, Cancel, Failure, Message, Reply, Request
+from farcall.wire.messages import Accepted, Cancel, Failure, Message, Reply, Request
 
 MAX_ROUNDS = 12  # of ticks, in the end, until the machines must have settled
 

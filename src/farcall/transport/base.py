@@ -25,7 +25,8 @@ from typing import Protocol
 import msgspec
 
 from farcall.ids import Worker
-from farcall.wire import Frame, Kind, Message
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Kind, Message
 
 # What ends a call at its caller; everything else on a link is for `Endpoint.next`.
 OUTCOMES = frozenset({Kind.REPLY, Kind.FAILURE, Kind.ACCEPTED})

@@ -13,18 +13,17 @@ from collections import deque
 import numpy
 
 from farcall.errors import BadFrame, LinkError
-from farcall.wire import (
+from farcall.wire.frames import (
     DEFAULT_LIMITS,
     HEADER,
-    Buffer,
     Frame,
     Header,
     Limits,
     decode_header,
-    decode_message,
     decode_table,
     padding,
 )
+from farcall.wire.messages import Buffer, decode_message
 
 READ_SIZE = 1 << 16
 UNCLEARED_SIZE = 64 << 10

@@ -15,7 +15,8 @@ from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost
 from farcall.transport.waiter import Waiter
 from farcall.transport.watch import Watch
-from farcall.wire import KINDS, Frame, Message
+from farcall.wire.frames import Frame
+from farcall.wire.messages import KINDS, Message
 
 
 class InprocNetwork:

@@ -9,7 +9,8 @@ from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Arrived
 from farcall.transport.waiter import Waiter
-from farcall.wire import KINDS, Frame, Message
+from farcall.wire.frames import Frame
+from farcall.wire.messages import KINDS, Message
 
 
 class LoopbackLink:

@@ -23,16 +23,8 @@ from farcall.transport.connections import Connection, Connections
 from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
 from farcall.transport.spin import spare_cores
-from farcall.wire import (
-    DEFAULT_LIMITS,
-    KINDS,
-    Buffer,
-    Frame,
-    Limits,
-    Message,
-    decode_message,
-    encode_message,
-)
+from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
+from farcall.wire.messages import KINDS, Buffer, Message, decode_message, encode_message
 
 _STREAM, _DIALLED, _ACCEPTED = -1, 0, 1
 _NUMBERS = {message: int(kind) for message, kind in KINDS.items()}

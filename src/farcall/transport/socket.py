@@ -21,7 +21,7 @@ from farcall.transport.poller import WRITE, new_poller
 from farcall.transport.socket_link import SocketLink
 from farcall.transport.spin import SpinBudget, Spinner
 from farcall.transport.watch import Watch
-from farcall.wire import DEFAULT_LIMITS, Frame, Limits
+from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 
 
 class SocketEndpoint:

@@ -25,7 +25,8 @@ from farcall.transport.framing import FrameReader
 from farcall.transport.poller import READ, WRITE, Poller
 from farcall.transport.spin import SpinBudget, Spinner
 from farcall.transport.waiter import MAX_WAIT, Waiter
-from farcall.wire import KINDS, Frame, Limits, Message, encode
+from farcall.wire.frames import Frame, Limits, encode
+from farcall.wire.messages import KINDS, Message
 
 MAX_VECTORS = 64
 MAX_POLL = 3600.0

@@ -1,34 +1,12 @@
-"""What travels on a link: frames, and the messages in them.
-
-A frame is
-
-    header       32 bytes, fixed (see `HEADER`)
-    table        buffer_count little-endian u64: the length of each buffer, in bytes
-    meta         meta_length bytes: the message, msgpack, of the type that `kind` names
-    body         body_length bytes: pickled user data, opaque here
-    buffers      each starts at the next multiple of 64 bytes from the start of the frame
-
-Decoding checks every length against `Limits` before anything is allocated. This module knows no
-socket: a transport moves the parts, and asks here how long they are and what they mean.
-"""
+"""The messages that workers exchange, and their bytes: msgpack, positional, each of its kind."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
 
 import msgspec
 
 from farcall.errors import BadFrame
-
-MAGIC = b"fcal"
-VERSION = 1
-ALIGNMENT = 64
-
-# magic, version, kind, flags, meta_length, buffer_count, call_id, body_length
-HEADER = struct.Struct("<4sBBHIIQQ")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -262,144 +240,10 @@ MESSAGES: dict[Kind, type[Message]] = {
 }
 KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
 
-_KINDS = {int(kind): kind for kind in MESSAGES}
 encode_message = msgspec.msgpack.Encoder().encode
 _decoders: dict[int, msgspec.msgpack.Decoder[Message]] = {
     int(kind): msgspec.msgpack.Decoder(message) for kind, message in MESSAGES.items()
 }
-
-
-class Limits(NamedTuple):
-    """What a peer may make us allocate, per frame. All in bytes but `buffers`."""
-
-    meta: int = 64 << 20
-    body: int = 16 << 30
-    buffers: int = 1 << 20
-    buffer: int = 1 << 40
-    frame: int = 1 << 40
-
-
-DEFAULT_LIMITS = Limits()
-
-
-class Header(NamedTuple):
-    """A decoded and checked frame header. Lengths in bytes."""
-
-    kind: Kind
-    flags: int
-    meta_length: int
-    buffer_count: int
-    call_id: int
-    body_length: int
-
-    @property
-    def table_length(self) -> int:
-        return 8 * self.buffer_count
-
-    @property
-    def front_length(self) -> int:
-        """Bytes between the header and the buffers' first padding."""
-        return 8 * self.buffer_count + self.meta_length + self.body_length
-
-
-class Frame(msgspec.Struct, eq=False, gc=False):
-    """One message with its body and buffers. Immutable by convention; `buffers` are not copied."""
-
-    message: Message
-    call_id: int = 0
-    body: Buffer = b""
-    buffers: Sequence[Buffer] = ()
-
-    def __repr__(self) -> str:
-        return (
-            f"Frame({self.message!r}, call_id={self.call_id}, "
-            f"body={len(self.body)} bytes, buffers={[len(b) for b in self.buffers]})"
-        )
-
-
-def padding(offset: int) -> int:
-    """Bytes from `offset` to the next multiple of the alignment."""
-    return -offset % ALIGNMENT
-
-
-_PADS = [bytes(n) for n in range(ALIGNMENT)]
-
-
-def encode(frame: Frame) -> list[Buffer]:
-    """The frame as a list of byte strings and buffers to be written one after the other.
-
-    Large bodies and buffers are passed through, not copied. Buffers must be flat bytes.
-    """
-    message = frame.message
-    meta = encode_message(message)
-    body, buffers = frame.body, frame.buffers
-    head = HEADER.pack(
-        MAGIC,
-        VERSION,
-        KINDS[type(message)],
-        0,
-        len(meta),
-        len(buffers),
-        frame.call_id,
-        len(body),
-    )
-    if not buffers:
-        if len(body) < 32768:
-            return [b"".join((head, meta, body))]
-        return [head + meta, body]
-    lengths = [len(buffer) for buffer in buffers]
-    table = struct.pack(f"<{len(lengths)}Q", *lengths)
-    parts: list[Buffer] = [head + table + meta, body]
-    offset = len(parts[0]) + len(body)
-    for buffer, length in zip(buffers, lengths, strict=True):
-        pad = -offset % ALIGNMENT
-        if pad:
-            parts.append(_PADS[pad])
-        parts.append(buffer)
-        offset += pad + length
-    return parts
-
-
-def decode_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
-    """Check and unpack the first `HEADER.size` bytes of a frame.
-
-    Raises:
-        BadFrame: not a frame of this version, or a length is over its limit.
-    """
-    magic, version, kind, flags, meta, count, call_id, body = HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise BadFrame(f"not a farcall frame: it starts with {bytes(magic)!r}")
-    if version != VERSION:
-        raise BadFrame(f"frame version {version}; this farcall speaks version {VERSION}")
-    known = _KINDS.get(kind)
-    if known is None:
-        raise BadFrame(f"unknown frame kind {kind}")
-    if meta > limits.meta:
-        raise BadFrame(f"frame claims {meta} bytes of metadata; the limit is {limits.meta}")
-    if count > limits.buffers:
-        raise BadFrame(f"frame claims {count} buffers; the limit is {limits.buffers}")
-    if body > limits.body:
-        raise BadFrame(f"frame claims a body of {body} bytes; the limit is {limits.body}")
-    return tuple.__new__(Header, (known, flags, meta, count, call_id, body))
-
-
-def decode_table(header: Header, table: Buffer, limits: Limits = DEFAULT_LIMITS) -> list[int]:
-    """The buffers' lengths, in bytes.
-
-    Raises:
-        BadFrame: a buffer, or the whole frame, is over its limit.
-    """
-    lengths = list(struct.unpack(f"<{header.buffer_count}Q", table))
-    total = header.body_length
-    for index, length in enumerate(lengths):
-        if length > limits.buffer:
-            raise BadFrame(
-                f"frame claims {length} bytes for buffer {index}; the limit is {limits.buffer}"
-            )
-        total += length
-    if total > limits.frame:
-        raise BadFrame(f"frame claims {total} bytes in all; the limit is {limits.frame}")
-    return lengths
 
 
 def decode_message(kind: int, meta: Buffer) -> Message:
@@ -411,5 +255,5 @@ def decode_message(kind: int, meta: Buffer) -> Message:
     try:
         return _decoders[kind].decode(meta)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
-        name = _KINDS[kind].name if kind in _KINDS else kind
+        name = Kind(kind).name if kind in _decoders else kind
         raise BadFrame(f"broken {name} message: {error}") from error
