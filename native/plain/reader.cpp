@@ -4,23 +4,15 @@
 #include <vector>
 
 #include "plain.hpp"
-#include "tensors.hpp"
+#include "reductions.hpp"
 
 namespace farcall {
 
 namespace {
 
+using Kind = Item::Kind;
+
 constexpr std::size_t kMaxStack = 4096;
-
-// Functions that only a reduction may use are not objects here: nobody gets hold of them.
-enum class Kind : std::uint8_t { kObject, kRaw, kRebuild, kLoadReference, kRebuildReference };
-
-struct Item {
-  Kind kind = Kind::kObject;
-  nb::object object;
-  const std::uint8_t* data = nullptr;  // of kRaw: in the pickle
-  std::size_t size = 0;
-};
 
 // A stack machine, as pickle describes it. Every step that gives false leaves the pickle to Python.
 class Reader {
@@ -203,10 +195,7 @@ class Reader {
     if (first > 0 && stack_[first - 1].kind == Kind::kRebuild && at_ != end_ &&
         *at_ == op::kReduce && has(first - 1)) {
       ++at_;
-      nb::object tensor;
-      if (!rebuild(&stack_[first], size, tensor)) return false;
-      stack_.resize(first - 1);
-      return push(std::move(tensor));
+      return put(first - 1, make_tensor(context_, &stack_[first], size));
     }
     nb::object tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(size)));
     for (std::size_t i = 0; i < size; ++i) {
@@ -269,7 +258,7 @@ class Reader {
     return item.kind == Kind::kObject;
   }
 
-  // Tensors.
+  // Names and calls.
 
   bool read_global() {
     const std::size_t count = stack_.size();
@@ -278,30 +267,10 @@ class Reader {
     const std::optional<std::string_view> qualname = text_of(stack_[count - 1]);
     if (!module || !qualname) return false;
     Item item;
-    const Name name{*module, *qualname};
-    if (name == kRebuildTensor) {
-      item.kind = Kind::kRebuild;
-    } else if (name == kLoadReference) {
-      item.kind = Kind::kLoadReference;
-    } else if (name == kRebuildReference) {
-      item.kind = Kind::kRebuildReference;
-    } else if (context_.allows_names && !is_main(name.module)) {
-      item.object = find(name);
-      if (!item.object.is_valid()) return false;
-    } else {
-      return false;
-    }
+    if (!look_up(context_, {*module, *qualname}, item)) return false;
     stack_.resize(count - 2);
     stack_.push_back(std::move(item));
     return true;
-  }
-
-  static std::optional<std::string_view> text_of(const Item& item) {
-    if (item.kind != Kind::kObject || !PyUnicode_CheckExact(item.object.ptr())) return {};
-    Py_ssize_t size = 0;
-    const char* data = PyUnicode_AsUTF8AndSize(item.object.ptr(), &size);
-    if (data == nullptr) throw nb::python_error();
-    return std::string_view(data, static_cast<std::size_t>(size));
   }
 
   bool reduce() {
@@ -309,86 +278,15 @@ class Reader {
     if (count < 2 || !has(count - 2)) return false;
     const Item& top = stack_[count - 1];
     if (top.kind != Kind::kObject || !PyTuple_CheckExact(top.object.ptr())) return false;
-    PyObject* tuple = top.object.ptr();
-    const Py_ssize_t size = PyTuple_GET_SIZE(tuple);
-    nb::object made;
-    switch (stack_[count - 2].kind) {
-      case Kind::kRebuild: {
-        std::vector<Item> arguments;
-        for (Py_ssize_t i = 0; i < size; ++i) {
-          arguments.push_back({Kind::kObject, nb::borrow(PyTuple_GET_ITEM(tuple, i))});
-        }
-        if (!rebuild(arguments.data(), arguments.size(), made)) return false;
-        break;
-      }
-      case Kind::kLoadReference: {
-        if (size != 1 || !PyLong_CheckExact(PyTuple_GET_ITEM(tuple, 0))) return false;
-        const Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, 0));
-        if (index < 0) return false;
-        made = checked(PySequence_GetItem(references_.ptr(), index));
-        break;
-      }
-      case Kind::kRebuildReference: {
-        if (size != 1 ||
-            context_.handle_type.ptr() !=
-                reinterpret_cast<PyObject*>(Py_TYPE(PyTuple_GET_ITEM(tuple, 0)))) {
-          return false;
-        }
-        const nb::object rebuild_reference = find(kRebuildReference);
-        if (!rebuild_reference.is_valid()) return false;
-        made = checked(PyObject_CallOneArg(rebuild_reference.ptr(), PyTuple_GET_ITEM(tuple, 0)));
-        break;
-      }
-      default: return false;
-    }
-    stack_.resize(count - 2);
-    return push(std::move(made));
+    return put(count - 2, call(context_, stack_[count - 2], top.object.ptr(), references_));
   }
 
-  bool rebuild(const Item* arguments, std::size_t count, nb::object& tensor) {
-    if (count != 2 && count != 4 && count != 5) return false;
-    const std::optional<std::string_view> name = text_of(arguments[1]);
-    const DType* dtype = name ? dtype_of(*name) : nullptr;
-    if (dtype == nullptr) return false;
-    bool requires_grad = false;
-    if (count == 5) {
-      if (arguments[4].kind != Kind::kObject || !PyBool_Check(arguments[4].object.ptr())) {
-        return false;
-      }
-      requires_grad = arguments[4].object.ptr() == Py_True;
-    }
-    Shape shape;
-    const bool has_shape = count > 2;
-    if (has_shape && !read_shape(arguments[2], arguments[3], shape)) return false;
-    const Shape* given = has_shape ? &shape : nullptr;
-    const Item& data = arguments[0];
-    switch (data.kind) {
-      case Kind::kRaw: tensor = copy_tensor(context_, data.data, data.size, given, *dtype); break;
-      case Kind::kObject: tensor = view_tensor(context_, data.object, given, *dtype); break;
-      default: return false;
-    }
-    if (!tensor.is_valid()) return false;
-    if (requires_grad) to_attach_.push_back(tensor);
-    return true;
-  }
-
-  static bool read_shape(const Item& sizes, const Item& strides, Shape& shape) {
-    if (sizes.kind != Kind::kObject || !PyTuple_CheckExact(sizes.object.ptr()) ||
-        strides.kind != Kind::kObject || !PyTuple_CheckExact(strides.object.ptr())) {
-      return false;
-    }
-    const Py_ssize_t ndim = PyTuple_GET_SIZE(sizes.object.ptr());
-    if (ndim > kMaxDimensions || PyTuple_GET_SIZE(strides.object.ptr()) != ndim) return false;
-    shape.ndim = static_cast<int>(ndim);
-    for (Py_ssize_t i = 0; i < 2 * ndim; ++i) {
-      PyObject* number = i < ndim ? PyTuple_GET_ITEM(sizes.object.ptr(), i)
-                                  : PyTuple_GET_ITEM(strides.object.ptr(), i - ndim);
-      int overflow = 0;
-      if (!PyLong_CheckExact(number)) return false;
-      shape.dimensions[i] = PyLong_AsLongLongAndOverflow(number, &overflow);
-      if (overflow != 0) return false;
-    }
-    return true;
+  // In place of the items from there on.
+  bool put(std::size_t first, Made made) {
+    if (!made.object.is_valid()) return false;
+    if (made.requires_grad) to_attach_.push_back(made.object);
+    stack_.resize(first);
+    return push(std::move(made.object));
   }
 
   const Context& context_;
