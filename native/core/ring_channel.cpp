@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
-#include <tuple>
 
+#include "descriptor_passing.hpp"
 #include "errors.hpp"
 #include "poll.hpp"
 
@@ -20,35 +20,6 @@ namespace {
 constexpr std::size_t kSmallFrame = 16 << 10;
 // Read from a socket at a time: more than it holds, so only who never stops sending gets there.
 constexpr int kMaxRecords = 1 << 16;
-
-// The descriptor that came with a message, if any. Those that a peer sent more of are closed.
-Descriptor descriptor_of(msghdr& message) {
-  Descriptor descriptor;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
-       header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
-      int received = -1;
-      std::memcpy(&received, CMSG_DATA(header) + i * sizeof received, sizeof received);
-      descriptor.reset(received);
-    }
-  }
-  return descriptor;
-}
-
-using Control = char[CMSG_SPACE(sizeof(int))];
-
-// Sends a descriptor with a message. `control` is the memory for that.
-void attach(msghdr& message, Control& control, int descriptor) {
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-}
 
 }  // namespace
 
@@ -339,67 +310,6 @@ bool RingChannel::wait_for_space(Nanoseconds deadline, Interrupt interrupt) {
 void RingChannel::check_peer() const {
   pollfd looked_at{socket_.get(), POLLRDHUP, 0};
   if (::poll(&looked_at, 1, 0) > 0) throw LinkFailure(kClosed);
-}
-
-namespace {
-
-// The first record on the socket, from who dialled: with the memory, or without any.
-struct Offer {
-  std::uint64_t magic;
-  std::uint64_t size;
-};
-
-void wait_until(int fd, short events, Nanoseconds deadline) {
-  pollfd waited{fd, events, 0};
-  if (poll_until(&waited, 1, deadline, no_interrupt) == 0) {
-    throw LinkFailure("the peer was silent when shared memory was set up");
-  }
-}
-
-}  // namespace
-
-std::shared_ptr<SharedMemory> RingChannel::set_up(const Descriptor& socket, int side,
-                                                  Nanoseconds deadline) {
-  Offer offer{LinkMemory::kMagic, sizeof(LinkMemory)};
-  iovec vector{&offer, sizeof offer};
-  alignas(cmsghdr) Control control = {};
-  msghdr message{};
-  message.msg_iov = &vector;
-  message.msg_iovlen = 1;
-  std::shared_ptr<SharedMemory> memory;
-  std::uint8_t answer = 0;
-  if (side == 0) {
-    Descriptor descriptor;
-    std::tie(memory, descriptor) = SharedMemory::create(sizeof(LinkMemory));
-    if (memory) {
-      attach(message, control, descriptor.get());
-    } else {
-      offer.size = 0;
-    }
-    wait_until(socket.get(), POLLOUT, deadline);
-    if (sendmsg(socket.get(), &message, MSG_NOSIGNAL) != sizeof offer) throw_broken(errno);
-    wait_until(socket.get(), POLLIN, deadline);
-    const ssize_t count = recv(socket.get(), &answer, 1, 0);
-    if (count == 0) throw LinkFailure(kClosed);
-    if (count < 0) throw_broken(errno);
-  } else {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    wait_until(socket.get(), POLLIN, deadline);
-    const ssize_t count = recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
-    if (count == 0) throw LinkFailure(kClosed);
-    if (count < 0) throw_broken(errno);
-    const Descriptor descriptor = descriptor_of(message);
-    if (count != sizeof offer || offer.magic != LinkMemory::kMagic) {
-      throw BadFrame("the peer sent no offer of shared memory");
-    }
-    if (offer.size == sizeof(LinkMemory) && descriptor) {
-      memory = SharedMemory::map(descriptor, sizeof(LinkMemory));
-    }
-    answer = memory != nullptr;
-    if (send(socket.get(), &answer, 1, MSG_NOSIGNAL) != 1) throw_broken(errno);
-  }
-  return answer != 0 ? memory : nullptr;
 }
 
 }  // namespace farcall
