@@ -6,6 +6,7 @@
 
 #include "descriptors.hpp"
 #include "pairs.hpp"
+#include "sides.hpp"
 
 using namespace farcall;
 
@@ -39,22 +40,9 @@ void send_bytes(const Descriptor& socket, const void* data, std::size_t size,
   CHECK(sendmsg(socket.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(size));
 }
 
-// Our end of a link, and the peer's socket.
-struct Victim {
-  Victim() {
-    auto [ours, theirs] = socket_pair();
-    peer = std::move(theirs);
-    channel.emplace(std::move(ours), memory, 0, *pool);
-  }
-  std::shared_ptr<SharedMemory> memory = SharedMemory::create(sizeof(LinkMemory)).first;
-  std::shared_ptr<HeapPool> pool = std::make_shared<HeapPool>();
-  Descriptor peer;
-  std::optional<RingChannel> channel;
-};
-
 void test_records() {
   {
-    Victim victim;
+    Side victim;
     const Record bell;
     send_bytes(victim.peer, &bell, sizeof bell);
     victim.channel->on_readable();
@@ -63,11 +51,11 @@ void test_records() {
   }
   for (const Record record : {Record{0, 0, 0, 0}, Record{3, 0, 0, 0}, Record{2, 1024, 1, 0},
                               Record{2, 0, 1, 4096}, Record{2, 0, 1, ~std::uint64_t{0}}}) {
-    Victim victim;
+    Side victim;
     send_bytes(victim.peer, &record, sizeof record);
     CHECK_THROWS(victim.channel->on_readable(), BadFrame);
   }
-  Victim victim;
+  Side victim;
   victim.peer.reset();
   victim.channel->on_readable();
   std::uint8_t byte;
@@ -75,7 +63,7 @@ void test_records() {
 }
 
 void test_descriptors_are_closed() {
-  Victim victim;
+  Side victim;
   const Descriptor any(open("/dev/null", O_RDONLY | O_CLOEXEC));
   const std::size_t before = count_descriptors();
   for (const std::uint32_t type : {1u, 2u, 3u}) {

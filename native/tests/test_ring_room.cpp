@@ -1,8 +1,8 @@
 // How much shared memory a link takes: bytes that its peer has not read, and mappings that are kept.
 #include <cstring>
-#include <optional>
 
 #include "pairs.hpp"
+#include "sides.hpp"
 
 using namespace farcall;
 
@@ -77,48 +77,35 @@ void test_wait_ends_with_the_link() {
   }
 }
 
-// One side of a link, without the roles that a link has.
-struct Side {
-  Side() {
-    auto [ours, theirs] = socket_pair();
-    peer = std::move(theirs);
-    channel.emplace(std::move(ours), memory, 0, *pool, three());
-  }
-  Composed compose(const TestFrame& frame) {
-    Composed composed;
-    channel->compose(frame.out(), composed);
-    return composed;
-  }
-
-  std::shared_ptr<SharedMemory> memory = SharedMemory::create(sizeof(LinkMemory)).first;
-  std::shared_ptr<HeapPool> pool = std::make_shared<HeapPool>();
-  Descriptor peer;
-  std::optional<RingChannel> channel;
-};
+Composed composed_by(Side& side, const TestFrame& frame) {
+  Composed composed;
+  side.channel->compose(frame.out(), composed);
+  return composed;
+}
 
 // Threads compose before they have the role of writing. What they fill meanwhile counts.
 void test_what_is_composed_counts() {
-  Side side;
+  Side side(three());
   std::vector<TestFrame> frames;
   std::vector<Composed> composed;
   for (std::uint64_t i = 0; i < 4; ++i) frames.push_back(large(i));
   const std::size_t before = SharedMemory::count();
-  for (const TestFrame& frame : frames) composed.push_back(side.compose(frame));
+  for (const TestFrame& frame : frames) composed.push_back(composed_by(side, frame));
   for (std::size_t i = 0; i < 3; ++i) CHECK(composed[i].in_segments == kSize);
   CHECK(composed[3].parts.empty() && composed[3].in_segments == 0);
   CHECK(SharedMemory::count() == before + 3);
   // It does not go, so the next may be composed early again.
   side.channel->discard(composed[2]);
-  CHECK(side.compose(frames[3]).in_segments == kSize);
+  CHECK(composed_by(side, frames[3]).in_segments == kSize);
   side.channel->discard(composed[3]);  // nothing
-  CHECK(side.compose(frames[3]).parts.empty());
+  CHECK(composed_by(side, frames[3]).parts.empty());
   // Who has the role of writing never waits for threads that wait for it.
   CHECK(side.channel->wait_for_room(frames[3].out(), composed[3], 0, no_interrupt));
   CHECK(composed[3].in_segments == kSize);
   // Nor does it wait in vain for what it has sent itself.
   side.channel->write(composed[3].parts.data(), composed[3].parts.size());
   side.channel->sent(composed[3]);
-  Composed next = side.compose(frames[2]);
+  Composed next = composed_by(side, frames[2]);
   CHECK(!side.channel->wait_for_room(frames[2].out(), next, 0, no_interrupt));
   CHECK(next.parts.empty());
 }
