@@ -241,7 +241,7 @@ def test_functions_by_value_can_be_refused(start: Callable[..., list[Agent]], ca
 
 @each_way
 def test_pickles_can_be_refused(start: Callable[..., list[Agent]], call: Way) -> None:
-    agents = start(2, serializer=Serializer(allow_pickle=False))
+    agents = start(2, allow_pickle=False)
     box = Box()
     assert torch.equal(call("w1", echo, (torch.ones(3),)), torch.ones(3))
     assert call("w1", echo, ({"a": [1, "b", None]},)) == {"a": [1, "b", None]}

@@ -256,7 +256,7 @@ class Handle:
 
 def test_handles_become_references_of_the_message() -> None:
     checked: list[Handle] = []
-    sender = SERIALIZER.with_references(Handle, checked.append)
+    sender = Serializer(reference=Handle, check=checked.append)
     first, second = Handle(1), Handle(2)
     dumped = sender.dump([first, {"x": second}, first])
     assert checked == [first, second]
@@ -268,7 +268,8 @@ def test_handles_become_references_of_the_message() -> None:
 
 def test_handles_become_references_in_what_goes_by_value_too() -> None:
     handle = Handle(1)
-    dumped = SERIALIZER.with_references(Handle, lambda handle: None).dump((handle, lambda: handle))
+    sender = Serializer(reference=Handle, check=lambda handle: None)
+    dumped = sender.dump((handle, lambda: handle))
     assert dumped.references == [handle]
     got, function = arrive(dumped, references=["a"])
     assert got == function() == "a"
@@ -278,7 +279,7 @@ def test_handle_that_must_not_be_sent_ends_the_message() -> None:
     def refuse(handle: Handle) -> None:
         raise InvalidReference("not this one")
 
-    sender = SERIALIZER.with_references(Handle, refuse)
+    sender = Serializer(reference=Handle, check=refuse)
     with pytest.raises(InvalidReference, match="not this one"):
         sender.dump([Handle(1)])
     assert sender.dump([1]).references == ()
@@ -286,7 +287,7 @@ def test_handle_that_must_not_be_sent_ends_the_message() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_serializer_keeps_nothing_of_a_message(fails: bool) -> None:
-    sender = Serializer(allow_by_value=False).with_references(Handle, lambda handle: None)
+    sender = Serializer(allow_by_value=False, reference=Handle, check=lambda handle: None)
     handle = Handle(1)
     tensor = torch.ones(10_000, requires_grad=True)
     gone = [weakref.ref(handle), weakref.ref(tensor)]

@@ -77,7 +77,8 @@ class Agent:
         find: looks up workers that join later; None for a fixed group.
         rpc_timeout: seconds that a call may take by default; 0 for no limit.
         num_worker_threads: how many functions may run here at once.
-        serializer: how objects travel.
+        allow_by_value: what has no name may travel as code, see `Serializer`.
+        allow_pickle: any pickle may be loaded, see `Serializer`.
         policy: which functions may be called here.
         device_maps: peer's name -> where its tensors of each of our devices go.
         on_close: called once at the end.
@@ -93,7 +94,8 @@ class Agent:
         find: Find | None = None,
         rpc_timeout: float = 60.0,
         num_worker_threads: int = 16,
-        serializer: Serializer | None = None,
+        allow_by_value: bool = True,
+        allow_pickle: bool = True,
         policy: Policy | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         on_close: Callable[[], None] = lambda: None,
@@ -108,8 +110,11 @@ class Agent:
         self.executor = Executor(me.name, endpoint, self, num_worker_threads)
         self.control = ControlMessages(self)
         self.references = references = References(self, self.control.post, endpoint.wake)
-        self.serializer = (serializer or Serializer()).with_references(
-            RefHandle, references.check_sendable
+        self.serializer = Serializer(
+            allow_by_value=allow_by_value,
+            allow_pickle=allow_pickle,
+            reference=RefHandle,
+            check=references.check_sendable,
         )
         members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
         self.leaver = Leaver(me.incarnation, members, self.control.post)

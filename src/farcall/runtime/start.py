@@ -20,7 +20,7 @@ from farcall.runtime.inbound import Policy
 from farcall.runtime.options import RpcBackendOptions, listen_address
 from farcall.runtime.rendezvous import Rendezvous
 from farcall.runtime.stores import open_store
-from farcall.serde import DeviceMap, Serializer
+from farcall.serde import DeviceMap
 from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
 
@@ -96,9 +96,8 @@ def start_agent(
             find=None if size else rendezvous.find,
             rpc_timeout=options.rpc_timeout,
             num_worker_threads=options.num_worker_threads,
-            serializer=Serializer(
-                allow_by_value=options.allow_by_value, allow_pickle=options.allow_pickle
-            ),
+            allow_by_value=options.allow_by_value,
+            allow_pickle=options.allow_pickle,
             policy=Policy(options.allow_functions),
             device_maps={to: _device_map(to, m) for to, m in options.device_maps.items()},
             # Also keeps the store alive: others may still be reading it.

@@ -55,6 +55,8 @@ class Serializer:
             False keeps honest peers to deployed code; it is no fence against hostile ones.
         allow_pickle: take any pickle. False takes plain data, tensors, references, built-in and
             farcall's exceptions only, and is a fence.
+        reference: objects of exactly this type stay out of the pickles, in `Dumped.references`.
+        check: is called with each of them first; what it raises, `dump` raises.
 
     Attributes:
         functions: those that were found by name.
@@ -72,13 +74,20 @@ class Serializer:
         "plain",
     )
 
-    def __init__(self, *, allow_by_value: bool = True, allow_pickle: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        allow_by_value: bool = True,
+        allow_pickle: bool = True,
+        reference: type | None = None,
+        check: Check | None = None,
+    ) -> None:
         self.allow_by_value = allow_by_value
         self.allow_pickle = allow_pickle
         self.functions = Functions()
-        self.plain = accelerator(None, None, allow_pickle and allow_by_value)
-        self._reference: type | None = None
-        self._check: Check | None = None
+        self.plain = accelerator(reference, check, allow_pickle and allow_by_value)
+        self._reference = reference
+        self._check = check
         # Picklers that nobody uses. A list is its own lock: who pops one has it alone.
         self._idle: list[FastPickler] = []
         self._unpickler: type[pickle.Unpickler] | None = None
@@ -86,18 +95,6 @@ class Serializer:
             self._unpickler = PlainUnpickler
         elif not allow_by_value:
             self._unpickler = NamedUnpickler
-
-    def with_references(self, kind: type, check: Check) -> Serializer:
-        """A serializer of the same policy that leaves references out of its pickles.
-
-        Args:
-            kind: objects of exactly this type end up in `Dumped.references`.
-            check: is called with each of them first; what it raises, `dump` raises.
-        """
-        other = Serializer(allow_by_value=self.allow_by_value, allow_pickle=self.allow_pickle)
-        other._reference, other._check = kind, check
-        other.plain = accelerator(kind, check, self.allow_pickle and self.allow_by_value)
-        return other
 
     def dump(
         self, value: Any, *, by_value: bool = False, device_map: DeviceMap | None = None
