@@ -13,21 +13,17 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from farcall.testing.backward import BackwardBug, simulate_backward
 from farcall.testing.oracle import Violation
 from farcall.testing.planted import PlantedBug
+from farcall.testing.seeds import Advance, print_failures, progress_bar
 from farcall.testing.simulation import Result, simulate
 
 CHUNK = 250  # schedules a process runs between two reports
-SHOWN = 10  # failing seeds that are printed
 BUGS = {
     "calls": [bug.value for bug in PlantedBug],
     "backward": [bug.value for bug in BackwardBug],
@@ -47,12 +43,6 @@ class Summary(NamedTuple):
             self.events + other.events,
             self.failures + other.failures,
         )
-
-
-class Advance(Protocol):
-    """Called with the number of schedules, or other things, that are done."""
-
-    def __call__(self, done: int) -> None: ...
 
 
 class Chosen(NamedTuple):
@@ -103,18 +93,6 @@ def run_many(schedules: int, first: int, jobs: int, chosen: Chosen, advance: Adv
     return total
 
 
-@contextmanager
-def progress_bar(total: int, what: str = "schedules") -> Iterator[Advance]:
-    """A bar on standard error, if that is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done: None
-        return
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(what, total=total)
-        yield lambda done: progress.advance(bar, done)
-
-
 def replay(seed: int, chosen: Chosen) -> int:
     """Print one schedule, event by event; the exit code."""
     result = chosen.simulate(seed)
@@ -134,12 +112,14 @@ def report(summary: Summary, seconds: float, chosen: Chosen) -> int:
         f"{summary.schedules} schedules, {summary.events} events, "
         f"{len(failures)} with violations, {seconds:.1f} seconds"
     )
-    for seed, violation in failures[:SHOWN]:
-        print(f"seed {seed}: {violation}")
-        print(f"    {sys.executable} -m farcall.testing.sim --replay --seed {seed}{chosen.options}")
-    if len(failures) > SHOWN:
-        print(f"... and {len(failures) - SHOWN} more")
-    return 1 if failures else 0
+    return print_failures(
+        [(seed, str(violation), _command(seed, chosen)) for seed, violation in failures]
+    )
+
+
+def _command(seed: int, chosen: Chosen) -> str:
+    """Replays it."""
+    return f"{sys.executable} -m farcall.testing.sim --replay --seed {seed}{chosen.options}"
 
 
 @click.command()
@@ -162,7 +142,7 @@ def main(
     if again:
         sys.exit(replay(seed, chosen))
     began = time.monotonic()
-    with progress_bar(schedules) as advance:
+    with progress_bar(schedules, "schedules") as advance:
         summary = run_many(schedules, seed, jobs, chosen, advance)
     sys.exit(report(summary, time.monotonic() - began, chosen))
 

@@ -26,11 +26,10 @@ from farcall.testing.gradients.generate import generate
 from farcall.testing.gradients.local import run_locally
 from farcall.testing.gradients.program import Program, describe
 from farcall.testing.gradients.shrink import shrink
-from farcall.testing.sim import Advance, progress_bar
+from farcall.testing.seeds import Advance, print_failures, progress_bar
 
 CHUNK = 100  # programs a process runs between two reports, on the same workers
 TOGETHER_EVERY = 10
-SHOWN = 10  # failing seeds that are printed
 
 
 class Failure(NamedTuple):
@@ -196,12 +195,9 @@ def report(summary: Summary, seconds: float) -> int:
         f"{summary.programs} programs, {summary.steps} steps, "
         f"{len(failures)} with differences, {seconds:.1f} seconds"
     )
-    for failure in failures[:SHOWN]:
-        print(f"seed {failure.seed}: {failure.text.splitlines()[0]}")
-        print(f"    {failure.command}")
-    if len(failures) > SHOWN:
-        print(f"... and {len(failures) - SHOWN} more")
-    return 1 if failures else 0
+    return print_failures(
+        [(failure.seed, failure.text.splitlines()[0], failure.command) for failure in failures]
+    )
 
 
 @click.command()
