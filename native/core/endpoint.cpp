@@ -149,7 +149,12 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
       continue;
     }
     const Nanoseconds start = now();
-    if (!spinner_.spin(start, [this] { return look(); })) sleep(deadline, interrupt);
+    while (!spinner_.spin(start, [this] { return look(); })) {
+      const bool naps = spinner_.naps();
+      const Nanoseconds until = naps ? now() + Spinner::kNap : deadline;
+      sleep(std::min(deadline, until), interrupt);
+      if (!naps || look() || now() >= deadline) break;
+    }
     spinner_.remember(start);
   }
 }

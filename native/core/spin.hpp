@@ -2,7 +2,8 @@
 //
 // Waking a thread on an idle core costs some 25 us, looking again a few nanoseconds. So whoever
 // waits for a peer that has lately answered quickly looks for a while before it sleeps. How long
-// waits lately were decides, so nobody spins for a slow peer. Who spins offers its core to others
+// waits lately were decides, so nobody spins for a slow peer, but to keep a core awake where much is
+// computed in turn (`awake.hpp`). Who spins offers its core to others
 // every microsecond or two. Where several workers share a core, that hands it round among those who
 // wait until one has something to do, for less than sleeping and waking costs; somebody who takes
 // the core for long to compute makes the spinning thread sleep.
@@ -22,6 +23,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "awake.hpp"
 #include "clock.hpp"
 
 namespace farcall {
@@ -50,9 +52,12 @@ class SpinBudget {
   // For the endpoint's thread.
   bool has_room() const { return callers_.load(std::memory_order_relaxed) < threads_; }
 
+  Wakefulness& wakefulness() { return wakefulness_; }
+
  private:
   const int threads_;
   std::atomic<int> callers_{0};
+  Wakefulness wakefulness_;
 };
 
 enum class Who { kCaller, kEndpoint };
@@ -61,10 +66,15 @@ enum class Who { kCaller, kEndpoint };
 class Spinner {
  public:
   static constexpr Nanoseconds kMaxSpin = 2 * kMillisecond;
-  static constexpr Nanoseconds kWorth = 2 * kMillisecond;  // longer waits are slept through
+  static constexpr Nanoseconds kWorth = 2 * kMillisecond;  // longer waits are not worth to spin for,
+  static constexpr Nanoseconds kWorthAwake = Wakefulness::kMost;  // but to stay awake up to this
+  static constexpr Nanoseconds kForgotten = 2 * kWorthAwake;  // two such waits, and no more of that
+  static constexpr Nanoseconds kNap = 2 * kMillisecond;
+  static constexpr Nanoseconds kNapping = 1 * kSecond;  // from the begin of the wait
   // Longer than what a hypervisor takes the core for, shorter than a slice of the scheduler.
   static constexpr Nanoseconds kStall = 1 * kMillisecond;
   static constexpr int kLooksBetweenYields = 16;
+  static constexpr int kLooksAwake = 256;
   static constexpr Nanoseconds kShared = 2 * kMicrosecond;  // nobody takes what is offered: 0.4 us
   static constexpr int kSharedYields = 16;  // in a row, or so many waits that end with one:
   static constexpr int kSharedWaits = 4;
@@ -73,38 +83,84 @@ class Spinner {
 
   Spinner(SpinBudget& budget, Who who) : budget_(budget), who_(who) {}
 
-  // Looks until `look` gives true (then true) or it is time to sleep.
+  // Looks until `look` gives true (then true) or it is time to sleep. For the wait that began at
+  // `start`, or goes on after a nap.
   template <class Look>
   bool spin(Nanoseconds start, Look look) {
-    if (average_ >= kWorth) return false;
-    if (who_ == Who::kEndpoint) return look_until(start, look);
-    if (!budget_.take()) return false;
-    const bool found = look_until(start, look);
-    budget_.give_back();
-    return found;
+    const bool stays_awake = long_average_ < kWorthAwake;
+    if (average_ >= kWorth && !stays_awake) return false;
+    if (who_ == Who::kCaller && !budget_.take()) return false;
+    const Nanoseconds begun = naps_ ? now() : start;
+    Nanoseconds time = begun;
+    End end = naps_ ? End::kLate : look_until(start + kMaxSpin, time, look);
+    if (end == End::kLate && stays_awake) end = stay_awake(time, look);
+    naps_ = end == End::kOthers && time - start < kNapping;
+    if (who_ == Who::kCaller) budget_.give_back();
+    budget_.wakefulness().looked(time - begun);
+    return end == End::kFound;
   }
+
+  // Whether it is not yet time to sleep for long: for a nap, and then to spin on.
+  bool naps() const { return naps_; }
 
   // The wait that began at `start` is over.
   void remember(Nanoseconds start) {
-    const Nanoseconds waited = std::min(now() - start, 10 * kWorth);
-    average_ += (waited - average_) / 10;
+    const Nanoseconds waited = now() - start;
+    naps_ = false;
+    average_ += (std::min(waited, 10 * kWorth) - average_) / 10;
+    if (waited > kMaxSpin) long_average_ += (std::min(waited, kForgotten) - long_average_) / 4;
   }
 
  private:
+  enum class End { kFound, kLate, kAway, kNoRoom, kOthers };
+
+  bool has_room() const { return who_ == Who::kCaller || budget_.has_room(); }
+
+  // `time`: now, before and after (but for the last few looks).
   template <class Look>
-  bool look_until(Nanoseconds start, Look& look) {
-    for (Nanoseconds before = start; who_ == Who::kCaller || budget_.has_room();) {
+  End look_until(Nanoseconds end, Nanoseconds& time, Look& look) {
+    for (Nanoseconds before = time; has_room(); before = time) {
       for (int i = 0; i < kLooksBetweenYields; ++i) {
-        if (look()) return true;
+        if (look()) return End::kFound;
         pause_core();
       }
-      const Nanoseconds time = now();
-      if (time - start > kMaxSpin || time - before > kStall) return false;
+      time = now();
+      if (time - before > kStall) return End::kAway;
+      if (time > end) return End::kLate;
+      const Nanoseconds offered = time;
       sched_yield();
-      before = now();
-      if (who_ == Who::kCaller && mind_sharing(before, before - time, look)) return true;
+      time = now();
+      if (who_ == Who::kCaller && mind_sharing(time, time - offered, look)) return End::kFound;
     }
-    return false;
+    return End::kNoRoom;
+  }
+
+  // Ends as well when somebody else needs this core, or other threads of this process compute.
+  template <class Look>
+  End stay_awake(Nanoseconds& time, Look& look) {
+    Wakefulness& wakefulness = budget_.wakefulness();
+    const Nanoseconds begun = time;
+    if (!naps_) others_.begin(time);
+    const End end = look_awake(time + wakefulness.left(), time, look);
+    wakefulness.spend(time - begun);
+    return end;
+  }
+
+  template <class Look>
+  End look_awake(Nanoseconds end, Nanoseconds& time, Look& look) {
+    while (has_room()) {
+      if (others_.compute(time)) return End::kOthers;
+      if (time > end) return End::kLate;
+      for (int i = 0; i < kLooksAwake; ++i) {
+        if (look()) return End::kFound;
+        pause_core();
+      }
+      const Nanoseconds before = time;
+      sched_yield();
+      time = now();
+      if (time - before > kStall) return End::kAway;
+    }
+    return End::kNoRoom;
   }
 
   // Moves to another core if others took this one each time that it was offered lately. That the
@@ -144,6 +200,9 @@ class Spinner {
   Nanoseconds move_at_ = 0;
   Nanoseconds move_period_ = kMinMovePeriod;
   Nanoseconds average_ = 0;
+  Nanoseconds long_average_ = kForgotten;  // of the waits that were longer than `kMaxSpin`
+  bool naps_ = false;
+  Others others_;
 };
 
 }  // namespace farcall

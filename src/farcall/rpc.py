@@ -36,6 +36,7 @@ from farcall.ids import WorkerInfo, check_name
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.context import current_agent, default_agent, set_default_agent
 from farcall.runtime.future import Future
+from farcall.runtime.heap import keep_freed_memory
 from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
     BackendType,
@@ -132,6 +133,7 @@ def init_rpc(
         generation = _generation
         _generation += 1
         set_default_agent(start_agent(name, rank, world_size, options, generation, Autograd))
+        keep_freed_memory(options.keep_freed_memory)
 
 
 def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:

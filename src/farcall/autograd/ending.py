@@ -5,17 +5,24 @@ from __future__ import annotations
 import threading
 
 from farcall.protocol.backward import Returned
+from farcall.runtime.agent import Agent
 from farcall.transport.waiter import Alarm, Waiter
 
 
 class Ending:
-    """The end of a pass, as the worker that began it hears of it. Thread-safe."""
+    """The end of a pass, as the worker that began it hears of it. Thread-safe.
+
+    Attributes:
+        is_over: whether the pass is.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._returned = Returned()
         self._missing: dict[str, int] = {}
-        self._waiter: Waiter[BaseException | None] = Waiter()
+        self._waiter: Waiter[None] = Waiter()
+        self.is_over = False
+        self._error: BaseException | None = None
         self._alarm: Alarm | None = None
 
     def give_back(self, worker: str, share: int, missing: int) -> None:
@@ -40,8 +47,10 @@ class Ending:
 
     def _end(self, error: BaseException | None) -> None:
         with self._lock:
-            if not self._waiter.is_set:
-                self._waiter.deliver(error)
+            if not self.is_over:
+                self._error = error  # before the other, which is read without the lock
+                self.is_over = True
+                self._waiter.deliver(None)
             if self._alarm is not None:
                 self._alarm.ring()
 
@@ -49,10 +58,10 @@ class Ending:
         """Whom to wake when the pass is over, beside who is in `wait`. False: it is over."""
         with self._lock:
             self._alarm = alarm
-            return not self._waiter.is_set
+            return not self.is_over
 
     def wait(self, deadline: float) -> None:
-        """Wait until the pass is over; raises what it failed with.
+        """Wait until the pass is over; raises what it failed with. A handler leaves its place.
 
         Args:
             deadline: `time.monotonic()` seconds.
@@ -60,9 +69,11 @@ class Ending:
         Raises:
             TimeoutError: it is not over by the deadline.
         """
-        error = self._waiter.wait(deadline)
-        if error is not None:
-            raise error
+        if not self.is_over:
+            with Agent.waiting():
+                self._waiter.wait(deadline)
+        if self._error is not None:
+            raise self._error
 
 
 def unused(idle: dict[str, int]) -> RuntimeError:

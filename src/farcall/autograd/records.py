@@ -77,8 +77,9 @@ class _Exit(_Function):
     @staticmethod
     def forward(ctx: Any, behind: Tensor, arrived: Tensor, origin: tuple[str, int]) -> Tensor:
         ctx.origin = origin
-        ctx.set_materialize_grads(False)
-        ctx.mark_dirty(arrived)
+        # What set_materialize_grads and mark_dirty do, which are functions of Python.
+        ctx.materialize_grads = False
+        ctx.dirty_tensors = (arrived,)
         return arrived
 
     @staticmethod
@@ -104,7 +105,12 @@ class Source:
         self._roots = tensors
         self._entries: list[Tensor] = []
         if number == ROOT:
-            self.edges = [get_gradient_edge(tensor) for tensor in tensors]
+            self.edges = [
+                get_gradient_edge(tensor)
+                if tensor.grad_fn is None
+                else GradientEdge(tensor.grad_fn, tensor.output_nr)
+                for tensor in tensors
+            ]
         else:
             # What was sent may be changed in place before the pass.
             self._entries, self._roots = with_grad(_make_entries, number, tensors), ()

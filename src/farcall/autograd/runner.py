@@ -92,8 +92,7 @@ class Runner:
         deadline, seconds = self.agent.outbound.deadline(None)
         try:
             self._receive(backward, backward.ending, deadline)
-            with self.agent.waiting():
-                backward.ending.wait(deadline)
+            backward.ending.wait(deadline)
         except TimeoutError as error:
             if error is backward.error:
                 raise
@@ -112,10 +111,14 @@ class Runner:
             alarm = self._alarms.pop()
         except IndexError:
             alarm = Alarm()
+        at_work = self.agent.is_at_work()
         try:
             while len(backward.links) == 1 and ending.ring(alarm):
                 (link,) = backward.links
-                with self.agent.waiting():
+                if at_work:
+                    with self.agent.waiting():
+                        frame = link.receive(PASS_MESSAGES, alarm.fileno(), deadline)
+                else:
                     frame = link.receive(PASS_MESSAGES, alarm.fileno(), deadline)
                 ending.ring(None)
                 if frame is None:

@@ -145,6 +145,12 @@ class Agent:
         context = current.get()
         return _NOT_IN_HANDLER if context is None else context.agent.executor.waiting()
 
+    @staticmethod
+    def is_at_work() -> bool:
+        """Whether `waiting` has something to do in this thread. Stays so while a function runs."""
+        context = current.get()
+        return context is not None and context.agent.executor.is_at_work()
+
     # Events; see `executor.Handler`.
 
     def on_thread_start(self) -> None:

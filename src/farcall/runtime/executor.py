@@ -200,13 +200,15 @@ class Executor:
 
     # Waiting inside user functions.
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """Around a wait for farcall: another thread leads and runs functions instead."""
+    def is_at_work(self) -> bool:
+        """Whether the calling thread leads or runs a function: `waiting` has something to do."""
         me = threading.get_ident()
         # Of both the thread itself is the only one that makes them so.
-        if me == self._leader or me in self._running:
-            return _Wait(self, me)
-        return _NO_WAIT
+        return me == self._leader or me in self._running
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a wait for farcall: another thread leads and runs functions instead."""
+        return _Wait(self, threading.get_ident()) if self.is_at_work() else _NO_WAIT
 
     def leave(self, me: int) -> bool:
         """The calling thread begins to wait. Gives whether it runs a function."""

@@ -30,6 +30,8 @@ DEFAULT_RPC_TIMEOUT = 60.0
 UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
+DEFAULT_KEEP_FREED_MEMORY = 256 * 1024 * 1024
+MAX_KEEP_FREED_MEMORY = 2**31 - 1  # an int of C
 
 TRANSPORTS = ("native", "socket")
 SHARED_TENSORS = ("copy", "handle")
@@ -108,6 +110,10 @@ class RpcBackendOptions:
             workers say so and the path is "shm", the receiver's tensor lies over the same memory,
             and both see what either writes from then on. Default: `FARCALL_SHARED_TENSORS` of the
             environment; else "copy".
+        keep_freed_memory: how many freed bytes malloc keeps for this process before it gives memory
+            back to the system, for the rest of its life (glibc's only, and only where neither
+            `MALLOC_*_` nor `GLIBC_TUNABLES` tells it what to do); 0 leaves malloc as it is.
+            Default: `FARCALL_KEEP_FREED_MEMORY` of the environment; else 268,435,456 (256 MiB).
         device_maps: per callee name, which of its devices each device of this worker maps to; one
             to one. An int is a CUDA device.
         devices: CUDA devices that this worker uses; checked and kept, as in PyTorch.
@@ -132,6 +138,7 @@ class RpcBackendOptions:
         transports: Sequence[str] | None = None,
         paths: Collection[str] | None = None,
         shared_tensors: str | None = None,
+        keep_freed_memory: int | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
@@ -150,6 +157,7 @@ class RpcBackendOptions:
         self.shared_tensors = _one_of(
             "shared_tensors", shared_tensors, "FARCALL_SHARED_TENSORS", SHARED_TENSORS
         )
+        self.keep_freed_memory = _kept_bytes(keep_freed_memory)
         self.device_maps = {to: _device_map(one) for to, one in (device_maps or {}).items()}
         self.devices = _device_list(devices or ())
 
@@ -194,6 +202,7 @@ class FarcallOptions(TypedDict, total=False):
     transports: Sequence[str] | None
     paths: Collection[str] | None
     shared_tensors: str | None
+    keep_freed_memory: int | None
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
@@ -299,6 +308,21 @@ def _worker_threads(count: int) -> int:
     if count <= 0:
         raise ValueError(f"num_worker_threads must be positive, got {count}")
     return count
+
+
+def _kept_bytes(given: int | None) -> int:
+    what, size = "keep_freed_memory", given
+    if size is None:
+        what = "FARCALL_KEEP_FREED_MEMORY"
+        text = os.environ.get(what) or str(DEFAULT_KEEP_FREED_MEMORY)
+        if not text.isdecimal():
+            raise ValueError(f"{what} must be a number of bytes, not {text!r}")
+        size = int(text)
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"{what} must be an int, not {type(size).__name__}")
+    if not 0 <= size <= MAX_KEEP_FREED_MEMORY:
+        raise ValueError(f"{what} must be 0 to {MAX_KEEP_FREED_MEMORY} bytes, not {size}")
+    return size
 
 
 def _choice(

@@ -81,7 +81,7 @@ class Outbound:
         context = current.get()
         try:
             link = self._agent.connect(peer, pending.deadline)
-            if context is None:  # as `Agent.waiting` would find out
+            if context is None or not context.agent.executor.is_at_work():
                 answer = link.exchange(frame, pending.deadline, meanwhile)
             else:
                 with context.agent.executor.waiting():

@@ -86,6 +86,8 @@ class Directory:
         self._lock = threading.Lock()
         self._by_incarnation: dict[int, Peer] = {}
         self._by_key: dict[str | int | WorkerInfo, Peer] = {}
+        # Of each message: without a step of Python.
+        self.of_incarnation: Callable[[int], Peer | None] = self._by_incarnation.get
         for worker in workers:
             self.add(worker)
 
@@ -106,9 +108,6 @@ class Directory:
         if worker.main and worker.main == self._me.main:
             return True
         return bool(worker.pid) and (worker.host, worker.pid) == (self._me.host, self._me.pid)
-
-    def of_incarnation(self, incarnation: int) -> Peer | None:
-        return self._by_incarnation.get(incarnation)
 
     def of_id(self, worker_id: int) -> Peer | None:
         """The newest worker of this id that is known, lost or not."""

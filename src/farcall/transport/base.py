@@ -18,7 +18,7 @@ Deadlines are `time.monotonic()` values in seconds; `math.inf` means none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol
 
@@ -72,9 +72,7 @@ class Link(Protocol):
             LinkError: the link is lost.
         """
 
-    def receive(
-        self, kinds: Collection[type[Message]], alarm: int, deadline: float
-    ) -> Frame | None:
+    def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> Frame | None:
         """Receive in this thread, until a message of one of these types arrives.
 
         It is taken out of the order of the link's other messages, which go to `Endpoint.next`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
@@ -58,7 +58,7 @@ class InprocLink:
         copies = [bytearray(buffer) for buffer in frame.buffers]
         self.other.home.receive(self.other, Frame(frame.message, frame.call_id, frame.body, copies))
 
-    def receive(self, kinds: Collection[type[Message]], alarm: int, deadline: float) -> None:
+    def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> None:
         return None
 
     def exchange(

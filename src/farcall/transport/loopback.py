@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
@@ -39,7 +39,7 @@ class LoopbackLink:
         else:
             waiter.deliver(copy)
 
-    def receive(self, kinds: Collection[type[Message]], alarm: int, deadline: float) -> None:
+    def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> None:
         return None
 
     def exchange(

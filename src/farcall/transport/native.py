@@ -9,7 +9,8 @@ is in `connections.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -87,11 +88,8 @@ class NativeLink:
             raise self._failure(_native.LOST)
         return opened
 
-    def receive(
-        self, kinds: Collection[type[Message]], alarm: int, deadline: float
-    ) -> Frame | None:
-        mask = sum(1 << _NUMBERS[kind] for kind in kinds)
-        arrived = self._core.receive(mask, alarm, deadline)
+    def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> Frame | None:
+        arrived = self._core.receive(_mask(kinds), alarm, deadline)
         return None if arrived is None else self.open(*arrived)
 
     def open(
@@ -116,6 +114,11 @@ class NativeLink:
         if status == _native.LOST:
             return LinkError(self.lost or "the connection broke")
         return NotSent() if status == _native.NOT_SENT else TimeoutError()
+
+
+@lru_cache
+def _mask(kinds: frozenset[type[Message]]) -> int:
+    return sum(1 << _NUMBERS[kind] for kind in kinds)
 
 
 def _with_files(buffers: Sequence[Any]) -> list[_native.OutBuffer]:

@@ -15,7 +15,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 
 from farcall.errors import BadFrame, LinkError
@@ -197,9 +197,7 @@ class SocketLink:
                 self._stop_reading()
             self._waiters.pop(call_id, None)
 
-    def receive(
-        self, kinds: Collection[type[Message]], alarm: int, deadline: float
-    ) -> Frame | None:
+    def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> Frame | None:
         if not self._start_reading():
             return None
         either = select.poll()

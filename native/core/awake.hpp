@@ -1,0 +1,81 @@
+// How long those who wait may keep a core awake.
+//
+// A core that sleeps while another worker computes is slow when it goes on: on a virtual machine it
+// loses its place, its caches and its clock rate meanwhile. A model that two workers compute in turn,
+// tens of milliseconds each, takes a tenth longer for it (docs/performance.md). So where waits of that
+// length are usual, whoever waits goes on looking. What limits this is what the process computes: for
+// each second of that, those who wait may spend `kPerComputed` more. A process that computes nothing
+// sleeps.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "clock.hpp"
+
+namespace farcall {
+
+inline Nanoseconds processor_time(clockid_t clock) {
+  timespec time;
+  clock_gettime(clock, &time);
+  return time.tv_sec * kSecond + time.tv_nsec;
+}
+
+// What the threads of an endpoint may spend, all together. All methods: from any thread.
+class Wakefulness {
+ public:
+  static constexpr Nanoseconds kMost = 100 * kMillisecond;
+  static constexpr int kPerComputed = 2;
+
+  // A thread has looked for so long, and computed nothing.
+  void looked(Nanoseconds time) { looked_.fetch_add(time, std::memory_order_relaxed); }
+
+  // How long one may keep a core awake now. Takes a system call.
+  Nanoseconds left() {
+    std::lock_guard lock(mutex_);
+    const Nanoseconds computed =
+        processor_time(CLOCK_PROCESS_CPUTIME_ID) - looked_.load(std::memory_order_relaxed);
+    // Less than before where those who looked had to share a core.
+    left_ = std::min(left_ + kPerComputed * std::max<Nanoseconds>(computed - seen_computed_, 0), kMost);
+    seen_computed_ = computed;
+    return left_;
+  }
+
+  void spend(Nanoseconds time) {
+    std::lock_guard lock(mutex_);
+    left_ = std::max<Nanoseconds>(left_ - time, 0);
+  }
+
+ private:
+  std::atomic<Nanoseconds> looked_{0};
+  std::mutex mutex_;  // guards what follows
+  Nanoseconds seen_computed_ = 0;
+  Nanoseconds left_ = 0;
+};
+
+// Whether other threads of this process compute while one waits. For that one.
+class Others {
+ public:
+  static constexpr Nanoseconds kPeriod = 1 * kMillisecond;
+
+  void begin(Nanoseconds time) {
+    since_ = time;
+    theirs_ = processor_time(CLOCK_PROCESS_CPUTIME_ID) - processor_time(CLOCK_THREAD_CPUTIME_ID);
+  }
+
+  // Whether they did for half of the time since `begin`, or since this gave an answer last. False
+  // as well if that is too short to tell.
+  bool compute(Nanoseconds time) {
+    const Nanoseconds period = time - since_, before = theirs_;
+    if (period < kPeriod) return false;
+    begin(time);
+    return theirs_ - before > period / 2;
+  }
+
+ private:
+  Nanoseconds since_ = 0;
+  Nanoseconds theirs_ = 0;
+};
+
+}  // namespace farcall
