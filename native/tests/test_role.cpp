@@ -1,4 +1,5 @@
 // Role, futexes, Rundown, SpinBudget, deadlines.
+#include <atomic>
 #include <cmath>
 #include <thread>
 #include <vector>
@@ -128,6 +129,62 @@ void test_callers_come_first() {
   CHECK(endpoint.spin(now(), [&] { return ++looks > 0; }));
 }
 
+// Runs the processor, as a handler does.
+void compute(Nanoseconds time) {
+  const Nanoseconds end = processor_time(CLOCK_THREAD_CPUTIME_ID) + time;
+  while (processor_time(CLOCK_THREAD_CPUTIME_ID) < end) {
+  }
+}
+
+void test_wakefulness() {
+  Wakefulness awake;
+  awake.looked(processor_time(CLOCK_PROCESS_CPUTIME_ID) + kSecond);  // nothing was computed
+  CHECK(awake.left() == 0);
+  Wakefulness fresh;
+  compute(10 * kMillisecond);
+  CHECK(fresh.left() >= Wakefulness::kPerComputed * 10 * kMillisecond);
+  compute(Wakefulness::kMost);
+  CHECK(fresh.left() == Wakefulness::kMost);
+  fresh.spend(Wakefulness::kMost / 2);
+  fresh.looked(kSecond);  // this and no more than this was computed meanwhile
+  CHECK(fresh.left() == Wakefulness::kMost / 2);
+  fresh.spend(kSecond);
+  CHECK(fresh.left() == 0);
+}
+
+// Where waits of tens of milliseconds are usual. Others on this machine may need the core: then it
+// sleeps, rightly, and another try is due.
+void test_stays_awake() {
+  SpinBudget budget(1);
+  Spinner spinner(budget, Who::kCaller);
+  const auto patient = [&] {
+    compute(Wakefulness::kMost / 2);
+    const Nanoseconds start = now(), end = start + 5 * Spinner::kMaxSpin;
+    return spinner.spin(start, [&] { return now() > end; });
+  };
+  CHECK(!patient());  // nothing is known of waits
+  for (int i = 0; i < 20; ++i) spinner.remember(now() - 20 * kMillisecond);
+  const Nanoseconds deadline = now() + 60 * kSecond;
+  while (!patient()) CHECK(now() < deadline);
+  // Other threads compute: it naps.
+  std::atomic<bool> stops{false};
+  std::thread busy([&] {
+    while (!stops) compute(kMillisecond);
+  });
+  bool naps = false;
+  while (!naps && now() < deadline) {
+    CHECK(!spinner.spin(now(), [] { return false; }));
+    naps = spinner.naps();
+    spinner.remember(now() - 20 * kMillisecond);
+  }
+  stops = true;
+  busy.join();
+  CHECK(naps);
+  CHECK(!spinner.naps());
+  for (int i = 0; i < 3; ++i) spinner.remember(now() - kSecond);
+  CHECK(!spinner.spin(now(), [] { return true; }));  // it sleeps at once
+}
+
 }  // namespace
 
 int main() {
@@ -139,4 +196,6 @@ int main() {
   test_spin_budget();
   test_spinner();
   test_callers_come_first();
+  test_wakefulness();
+  test_stays_awake();
 }
