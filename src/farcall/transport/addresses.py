@@ -23,6 +23,10 @@ logger = logging.getLogger("farcall.transport")
 # socket.
 PATHS = ("shm", "unix", "tcp")
 
+# TCP connections that a link may use for large buffers, the first included.
+DEFAULT_STREAMS = 4
+MAX_STREAMS = 16
+
 BACKLOG = 512
 UNIX = "unix:@"
 KEEPALIVE_IDLE_SECONDS = 15

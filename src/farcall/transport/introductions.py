@@ -25,13 +25,19 @@ LENGTH = struct.Struct("<I")
 
 Code = Literal["authentication", "link"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+LinkName = Annotated[bytes, msgspec.Meta(max_length=NONCE_LENGTH)]
 
 
 class Identity(msgspec.Struct, frozen=True):
     """Who a side of a link says it is; proven when the link has a secret.
 
-    The fields are those of the same name in `farcall.ids.Worker`, and `shm`, the version of the
-    shared-memory protocol that it speaks; 0 for none.
+    The fields are those of the same name in `farcall.ids.Worker`, and:
+
+    Attributes:
+        shm: the version of the shared-memory protocol that it speaks; 0 for none.
+        streams: how many connections it can use for one link; 0 or 1: one.
+        link: of who dials: random bytes that name the link, if others may join it; empty if not.
+        joins: of who dials: the connection is no link of its own, it joins the one of that name.
     """
 
     name: str
@@ -40,6 +46,9 @@ class Identity(msgspec.Struct, frozen=True):
     host: str = ""
     main: str = ""
     shm: Count = 0
+    streams: Count = 0
+    link: LinkName = b""
+    joins: LinkName = b""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -61,10 +70,23 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_LENGTH, max_length=NONCE_LENGTH)]
     secured: bool
     shm: Count = 0
+    streams: Count = 0
+    link: LinkName = b""
+    joins: LinkName = b""
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.name, self.id, self.incarnation, self.host, self.main, self.shm)
+        return Identity(
+            name=self.name,
+            id=self.id,
+            incarnation=self.incarnation,
+            host=self.host,
+            main=self.main,
+            shm=self.shm,
+            streams=self.streams,
+            link=self.link,
+            joins=self.joins,
+        )
 
 
 class Proof(msgspec.Struct, array_like=True, frozen=True, tag="proof"):
