@@ -23,7 +23,14 @@ needs_native = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"
 )
 
-NATIVE_PATHS = {"shm": ("shm", "unix", "tcp"), "unix": ("unix", "tcp"), "tcp": ("tcp",)}
+NATIVE_PATHS = {
+    "shm": ("shm", "unix", "tcp"),
+    "unix": ("unix", "tcp"),
+    "tcp": ("tcp",),
+    "striped": ("tcp",),
+}
+# So small that most buffers of the tests are striped.
+STRIPES = {"streams": 4, "stripe_threshold": 1000, "stripe_chunk": 300}
 NATIVE_KINDS = [pytest.param(f"native {path}", marks=needs_native) for path in NATIVE_PATHS]
 SECRET_KINDS = ["tcp with a secret", pytest.param("unix with a secret", marks=needs_unix)]
 
@@ -43,7 +50,8 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
 def native_net(path: str, by: str) -> SocketNet:
     from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
 
-    return SocketNet(None, by, NativeEndpoint, paths=NATIVE_PATHS[path])
+    stripes = STRIPES if path == "striped" else {}
+    return SocketNet(None, by, NativeEndpoint, paths=NATIVE_PATHS[path], **stripes)
 
 
 def net_of(request: pytest.FixtureRequest) -> Net:
@@ -53,7 +61,7 @@ def net_of(request: pytest.FixtureRequest) -> Net:
         return InprocNet()
     if kind.startswith("native"):
         path = kind.partition(" ")[2]
-        return native_net(path, by="tcp" if path == "tcp" else "unix")
+        return native_net(path, by="tcp" if NATIVE_PATHS[path] == ("tcp",) else "unix")
     if kind.endswith("without epoll"):
         use_selector_poller(request.getfixturevalue("monkeypatch"))
     secret = b"the secret" if kind.endswith("with a secret") else None
