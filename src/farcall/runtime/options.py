@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from farcall.transport.addresses import PATHS
+from farcall.transport.addresses import DEFAULT_STREAMS, MAX_STREAMS, PATHS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -101,6 +101,9 @@ class RpcBackendOptions:
             one host), "unix" (Unix sockets, within one host), "tcp". Which of them a link takes is
             decided by what both workers have. TCP is always listened on. Default:
             `FARCALL_PATHS` of the environment, separated by commas; else all.
+        tcp_streams: how many TCP connections a link may use, 1 to 16: tensors of 1 MiB and more go
+            over all of them. It is the smaller of what both workers say, and 1 with the transport
+            "socket". Default: `FARCALL_TCP_STREAMS` of the environment; else 4.
         device_maps: per callee name, which of its devices each device of this worker maps to; one
             to one. An int is a CUDA device.
         devices: CUDA devices that this worker uses; checked and kept, as in PyTorch.
@@ -124,6 +127,7 @@ class RpcBackendOptions:
         allow_pickle: bool = True,
         transports: Sequence[str] | None = None,
         paths: Collection[str] | None = None,
+        tcp_streams: int | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
@@ -139,6 +143,7 @@ class RpcBackendOptions:
         self.allow_pickle = allow_pickle
         self.transports = _choice("transports", transports, "FARCALL_TRANSPORTS", TRANSPORTS)
         self.paths = _choice("paths", paths, "FARCALL_PATHS", PATHS)
+        self.tcp_streams = _tcp_streams(tcp_streams)
         self.device_maps = {to: _device_map(one) for to, one in (device_maps or {}).items()}
         self.devices = _device_list(devices or ())
 
@@ -182,6 +187,7 @@ class FarcallOptions(TypedDict, total=False):
     allow_pickle: bool
     transports: Sequence[str] | None
     paths: Collection[str] | None
+    tcp_streams: int | None
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
@@ -287,6 +293,23 @@ def _worker_threads(count: int) -> int:
     if count <= 0:
         raise ValueError(f"num_worker_threads must be positive, got {count}")
     return count
+
+
+def _tcp_streams(given: int | None) -> int:
+    what: str = "tcp_streams"
+    if given is None:
+        text = os.environ.get("FARCALL_TCP_STREAMS", "")
+        if not text:
+            return DEFAULT_STREAMS
+        what = "FARCALL_TCP_STREAMS"
+        if not text.strip().isdecimal():
+            raise ValueError(f"{what} must be a number from 1 to {MAX_STREAMS}, not {text!r}")
+        given = int(text)
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(f"{what} must be an int, not {type(given).__name__}")
+    if not 1 <= given <= MAX_STREAMS:
+        raise ValueError(f"{what} must be a number from 1 to {MAX_STREAMS}, not {given}")
+    return given
 
 
 def _choice(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from farcall.transport.addresses import PATHS
+from farcall.transport.addresses import DEFAULT_STREAMS, PATHS
 from farcall.transport.base import Admit
 
 
@@ -24,6 +24,8 @@ class Listening:
         admit: asked about everyone who dials in.
         paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
             listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
+        streams: how many TCP connections a link may use for large buffers, 1 to 16, if the peer
+            can use as many and the transport can use several.
     """
 
     listen: tuple[str, int] = ("127.0.0.1", 0)
@@ -31,3 +33,4 @@ class Listening:
     secret: bytes | None = field(default=None, repr=False)
     admit: Admit = _admit_all
     paths: Collection[str] = PATHS
+    streams: int = DEFAULT_STREAMS
