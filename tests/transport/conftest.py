@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -30,7 +31,7 @@ NATIVE_PATHS = {
     "striped": ("tcp",),
 }
 # So small that most buffers of the tests are striped.
-STRIPES = {"streams": 4, "stripe_threshold": 1000, "stripe_chunk": 300}
+STRIPES = {"stripe_threshold": 1000, "stripe_chunk": 300}
 NATIVE_KINDS = [pytest.param(f"native {path}", marks=needs_native) for path in NATIVE_PATHS]
 SECRET_KINDS = ["tcp with a secret", pytest.param("unix with a secret", marks=needs_unix)]
 
@@ -50,8 +51,8 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
 def native_net(path: str, by: str) -> SocketNet:
     from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
 
-    stripes = STRIPES if path == "striped" else {}
-    return SocketNet(None, by, NativeEndpoint, paths=NATIVE_PATHS[path], **stripes)
+    make = partial(NativeEndpoint, **STRIPES) if path == "striped" else NativeEndpoint
+    return SocketNet(None, by, make, paths=NATIVE_PATHS[path])
 
 
 def net_of(request: pytest.FixtureRequest) -> Net:

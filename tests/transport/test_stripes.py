@@ -7,6 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"
 )
 
-STRIPES = {"paths": ("tcp",), "stripe_threshold": 1000, "stripe_chunk": 300}
 LARGE = os.urandom(20_000)
 
 StationMaker = Callable[..., Station]
@@ -43,7 +43,8 @@ def station(secret: bytes | None) -> Iterator[StationMaker]:
     made: list[Station] = []
 
     def make(name: str, streams: int = 3, **options: Any) -> Station:
-        net = SocketNet(secret, "tcp", NativeEndpoint, streams=streams, **STRIPES)
+        low = partial(NativeEndpoint, stripe_threshold=1000, stripe_chunk=300)
+        net = SocketNet(secret, "tcp", low, paths=("tcp",), streams=streams)
         made.append(net.station(name, **options))
         return made[-1]
 

@@ -52,10 +52,6 @@ def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
 class Native(SocketEndpoint):
     """Stands for the native endpoint where the choice is what matters."""
 
-    def __init__(self, me: Identity, *, streams: int, **options: Any) -> None:
-        super().__init__(me, **options)
-        self.streams = streams
-
 
 @pytest.fixture
 def with_native(monkeypatch: pytest.MonkeyPatch) -> None:

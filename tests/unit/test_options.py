@@ -178,7 +178,7 @@ def test_environment_says_how_many_connections(monkeypatch: pytest.MonkeyPatch) 
     assert RpcBackendOptions(tcp_streams=1).tcp_streams == 1
     for text in ("many", "0", "17", "-1"):
         monkeypatch.setenv("FARCALL_TCP_STREAMS", text)
-        with pytest.raises(ValueError, match="^FARCALL_TCP_STREAMS must be a number"):
+        with pytest.raises(ValueError, match=r"^FARCALL_TCP_STREAMS must be a number"):
             RpcBackendOptions()
 
 

@@ -298,7 +298,9 @@ class Connections(Generic[L]):
             sock.settimeout(HANDSHAKE_SECONDS)
             sock.connect(way.address)
             me = msgspec.structs.replace(self.me, joins=way.link)
-            handshake.connect(sock, me, self._listening.secret, expects=way.incarnation, deadline=until)
+            handshake.connect(
+                sock, me, self._listening.secret, expects=way.incarnation, deadline=until
+            )
             addresses.tune(sock)
             self._join(link, sock)
         except OSError as error:
