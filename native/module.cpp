@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/endpoint.hpp"
+#include "core/ring_channel.hpp"
 #include "core/watch.hpp"
 #include "plain/plain.hpp"
 
@@ -86,6 +87,16 @@ class Held {
   std::vector<Py_buffer> views_;
 };
 
+// A buffer; or (buffer, descriptor, address) if it lies in a file, mapped at that address, which may
+// be lent.
+OutBuffer out_buffer(Held& held, PyObject* object) {
+  if (!PyTuple_CheckExact(object)) return held.part(object);
+  const auto lent = nb::borrow<nb::tuple>(object);
+  const Part part = held.part(lent[0]);
+  return {part, nb::cast<int>(lent[1]),
+          reinterpret_cast<std::uintptr_t>(part.data) - nb::cast<std::uintptr_t>(lent[2])};
+}
+
 OutFrame out_frame(Held& held, int kind, std::uint64_t call_id, nb::handle meta, nb::handle body,
                    nb::handle buffers) {
   OutFrame frame;
@@ -97,7 +108,7 @@ OutFrame out_frame(Held& held, int kind, std::uint64_t call_id, nb::handle meta,
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
   frame.buffers.reserve(static_cast<std::size_t>(count));
   for (Py_ssize_t i = 0; i < count; ++i) {
-    frame.buffers.push_back(held.part(PySequence_Fast_GET_ITEM(fast.ptr(), i)));
+    frame.buffers.push_back(out_buffer(held, PySequence_Fast_GET_ITEM(fast.ptr(), i)));
   }
   return frame;
 }
@@ -233,11 +244,14 @@ std::shared_ptr<Link> open_stream(Endpoint& endpoint, int fd, nb::tuple limits, 
 }
 
 std::shared_ptr<Link> open_rings(Endpoint& endpoint, int fd, nb::tuple limits, int side,
-                                 double deadline) {
+                                 bool lends, double deadline) {
   Descriptor socket(fd);
   const Limits checked = limits_of(limits);
+  RingBounds bounds;
+  bounds.lends = lends;
   nb::gil_scoped_release release;
-  return endpoint.open_rings(std::move(socket), checked, side, deadline_from_seconds(deadline));
+  return endpoint.open_rings(std::move(socket), checked, side, bounds,
+                             deadline_from_seconds(deadline));
 }
 
 void join_link(Link& link, int fd) {
@@ -293,7 +307,7 @@ NB_MODULE(_native, module) {
       .def("open_stream", &open_stream, nb::arg("fd"), nb::arg("limits"), nb::arg("streams"),
            nb::arg("threshold"), nb::arg("chunk"), nb::arg("dialled"))
       .def("open_rings", &open_rings, nb::arg("fd"), nb::arg("limits"), nb::arg("side"),
-           nb::arg("deadline"))
+           nb::arg("lends"), nb::arg("deadline"))
       .def("next", &next_event, nb::arg("timeout"))
       .def("poll", &poll_event)
       .def("wake", &Endpoint::wake)

@@ -15,21 +15,34 @@
 
 namespace farcall {
 
+// A buffer of a frame. If it lies in a file that can be lent to the peer, at `offset`, it has that
+// file's descriptor.
+struct OutBuffer : Part {
+  OutBuffer(Part part, int descriptor = -1, std::uint64_t offset = 0)
+      : Part(part), descriptor(descriptor), offset(offset) {}
+  OutBuffer(const std::uint8_t* data, std::size_t size) : OutBuffer(Part{data, size}) {}
+
+  int descriptor;
+  std::uint64_t offset;
+};
+
 // A frame to be sent. All memory is the caller's.
 struct OutFrame {
   std::uint8_t kind = 0;
   std::uint64_t call_id = 0;
   Part meta;
   Part body;
-  std::vector<Part> buffers;
+  std::vector<OutBuffer> buffers;
 };
 
 // A frame as it goes over a channel: what to write, one part after the other.
 struct Composed {
   std::vector<std::uint8_t> front;  // header and table
   std::vector<Part> parts;
-  std::size_t in_segments = 0;  // bytes
+  std::size_t in_segments = 0;  // bytes, which count as on their way
   std::vector<std::uint32_t> slots;
+  std::vector<std::size_t> lent;  // which buffers are
+  std::size_t told = 0;           // of so many of these the peer knows
   StripesOut stripes;  // after the parts
 
   bool is_written() const { return parts.empty() && stripes.is_written(); }
@@ -60,11 +73,14 @@ class Channel : public Source {
   virtual bool arm() = 0;
   virtual void disarm() {}
 
+  // May leave it to `wait_for_room`, and `composed` without parts, if too much is on its way.
   virtual void compose(const OutFrame& frame, Composed& composed) = 0;
   // What was composed is not sent.
   virtual void discard(const Composed&) {}
-  // Wait until so much may be on its way. False: the deadline passed. Throws LinkFailure.
-  virtual bool wait_for_room(const Composed&, Nanoseconds, Interrupt) { return true; }
+  // With the role of writing: wait until so much may be on its way, compose what was not, and tell
+  // the peer of what is lent.
+  // False: the deadline passed. Throws LinkFailure.
+  virtual bool wait_for_room(const OutFrame&, Composed&, Nanoseconds, Interrupt) { return true; }
   // How many bytes were taken; 0: there is no space. Throws LinkFailure.
   virtual std::size_t write(const Part* parts, std::size_t count) = 0;
   // Writes of what is left as much as there is space for. False: nothing. Throws LinkFailure.

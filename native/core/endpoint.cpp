@@ -45,10 +45,12 @@ std::shared_ptr<Link> Endpoint::open_stream(Descriptor socket, const Limits& lim
 }
 
 std::shared_ptr<Link> Endpoint::open_rings(Descriptor socket, const Limits& limits, int side,
-                                           Nanoseconds deadline) {
+                                           const RingBounds& bounds, Nanoseconds deadline) {
   auto memory = RingChannel::set_up(socket, side, deadline);
   if (!memory) return open_stream(std::move(socket), limits);
-  return make(std::make_unique<RingChannel>(std::move(socket), std::move(memory), side), limits);
+  return make(std::make_unique<RingChannel>(std::move(socket), std::move(memory), side, *pool_,
+                                            bounds),
+              limits);
 }
 
 std::shared_ptr<Link> Endpoint::make(std::unique_ptr<Channel> channel, const Limits& limits) {

@@ -17,6 +17,8 @@
 
 namespace farcall {
 
+struct RingBounds;
+
 class Endpoint : public std::enable_shared_from_this<Endpoint> {
  public:
   // `spin_threads`: how many threads may spin at once.
@@ -28,7 +30,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
                                     const Striping& striping = {});
   // See RingChannel. Falls back to the stream.
   std::shared_ptr<Link> open_rings(Descriptor socket, const Limits& limits, int side,
-                                   Nanoseconds deadline);
+                                   const RingBounds& bounds, Nanoseconds deadline);
 
   // The next event. None: the deadline passed, somebody called `wake`, or for no reason.
   // One thread at a time. A deadline of 0 is not waited for at all.

@@ -106,7 +106,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void send_entered(const OutFrame& frame, Reading& reading, Nanoseconds deadline,
                     Interrupt interrupt);
   bool write_at_once(const OutFrame& frame);
-  void write(Composed& composed, Reading& reading, Nanoseconds deadline, Interrupt interrupt);
+  void write(const OutFrame& frame, Composed& composed, Reading& reading, Nanoseconds deadline,
+             Interrupt interrupt);
   void leave_residue(Composed& composed);
   void offer_residue();
   void end_residue();

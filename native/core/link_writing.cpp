@@ -48,17 +48,18 @@ void Link::send_entered(const OutFrame& frame, Reading& reading, Nanoseconds dea
     channel_->discard(composed);
     throw;
   }
-  write(composed, reading, deadline, interrupt);
+  write(frame, composed, reading, deadline, interrupt);
 }
 
 // With the role of writing, which is given back or left with a residue.
-void Link::write(Composed& composed, Reading& reading, Nanoseconds deadline, Interrupt interrupt) {
+void Link::write(const OutFrame& frame, Composed& composed, Reading& reading, Nanoseconds deadline,
+                 Interrupt interrupt) {
   bool any = false;
   try {
     if (is_lost()) throw LinkFailure(cause());
-    if (!channel_->wait_for_room(composed, 0, interrupt)) {
+    if (!channel_->wait_for_room(frame, composed, 0, interrupt)) {
       reading.stop();
-      if (!channel_->wait_for_room(composed, deadline, interrupt)) throw NotSent();
+      if (!channel_->wait_for_room(frame, composed, deadline, interrupt)) throw NotSent();
     }
     while (!composed.is_written()) {
       if (channel_->write_some(composed)) {

@@ -52,7 +52,8 @@ void attach(msghdr& message, Control& control, int descriptor) {
 
 }  // namespace
 
-RingChannel::RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side)
+RingChannel::RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side,
+                         HeapPool& pool, const RingBounds& bounds)
     : Channel(std::move(socket)),
       memory_(std::move(memory)),
       writer_(shared().controls[side], shared().data[side], LinkMemory::kRing),
@@ -61,7 +62,9 @@ RingChannel::RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory
                     [this](SegmentName name, std::size_t size, int descriptor) {
                       return announce(name, size, descriptor);
                     }),
-      segments_in_(memory_, shared().states[1 - side]) {}
+      segments_in_(memory_, shared().states[1 - side]),
+      pool_(pool),
+      bounds_(bounds) {}
 
 std::size_t RingChannel::read(std::uint8_t* data, std::size_t size) {
   const std::size_t count = reader_.read(data, size);
@@ -73,11 +76,25 @@ std::size_t RingChannel::read(std::uint8_t* data, std::size_t size) {
 }
 
 BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
-  const SegmentName name = SegmentName::unpack(place);
   // The peer announced it before it sent the frame, but over the socket.
-  for (int i = 0; i < kMaxRecords && !segments_in_.knows(name) && receive_record(); ++i) {
+  const auto await = [this](auto is_known) {
+    for (int i = 0; i < kMaxRecords && !is_known() && receive_record(); ++i) {
+    }
+  };
+  BlockRef block;
+  if (place & kLentPlace) {
+    const std::uint64_t number = place & ~kLentPlace;
+    await([&] { return lent_in_.knows(number); });
+    block = lent_in_.open(number, size);
+  } else {
+    const SegmentName name = SegmentName::unpack(place);
+    await([&] { return segments_in_.knows(name); });
+    block = segments_in_.open(name, size);
   }
-  return segments_in_.open(name, size);
+  if (SharedMemory::count() <= bounds_.mappings) return block;
+  BlockRef copy = pool_.allocate(size);
+  std::memcpy(copy->data(), block->data(), size);
+  return copy;
 }
 
 void RingChannel::on_readable() {
@@ -109,6 +126,12 @@ bool RingChannel::receive_record() {
     case RecordType::kSegment:
       segments_in_.learn({record.slot, record.serial}, record.size, descriptor);
       break;
+    case RecordType::kLent:
+      if (!bounds_.lends) {
+        throw BadFrame("the peer lent a shared tensor, which this worker does not take");
+      }
+      lent_in_.learn(record.serial, record.size, descriptor);
+      break;
     default:
       throw BadFrame("the peer sent an unknown record beside the rings");
   }
@@ -127,7 +150,10 @@ void RingChannel::ring_bell() {
 }
 
 bool RingChannel::announce(SegmentName name, std::size_t size, int descriptor) {
-  Record record{RecordType::kSegment, name.slot, name.serial, size};
+  return send_record({RecordType::kSegment, name.slot, name.serial, size}, descriptor);
+}
+
+bool RingChannel::send_record(Record record, int descriptor) {
   iovec vector{&record, sizeof record};
   alignas(cmsghdr) Control control = {};
   msghdr message{};
@@ -137,52 +163,144 @@ bool RingChannel::announce(SegmentName name, std::size_t size, int descriptor) {
   return sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof record;
 }
 
+bool RingChannel::reserve(std::size_t size) {
+  std::size_t reserved = reserved_.load(std::memory_order_relaxed);
+  do {
+    if (reserved > 0 && reserved + size > bounds_.on_their_way) return false;
+  } while (!reserved_.compare_exchange_weak(reserved, reserved + size, std::memory_order_relaxed));
+  return true;
+}
+
+// Threads compose at the same time, as far as there is room. Who finds none needs the role of
+// writing first: only that knows what the peer has read, and may wait for it.
 void RingChannel::compose(const OutFrame& frame, Composed& composed) {
+  const std::size_t size = size_in_segments(frame);
+  if (size > 0) {
+    if (!reserve(size)) return;
+    composed.in_segments = size;
+  }
+  fill_segments(frame, composed);
+}
+
+bool RingChannel::goes_in_segment(const OutBuffer& buffer) const {
+  return buffer.size >= kSmallestSegment && !is_lent(buffer);
+}
+
+std::size_t RingChannel::size_in_segments(const OutFrame& frame) const {
+  std::size_t size = 0;
+  for (const OutBuffer& buffer : frame.buffers) size += goes_in_segment(buffer) ? buffer.size : 0;
+  return size;
+}
+
+// With the bytes reserved.
+void RingChannel::fill_segments(const OutFrame& frame, Composed& composed) {
   std::vector<std::uint64_t> places;
   for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
-    const Part& buffer = frame.buffers[i];
-    if (buffer.size < kSmallestSegment) continue;
+    const OutBuffer& buffer = frame.buffers[i];
+    if (is_lent(buffer) && composed.lent.size() < kMaxLent) {
+      composed.lent.push_back(i);
+      places.resize(frame.buffers.size());
+      places[i] = kLentPlace;  // `lend` has the number
+      continue;
+    }
+    if (!goes_in_segment(buffer)) continue;
     composed.slots.reserve(frame.buffers.size());  // who is told of a slot can put it back
     const SegmentWriter::Place place = segments_out_.take(buffer.size);
-    if (!place) continue;
+    if (!place) {
+      composed.in_segments -= buffer.size;
+      reserved_.fetch_sub(buffer.size, std::memory_order_relaxed);
+      continue;
+    }
     composed.slots.push_back(place.name.slot);
     std::memcpy(place.data(), buffer.data, buffer.size);
     places.resize(frame.buffers.size());
     places[i] = place.name.packed();
-    composed.in_segments += buffer.size;
   }
   lay_out(frame, places, composed);
 }
 
 void RingChannel::discard(const Composed& composed) {
+  reserved_.fetch_sub(composed.in_segments, std::memory_order_relaxed);
   for (const std::uint32_t slot : composed.slots) segments_out_.put_back(slot);
 }
 
-bool RingChannel::wait_for_room(const Composed& composed, Nanoseconds deadline,
-                                Interrupt interrupt) {
-  if (composed.in_segments == 0) return true;
+void RingChannel::forget_read(std::uint64_t read) {
+  while (!on_their_way_.empty() && on_their_way_.front().end <= read) {
+    reserved_.fetch_sub(on_their_way_.front().in_segments, std::memory_order_relaxed);
+    lent_on_their_way_ -= on_their_way_.front().lent;
+    on_their_way_.pop_front();
+  }
+}
+
+template <class IsThere>
+bool RingChannel::wait_for_peer(IsThere is_there, Nanoseconds deadline, Interrupt interrupt) {
   while (true) {
     const std::uint64_t read = writer_.read_by_peer();
-    while (!on_their_way_.empty() && on_their_way_.front().first <= read) {
-      bytes_on_their_way_ -= on_their_way_.front().second;
-      on_their_way_.pop_front();
-    }
-    if (on_their_way_.empty() || bytes_on_their_way_ + composed.in_segments <= kMaxOnTheirWay) {
-      return true;
-    }
+    forget_read(read);
+    if (is_there()) return true;
     check_peer();
     if (!writer_.wait_for_progress(read, deadline, interrupt)) return false;
   }
 }
 
-void RingChannel::sent(const Composed& composed) {
-  if (composed.in_segments == 0) return;
-  try {
-    on_their_way_.emplace_back(writer_.written(), composed.in_segments);
-  } catch (const std::bad_alloc&) {
-    return;  // it was sent, and is not counted
+bool RingChannel::wait_for_room(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
+                                Interrupt interrupt) {
+  if (composed.parts.empty()) {
+    const std::size_t size = size_in_segments(frame);
+    const auto is_room = [&] {
+      if (reserve(size)) return true;
+      // What else is reserved waits for the role of writing, which this thread has.
+      if (on_their_way_.empty()) reserved_.fetch_add(size, std::memory_order_relaxed);
+      return on_their_way_.empty();
+    };
+    if (!wait_for_peer(is_room, deadline, interrupt)) return false;
+    composed.in_segments = size;
+    fill_segments(frame, composed);
+  } else if (composed.in_segments > 0) {
+    forget_read(writer_.read_by_peer());
   }
-  bytes_on_their_way_ += composed.in_segments;
+  if (composed.lent.empty()) return true;
+  const auto is_room = [&] {
+    return on_their_way_.empty() || lent_on_their_way_ + composed.lent.size() <= kMaxLent;
+  };
+  return wait_for_peer(is_room, deadline, interrupt) && lend(frame, composed, deadline, interrupt);
+}
+
+// Now, and not when the frame is composed: so numbers and frames come in the same order, and the
+// receiver can tell what no frame will name. False: the deadline passed.
+bool RingChannel::lend(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
+                       Interrupt interrupt) {
+  const std::size_t count = frame.buffers.size();
+  while (composed.told < composed.lent.size()) {
+    const std::size_t index = composed.lent[composed.told];
+    const OutBuffer& buffer = frame.buffers[index];
+    const std::uint64_t number = lent_ever_ + 1;
+    if (send_record({RecordType::kLent, 0, number, buffer.offset}, buffer.descriptor)) {
+      const std::uint64_t place = kLentPlace | number;
+      std::memcpy(composed.front.data() + kHeaderSize + 8 * (count + index), &place, 8);
+      lent_ever_ = number;
+      ++composed.told;
+    } else if (would_block(errno)) {
+      pollfd waited{socket_.get(), POLLOUT, 0};
+      if (poll_until(&waited, 1, deadline, interrupt) == 0) return false;
+    } else if (errno == ETOOMANYREFS) {  // on their way in the whole system, and nothing tells when not
+      if (now() >= deadline) return false;
+      poll_until(nullptr, 0, std::min(deadline, now() + kMillisecond), interrupt);
+    } else {
+      throw_broken(errno);
+    }
+  }
+  return true;
+}
+
+void RingChannel::sent(const Composed& composed) {
+  if (composed.in_segments == 0 && composed.lent.empty()) return;
+  try {
+    on_their_way_.push_back({writer_.written(), composed.in_segments, composed.lent.size()});
+    lent_on_their_way_ += composed.lent.size();
+  } catch (const std::bad_alloc&) {  // it was sent, and is not counted
+    reserved_.fetch_sub(composed.in_segments, std::memory_order_relaxed);
+  }
 }
 
 std::size_t RingChannel::write(const Part* parts, std::size_t count) {

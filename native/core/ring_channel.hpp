@@ -1,5 +1,5 @@
-// A channel through shared memory: two rings, segments for large buffers, and a socket that rings the
-// bell.
+// A channel through shared memory: two rings, segments for large buffers, memory that a program lends
+// the other, and a socket that rings the bell.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "channel.hpp"
+#include "lent.hpp"
 #include "ring.hpp"
 #include "segments.hpp"
 
@@ -25,10 +26,21 @@ struct LinkMemory {
   alignas(64) std::uint8_t data[2][kRing];
 };
 
+struct RingBounds {
+  // Bytes in segments that the peer has not read the frames of, or that are not sent yet. One frame
+  // may be more.
+  std::size_t on_their_way = 1 << 30;
+  // With more shared memory mapped than that, what arrives in it is copied out.
+  std::size_t mappings = SharedMemory::count_limit();
+  // Whether the peer may lend us memory, and we it.
+  bool lends = false;
+};
+
 class RingChannel final : public Channel {
  public:
   // `side`: 0 for who dialled, 1 for the other.
-  RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side);
+  RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side, HeapPool& pool,
+              const RingBounds& bounds = {});
 
   // Both sides call this on a connected Unix socket. Null: there is no shared memory for the two,
   // and the socket is as before. Throws LinkFailure: the connection is of no use.
@@ -49,7 +61,8 @@ class RingChannel final : public Channel {
 
   void compose(const OutFrame& frame, Composed& composed) override;
   void discard(const Composed& composed) override;
-  bool wait_for_room(const Composed& composed, Nanoseconds deadline, Interrupt interrupt) override;
+  bool wait_for_room(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
+                     Interrupt interrupt) override;
   std::size_t write(const Part* parts, std::size_t count) override;
   void sent(const Composed& composed) override;
   bool write_at_once(const OutFrame& frame) override;
@@ -57,35 +70,60 @@ class RingChannel final : public Channel {
   bool ask_for_space() override { return writer_.ask_for_bell(); }
   bool is_stream() const override { return false; }
   void wake_writer() override { writer_.wake(); }
-  bool trim() override { return segments_out_.trim(); }
+  bool trim() override {
+    const bool lent = lent_in_.trim();
+    return segments_out_.trim() || lent;
+  }
 
  private:
-  enum class RecordType : std::uint32_t { kBell = 1, kSegment = 2 };
+  enum class RecordType : std::uint32_t { kBell = 1, kSegment = 2, kLent = 3 };
   // What goes over the socket beside the rings.
   struct Record {
     RecordType type;
     std::uint32_t slot;
     std::uint64_t serial;
-    std::uint64_t size;
+    std::uint64_t size;  // of what is lent: where it begins
+  };
+  // What was sent and the peer has not read, by the position in the ring after its frame.
+  struct OnItsWay {
+    std::uint64_t end;
+    std::size_t in_segments;
+    std::size_t lent;
   };
 
   LinkMemory& shared() const { return *reinterpret_cast<LinkMemory*>(memory_->data()); }
   void check_peer() const;
   void ring_bell();
   bool announce(SegmentName name, std::size_t size, int descriptor);
+  bool send_record(Record record, int descriptor);
   bool receive_record();
+  bool reserve(std::size_t size);
+  void fill_segments(const OutFrame& frame, Composed& composed);
+  bool goes_in_segment(const OutBuffer& buffer) const;
+  std::size_t size_in_segments(const OutFrame& frame) const;
+  bool is_lent(const OutBuffer& buffer) const {
+    return bounds_.lends && buffer.descriptor >= 0 && buffer.size >= kSmallestLent;
+  }
+  void forget_read(std::uint64_t read);
+  template <class IsThere>
+  bool wait_for_peer(IsThere is_there, Nanoseconds deadline, Interrupt interrupt);
+  bool lend(const OutFrame& frame, Composed& composed, Nanoseconds deadline, Interrupt interrupt);
 
   std::shared_ptr<SharedMemory> memory_;
   RingWriter writer_;
   RingReader reader_;
   SegmentWriter segments_out_;
   SegmentReader segments_in_;
+  LentReader lent_in_;
   std::atomic<bool> ended_{false};  // nothing comes over the socket any more
 
-  // Bytes in segments that the peer has not read the frames of, by the position after the frame.
-  static constexpr std::size_t kMaxOnTheirWay = 1 << 30;
-  std::deque<std::pair<std::uint64_t, std::size_t>> on_their_way_;
-  std::size_t bytes_on_their_way_ = 0;
+  HeapPool& pool_;
+  const RingBounds bounds_;
+  std::atomic<std::size_t> reserved_{0};  // bytes in segments; see RingBounds
+  // For who writes.
+  std::deque<OnItsWay> on_their_way_;
+  std::size_t lent_on_their_way_ = 0;
+  std::uint64_t lent_ever_ = 0;
 };
 
 }  // namespace farcall

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <fstream>
 
 #include "memory.hpp"
 
@@ -16,6 +17,12 @@
 #endif
 
 namespace farcall {
+
+namespace {
+
+std::atomic<std::size_t> mapped{0};
+
+}  // namespace
 
 void Descriptor::reset(int fd) {
   if (fd_ >= 0) close(fd_);
@@ -59,7 +66,37 @@ std::shared_ptr<SharedMemory> SharedMemory::map(const Descriptor& descriptor, st
   return memory;
 }
 
-SharedMemory::~SharedMemory() { munmap(data_, size_); }
+std::shared_ptr<SharedMemory> SharedMemory::map_lent(const Descriptor& descriptor,
+                                                     std::size_t size) {
+  return map_whole(descriptor.get(), size);
+}
+
+bool SharedMemory::touch(std::size_t offset, std::size_t size) {
+  static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t start = offset / page * page;
+  return madvise(data_ + start, offset - start + size, MADV_POPULATE_WRITE) == 0 ||
+         errno == EINVAL;
+}
+
+SharedMemory::SharedMemory(std::uint8_t* data, std::size_t size) : data_(data), size_(size) {
+  mapped.fetch_add(1, std::memory_order_relaxed);
+}
+
+SharedMemory::~SharedMemory() {
+  munmap(data_, size_);
+  mapped.fetch_sub(1, std::memory_order_relaxed);
+}
+
+std::size_t SharedMemory::count() { return mapped.load(std::memory_order_relaxed); }
+
+std::size_t SharedMemory::count_limit() {
+  static const std::size_t limit = [] {
+    std::size_t allowed = 65530;  // the system's default
+    std::ifstream("/proc/sys/vm/max_map_count") >> allowed;
+    return allowed / 16;
+  }();
+  return limit;
+}
 
 namespace {
 

@@ -42,6 +42,19 @@ class SharedMemory {
   // smaller by its creator (our death by SIGBUS), or has holes, which we would have to fill.
   static std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, std::size_t size);
 
+  // A file of which nothing is known but its size. Null if it can't be mapped.
+  static std::shared_ptr<SharedMemory> map_lent(const Descriptor& descriptor, std::size_t size);
+
+  // Makes all pages of a part ready, in one call. False: there is no memory for them, or they are
+  // not in the file any more.
+  bool touch(std::size_t offset, std::size_t size);
+
+  // How many this process has mapped. The system allows about 65,000 mappings of any kind.
+  static std::size_t count();
+  // How many are too many: what arrives is copied out of shared memory from there on. A sixteenth of
+  // what the system allows.
+  static std::size_t count_limit();
+
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
@@ -50,7 +63,7 @@ class SharedMemory {
   std::size_t size() const { return size_; }
 
  private:
-  SharedMemory(std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+  SharedMemory(std::uint8_t* data, std::size_t size);
   static std::shared_ptr<SharedMemory> map_whole(int fd, std::size_t size);
 
   std::uint8_t* data_;

@@ -64,7 +64,9 @@ class Game {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
     peer_.reset(ends[0]);
-    channel_.emplace(Descriptor(ends[1]), memory_, kUs);
+    RingBounds bounds;
+    bounds.lends = true;
+    channel_.emplace(Descriptor(ends[1]), memory_, kUs, *pool_, bounds);
   }
 
   void play(Input& input) {
@@ -166,8 +168,9 @@ class Game {
     for (std::uint32_t i = 0; i < header.buffer_count; ++i) put_number(input.number<std::uint16_t>());
     if (header.flags == 0) return;
     for (std::uint32_t i = 0; i < header.buffer_count; ++i) {
-      const SegmentName name{input.number<std::uint8_t>() % 8u, input.number<std::uint8_t>() % 4u};
-      put_number(name.packed());
+      const auto which = input.number<std::uint8_t>();
+      const SegmentName name{which % 8u, input.number<std::uint8_t>() % 4u};
+      put_number(which < 192 ? name.packed() : kLentPlace | name.serial);
     }
   }
 
@@ -229,6 +232,7 @@ class Game {
     if (how < 224 && posix_fallocate(descriptor.get(), 0, static_cast<off_t>(size)) != 0) std::abort();
     if (how < 240) fcntl(descriptor.get(), F_ADD_SEALS, F_SEAL_SHRINK);
     record.size = how < 248 ? size : input.number<std::uint16_t>();
+    if (how % 3 == 0) record = {3, 0, record.serial, input.number<std::uint16_t>()};  // lent
     const int number = descriptor.get();
     send(&record, sizeof record, &number, 1);
   }
@@ -257,7 +261,7 @@ class Game {
     }
     Composed composed;
     channel_->compose(frame, composed);
-    if (!channel_->wait_for_room(composed, 0, no_interrupt)) return channel_->discard(composed);
+    if (!channel_->wait_for_room(frame, composed, 0, no_interrupt)) return channel_->discard(composed);
     channel_->write(composed.parts.data(), composed.parts.size());
     channel_->sent(composed);
   }

@@ -32,6 +32,12 @@ class TensorMemory {
                              flags);
   }
 
+  // For transports that may lend it: see `farcall/serde/shared.py`.
+  nb::object file_and_address() const {
+    const nb::object storage = tensor_.attr("untyped_storage")();
+    return nb::module_::import_("farcall.serde.shared").attr("file_and_address")(storage);
+  }
+
  private:
   nb::object tensor_;
   void* data_;
@@ -354,7 +360,8 @@ nb::object dump_plain(const Context& context, nb::handle value) {
 }
 
 void bind_tensor_memory(nb::module_& module) {
-  nb::class_<TensorMemory>(module, "TensorMemory", nb::type_slots(tensor_memory_slots));
+  nb::class_<TensorMemory>(module, "TensorMemory", nb::type_slots(tensor_memory_slots))
+      .def("file_and_address", &TensorMemory::file_and_address);
 }
 
 }  // namespace farcall

@@ -56,7 +56,8 @@ struct Linked {
   }
 };
 
-inline Linked linked(Kind kind, const EndpointRef& left, const EndpointRef& right) {
+inline Linked linked(Kind kind, const EndpointRef& left, const EndpointRef& right,
+                     const RingBounds& bounds = {}) {
   auto [first, second] = socket_pair();
   if (kind == Kind::kStream) {
     return {link_over(left, std::make_unique<StreamChannel>(std::move(first))),
@@ -64,16 +65,19 @@ inline Linked linked(Kind kind, const EndpointRef& left, const EndpointRef& righ
   }
   auto memory = SharedMemory::create(sizeof(LinkMemory)).first;
   CHECK(memory);
-  return {link_over(left, std::make_unique<RingChannel>(std::move(first), memory, 0)),
-          link_over(right, std::make_unique<RingChannel>(std::move(second), memory, 1)), memory};
+  return {link_over(left, std::make_unique<RingChannel>(std::move(first), memory, 0,
+                                                        left->pool(), bounds)),
+          link_over(right, std::make_unique<RingChannel>(std::move(second), memory, 1,
+                                                         right->pool(), bounds)),
+          memory};
 }
 
 // Two endpoints with a started link; both are closed at the end.
 struct Pair : Linked {
-  explicit Pair(Kind kind, int spin_threads = 0)
+  explicit Pair(Kind kind, int spin_threads = 0, const RingBounds& bounds = {})
       : left_home(std::make_shared<Endpoint>(spin_threads)),
         right_home(std::make_shared<Endpoint>(spin_threads)) {
-    static_cast<Linked&>(*this) = linked(kind, left_home, right_home);
+    static_cast<Linked&>(*this) = linked(kind, left_home, right_home, bounds);
     left->start();
     right->start();
   }

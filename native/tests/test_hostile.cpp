@@ -44,9 +44,10 @@ struct Victim {
   Victim() {
     auto [ours, theirs] = socket_pair();
     peer = std::move(theirs);
-    channel.emplace(std::move(ours), memory, 0);
+    channel.emplace(std::move(ours), memory, 0, *pool);
   }
   std::shared_ptr<SharedMemory> memory = SharedMemory::create(sizeof(LinkMemory)).first;
+  std::shared_ptr<HeapPool> pool = std::make_shared<HeapPool>();
   Descriptor peer;
   std::optional<RingChannel> channel;
 };

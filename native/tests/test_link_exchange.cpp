@@ -198,9 +198,9 @@ void test_set_up() {
   auto [first, second] = socket_pair();
   LinkRef right;
   std::thread accepting([&, socket = std::move(second)]() mutable {
-    right = right_home->open_rings(std::move(socket), kLimits, 1, patient());
+    right = right_home->open_rings(std::move(socket), kLimits, 1, {}, patient());
   });
-  const LinkRef left = left_home->open_rings(std::move(first), kLimits, 0, patient());
+  const LinkRef left = left_home->open_rings(std::move(first), kLimits, 0, {}, patient());
   accepting.join();
   CHECK(!left->is_stream() && !right->is_stream());
   left->start();

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Buffer = bytes | bytearray | memoryview
+OutBuffer = Buffer | tuple[Buffer, int, int]
+"""A buffer; or one that lies in a file which may be lent to the peer, with the descriptor of the
+file and the address where it is mapped. Only in this stub, as `Buffer` is."""
 
 SHM_VERSION: int
 """Of what is shared between processes: rings, segments, records beside them."""
@@ -56,7 +59,7 @@ class Link:
         call_id: int,
         meta: Buffer,
         body: Buffer,
-        buffers: Sequence[Buffer],
+        buffers: Sequence[OutBuffer],
         deadline: float,
     ) -> int:
         """SENT, NOT_SENT, TIMED_OUT or LOST."""
@@ -67,7 +70,7 @@ class Link:
         call_id: int,
         meta: Buffer,
         body: Buffer,
-        buffers: Sequence[Buffer],
+        buffers: Sequence[OutBuffer],
         deadline: float,
         meanwhile: Callable[[], None] | None,
     ) -> _Frame | int:
@@ -107,10 +110,12 @@ class Endpoint:
         more connections.
         """
 
-    def open_rings(self, fd: int, limits: tuple[int, ...], side: int, deadline: float) -> Link:
+    def open_rings(
+        self, fd: int, limits: tuple[int, ...], side: int, lends: bool, deadline: float
+    ) -> Link:
         """Shared memory, or the socket alone if there is none for the two. Takes the descriptor
-        over. `side`: 0 if we dialled and 1 if not. RuntimeError: it broke, or the peer made no
-        sense.
+        over. `side`: 0 if we dialled and 1 if not. `lends`: both workers lend each other memory.
+        RuntimeError: it broke, or the peer made no sense.
         """
 
     def next(self, timeout: float) -> Event | None:
@@ -123,6 +128,9 @@ class Endpoint:
 
 class TensorMemory:
     """The memory of a tensor that is sent, through the buffer protocol. Keeps the tensor."""
+
+    def file_and_address(self) -> tuple[int, int] | None:
+        """See `farcall.serde.shared.file_and_address`."""
 
 class Plain:
     """See `native/plain/plain.hpp`. ValueError: `api` is not the capsule that it should be.

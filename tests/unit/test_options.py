@@ -182,6 +182,25 @@ def test_environment_says_how_many_connections(monkeypatch: pytest.MonkeyPatch) 
             RpcBackendOptions()
 
 
+def test_shared_tensors_are_copied_unless_somebody_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert RpcBackendOptions().shared_tensors == "copy"
+    assert TensorPipeRpcBackendOptions(shared_tensors="handle").shared_tensors == "handle"
+    monkeypatch.setenv("FARCALL_SHARED_TENSORS", "handle")
+    assert RpcBackendOptions().shared_tensors == "handle"
+    assert RpcBackendOptions(shared_tensors="copy").shared_tensors == "copy"
+    monkeypatch.setenv("FARCALL_SHARED_TENSORS", "")
+    assert RpcBackendOptions().shared_tensors == "copy"
+    monkeypatch.setenv("FARCALL_SHARED_TENSORS", "yes")
+    with pytest.raises(ValueError, match=r"^FARCALL_SHARED_TENSORS: there is no 'yes'; there are"):
+        RpcBackendOptions()
+    with pytest.raises(ValueError, match=r"^shared_tensors: there is no 'handles'"):
+        RpcBackendOptions(shared_tensors="handles")
+    with pytest.raises(ValueError, match=r"^shared_tensors: there is no ''"):
+        RpcBackendOptions(shared_tensors="")
+
+
 @pytest.mark.parametrize("variable", ["FARCALL_PATHS", "FARCALL_TRANSPORTS"])
 @pytest.mark.parametrize("text", ["tcp;unix", "socket,", ",", "Socket"])
 def test_nonsense_in_the_environment_is_refused_with_its_variable(

@@ -32,6 +32,7 @@ DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
 
 TRANSPORTS = ("native", "socket")
+SHARED_TENSORS = ("copy", "handle")
 _TORCH_TRANSPORTS = frozenset({"shm", "uv", "ibv"})
 _TORCH_CHANNELS = frozenset(
     {"basic", "cma", "mpt_uv", "xth", "cuda_basic", "cuda_gdr", "cuda_ipc", "cuda_xth"}
@@ -104,6 +105,12 @@ class RpcBackendOptions:
         tcp_streams: how many TCP connections a link may use, 1 to 16: tensors of 1 MiB and more go
             over all of them. It is the smaller of what both workers say, and 1 with the transport
             "socket". Default: `FARCALL_TCP_STREAMS` of the environment; else 4.
+        shared_tensors: what becomes of tensors that lie in shared memory already
+            (`Tensor.share_memory_()`, what the workers of a DataLoader give) on their way to a
+            worker of the same host. "copy": they are copied, as all others are. "handle": if both
+            workers say so and the path is "shm", the receiver's tensor lies over the same memory,
+            and both see what either writes from then on. Default: `FARCALL_SHARED_TENSORS` of the
+            environment; else "copy".
         device_maps: per callee name, which of its devices each device of this worker maps to; one
             to one. An int is a CUDA device.
         devices: CUDA devices that this worker uses; checked and kept, as in PyTorch.
@@ -128,6 +135,7 @@ class RpcBackendOptions:
         transports: Sequence[str] | None = None,
         paths: Collection[str] | None = None,
         tcp_streams: int | None = None,
+        shared_tensors: str | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
@@ -144,6 +152,9 @@ class RpcBackendOptions:
         self.transports = _choice("transports", transports, "FARCALL_TRANSPORTS", TRANSPORTS)
         self.paths = _choice("paths", paths, "FARCALL_PATHS", PATHS)
         self.tcp_streams = _tcp_streams(tcp_streams)
+        self.shared_tensors = _one_of(
+            "shared_tensors", shared_tensors, "FARCALL_SHARED_TENSORS", SHARED_TENSORS
+        )
         self.device_maps = {to: _device_map(one) for to, one in (device_maps or {}).items()}
         self.devices = _device_list(devices or ())
 
@@ -188,6 +199,7 @@ class FarcallOptions(TypedDict, total=False):
     transports: Sequence[str] | None
     paths: Collection[str] | None
     tcp_streams: int | None
+    shared_tensors: str | None
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
@@ -326,6 +338,16 @@ def _choice(
         if name not in known:
             raise ValueError(f"{what}: there is no {name!r}; there are: {', '.join(known)}")
     return names
+
+
+def _one_of(what: str, given: str | None, variable: str, known: tuple[str, ...]) -> str:
+    """One of the known names: as given, or as the environment says, or the first."""
+    if given is None:
+        given = os.environ.get(variable) or known[0]
+        what = variable
+    if given not in known:
+        raise ValueError(f"{what}: there is no {given!r}; there are: {', '.join(known)}")
+    return given
 
 
 def _names(names: Collection[str], what: str) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def start_agent(
     store, rank, size = open_store(options.init_method, rank, world_size, options.rpc_timeout)
     rendezvous = Rendezvous(store, f"farcall/{generation}" if size else "farcall/open")
     incarnation = new_incarnation()
-    starting = _Starting(name, rank, incarnation)
+    starting = _Starting(name, rank, incarnation, lends=options.shared_tensors == "handle")
     endpoint = open_endpoint(
         options.transports,
         starting.identity,
@@ -115,8 +115,10 @@ def start_agent(
 class _Starting:
     """Stands in for the agent while its endpoint listens already and it does not exist yet."""
 
-    def __init__(self, name: str, rank: int, incarnation: Incarnation) -> None:
-        self.identity = Identity(name, rank, incarnation, host_id(), main_fingerprint())
+    def __init__(self, name: str, rank: int, incarnation: Incarnation, *, lends: bool) -> None:
+        self.identity = Identity(
+            name, rank, incarnation, host_id(), main_fingerprint(), lends=lends
+        )
         self.agent: Agent | None = None
 
     def admit(self, name: str, incarnation: int) -> str | None:

@@ -22,6 +22,7 @@ import torch
 
 from farcall.errors import SerializationError
 from farcall.serde.loading import attached
+from farcall.serde.shared import export
 
 DeviceMap = Callable[[torch.device], torch.device]
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -123,7 +124,7 @@ def _bytes_of(tensor: torch.Tensor, length: int) -> bytearray | pickle.PickleBuf
     span = length // tensor.itemsize
     flat = tensor.detach().as_strided((span,), (1,)).view(torch.uint8)
     # numpy's own export, since torch's tensors have none.
-    return pickle.PickleBuffer(flat.numpy().data)
+    return pickle.PickleBuffer(export(flat.numpy(), storage))
 
 
 def _reduce_compressed(tensor: torch.Tensor) -> Reduced:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import msgspec
 
@@ -44,13 +45,16 @@ _LAST_KIND = max(_NUMBERS.values())
 class NativeLink:
     """See `base.Link`."""
 
-    __slots__ = ("_core", "description", "peer", "way")
+    __slots__ = ("_core", "_lends", "description", "peer", "way")
 
-    def __init__(self, core: _native.Link, peer: Worker, description: str, way: Way | None) -> None:
+    def __init__(
+        self, core: _native.Link, peer: Worker, description: str, lends: bool, way: Way | None
+    ) -> None:
         self.peer = peer
         self.description = description
         self.way = way
         self._core = core
+        self._lends = lends
 
     @property
     def lost(self) -> str | None:
@@ -88,7 +92,7 @@ class NativeLink:
             frame.call_id,
             encode_message(message),
             frame.body,
-            frame.buffers,
+            _with_files(frame.buffers) if self._lends else frame.buffers,
             deadline,
         )
         if status:
@@ -103,7 +107,7 @@ class NativeLink:
             frame.call_id,
             encode_message(message),
             frame.body,
-            frame.buffers,
+            _with_files(frame.buffers) if self._lends else frame.buffers,
             deadline,
             meanwhile,
         )
@@ -143,6 +147,17 @@ class NativeLink:
         if status == _native.LOST:
             return LinkError(self.lost or "the connection broke")
         return NotSent() if status == _native.NOT_SENT else TimeoutError()
+
+
+def _with_files(buffers: Sequence[Any]) -> list[_native.OutBuffer]:
+    """Buffers; those that lie in shared memory, see `serde/shared.py`, with the file."""
+    return [_with_file(buffer) for buffer in buffers]
+
+
+def _with_file(buffer: Any) -> _native.OutBuffer:
+    find = getattr(getattr(buffer, "obj", None), "file_and_address", None)
+    file = None if find is None else find()
+    return buffer if file is None else (buffer, *file)
 
 
 class NativeEndpoint:
@@ -198,16 +213,18 @@ class NativeEndpoint:
         return self._connections.addresses
 
     def _open_link(self, connection: Connection) -> NativeLink:
-        core = self._open_core(connection)
+        lends = self.me.lends and connection.peer.lends
+        core = self._open_core(connection, lends)
         path = connection.description
         if not core.is_stream:
             path = path.replace("unix", "shm", 1)
         # In the table before it starts: `next` may have an event of it at once.
-        link = NativeLink(core, connection.worker, path, connection.way)
+        lends = lends and not core.is_stream
+        link = NativeLink(core, connection.worker, path, lends, connection.way)
         self._links[core.id] = link
         return link
 
-    def _open_core(self, connection: Connection) -> _native.Link:
+    def _open_core(self, connection: Connection, lends: bool) -> _native.Link:
         unix = addresses.is_unix(connection.sock)
         dialled = connection.dialled
         fd = connection.sock.detach()
@@ -216,7 +233,7 @@ class NativeEndpoint:
             return self._core.open_stream(fd, self._limits, streams, *self._stripes, dialled)
         side = _DIALLED if dialled else _ACCEPTED
         try:
-            return self._core.open_rings(fd, self._limits, side, connection.deadline)
+            return self._core.open_rings(fd, self._limits, side, lends, connection.deadline)
         except RuntimeError as error:
             raise LinkError(str(error)) from error
 

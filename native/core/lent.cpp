@@ -1,0 +1,116 @@
+#include "lent.hpp"
+
+#include <linux/magic.h>
+#include <sys/vfs.h>
+
+#include <algorithm>
+#include <string>
+
+#include "errors.hpp"
+
+namespace farcall {
+
+namespace {
+
+class LentBlock final : public Block {
+ public:
+  LentBlock(std::shared_ptr<SharedMemory> memory, std::size_t offset, std::size_t size)
+      : Block(memory->data() + offset, size), memory_(std::move(memory)) {}
+
+ private:
+  std::shared_ptr<SharedMemory> memory_;
+};
+
+// Of a file in memory. Others may block whoever touches them, or hang.
+struct stat status_of(const Descriptor& descriptor) {
+  if (!descriptor) {
+    throw BadFrame("a shared tensor came without its descriptor: too many files are open here");
+  }
+  struct stat status;
+  struct statfs system;
+  if (fstat(descriptor.get(), &status) != 0 || fstatfs(descriptor.get(), &system) != 0 ||
+      !S_ISREG(status.st_mode) || system.f_type != TMPFS_MAGIC) {
+    throw BadFrame("the peer lent a file that is not shared memory");
+  }
+  return status;
+}
+
+}  // namespace
+
+void LentReader::learn(std::uint64_t number, std::uint64_t offset, const Descriptor& descriptor) {
+  if (number <= last_) throw BadFrame("the peer counts lent tensors backwards");
+  const struct stat status = status_of(descriptor);
+  const bool has_holes =
+      static_cast<std::uint64_t>(status.st_blocks) * 512 < static_cast<std::uint64_t>(status.st_size);
+  lent_.push_back({number, offset, map(descriptor, status), has_holes});
+  last_ = number;
+  if (lent_.size() > kMaxLent) lent_.pop_front();  // no frame that names it can come any more
+}
+
+std::shared_ptr<SharedMemory> LentReader::map(const Descriptor& descriptor,
+                                              const struct stat& status) {
+  const auto size = static_cast<std::size_t>(status.st_size);
+  std::lock_guard lock(mutex_);
+  mapped_.remove_if([](const Mapped& one) { return one.used.expired(); });
+  const auto known = std::find_if(mapped_.begin(), mapped_.end(), [&](const Mapped& one) {
+    return one.device == status.st_dev && one.file == status.st_ino;
+  });
+  std::shared_ptr<SharedMemory> memory;
+  if (known != mapped_.end()) {
+    memory = known->used.lock();
+    mapped_.erase(known);
+  }
+  if (!memory || memory->size() < size) memory = SharedMemory::map_lent(descriptor, size);
+  if (!memory) {
+    throw BadFrame("a shared tensor's memory of " + std::to_string(size) +
+                   " bytes can't be mapped");
+  }
+  mapped_.push_front({status.st_dev, status.st_ino, memory, memory, false});
+  keep_few();
+  return memory;
+}
+
+void LentReader::keep_few() {
+  std::size_t count = 0, bytes = 0;
+  for (Mapped& one : mapped_) {
+    if (!one.kept) continue;
+    bytes += one.kept->size();
+    if (++count > kKept || (count > 1 && bytes > kKeptBytes)) one.kept.reset();
+  }
+}
+
+bool LentReader::trim() {
+  std::lock_guard lock(mutex_);
+  bool any = false;
+  for (Mapped& one : mapped_) {
+    if (one.rested) one.kept.reset();
+    one.rested = true;
+    any = any || one.kept != nullptr;
+  }
+  mapped_.remove_if([](const Mapped& one) { return one.used.expired(); });
+  return any;
+}
+
+bool LentReader::knows(std::uint64_t number) const { return number <= last_; }
+
+BlockRef LentReader::open(std::uint64_t number, std::size_t size) {
+  while (!lent_.empty() && lent_.front().number < number) lent_.pop_front();
+  if (lent_.empty() || lent_.front().number != number) {
+    throw BadFrame("the peer names a lent tensor that it never lent");
+  }
+  const Lent lent = std::move(lent_.front());
+  lent_.pop_front();
+  const std::size_t whole = lent.memory->size();
+  if (lent.offset > whole || size > whole - lent.offset) {
+    throw BadFrame("a lent tensor of " + std::to_string(size) + " bytes at " +
+                   std::to_string(lent.offset) + " is not within its shared memory of " +
+                   std::to_string(whole) + " bytes");
+  }
+  if (lent.has_holes && !lent.memory->touch(lent.offset, size)) {
+    throw BadFrame("the system has no memory for a lent tensor of " + std::to_string(size) +
+                   " bytes, or its file has become smaller");
+  }
+  return std::make_shared<LentBlock>(lent.memory, lent.offset, size);
+}
+
+}  // namespace farcall

@@ -1,0 +1,75 @@
+// Memory of the peer's program that it lends us: a tensor that lies in shared memory already is not
+// copied, the file that it lies in is mapped here, too. From then on both programs read and write
+// the same bytes.
+//
+// Segments are the link's own and nobody can make them smaller. Here whoever has the file can: then
+// to touch what is gone kills this process (SIGBUS). So both workers have to ask for it.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "memory.hpp"
+#include "shared_memory.hpp"
+
+namespace farcall {
+
+// In a frame's table, the place of a lent buffer is this bit and the number of its record.
+constexpr std::uint64_t kLentPlace = std::uint64_t{1} << 63;
+
+// On their way at a time; what is more is copied.
+constexpr std::size_t kMaxLent = 512;
+
+// Smaller buffers are copied: that takes less time than to send a descriptor.
+constexpr std::size_t kSmallestLent = 128 << 10;
+
+// The receiver's side. Used by one thread at a time; blocks may be dropped by any, and any may trim.
+class LentReader {
+ public:
+  // The peer lends what lies in this file from `offset` on. Numbers go up. Throws BadFrame.
+  void learn(std::uint64_t number, std::uint64_t offset, const Descriptor& descriptor);
+  bool knows(std::uint64_t number) const;
+  // Once for each number; forgets those before it, whose frames were not sent after all.
+  // Throws BadFrame if there is no such number, or less than `size` bytes.
+  BlockRef open(std::uint64_t number, std::size_t size);
+
+  // Unmap what is not used and was not lent since the last call. True if any such is left.
+  bool trim();
+
+ private:
+  struct Lent {
+    std::uint64_t number;
+    std::uint64_t offset;
+    std::shared_ptr<SharedMemory> memory;
+    bool has_holes;
+  };
+  // As long as it is mapped, no other file has this device and number.
+  struct Mapped {
+    dev_t device;
+    ino_t file;
+    std::weak_ptr<SharedMemory> used;
+    std::shared_ptr<SharedMemory> kept;  // null: as long as somebody uses it
+    bool rested;  // was here at the last `trim`
+  };
+  // What is lent again and again is kept mapped: faulting pages in costs more than copying them.
+  // But it is the peer's memory, which may be free but for us.
+  static constexpr std::size_t kKept = 8;
+  static constexpr std::size_t kKeptBytes = 1 << 30;  // or one
+
+  std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, const struct stat& status);
+  void keep_few();
+
+  std::deque<Lent> lent_;  // by number
+  std::uint64_t last_ = 0;
+  std::mutex mutex_;  // guards what follows
+  std::list<Mapped> mapped_;  // lent last is first
+};
+
+}  // namespace farcall
