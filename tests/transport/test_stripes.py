@@ -18,7 +18,7 @@ from stations import SocketNet, Station, Threads, dial, echo, request, soon
 from farcall.errors import LinkError
 from farcall.ids import new_incarnation
 from farcall.transport import handshake
-from farcall.transport.base import LinkLost, NotSent
+from farcall.transport.base import Arrived, LinkLost, NotSent
 from farcall.transport.handshake import Identity
 from farcall.transport.socket import SocketEndpoint
 
@@ -101,7 +101,7 @@ def test_link_gets_more_connections_with_its_first_large_buffer(station: Station
 def test_large_answer_is_enough(station: StationMaker) -> None:
     near, far = station("near"), station("far")
     near.read()
-    far.read(lambda event: echo(event._replace(frame=request(event.frame.call_id, b"", [LARGE]))))
+    far.read(lambda event: echo(Arrived(event.link, request(event.frame.call_id, b"", [LARGE]))))
     link: Any = near.connect(far)
     link.exchange(request(1), soon())
     until(lambda: link.streams == 3)
