@@ -50,7 +50,7 @@ void Link::arm_lanes() {
 }
 
 void Link::on_hang_up() {
-  if (stream_ && !stream_->wants(0)) lose(kClosed);  // what is left of a buffer is not waited for
+  if (stream_ && !stream_->wants(0)) lose(stream_->why_closed());  // what is left of a buffer is not waited for
 }
 
 void Link::on_side(unsigned lane, std::uint32_t events) {
@@ -66,11 +66,10 @@ void Link::on_side(unsigned lane, std::uint32_t events) {
 }
 
 // If the peer has closed the first connection, too, what it sent before is read to the end. Else the
-// link is lost now, after what has arrived on the first connection.
+// link is lost now, after what has arrived.
 void Link::on_side_end(unsigned lane) {
   stream_->mark_ending(lane);
   if (stream_->has_first_ended()) return;
-  if (!stream_->wants(0)) return lose(kSideClosed);
   stream_->blame_side();
   broken(LinkFailure(kSideClosed));
 }

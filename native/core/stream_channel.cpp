@@ -31,11 +31,8 @@ std::size_t StreamChannel::receive(std::uint8_t* data, std::size_t size) {
   const ssize_t count = recv(socket_.get(), data, size, MSG_DONTWAIT);
   if (count > 0) return static_cast<std::size_t>(count);
   if (count < 0 && would_block(errno)) return 0;
-  if (side_closed_.load()) {
-    failure_ = kSideClosed;
-  } else {
-    failure_ = count == 0 ? kClosed : "the connection broke: " + std::string(std::strerror(errno));
-  }
+  const bool is_closed = count == 0 || side_closed_.load();
+  failure_ = is_closed ? why_closed() : "the connection broke: " + std::string(std::strerror(errno));
   buffered_.store(true, std::memory_order_relaxed);
   return 0;
 }
@@ -124,18 +121,20 @@ bool StreamChannel::read_striped() {
   do {
     joined = sides();
     std::uint32_t wanted = 0;
+    bool any_ended = false;
     const auto from_first = [this](std::uint8_t* data, std::size_t size) { return read(data, size); };
     if (in_.advance(first_, true, from_first) == State::kInput) wanted |= 1;
     for (unsigned lane = 1; lane <= joined && !in_.is_complete(); ++lane) {
       Side& side = *sides_[lane - 1];
-      if (side.ended) continue;
       const auto from_side = [this, &side](std::uint8_t* data, std::size_t size) {
         return receive_side(side, data, size);
       };
-      const State state = in_.advance(side.in, false, from_side);
+      const State state = side.ended ? State::kHeld : in_.advance(side.in, false, from_side);
       if (state == State::kInput && !side.ended) wanted |= 1u << lane;
+      any_ended = any_ended || side.ended;
     }
     if (in_.is_complete()) return true;
+    if (wanted == 0 && any_ended) throw LinkFailure(why_closed());
     if (wanted == 0 && joined + 1 == striping_.streams) {
       throw BadFrame("a striped buffer is not complete, and no connection brings the rest of it");
     }
@@ -155,7 +154,8 @@ bool StreamChannel::end_striped() {
 }
 
 // Both sides close the first connection before the others. So the end of one beside it is the end
-// of the link: expected and no news, or the first one is still open and that is a loss.
+// of the link: expected and no news, or the first one is still open and that is a loss. What has
+// arrived by the others still counts, a goodbye maybe.
 std::size_t StreamChannel::receive_side(Side& side, std::uint8_t* data, std::size_t size) {
   const ssize_t count = recv(side.socket.get(), data, size, MSG_DONTWAIT);
   if (count > 0) return static_cast<std::size_t>(count);
@@ -163,8 +163,12 @@ std::size_t StreamChannel::receive_side(Side& side, std::uint8_t* data, std::siz
     side.ready.store(false, std::memory_order_relaxed);
     return 0;
   }
-  if (count < 0 || !side.in.is_between_chunks() || !has_first_ended()) throw LinkFailure(kSideClosed);
   side.ended = true;
+  if (!side.in.is_between_chunks()) throw LinkFailure(kSideClosed);
+  if (!has_first_ended()) {
+    blame_side();
+    Channel::shut_down();  // so that the end is found behind what is there
+  }
   return 0;
 }
 

@@ -77,6 +77,7 @@ class StreamChannel final : public Channel {
   bool has_first_ended() const;
   // The end that will be found on the first connection is due to one beside it.
   void blame_side() { side_closed_.store(true); }
+  const char* why_closed() const { return side_closed_.load() ? kSideClosed : kClosed; }
 
   std::uint64_t striped_buffers() const { return striped_out_.load(std::memory_order_relaxed); }
 

@@ -458,6 +458,43 @@ void test_slow_connection_costs_nothing() {
   CHECK(next == *next_event(*peer.home).frame);
 }
 
+// The end of a connection beside the first overtakes what the first one has: that still counts.
+void test_what_has_arrived_counts() {
+  for (const bool is_read : {false, true}) {
+    RawPeer peer;
+    const TestFrame goodbye = test_frame(kOneWay, 2, 1, 1);
+    peer.begin(300);
+    peer.say(0, chunk_bytes(1, 0, 300));
+    peer.say(0, chunk_bytes(1, 0, 0));
+    peer.say(0, goodbye.encoded());
+    if (is_read) CHECK(!peer.home->next(0, no_interrupt));  // nothing is wanted from the first
+    for (const std::uint64_t offset : {300, 600, 900}) {
+      peer.say(1, chunk_bytes(1, offset, offset == 900 ? 100 : 300));
+    }
+    peer.ours[1].reset();
+    CHECK(next_event(*peer.home).frame->buffers.size() == 1);
+    CHECK(goodbye == *next_event(*peer.home).frame);
+    CHECK(next_event(*peer.home).cause == kSideClosed);
+  }
+}
+
+// What is missing does not come any more, and the first connection is still open, or not.
+void test_end_in_the_middle_of_a_buffer() {
+  for (const bool is_first_open : {false, true}) {
+    RawPeer peer;
+    peer.begin(300);
+    peer.say(0, chunk_bytes(1, 0, 300));
+    peer.say(0, chunk_bytes(1, 0, 0));
+    peer.say(1, chunk_bytes(1, 300, 300));
+    CHECK(!peer.home->next(0, no_interrupt));
+    if (!is_first_open) peer.ours[0].reset();
+    peer.ours[1].reset();
+    const Event event = next_event(*peer.home);
+    CHECK(!event.frame);
+    CHECK(event.cause == (is_first_open ? kSideClosed : "the peer closed the connection"));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -478,4 +515,6 @@ int main() {
   test_frames_before_the_end();
   test_hostile_peer_loses_the_link();
   test_slow_connection_costs_nothing();
+  test_what_has_arrived_counts();
+  test_end_in_the_middle_of_a_buffer();
 }
