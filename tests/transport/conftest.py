@@ -51,8 +51,10 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
 def native_net(path: str, by: str) -> SocketNet:
     from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
 
-    make = partial(NativeEndpoint, **STRIPES) if path == "striped" else NativeEndpoint
-    return SocketNet(None, by, make, paths=NATIVE_PATHS[path])
+    if path != "striped":
+        return SocketNet(None, by, NativeEndpoint, paths=NATIVE_PATHS[path])
+    make = partial(NativeEndpoint, **STRIPES)
+    return SocketNet(None, by, make, paths=NATIVE_PATHS[path], streams=4)
 
 
 def net_of(request: pytest.FixtureRequest) -> Net:

@@ -17,7 +17,7 @@ from stations import SocketNet, Station, Threads, dial, echo, request, soon
 
 from farcall.errors import LinkError
 from farcall.ids import new_incarnation
-from farcall.transport import handshake
+from farcall.transport import addresses, handshake
 from farcall.transport.base import Arrived, LinkLost, NotSent
 from farcall.transport.handshake import Identity
 from farcall.transport.socket import SocketEndpoint
@@ -42,7 +42,7 @@ def station(secret: bytes | None) -> Iterator[StationMaker]:
 
     made: list[Station] = []
 
-    def make(name: str, streams: int = 3, **options: Any) -> Station:
+    def make(name: str, streams: int | None = 3, **options: Any) -> Station:
         low = partial(NativeEndpoint, stripe_threshold=1000, stripe_chunk=300)
         net = SocketNet(secret, "tcp", low, paths=("tcp",), streams=streams)
         made.append(net.station(name, **options))
@@ -123,6 +123,41 @@ def test_both_sides_have_to_want_several(
 
 def test_fewer_of_what_the_two_want_is_taken(station: StationMaker) -> None:
     widened(station("near", 5), station("far", 2), 2)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_loopback", "streams", "expected"),
+    [
+        (("here", "there"), False, None, 4),
+        (("", ""), False, None, 4),
+        (("here", "here"), False, None, 1),
+        (("here", "there"), True, None, 1),
+        (("here", "here"), True, 2, 2),
+    ],
+)
+def test_only_links_to_other_hosts_have_several_by_default(
+    station: StationMaker,
+    monkeypatch: pytest.MonkeyPatch,
+    hosts: tuple[str, str],
+    is_loopback: bool,
+    streams: int | None,
+    expected: int,
+) -> None:
+    # There is nothing but loopback here.
+    monkeypatch.setattr(addresses, "is_loopback", lambda _: is_loopback)
+    near, far = (station("w", streams, host=host) for host in hosts)
+    near.read()
+    far.read(echo)
+    worker = msgspec.structs.replace(far.worker, host=hosts[1])
+    link: Any = near.endpoint.connect(worker, soon())
+    for number in range(1, 6):
+        call(link, number)
+    until(lambda: link.streams == far_link(far).streams == expected)
+
+
+def test_loopback_is_known(station: StationMaker) -> None:
+    with dial(station("w")) as sock:
+        assert addresses.is_loopback(sock)
 
 
 @pytest.mark.parametrize("native_dials", [True, False])

@@ -172,7 +172,7 @@ def test_empty_environment_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_environment_says_how_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert RpcBackendOptions().tcp_streams == 4
+    assert RpcBackendOptions().tcp_streams is None
     monkeypatch.setenv("FARCALL_TCP_STREAMS", "7")
     assert RpcBackendOptions().tcp_streams == 7
     assert RpcBackendOptions(tcp_streams=1).tcp_streams == 1

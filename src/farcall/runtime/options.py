@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from farcall.transport.addresses import DEFAULT_STREAMS, MAX_STREAMS, PATHS
+from farcall.transport.addresses import MAX_STREAMS, PATHS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -104,7 +104,8 @@ class RpcBackendOptions:
             `FARCALL_PATHS` of the environment, separated by commas; else all.
         tcp_streams: how many TCP connections a link may use, 1 to 16: tensors of 1 MiB and more go
             over all of them. It is the smaller of what both workers say, and 1 with the transport
-            "socket". Default: `FARCALL_TCP_STREAMS` of the environment; else 4.
+            "socket". Default: `FARCALL_TCP_STREAMS` of the environment; else 4, and 1 for links
+            that this worker dials to workers of its own host, where several are slower.
         shared_tensors: what becomes of tensors that lie in shared memory already
             (`Tensor.share_memory_()`, what the workers of a DataLoader give) on their way to a
             worker of the same host. "copy": they are copied, as all others are. "handle": if both
@@ -307,12 +308,12 @@ def _worker_threads(count: int) -> int:
     return count
 
 
-def _tcp_streams(given: int | None) -> int:
+def _tcp_streams(given: int | None) -> int | None:
     what: str = "tcp_streams"
     if given is None:
         text = os.environ.get("FARCALL_TCP_STREAMS", "")
         if not text:
-            return DEFAULT_STREAMS
+            return None
         what = "FARCALL_TCP_STREAMS"
         if not text.strip().isdecimal():
             raise ValueError(f"{what} must be a number from 1 to {MAX_STREAMS}, not {text!r}")

@@ -183,8 +183,10 @@ class Connections(Generic[L]):
                 continue
             sock, description = dialled
             until = time.monotonic() + _seconds_until(deadline)
-            me = self.me if addresses.is_unix(sock) else joining.naming_a_link(self.me)
+            me = self.me
             try:
+                if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
+                    me = joining.naming_a_link(me)
                 peer = handshake.connect(
                     sock,
                     me,
@@ -220,6 +222,13 @@ class Connections(Generic[L]):
         tcp = "tcp" in self._listening.paths
         return [url for url in worker.addresses if (unix if url.startswith(UNIX) else tcp)]
 
+    def _gains_by_streams(self, sock: socket.socket, worker: Worker) -> bool:
+        # Over loopback the memory is what is slow, and several connections make it slower.
+        if self._listening.streams is not None:
+            return True
+        is_near = worker.host != "" and worker.host == self.me.host
+        return not is_near and not addresses.is_loopback(sock)
+
     # Accepting.
 
     def _on_connection(self, sock: socket.socket, peer: str) -> None:
@@ -240,7 +249,7 @@ class Connections(Generic[L]):
             reason = self._listening.admit(identity.name, identity.incarnation)
             if reason is None:
                 reason = self._joinable.admit(identity, me)
-                expected.extend([identity.link] if reason is None else [])
+                expected.extend([identity.link] if reason is None and not identity.joins else [])
             refused.extend([reason] if reason is not None else [])
             return reason
 

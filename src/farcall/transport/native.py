@@ -20,6 +20,7 @@ from farcall import _native
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport import addresses
+from farcall.transport.addresses import DEFAULT_STREAMS
 from farcall.transport.base import Arrived, Event, Link, LinkLost, NotSent, Watch
 from farcall.transport.connections import Connection, Connections
 from farcall.transport.handshake import Identity
@@ -187,7 +188,7 @@ class NativeEndpoint:
         self._core = _native.Endpoint(spare_cores())
         self._links: dict[int, NativeLink] = {}  # by the id of the core
         self._shm = "shm" in listening.paths
-        self._streams = listening.streams
+        self._streams = DEFAULT_STREAMS if listening.streams is None else listening.streams
         self._stripes = (stripe_threshold, stripe_chunk)
         self._connections = Connections(
             self._speaking(me), listening, self._open_link, NativeLink.join
