@@ -23,8 +23,12 @@ constexpr std::size_t kMaxName = 200;
 // The memory of a tensor that goes out of band, and the tensor with it.
 class TensorMemory {
  public:
-  TensorMemory(nb::object tensor, void* data, std::int64_t size)
-      : tensor_(std::move(tensor)), data_(data), size_(size) {}
+  TensorMemory(const Context& context, nb::object tensor, void* data, std::int64_t size)
+      : tensor_(std::move(tensor)),
+        untyped_storage_(context.untyped_storage),
+        file_of_(context.file_of),
+        data_(data),
+        size_(size) {}
 
   static int get_buffer(PyObject* self, Py_buffer* view, int flags) {
     const TensorMemory* memory = nb::inst_ptr<TensorMemory>(self);
@@ -34,12 +38,13 @@ class TensorMemory {
 
   // For transports that may lend it: see `farcall/serde/shared.py`.
   nb::object file_and_address() const {
-    const nb::object storage = tensor_.attr("untyped_storage")();
-    return nb::module_::import_("farcall.serde.shared").attr("file_and_address")(storage);
+    return file_of_(call_method(tensor_.ptr(), untyped_storage_));
   }
 
  private:
   nb::object tensor_;
+  nb::object untyped_storage_;
+  nb::object file_of_;
   void* data_;
   std::int64_t size_;
 };
@@ -303,7 +308,7 @@ class Writer {
   void write_data(PyObject* tensor, std::uint8_t* data, std::int64_t size) {
     if (size >= kInlineBytes) {
       put(op::kNextBuffer);
-      const nb::object memory = nb::cast(TensorMemory(nb::borrow(tensor), data, size));
+      const nb::object memory = nb::cast(TensorMemory(context_, nb::borrow(tensor), data, size));
       append(buffers_, checked(PyMemoryView_FromObject(memory.ptr())));
       return;
     }

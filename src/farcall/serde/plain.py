@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farcall.serde.shared import file_and_address
+
 if TYPE_CHECKING:
     from farcall._native import Plain
 else:
@@ -37,6 +39,6 @@ def accelerator(
     if Plain is None or api is None:
         return None
     try:
-        return Plain(torch.Tensor, api, handle_type, check, allows_names)
+        return Plain(torch.Tensor, api, handle_type, check, allows_names, file_and_address)
     except ValueError:
         return None  # a table of a later kind
