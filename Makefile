@@ -142,7 +142,7 @@ sanitize-python: $(INSTALLED) ## Run the tests of the native transport with a sa
 	library() { "$${CXX:-c++}" -print-file-name=$$1; }; \
 	LD_PRELOAD="$$(library $(RUNTIME_$(SANITIZER))) $$(library libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(CURDIR)/$(CHECKED) \
-	  $(BIN)/python -m pytest $(or $(TEST_ARGS),-k "native or shm" tests/transport)
+	  $(BIN)/python -m pytest $(or $(TEST_ARGS),-k "native or shm or plain" tests/transport tests/unit/test_serde_plain.py)
 
 fuzz: $(INSTALLED) ## Fuzz what reads a peer's bytes. Needs Clang. Options: FUZZ_SECONDS=600 (for each target)
 	@$(NEEDS_CLANG)

@@ -66,7 +66,8 @@ class Spinner {
   static constexpr Nanoseconds kStall = 1 * kMillisecond;
   static constexpr int kLooksBetweenYields = 16;
   static constexpr Nanoseconds kShared = 2 * kMicrosecond;  // nobody takes what is offered: 0.4 us
-  static constexpr int kSharedYields = 16;
+  static constexpr int kSharedYields = 16;  // in a row, or so many waits that end with one:
+  static constexpr int kSharedWaits = 4;
   static constexpr Nanoseconds kMinMovePeriod = 2 * kMillisecond;
   static constexpr Nanoseconds kMaxMovePeriod = 500 * kMillisecond;
 
@@ -101,22 +102,29 @@ class Spinner {
       if (time - start > kMaxSpin || time - before > kStall) return false;
       sched_yield();
       before = now();
-      if (who_ == Who::kCaller) mind_sharing(before, before - time);
+      if (who_ == Who::kCaller && mind_sharing(before, before - time, look)) return true;
     }
     return false;
   }
 
-  // Moves to another core if others took this one each time that it was offered lately.
-  void mind_sharing(Nanoseconds time, Nanoseconds away) {
+  // Moves to another core if others took this one each time that it was offered lately. That the
+  // wait is over then says that it is the peer who shares this core. True: it is over.
+  template <class Look>
+  bool mind_sharing(Nanoseconds time, Nanoseconds away, Look& look) {
     if (away <= kShared) {
       shared_yields_ = 0;
       if (time > move_at_) move_period_ = kMinMovePeriod;
-    } else if (++shared_yields_ >= kSharedYields && time > move_at_) {
+      return false;
+    }
+    const bool is_over = look();
+    shared_yields_ += is_over ? kSharedYields / kSharedWaits : 1;
+    if (shared_yields_ >= kSharedYields && time > move_at_) {
       shared_yields_ = 0;
       move_at_ = time + move_period_;
       move_period_ = std::min(2 * move_period_, kMaxMovePeriod);
       move_to_another_core();
     }
+    return is_over;
   }
 
   // Any other one that this thread may use; afterwards it may use all of them as before.

@@ -1,45 +1,16 @@
 #include <bit>
-#include <cstddef>
-#include <cstdlib>
-#include <cstring>
-#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "plain.hpp"
+#include "tensors.hpp"
 
 namespace farcall {
 
 namespace {
 
-constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kMaxStack = 4096;
-
-// A buffer of Python's, until the last tensor over it is gone.
-struct HeldView {
-  Py_buffer view;
-};
-
-// One block: what DLPack wants to know of a tensor, shape, strides, and its bytes or their owner.
-struct Block {
-  dlpack::ManagedTensor managed;
-  HeldView held;
-  std::int64_t dimensions[2 * kMaxDimensions];
-
-  static void free(dlpack::ManagedTensor* managed) { std::free(managed); }
-
-  static void release(dlpack::ManagedTensor* managed) {
-    Block* block = reinterpret_cast<Block*>(managed);
-    if (Py_IsInitialized()) {
-      const PyGILState_STATE state = PyGILState_Ensure();
-      PyBuffer_Release(&block->held.view);
-      PyGILState_Release(state);
-    }
-    std::free(block);
-  }
-};
-static_assert(offsetof(Block, managed) == 0);
 
 // Functions that only a reduction may use are not objects here: nobody gets hold of them.
 enum class Kind : std::uint8_t { kObject, kRaw, kRebuild, kLoadReference, kRebuildReference };
@@ -68,8 +39,12 @@ class Reader {
   bool run() {
     std::uint8_t code;
     while (take(code)) {
-      if (code == op::kStop) return at_ == end_ && stack_.size() == 1 && is_object(stack_[0]);
+      if (code == op::kStop) {
+        return at_ == end_ && marks_.empty() && stack_.size() == 1 && is_object(stack_[0]);
+      }
+      const bool in_frame = at_ <= frame_end_;
       if (!step(code) || stack_.size() > kMaxStack) return false;
+      if (in_frame && at_ > frame_end_ && code != op::kFrame) return false;
     }
     return false;
   }
@@ -152,7 +127,7 @@ class Reader {
     return true;
   }
 
-  // Pickle reads ahead to the end of a frame.
+  // Pickle reads ahead to the end of a frame, so nothing lies across that.
   bool begin_frame(std::uint64_t size) {
     if (at_ < frame_end_ || size > static_cast<std::uint64_t>(end_ - at_)) return false;
     frame_end_ = at_ + size;
@@ -383,19 +358,19 @@ class Reader {
       requires_grad = arguments[4].object.ptr() == Py_True;
     }
     Shape shape;
-    if (count > 2 && !(read_shape(arguments[2], arguments[3], shape))) return false;
     const bool has_shape = count > 2;
-    if (!(data_of(arguments[0], has_shape ? &shape : nullptr, *dtype, tensor))) return false;
+    if (has_shape && !read_shape(arguments[2], arguments[3], shape)) return false;
+    const Shape* given = has_shape ? &shape : nullptr;
+    const Item& data = arguments[0];
+    switch (data.kind) {
+      case Kind::kRaw: tensor = copy_tensor(context_, data.data, data.size, given, *dtype); break;
+      case Kind::kObject: tensor = view_tensor(context_, data.object, given, *dtype); break;
+      default: return false;
+    }
+    if (!tensor.is_valid()) return false;
     if (requires_grad) to_attach_.push_back(tensor);
     return true;
   }
-
-  struct Shape {
-    int ndim = 0;
-    std::int64_t dimensions[2 * kMaxDimensions];  // shape, then strides
-
-    std::int64_t* strides() { return dimensions + ndim; }
-  };
 
   static bool read_shape(const Item& sizes, const Item& strides, Shape& shape) {
     if (sizes.kind != Kind::kObject || !PyTuple_CheckExact(sizes.object.ptr()) ||
@@ -414,72 +389,6 @@ class Reader {
       if (overflow != 0) return false;
     }
     return true;
-  }
-
-  // A tensor over the bytes of a pickle (a copy) or of a buffer (that itself).
-  bool data_of(const Item& source, Shape* given, const DType& dtype, nb::object& tensor) {
-    if (source.kind != Kind::kObject && source.kind != Kind::kRaw) return false;
-    HeldView held{};
-    const std::uint8_t* data = source.data;
-    std::size_t size = source.size;
-    const bool is_copied = source.kind == Kind::kRaw;
-    if (!is_copied) {
-      if (PyObject_GetBuffer(source.object.ptr(), &held.view, PyBUF_WRITABLE) != 0) {
-        throw nb::python_error();
-      }
-      data = static_cast<const std::uint8_t*>(held.view.buf);
-      size = static_cast<std::size_t>(held.view.len);
-    }
-    Shape flat;
-    if (given == nullptr) {
-      flat.ndim = 1;
-      flat.dimensions[0] = static_cast<std::int64_t>(size) / dtype.size();
-      flat.dimensions[1] = 1;
-      given = size % static_cast<std::size_t>(dtype.size()) == 0 ? &flat : nullptr;
-    }
-    Extent extent;
-    if (given == nullptr ||
-        !extent.measure(given->dimensions, given->strides(), given->ndim, dtype.size()) ||
-        static_cast<std::uint64_t>(extent.bytes) > size) {
-      if (!is_copied) PyBuffer_Release(&held.view);
-      return false;
-    }
-    const std::size_t copied = is_copied ? static_cast<std::size_t>(extent.bytes) : 0;
-    void* memory = std::aligned_alloc(kAlignment, rounded(sizeof(Block)) + rounded(copied));
-    if (memory == nullptr) {
-      if (!is_copied) PyBuffer_Release(&held.view);
-      throw std::bad_alloc();
-    }
-    Block* block = new (memory) Block;
-    block->held = held;
-    std::memcpy(block->dimensions, given->dimensions,
-                2 * static_cast<std::size_t>(given->ndim) * sizeof(std::int64_t));
-    void* start = const_cast<std::uint8_t*>(data);
-    if (is_copied) {
-      start = static_cast<std::uint8_t*>(memory) + rounded(sizeof(Block));
-      std::memcpy(start, data, copied);
-    }
-    block->managed = {
-        {dlpack::kMajorVersion, 0},
-        nullptr,
-        is_copied ? Block::free : Block::release,
-        0,
-        {start,
-         {dlpack::kCpu, 0},
-         given->ndim,
-         {dtype.code, dtype.bits, 1},
-         block->dimensions,
-         block->dimensions + given->ndim,
-         0},
-    };
-    void* made = nullptr;
-    if (context_.api->object_from_managed(&block->managed, &made) != 0) throw nb::python_error();
-    tensor = nb::steal(static_cast<PyObject*>(made));
-    return true;
-  }
-
-  static constexpr std::size_t rounded(std::size_t size) {
-    return (size + kAlignment - 1) / kAlignment * kAlignment;
   }
 
   const Context& context_;

@@ -366,7 +366,20 @@ HANDLE = b"\x8c\x15farcall.serde.loading\x8c\x0eload_reference\x93"
     [
         *(REBUILD, HANDLE, b"]" + REBUILD + b"a", b"}K\x01" + REBUILD + b"s", REBUILD + b"\x85"),
         *(REBUILD + b")R", REBUILD + b"NR", REBUILD + b"\x94h\x00\x85R", HANDLE + b"K\x00\x85R"),
-        *(b"(K\x01a", b"]K\x01t", b"(", b"t", b"\x86", b"R", b"s", b"a", b"e", b"\x94", b"h\x00"),
+        *(
+            b"(K\x01a",
+            b"N(",
+            b"]K\x01t",
+            b"(",
+            b"t",
+            b"\x86",
+            b"R",
+            b"s",
+            b"a",
+            b"e",
+            b"\x94",
+            b"h\x00",
+        ),
         *(
             b"]\x94h\x00a",
             b"}\x94h\x00h\x00s",
