@@ -44,7 +44,6 @@ std::optional<Event> Link::take_event() {
       break;
     }
     give_role_back();
-    if (stream_ && stream_->is_within_stripes()) arm_lanes();
   }
   leave();
   return event;

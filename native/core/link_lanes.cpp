@@ -1,8 +1,11 @@
 // Which of its connections a link is told about, and by whom; those beside the first.
 //
 // epoll watches the first connection for as long as the endpoint's thread is to read or write there.
-// Of the others it tells once and has to be asked again, which the endpoint's thread does before it
-// sleeps: it asks for what it waits for, and for their end.
+// Of the others it tells once and has to be asked again, for their end, for what a residue waits for,
+// and for input where it is wanted and nobody has the role of reading. Within stripes, who gives that
+// role back asks (`give_role_back`), and the endpoint's thread does before it sleeps. So there is
+// always a reader, or epoll was asked, or it has told: then the endpoint's thread marks the connection
+// (`on_side`), and looks at its links before it sleeps.
 #include <sys/epoll.h>
 
 #include <utility>
@@ -24,12 +27,13 @@ void Link::update_interest() {
   home_->watch(*this, events);
 }
 
-// With or without the role of reading, which others may take and give back meanwhile. Who wants
-// input on the first connection says so, gives the role back, and then looks at `watched_`; this
-// changes `watched_` and then looks what is wanted.
+// Without the role of reading, which others may take and give back meanwhile. Who wants input on the
+// first connection says so, gives the role back, and then looks at `watched_`; this changes
+// `watched_` and then looks what is wanted. Of the others, the last one inside the lock has seen
+// all that was wanted before.
 void Link::arm_lanes() {
-  const bool reads = !reading_.load(std::memory_order_seq_cst);
-  if (reads && watched_.load(std::memory_order_seq_cst) != stream_->wants(0)) {
+  const bool is_free = !reading_.load(std::memory_order_seq_cst);
+  if (is_free && watched_.load(std::memory_order_seq_cst) != stream_->wants(0)) {
     set_watched(stream_->wants(0));
     if (stream_->wants(0) && !watched_.load(std::memory_order_seq_cst)) set_watched(true);
   }
@@ -37,6 +41,7 @@ void Link::arm_lanes() {
   if (sides == 0) return;
   std::lock_guard lock(interest_);
   if (is_lost()) return;
+  const bool reads = !reading_.load(std::memory_order_seq_cst);
   for (unsigned lane = 1; lane <= sides; ++lane) {
     std::uint32_t events = 0;
     if (!stream_->is_ending(lane)) events |= EPOLLRDHUP;
@@ -49,8 +54,11 @@ void Link::arm_lanes() {
   }
 }
 
+// What is left of a buffer is not waited for; what has arrived of it counts.
 void Link::on_hang_up() {
-  if (stream_ && !stream_->wants(0)) lose(stream_->why_closed());  // what is left of a buffer is not waited for
+  if (!stream_ || stream_->wants(0) || !enter()) return;
+  broken(LinkFailure(stream_->why_closed()));
+  leave();
 }
 
 void Link::on_side(unsigned lane, std::uint32_t events) {

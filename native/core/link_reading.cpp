@@ -35,11 +35,15 @@ void Link::stop_reading() {
 
 void Link::give_role_back() {
   reading_.store(false, std::memory_order_seq_cst);
+  if (stream_ && stream_->is_within_stripes()) {
+    arm_lanes();
+    if (channel_->may_have_input()) home_->wake_sleeper();
+    return;
+  }
   // Of this thread and the endpoint's one sees the other: in `on_readable` that stops watching and
   // then looks who reads, before it sleeps it says so and then looks at all links.
-  if (!watched_.load(std::memory_order_seq_cst) && (!stream_ || stream_->wants(0))) set_watched(true);
-  const bool within_stripes = stream_ && stream_->is_within_stripes();  // for `arm_lanes`
-  if (home_->sleeps() && (within_stripes || !channel_->arm())) home_->wake_sleeper();
+  if (!watched_.load(std::memory_order_seq_cst)) set_watched(true);
+  if (home_->sleeps() && !channel_->arm()) home_->wake_sleeper();
 }
 
 // With the role of reading, as everything down to `read_all`.

@@ -112,34 +112,32 @@ nfds_t StreamChannel::wait_set(pollfd* waited) const {
 
 void StreamChannel::begin_striped(std::uint8_t* data, std::uint64_t size, std::uint64_t chunk) {
   in_.begin(data, size, chunk);
+  wanted_.store(kAll, std::memory_order_seq_cst);
   within_stripes_.store(true, std::memory_order_seq_cst);
 }
 
 bool StreamChannel::read_striped() {
   using State = StripesIn::State;
-  unsigned joined = 0;
-  do {
-    joined = sides();
-    std::uint32_t wanted = 0;
-    bool any_ended = false;
-    const auto from_first = [this](std::uint8_t* data, std::size_t size) { return read(data, size); };
-    if (in_.advance(first_, true, from_first) == State::kInput) wanted |= 1;
-    for (unsigned lane = 1; lane <= joined && !in_.is_complete(); ++lane) {
-      Side& side = *sides_[lane - 1];
-      const auto from_side = [this, &side](std::uint8_t* data, std::size_t size) {
-        return receive_side(side, data, size);
-      };
-      const State state = side.ended ? State::kHeld : in_.advance(side.in, false, from_side);
-      if (state == State::kInput && !side.ended) wanted |= 1u << lane;
-      any_ended = any_ended || side.ended;
-    }
-    if (in_.is_complete()) return true;
-    if (wanted == 0 && any_ended) throw LinkFailure(why_closed());
-    if (wanted == 0 && joined + 1 == striping_.streams) {
-      throw BadFrame("a striped buffer is not complete, and no connection brings the rest of it");
-    }
-    wanted_.store(wanted, std::memory_order_seq_cst);
-  } while (sides() != joined);  // `join` looks at these two the other way round
+  const unsigned joined = sides();
+  std::uint32_t wanted = 0;
+  bool any_ended = false;
+  const auto from_first = [this](std::uint8_t* data, std::size_t size) { return read(data, size); };
+  if (in_.advance(first_, true, from_first) == State::kInput) wanted |= 1;
+  for (unsigned lane = 1; lane <= joined && !in_.is_complete(); ++lane) {
+    Side& side = *sides_[lane - 1];
+    const auto from_side = [this, &side](std::uint8_t* data, std::size_t size) {
+      return receive_side(side, data, size);
+    };
+    const State state = side.ended ? State::kHeld : in_.advance(side.in, false, from_side);
+    if (state == State::kInput && !side.ended) wanted |= 1u << lane;
+    any_ended = any_ended || side.ended;
+  }
+  if (in_.is_complete()) return true;
+  if (wanted == 0 && any_ended) throw LinkFailure(why_closed());
+  if (wanted == 0 && joined + 1 == striping_.streams) {
+    throw BadFrame("a striped buffer is not complete, and no connection brings the rest of it");
+  }
+  wanted_.store(wanted | kAll << (joined + 1), std::memory_order_seq_cst);
   return false;
 }
 
@@ -177,7 +175,6 @@ void StreamChannel::join(Descriptor socket) {
   if (joined + 1 >= striping_.streams) throw LinkFailure("the link has all its connections");
   sides_[joined] = std::make_unique<Side>(std::move(socket));
   joined_.store(joined + 1, std::memory_order_seq_cst);
-  if (is_within_stripes()) wanted_.fetch_or(2u << joined, std::memory_order_seq_cst);
 }
 
 // Writing.

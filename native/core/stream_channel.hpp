@@ -83,6 +83,7 @@ class StreamChannel final : public Channel {
 
  private:
   static constexpr std::size_t kBuffer = 64 << 10;
+  static constexpr std::uint32_t kAll = ~std::uint32_t{0};
 
   struct Side {
     explicit Side(Descriptor socket) : socket(std::move(socket)) {}
@@ -115,7 +116,8 @@ class StreamChannel final : public Channel {
   StripesIn in_;
   StripesIn::Lane first_;
   std::atomic<bool> within_stripes_{false};
-  std::atomic<std::uint32_t> wanted_{0};  // within stripes: on which connections; a bit each
+  // Within stripes: on which connections; a bit each. Of those that the reader has not seen yet, all.
+  std::atomic<std::uint32_t> wanted_{kAll};
 
   std::uint64_t striped_so_far_ = 0;  // the writer's
   std::atomic<std::uint64_t> striped_out_{0};  // the same, for others

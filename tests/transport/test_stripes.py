@@ -330,8 +330,8 @@ def test_end_in_the_middle_of_a_buffer_is_told_to_both(
         with pytest.raises(LinkError):
             link.send(request(2, b"", [bytes(64 << 20)]), soon())
 
-    threads.start(send)
     before = link.striped_buffers
+    threads.start(send)
     until(lambda: link.striped_buffers > before)
     far.endpoint.drop(near.worker.incarnation, "enough")
     threads.join()
