@@ -210,9 +210,11 @@ nb::object receive(Link& link, std::uint64_t kinds, int alarm, double deadline) 
   return frame ? in_frame(std::move(*frame), 0) : nb::none();
 }
 
-// (link id, kind, call id, meta, body, buffers), or (link id, why the link ended).
+// (link id, kind, call id, meta, body, buffers), or (link id, why the link ended), or (link id,): it
+// wants the connections beside the first.
 nb::object event_of(std::optional<Event> event) {
   if (!event) return nb::none();
+  if (event->wants_sides) return nb::make_tuple(event->link->id());
   if (!event->frame) return nb::make_tuple(event->link->id(), event->cause);
   return in_frame(std::move(*event->frame), event->link->id());
 }
@@ -228,18 +230,34 @@ nb::object next_event(Endpoint& endpoint, double timeout) {
 
 nb::object poll_event(Endpoint& endpoint) { return event_of(endpoint.poll()); }
 
-std::shared_ptr<Link> open_link(Endpoint& endpoint, int fd, int side, bool lends, double deadline,
-                                nb::tuple limits) {
+Limits limits_of(const nb::tuple& limits) {
+  return {nb::cast<std::uint64_t>(limits[0]), nb::cast<std::uint64_t>(limits[1]),
+          nb::cast<std::uint64_t>(limits[2]), nb::cast<std::uint64_t>(limits[3]),
+          nb::cast<std::uint64_t>(limits[4]), nb::cast<std::uint8_t>(limits[5])};
+}
+
+std::shared_ptr<Link> open_stream(Endpoint& endpoint, int fd, nb::tuple limits, unsigned streams,
+                                  std::size_t threshold, std::size_t chunk, bool dialled) {
   Descriptor socket(fd);
-  const Limits checked{nb::cast<std::uint64_t>(limits[0]), nb::cast<std::uint64_t>(limits[1]),
-                       nb::cast<std::uint64_t>(limits[2]), nb::cast<std::uint64_t>(limits[3]),
-                       nb::cast<std::uint64_t>(limits[4]), nb::cast<std::uint8_t>(limits[5])};
+  const Limits checked = limits_of(limits);
+  return endpoint.open_stream(std::move(socket), checked, {streams, threshold, chunk, dialled});
+}
+
+std::shared_ptr<Link> open_rings(Endpoint& endpoint, int fd, nb::tuple limits, int side,
+                                 bool lends, double deadline) {
+  Descriptor socket(fd);
+  const Limits checked = limits_of(limits);
   RingBounds bounds;
   bounds.lends = lends;
   nb::gil_scoped_release release;
-  if (side < 0) return endpoint.open_stream(std::move(socket), checked);
   return endpoint.open_rings(std::move(socket), checked, side, bounds,
                              deadline_from_seconds(deadline));
+}
+
+void join_link(Link& link, int fd) {
+  Descriptor socket(fd);
+  nb::gil_scoped_release release;
+  link.join(std::move(socket));
 }
 
 }  // namespace
@@ -265,7 +283,10 @@ NB_MODULE(_native, module) {
       .def("exchange", &exchange, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"),
            nb::arg("body"), nb::arg("buffers"), nb::arg("deadline"), nb::arg("meanwhile").none())
       .def("receive", &receive, nb::arg("kinds"), nb::arg("alarm"), nb::arg("deadline"))
+      .def_prop_ro("streams", &Link::streams)
+      .def_prop_ro("striped_buffers", &Link::striped_buffers)
       .def("start", &Link::start)
+      .def("join", &join_link, nb::arg("fd"))
       .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Link::forget);
 
@@ -283,8 +304,10 @@ NB_MODULE(_native, module) {
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::new_([](int spin_threads) { return std::make_shared<Endpoint>(spin_threads); }),
            nb::arg("spin_threads"))
-      .def("open", &open_link, nb::arg("fd"), nb::arg("side"), nb::arg("lends"),
-           nb::arg("deadline"), nb::arg("limits"))
+      .def("open_stream", &open_stream, nb::arg("fd"), nb::arg("limits"), nb::arg("streams"),
+           nb::arg("threshold"), nb::arg("chunk"), nb::arg("dialled"))
+      .def("open_rings", &open_rings, nb::arg("fd"), nb::arg("limits"), nb::arg("side"),
+           nb::arg("lends"), nb::arg("deadline"))
       .def("next", &next_event, nb::arg("timeout"))
       .def("poll", &poll_event)
       .def("wake", &Endpoint::wake)

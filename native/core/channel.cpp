@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "errors.hpp"
 
@@ -33,8 +34,9 @@ HeaderBytes header_of(const OutFrame& frame, std::uint8_t flags) {
   return encode_header(header);
 }
 
-void lay_out(const OutFrame& frame, const std::vector<std::uint64_t>& places, Composed& composed) {
-  const HeaderBytes header = header_of(frame, places.empty() ? 0 : kInSegments);
+void lay_out(const OutFrame& frame, const std::vector<std::uint64_t>& places, Composed& composed,
+             std::uint8_t flag) {
+  const HeaderBytes header = header_of(frame, places.empty() ? 0 : flag);
   composed.front.resize(kHeaderSize + 8 * (frame.buffers.size() + places.size()));
   std::uint8_t* front = composed.front.data();
   std::memcpy(front, header.data(), kHeaderSize);
@@ -59,6 +61,34 @@ void lay_out(const OutFrame& frame, const std::vector<std::uint64_t>& places, Co
     composed.parts.push_back(frame.buffers[i]);
     offset += padding(offset) + frame.buffers[i].size;
   }
+}
+
+void Composed::own() {
+  std::size_t size = stripes.bytes_left();
+  for (const Part& part : parts) size += part.size;
+  std::vector<std::uint8_t> memory(size);
+  std::uint8_t* end = memory.data();
+  const auto copy = [&end](const Part& part) {
+    if (part.size > 0) std::memcpy(end, part.data, part.size);
+    return std::exchange(end, end + part.size);
+  };
+  for (Part& part : parts) part.data = copy(part);
+  stripes.move_memory(copy);
+  owned_ = std::move(memory);
+}
+
+bool Channel::write_some(Composed& composed) {
+  std::vector<Part>& parts = composed.parts;
+  std::size_t written = write(parts.data(), parts.size());
+  const bool any = written > 0;
+  auto part = parts.begin();
+  while (part != parts.end() && written >= part->size) written -= part++->size;
+  if (part != parts.end()) {
+    part->data += written;
+    part->size -= written;
+  }
+  parts.erase(parts.begin(), part);
+  return any;
 }
 
 void Channel::shut_down() { shutdown(socket_.get(), SHUT_RDWR); }

@@ -11,13 +11,9 @@
 #include "frame_reader.hpp"
 #include "futex.hpp"
 #include "shared_memory.hpp"
+#include "stripes.hpp"
 
 namespace farcall {
-
-struct Part {
-  const std::uint8_t* data = nullptr;
-  std::size_t size = 0;
-};
 
 // A buffer of a frame. If it lies in a file that can be lent to the peer, at `offset`, it has that
 // file's descriptor.
@@ -47,6 +43,14 @@ struct Composed {
   std::vector<std::uint32_t> slots;
   std::vector<std::size_t> lent;  // which buffers are
   std::size_t told = 0;           // of so many of these the peer knows
+  StripesOut stripes;  // after the parts
+
+  bool is_written() const { return parts.empty() && stripes.is_written(); }
+  // Copies what is left of the caller's memory.
+  void own();
+
+ private:
+  std::vector<std::uint8_t> owned_;
 };
 
 // Reading is for one thread at a time, and so is writing; `may_have_input`, `compose`, `discard`,
@@ -79,6 +83,8 @@ class Channel : public Source {
   virtual bool wait_for_room(const OutFrame&, Composed&, Nanoseconds, Interrupt) { return true; }
   // How many bytes were taken; 0: there is no space. Throws LinkFailure.
   virtual std::size_t write(const Part* parts, std::size_t count) = 0;
+  // Writes of what is left as much as there is space for. False: nothing. Throws LinkFailure.
+  virtual bool write_some(Composed& composed);
   virtual void sent(const Composed&) {}
   // All of a small frame, without a system call if nobody sleeps at the other end. False: none of
   // it, for it is not small, or there is no space. Throws LinkFailure.
@@ -94,8 +100,8 @@ class Channel : public Source {
   virtual bool is_stream() const = 0;
   // Give back to the system what has not been used since the last call. True if there is more.
   virtual bool trim() { return false; }
-  void shut_down();
-  void close() { socket_.reset(); }
+  virtual void shut_down();
+  virtual void close() { socket_.reset(); }
 
  protected:
   Descriptor socket_;
@@ -109,8 +115,9 @@ bool would_block(int error);
 
 HeaderBytes header_of(const OutFrame& frame, std::uint8_t flags);
 
-// Header, table and parts of a frame. `places`: which segment each buffer lies in, 0 for none; empty
-// if none lies in one.
-void lay_out(const OutFrame& frame, const std::vector<std::uint64_t>& places, Composed& composed);
+// Header, table and parts of a frame. `places`: which segment each buffer lies in, or in what chunks
+// it goes, as `flag` says; 0 if it is in the frame. Empty if all are.
+void lay_out(const OutFrame& frame, const std::vector<std::uint64_t>& places, Composed& composed,
+             std::uint8_t flag = kInSegments);
 
 }  // namespace farcall

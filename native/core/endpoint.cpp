@@ -16,6 +16,7 @@ namespace farcall {
 namespace {
 
 constexpr std::uint64_t kBellId = 0;  // links count from 1
+constexpr int kLaneShift = 56;  // above it, which connection of the link
 constexpr int kMaxReady = 64;
 constexpr Nanoseconds kMaxSleep = 3600 * kSecond;
 constexpr std::uint32_t kLooksPerPoll = 8;  // with rings among the links, which cost no system call
@@ -38,8 +39,9 @@ Endpoint::Endpoint(int spin_threads)
 
 // Links.
 
-std::shared_ptr<Link> Endpoint::open_stream(Descriptor socket, const Limits& limits) {
-  return make(std::make_unique<StreamChannel>(std::move(socket)), limits);
+std::shared_ptr<Link> Endpoint::open_stream(Descriptor socket, const Limits& limits,
+                                            const Striping& striping) {
+  return make(std::make_unique<StreamChannel>(std::move(socket), striping), limits);
 }
 
 std::shared_ptr<Link> Endpoint::open_rings(Descriptor socket, const Limits& limits, int side,
@@ -85,9 +87,30 @@ void Endpoint::watch(const Link& link, std::uint32_t events) {
   leave();
 }
 
+void Endpoint::add_side(const Link& link, unsigned lane) {
+  if (!users_.enter()) return;
+  epoll_event event{};
+  event.events = EPOLLONESHOT;
+  event.data.u64 = link.id() | std::uint64_t{lane} << kLaneShift;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.side_fd(lane), &event);
+  leave();
+}
+
+void Endpoint::watch_side(const Link& link, unsigned lane, std::uint32_t events) {
+  if (!users_.enter()) return;
+  epoll_event event{};
+  event.events = events | EPOLLONESHOT;
+  event.data.u64 = link.id() | std::uint64_t{lane} << kLaneShift;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.side_fd(lane), &event);
+  leave();
+}
+
 void Endpoint::removed(const Link& link) {
   if (users_.enter()) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.fd(), nullptr);
+    for (unsigned lane = 1; lane < link.streams(); ++lane) {
+      epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.side_fd(lane), nullptr);
+    }
     leave();
   }
   std::lock_guard lock(links_mutex_);
@@ -236,7 +259,8 @@ void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
   const int count = epoll_wait(epoll_.get(), ready, kMaxReady, timeout_ms);
   if (count <= 0) interrupt();
   for (int i = 0; i < count; ++i) {
-    const std::uint64_t id = ready[i].data.u64;
+    const auto lane = static_cast<unsigned>(ready[i].data.u64 >> kLaneShift);
+    const std::uint64_t id = ready[i].data.u64 & ~(~std::uint64_t{0} << kLaneShift);
     if (id == kBellId) continue;
     std::shared_ptr<Link> link;
     {
@@ -245,8 +269,14 @@ void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
       if (found != links_.end()) link = found->second;
     }
     if (!link) continue;
-    if (ready[i].events & EPOLLOUT) link->write_residue();
-    if (ready[i].events & ~static_cast<std::uint32_t>(EPOLLOUT)) link->on_readable();
+    const std::uint32_t events = ready[i].events;
+    if (lane > 0) {
+      link->on_side(lane, events);
+      continue;
+    }
+    if (events & EPOLLOUT) link->write_residue();
+    if (events & (EPOLLERR | EPOLLHUP)) link->on_hang_up();
+    if (events & ~static_cast<std::uint32_t>(EPOLLOUT)) link->on_readable();
   }
 }
 

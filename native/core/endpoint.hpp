@@ -26,7 +26,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   Endpoint(const Endpoint&) = delete;
 
   // A link over a socket, which it takes over. Nothing is read before `start`.
-  std::shared_ptr<Link> open_stream(Descriptor socket, const Limits& limits);
+  std::shared_ptr<Link> open_stream(Descriptor socket, const Limits& limits,
+                                    const Striping& striping = {});
   // See RingChannel. Falls back to the stream.
   std::shared_ptr<Link> open_rings(Descriptor socket, const Limits& limits, int side,
                                    const RingBounds& bounds, Nanoseconds deadline);
@@ -58,6 +59,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   bool sleeps() const { return sleeps_.load(std::memory_order_seq_cst); }
   void wake_sleeper();
   void watch(const Link& link, std::uint32_t events);
+  // One of the connections beside the first; told of once, of nothing at first.
+  void add_side(const Link& link, unsigned lane);
+  void watch_side(const Link& link, unsigned lane, std::uint32_t events);
   void removed(const Link& link);
 
  private:

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "stripes.hpp"
 
 namespace farcall {
 
@@ -22,7 +23,9 @@ std::optional<InFrame> FrameReader::read(Source& source) {
     switch (stage_) {
       case Stage::kHeader:
         if (!fill(source, header_bytes_.data(), kHeaderSize)) return std::nullopt;
-        header_ = decode_header(header_bytes_, limits_, source.has_segments());
+        header_ = decode_header(header_bytes_, limits_,
+                                static_cast<std::uint8_t>((source.has_segments() ? kInSegments : 0) |
+                                                          (source.has_stripes() ? kStriped : 0)));
         frame_ = InFrame{};
         frame_.kind = header_.kind;
         frame_.call_id = header_.call_id;
@@ -32,10 +35,7 @@ std::optional<InFrame> FrameReader::read(Source& source) {
       case Stage::kFront:
         if (!fill(source, frame_.front->data(), frame_.front->size())) return std::nullopt;
         open_front();
-        if (!next_buffer(source)) {
-          stage_ = Stage::kHeader;
-          return std::exchange(frame_, InFrame{});
-        }
+        if (!next_buffer(source)) return finished();
         break;
       case Stage::kPadding:
         if (!fill(source, discarded, padding(offset_))) return std::nullopt;
@@ -48,11 +48,16 @@ std::optional<InFrame> FrameReader::read(Source& source) {
         }
         offset_ += frame_.buffers[index_]->size();
         ++index_;
-        if (!next_buffer(source)) {
-          stage_ = Stage::kHeader;
-          return std::exchange(frame_, InFrame{});
-        }
+        if (!next_buffer(source)) return finished();
         break;
+      case Stage::kStriped:
+        if (!source.read_striped()) return std::nullopt;
+        ++index_;
+        if (!next_striped(source)) stage_ = Stage::kEnd;
+        break;
+      case Stage::kEnd:
+        if (!source.end_striped()) return std::nullopt;
+        return finished();
     }
   }
 }
@@ -72,8 +77,14 @@ void FrameReader::open_front() {
   frame_.buffers.reserve(table_.lengths.size());
 }
 
-// Goes on to the next buffer that is in the frame itself. False: there is none. Memory is taken
-// when what came before has arrived, else a peer could make us take a lot by claiming a lot.
+InFrame FrameReader::finished() {
+  stage_ = Stage::kHeader;
+  return std::exchange(frame_, InFrame{});
+}
+
+// Goes on to the next buffer that is in the frame itself, then to those in stripes. False: there is
+// none. Memory is taken when what came before has arrived, else a peer could make us take a lot by
+// claiming a lot.
 bool FrameReader::next_buffer(Source& source) {
   for (; index_ < table_.lengths.size(); ++index_) {
     const std::uint64_t place = table_.places.empty() ? 0 : table_.places[index_];
@@ -82,7 +93,22 @@ bool FrameReader::next_buffer(Source& source) {
       stage_ = Stage::kPadding;
       return true;
     }
-    frame_.buffers.push_back(source.segment(place, table_.lengths[index_]));
+    frame_.buffers.push_back(header_.flags & kStriped ? nullptr
+                                                      : source.segment(place, table_.lengths[index_]));
+  }
+  index_ = 0;
+  return (header_.flags & kStriped) != 0 && next_striped(source);
+}
+
+bool FrameReader::next_striped(Source& source) {
+  for (; index_ < table_.lengths.size(); ++index_) {
+    if (frame_.buffers[index_] != nullptr) continue;
+    const std::uint64_t size = table_.lengths[index_], chunk = table_.places[index_];
+    count_chunks(size, chunk);  // may throw
+    frame_.buffers[index_] = pool_.allocate(size);
+    source.begin_striped(frame_.buffers[index_]->data(), size, chunk);
+    stage_ = Stage::kStriped;
+    return true;
   }
   return false;
 }

@@ -32,6 +32,15 @@ class Source {
   // The content of a segment, at least `size` bytes. Throws BadFrame if there is no such segment.
   virtual BlockRef segment(std::uint64_t place, std::size_t size) = 0;
   virtual bool has_segments() const = 0;
+
+  // Buffers that come in stripes, one after the other: see `stripes.hpp`.
+  virtual bool has_stripes() const { return false; }
+  // Where the next one goes, in what chunks.
+  virtual void begin_striped(std::uint8_t*, std::uint64_t, std::uint64_t) {}
+  // Whether it is complete, after what is there now. Throws BadFrame, LinkFailure.
+  virtual bool read_striped() { return false; }
+  // Whether the last one of a frame was complete, and the end is there. Throws as above.
+  virtual bool end_striped() { return false; }
 };
 
 // Used by one thread at a time.
@@ -44,11 +53,13 @@ class FrameReader {
   std::optional<InFrame> read(Source& source);
 
  private:
-  enum class Stage { kHeader, kFront, kPadding, kBuffer };
+  enum class Stage { kHeader, kFront, kPadding, kBuffer, kStriped, kEnd };
 
   bool fill(Source& source, std::uint8_t* data, std::size_t size);
   void open_front();
   bool next_buffer(Source& source);
+  bool next_striped(Source& source);
+  InFrame finished();
 
   Limits limits_;
   HeapPool& pool_;

@@ -1,7 +1,5 @@
 #include "link.hpp"
 
-#include <sys/epoll.h>
-
 #include <utility>
 
 #include "link_parts.hpp"
@@ -13,6 +11,8 @@ Link::Link(std::shared_ptr<Endpoint> home, std::uint64_t id, std::unique_ptr<Cha
     : home_(std::move(home)),
       id_(id),
       channel_(std::move(channel)),
+      stream_(dynamic_cast<StreamChannel*>(channel_.get())),
+      asks_for_sides_(stream_ && stream_->striping().dialled && stream_->has_stripes()),
       reader_(limits, home_->pool()),
       spinner_(home_->spin_budget(), Who::kCaller) {}
 
@@ -77,6 +77,7 @@ bool Link::prepare_sleep() {
     }
     offer_residue();
   }
+  if (stream_ && stream_->has_stripes()) arm_lanes();
   leave();
   return ready;
 }
@@ -86,19 +87,6 @@ bool Link::trim() {
   const bool more = channel_->trim();
   leave();
   return more;
-}
-
-void Link::set_watched(bool watched) {
-  watched_.store(watched, std::memory_order_seq_cst);
-  update_interest();
-}
-
-void Link::update_interest() {
-  std::lock_guard lock(interest_);
-  if (is_lost()) return;
-  std::uint32_t events = watched_ ? EPOLLIN | EPOLLRDHUP : 0;
-  if (channel_->is_stream() && has_residue()) events |= EPOLLOUT;
-  home_->watch(*this, events);
 }
 
 void Link::start() {

@@ -22,17 +22,20 @@
 #include "futex.hpp"
 #include "rundown.hpp"
 #include "spin.hpp"
+#include "stream_channel.hpp"
 
 namespace farcall {
 
 class Endpoint;
 class Link;
 
-// A frame that no caller waits for, or the end of a link.
+// A frame that no caller waits for, or the end of a link, or that somebody shall open the connections
+// that it may have beside the first.
 struct Event {
   std::shared_ptr<Link> link;
   std::optional<InFrame> frame;
   std::string cause;  // without a frame: why the link ended
+  bool wants_sides = false;
 };
 
 class Link : public std::enable_shared_from_this<Link> {
@@ -58,6 +61,12 @@ class Link : public std::enable_shared_from_this<Link> {
                                  Interrupt interrupt);
   // Let the endpoint read. Throws LinkFailure if that is closed.
   void start();
+  // Use one more connection, which this takes over, for large buffers. Throws LinkFailure: the link
+  // is lost, or may have no more of them.
+  void join(Descriptor socket);
+  // How many connections there are, and how many buffers were sent in stripes.
+  unsigned streams() const { return stream_ ? stream_->sides() + 1 : 1; }
+  std::uint64_t striped_buffers() const { return stream_ ? stream_->striped_buffers() : 0; }
   // End the link: wake everyone who waits on it, and report it once, if it was started.
   void lose(const std::string& cause);
   // In a forked child: close its copy of the socket, the parent's connection lives on.
@@ -66,10 +75,15 @@ class Link : public std::enable_shared_from_this<Link> {
   // For the endpoint.
 
   int fd() const { return channel_->fd(); }
+  int side_fd(unsigned lane) const { return stream_->side_fd(lane); }
   // The next frame that no caller waits for, if there is input and nobody else reads.
   std::optional<Event> take_event();
   // The socket can be read: see what that means, and who is to do something about it.
   void on_readable();
+  // The socket is closed for good in both directions: the same.
+  void on_hang_up();
+  // epoll told of a connection beside the first, what it was asked for, once.
+  void on_side(unsigned lane, std::uint32_t events);
   bool has_residue() const { return has_residue_.load(std::memory_order_seq_cst); }
   void write_residue();
   // Before the endpoint's thread sleeps. False: there is something to do.
@@ -94,10 +108,17 @@ class Link : public std::enable_shared_from_this<Link> {
   bool write_at_once(const OutFrame& frame);
   void write(const OutFrame& frame, Composed& composed, Reading& reading, Nanoseconds deadline,
              Interrupt interrupt);
-  void leave_residue(const Composed& composed);
+  void leave_residue(Composed& composed);
   void offer_residue();
   void end_residue();
   LinkFailure broken(const LinkFailure& error);
+
+  void arm_lanes();
+  void on_side_end(unsigned lane);
+  void note_buffer(std::size_t size) {
+    if (asks_for_sides_.load(std::memory_order_relaxed)) ask_for_sides(size);
+  }
+  void ask_for_sides(std::size_t size);
 
   bool start_reading();
   void stop_reading();
@@ -110,12 +131,15 @@ class Link : public std::enable_shared_from_this<Link> {
   void wait_reading(Waiter& waiter, Reading& reading, Nanoseconds deadline, Interrupt interrupt);
   static void wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt);
   bool sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt);
+  bool waits_for_sides() const;
   void set_watched(bool watched);
   void update_interest();
 
   const std::shared_ptr<Endpoint> home_;
   const std::uint64_t id_;
   const std::unique_ptr<Channel> channel_;
+  StreamChannel* const stream_;  // the same, or null
+  std::atomic<bool> asks_for_sides_;  // when a buffer is large enough; once
 
   Rundown users_;  // of the socket, which is there while the link is not lost
   std::atomic<bool> lost_{false};
@@ -126,12 +150,11 @@ class Link : public std::enable_shared_from_this<Link> {
   Spinner spinner_;
 
   Role writing_;
-  std::vector<std::uint8_t> residue_;
-  std::size_t residue_written_ = 0;
+  Composed residue_;
   std::atomic<bool> has_residue_{false};
   std::atomic<bool> residue_waits_{false};  // for who takes this, and the role of writing with it
 
-  std::mutex interest_;  // guards what epoll is asked to watch for
+  std::mutex interest_;  // guards what epoll is asked to watch for, and `join`
   std::atomic<bool> watched_{true};  // by the endpoint
 
   std::mutex state_;  // guards what follows, and the change of `lost_`

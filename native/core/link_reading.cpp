@@ -35,6 +35,11 @@ void Link::stop_reading() {
 
 void Link::give_role_back() {
   reading_.store(false, std::memory_order_seq_cst);
+  if (stream_ && stream_->is_within_stripes()) {
+    arm_lanes();
+    if (channel_->may_have_input()) home_->wake_sleeper();
+    return;
+  }
   // Of this thread and the endpoint's one sees the other: in `on_readable` that stops watching and
   // then looks who reads, before it sleeps it says so and then looks at all links.
   if (!watched_.load(std::memory_order_seq_cst)) set_watched(true);
@@ -48,6 +53,9 @@ std::optional<InFrame> Link::read_one() {
     std::optional<InFrame> frame = reader_.read(*channel_);
     channel_->finish_reading();
     pass_bell_on();
+    if (frame) {
+      for (const BlockRef& buffer : frame->buffers) note_buffer(buffer->size());
+    }
     return frame;
   } catch (const std::exception& error) {  // BadFrame, LinkFailure, no memory
     lose(error.what());
@@ -157,6 +165,10 @@ void Link::wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interr
   }
 }
 
+// Whether the bytes that are waited for may come by a connection that is still to join. That wakes
+// the endpoint's thread, and nobody who polls the others.
+bool Link::waits_for_sides() const { return stream_ && stream_->may_wait_for_sides(); }
+
 // Gives up reading if the endpoint does not keep up with what arrives for it.
 void Link::wait_reading(Waiter& waiter, Reading& reading, Nanoseconds deadline,
                         Interrupt interrupt) {
@@ -176,8 +188,9 @@ void Link::wait_reading(Waiter& waiter, Reading& reading, Nanoseconds deadline,
     }
     const Nanoseconds start = now();
     const auto look = [&] { return waiter.is_set() || channel_->look(); };
-    if (!spinner_.spin(start, look) && !sleep_until_readable(-1, deadline, interrupt)) {
-      throw TimedOut();
+    if (!spinner_.spin(start, look)) {
+      if (waits_for_sides()) return reading.stop();
+      if (!sleep_until_readable(-1, deadline, interrupt)) throw TimedOut();
     }
     spinner_.remember(start);
   }
@@ -208,6 +221,7 @@ std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds
       return rang || is_lost() || channel_->look();
     };
     if (!spinner_.spin(start, look)) {
+      if (waits_for_sides()) return std::nullopt;
       if (!sleep_until_readable(alarm, deadline, interrupt)) return std::nullopt;
       rang = has_rung(alarm);
     }
@@ -221,9 +235,15 @@ std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds
 bool Link::sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt) {
   if (watched_.load(std::memory_order_relaxed)) set_watched(false);
   if (!channel_->arm()) return true;
-  pollfd waited[2] = {{channel_->fd(), POLLIN, 0}, {alarm, POLLIN, 0}};
-  const int ready = poll_until(waited, alarm < 0 ? 1 : 2, deadline, interrupt);
-  if (waited[0].revents != 0) read_socket();
+  pollfd waited[kMaxStreams + 1] = {{channel_->fd(), POLLIN, 0}};
+  const nfds_t count = stream_ ? stream_->wait_set(waited) : 1;
+  waited[count] = {alarm, POLLIN, 0};
+  const int ready = poll_until(waited, alarm < 0 ? count : count + 1, deadline, interrupt);
+  for (nfds_t i = 0; i < count; ++i) {
+    if (waited[i].revents == 0) continue;
+    read_socket();
+    break;
+  }
   return ready > 0;
 }
 

@@ -36,6 +36,7 @@ void Link::send_entered(const OutFrame& frame, Reading& reading, Nanoseconds dea
                         Interrupt interrupt) {
   if (is_lost()) throw LinkFailure(cause());
   if (write_at_once(frame)) return;
+  for (const Part& buffer : frame.buffers) note_buffer(buffer.size);
   Composed composed;
   try {
     channel_->compose(frame, composed);
@@ -60,19 +61,11 @@ void Link::write(const OutFrame& frame, Composed& composed, Reading& reading, Na
       reading.stop();
       if (!channel_->wait_for_room(frame, composed, deadline, interrupt)) throw NotSent();
     }
-    auto part = composed.parts.begin();
-    while (true) {
-      std::size_t written =
-          channel_->write(&*part, static_cast<std::size_t>(composed.parts.end() - part));
-      any = any || written > 0;
-      const bool stuck = written == 0;
-      while (part != composed.parts.end() && written >= part->size) written -= part++->size;
-      if (part == composed.parts.end()) break;
-      part->data += written;
-      part->size -= written;
-      composed.parts.erase(composed.parts.begin(), part);
-      part = composed.parts.begin();
-      if (!stuck) continue;
+    while (!composed.is_written()) {
+      if (channel_->write_some(composed)) {
+        any = true;
+        continue;
+      }
       if (is_lost()) throw LinkFailure(cause());
       reading.stop();
       if (!channel_->wait_for_space(deadline, interrupt)) {
@@ -97,19 +90,16 @@ void Link::write(const OutFrame& frame, Composed& composed, Reading& reading, Na
 }
 
 // The peer gets the rest of the frame from the endpoint's thread.
-void Link::leave_residue(const Composed& composed) {
+void Link::leave_residue(Composed& composed) {
   channel_->sent(composed);
   try {
-    residue_.clear();
-    for (const Part& part : composed.parts) {
-      residue_.insert(residue_.end(), part.data, part.data + part.size);
-    }
+    composed.own();
   } catch (const std::bad_alloc&) {
     lose("no memory for the rest of a frame");
     end_residue();
     return;
   }
-  residue_written_ = 0;
+  residue_ = std::move(composed);
   has_residue_.store(true, std::memory_order_seq_cst);
   offer_residue();
   update_interest();
@@ -123,7 +113,7 @@ void Link::offer_residue() {
 }
 
 void Link::end_residue() {
-  std::vector<std::uint8_t>().swap(residue_);
+  residue_ = Composed{};
   if (has_residue_.exchange(false)) update_interest();
   writing_.give_back();
 }
@@ -131,21 +121,21 @@ void Link::end_residue() {
 void Link::write_residue() {
   if (!enter()) return;
   if (residue_waits_.exchange(false)) {
+    const bool first_was_blocked = stream_ && stream_->is_blocked(0);
+    bool is_over = true;
     try {
-      while (residue_written_ < residue_.size() && !is_lost()) {
-        const Part rest{residue_.data() + residue_written_, residue_.size() - residue_written_};
-        const std::size_t written = channel_->write(&rest, 1);
-        if (written == 0) break;
-        residue_written_ += written;
+      while (!residue_.is_written() && !is_lost() && channel_->write_some(residue_)) {
       }
+      is_over = residue_.is_written();
     } catch (const LinkFailure& error) {
-      residue_written_ = residue_.size();
       broken(error);
     }
-    if (residue_written_ < residue_.size()) {
-      offer_residue();
-    } else {
+    if (is_over) {
       end_residue();
+    } else {
+      const bool changed = stream_ && stream_->is_blocked(0) != first_was_blocked;
+      offer_residue();
+      if (changed) update_interest();
     }
   }
   leave();

@@ -1,12 +1,12 @@
 #include "stream_channel.hpp"
 
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "errors.hpp"
@@ -20,13 +20,19 @@ constexpr std::size_t kMaxVectors = 64;
 
 }  // namespace
 
-StreamChannel::StreamChannel(Descriptor socket) : Channel(std::move(socket)), buffer_(kBuffer) {}
+StreamChannel::StreamChannel(Descriptor socket, const Striping& striping)
+    : Channel(std::move(socket)), striping_(striping), buffer_(kBuffer) {
+  if (striping.streams > kMaxStreams) throw std::invalid_argument("too many streams for a link");
+}
+
+// The first connection.
 
 std::size_t StreamChannel::receive(std::uint8_t* data, std::size_t size) {
   const ssize_t count = recv(socket_.get(), data, size, MSG_DONTWAIT);
   if (count > 0) return static_cast<std::size_t>(count);
   if (count < 0 && would_block(errno)) return 0;
-  failure_ = count == 0 ? kClosed : "the connection broke: " + std::string(std::strerror(errno));
+  const bool is_closed = count == 0 || side_closed_.load();
+  failure_ = is_closed ? why_closed() : "the connection broke: " + std::string(std::strerror(errno));
   buffered_.store(true, std::memory_order_relaxed);
   return 0;
 }
@@ -37,7 +43,7 @@ std::size_t StreamChannel::read(std::uint8_t* data, std::size_t size) {
       const std::size_t count = receive(data, size);
       if (count > 0 || failure_.empty()) return count;
     }
-    if (!look()) return 0;
+    if (!look_first()) return 0;
     if (start_ == end_) throw LinkFailure(failure_);
   }
   const std::size_t count = std::min(size, end_ - start_);
@@ -51,7 +57,7 @@ BlockRef StreamChannel::segment(std::uint64_t, std::size_t) {
   throw BadFrame("a stream has no shared segments");
 }
 
-bool StreamChannel::look() {
+bool StreamChannel::look_first() {
   if (start_ < end_ || !failure_.empty()) return true;
   start_ = end_ = 0;
   end_ = receive(buffer_.data(), kBuffer);
@@ -59,11 +65,135 @@ bool StreamChannel::look() {
   return end_ > 0 || !failure_.empty();
 }
 
-void StreamChannel::compose(const OutFrame& frame, Composed& composed) {
-  lay_out(frame, {}, composed);
+bool StreamChannel::has_first_ended() const {
+  pollfd waited{socket_.get(), POLLRDHUP, 0};
+  return ::poll(&waited, 1, 0) > 0;
 }
 
-std::size_t StreamChannel::write(const Part* parts, std::size_t count) {
+// Reading from all of them.
+
+bool StreamChannel::may_have_input() const {
+  const bool buffered = buffered_.load(std::memory_order_relaxed);
+  if (!within_stripes_.load(std::memory_order_relaxed)) return buffered;
+  const std::uint32_t wanted = wanted_.load(std::memory_order_relaxed);
+  if (buffered && wanted & 1) return true;
+  const unsigned joined = joined_.load(std::memory_order_acquire);
+  for (unsigned lane = 1; lane <= joined; ++lane) {
+    if (wanted >> lane & 1 && sides_[lane - 1]->ready.load(std::memory_order_relaxed)) return true;
+  }
+  return false;
+}
+
+bool StreamChannel::look() {
+  if (!within_stripes_.load(std::memory_order_relaxed)) return look_first();
+  if (may_have_input()) return true;
+  pollfd waited[kMaxStreams];
+  const nfds_t count = wait_set(waited);
+  if (::poll(waited, count, 0) <= 0) return false;
+  const unsigned joined = sides();
+  for (nfds_t i = 0; i < count; ++i) {
+    if (waited[i].revents == 0) continue;
+    if (waited[i].fd == socket_.get()) look_first();
+    for (unsigned lane = 1; lane <= joined; ++lane) {
+      if (waited[i].fd == side_fd(lane)) mark_ready(lane);
+    }
+  }
+  return may_have_input();
+}
+
+nfds_t StreamChannel::wait_set(pollfd* waited) const {
+  nfds_t count = 0;
+  const unsigned joined = sides();
+  for (unsigned lane = 0; lane <= joined; ++lane) {
+    if (wants(lane)) waited[count++] = {fd_of(lane), POLLIN, 0};
+  }
+  return count;
+}
+
+void StreamChannel::begin_striped(std::uint8_t* data, std::uint64_t size, std::uint64_t chunk) {
+  in_.begin(data, size, chunk);
+  wanted_.store(kAll, std::memory_order_seq_cst);
+  within_stripes_.store(true, std::memory_order_seq_cst);
+}
+
+bool StreamChannel::read_striped() {
+  using State = StripesIn::State;
+  const unsigned joined = sides();
+  std::uint32_t wanted = 0;
+  bool any_ended = false;
+  const auto from_first = [this](std::uint8_t* data, std::size_t size) { return read(data, size); };
+  if (in_.advance(first_, true, from_first) == State::kInput) wanted |= 1;
+  for (unsigned lane = 1; lane <= joined && !in_.is_complete(); ++lane) {
+    Side& side = *sides_[lane - 1];
+    const auto from_side = [this, &side](std::uint8_t* data, std::size_t size) {
+      return receive_side(side, data, size);
+    };
+    const State state = side.ended ? State::kHeld : in_.advance(side.in, false, from_side);
+    if (state == State::kInput && !side.ended) wanted |= 1u << lane;
+    any_ended = any_ended || side.ended;
+  }
+  if (in_.is_complete()) return true;
+  if (wanted == 0 && any_ended) throw LinkFailure(why_closed());
+  if (wanted == 0 && joined + 1 == striping_.streams) {
+    throw BadFrame("a striped buffer is not complete, and no connection brings the rest of it");
+  }
+  wanted_.store(wanted | kAll << (joined + 1), std::memory_order_seq_cst);
+  return false;
+}
+
+bool StreamChannel::end_striped() {
+  const auto from_first = [this](std::uint8_t* data, std::size_t size) { return read(data, size); };
+  if (!in_.finish(first_, from_first)) {
+    wanted_.store(1, std::memory_order_seq_cst);
+    return false;
+  }
+  within_stripes_.store(false, std::memory_order_seq_cst);
+  return true;
+}
+
+// Both sides close the first connection before the others. So the end of one beside it is the end
+// of the link: expected and no news, or the first one is still open and that is a loss. What has
+// arrived by the others still counts, a goodbye maybe.
+std::size_t StreamChannel::receive_side(Side& side, std::uint8_t* data, std::size_t size) {
+  const ssize_t count = recv(side.socket.get(), data, size, MSG_DONTWAIT);
+  if (count > 0) return static_cast<std::size_t>(count);
+  if (count < 0 && would_block(errno)) {
+    side.ready.store(false, std::memory_order_relaxed);
+    return 0;
+  }
+  side.ended = true;
+  if (!side.in.is_between_chunks()) throw LinkFailure(kSideClosed);
+  if (!has_first_ended()) {
+    blame_side();
+    Channel::shut_down();  // so that the end is found behind what is there
+  }
+  return 0;
+}
+
+void StreamChannel::join(Descriptor socket) {
+  const unsigned joined = sides();
+  if (joined + 1 >= striping_.streams) throw LinkFailure("the link has all its connections");
+  sides_[joined] = std::make_unique<Side>(std::move(socket));
+  joined_.store(joined + 1, std::memory_order_seq_cst);
+}
+
+// Writing.
+
+void StreamChannel::compose(const OutFrame& frame, Composed& composed) {
+  std::vector<std::uint64_t> chunks;
+  if (sides() > 0) {
+    for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
+      const Part& buffer = frame.buffers[i];
+      if (buffer.size < striping_.threshold || buffer.size / striping_.chunk >= kMaxChunks) continue;
+      chunks.resize(frame.buffers.size());
+      chunks[i] = striping_.chunk;
+      composed.stripes.add(buffer);
+    }
+  }
+  lay_out(frame, chunks, composed, kStriped);
+}
+
+std::size_t StreamChannel::write_to(unsigned lane, const Part* parts, std::size_t count) {
   iovec vectors[kMaxVectors];
   std::size_t used = 0;
   for (std::size_t i = 0; i < count && used < kMaxVectors; ++i) {
@@ -76,15 +206,61 @@ std::size_t StreamChannel::write(const Part* parts, std::size_t count) {
   msghdr message{};
   message.msg_iov = vectors;
   message.msg_iovlen = used;
-  const ssize_t written = sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  const ssize_t written = sendmsg(fd_of(lane), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   if (written >= 0) return static_cast<std::size_t>(written);
   if (would_block(errno)) return 0;
   throw_broken(errno);
 }
 
+bool StreamChannel::write_some(Composed& composed) {
+  if (!composed.parts.empty()) {
+    blocked_.store(1);
+    return Channel::write_some(composed);
+  }
+  StripesOut& stripes = composed.stripes;
+  if (!stripes.has_begun()) {
+    stripes.begin(striped_so_far_ + 1, striping_.chunk, 1 + sides());
+    striped_so_far_ += stripes.count();
+    striped_out_.store(striped_so_far_, std::memory_order_relaxed);
+  }
+  bool any = false;
+  std::uint32_t blocked = 0;
+  for (unsigned lane = 0; lane < stripes.lanes(); ++lane) {
+    Part parts[2];
+    if (!stripes.fill(lane, parts)) continue;
+    const std::size_t written = write_to(lane, parts, 2);
+    stripes.take(lane, written);
+    any = any || written > 0;
+    if (stripes.is_pending(lane)) blocked |= 1u << lane;
+  }
+  blocked_.store(blocked);
+  return any;
+}
+
 bool StreamChannel::wait_for_space(Nanoseconds deadline, Interrupt interrupt) {
-  pollfd waited{socket_.get(), POLLOUT, 0};
-  return poll_until(&waited, 1, deadline, interrupt) > 0;
+  pollfd waited[kMaxStreams];
+  nfds_t count = 0;
+  const unsigned joined = sides();
+  for (unsigned lane = 0; lane <= joined; ++lane) {
+    if (is_blocked(lane)) waited[count++] = {fd_of(lane), POLLOUT, 0};
+  }
+  return poll_until(waited, count, deadline, interrupt) > 0;
+}
+
+// Ending.
+
+// The first one first: see `receive_side`.
+void StreamChannel::shut_down() {
+  Channel::shut_down();
+  const unsigned joined = sides();
+  for (unsigned lane = 1; lane <= joined; ++lane) shutdown(side_fd(lane), SHUT_RDWR);
+}
+
+void StreamChannel::close() {
+  Channel::close();
+  for (const auto& side : sides_) {
+    if (side) side->socket.reset();
+  }
 }
 
 }  // namespace farcall

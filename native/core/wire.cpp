@@ -64,7 +64,7 @@ HeaderBytes encode_header(const Header& header) {
   return bytes;
 }
 
-Header decode_header(const HeaderBytes& bytes, const Limits& limits, bool segments_allowed) {
+Header decode_header(const HeaderBytes& bytes, const Limits& limits, std::uint8_t known_flags) {
   if (std::memcmp(bytes.data(), kMagic, 4) != 0) {
     throw BadFrame("not a farcall frame: it starts with " + shown(bytes.data(), 4));
   }
@@ -75,7 +75,7 @@ Header decode_header(const HeaderBytes& bytes, const Limits& limits, bool segmen
   Header header;
   header.kind = bytes[5];
   const auto flags = load<std::uint16_t>(&bytes[6]);
-  header.flags = segments_allowed ? flags & kInSegments : 0;
+  header.flags = static_cast<std::uint8_t>(flags & known_flags);
   header.meta_length = load<std::uint32_t>(&bytes[8]);
   header.buffer_count = load<std::uint32_t>(&bytes[12]);
   header.call_id = load<std::uint64_t>(&bytes[16]);
@@ -105,7 +105,7 @@ Table decode_table(const Header& header, const std::uint8_t* bytes, const Limits
     table.lengths[i] = length;
   }
   if (total > limits.frame) over(total, " bytes in all", limits.frame);
-  if (header.flags & kInSegments) {
+  if (header.flags & (kInSegments | kStriped)) {
     const std::uint8_t* places = bytes + 8 * std::size_t{header.buffer_count};
     table.places.resize(header.buffer_count);
     for (std::uint32_t i = 0; i < header.buffer_count; ++i) {

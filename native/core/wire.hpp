@@ -12,6 +12,11 @@ namespace farcall {
 constexpr std::size_t kHeaderSize = 32;
 constexpr std::size_t kAlignment = 64;
 
+struct Part {
+  const std::uint8_t* data = nullptr;
+  std::size_t size = 0;
+};
+
 // What ends a call at its caller: REPLY, FAILURE, ACCEPTED.
 constexpr bool is_outcome(std::uint8_t kind) { return kind == 2 || kind == 3 || kind == 5; }
 
@@ -30,6 +35,10 @@ struct Limits {
 // segment's slot, plus 1. What lies in a segment leaves no trace in the frame, padding neither.
 constexpr std::uint8_t kInSegments = 1;
 
+// Set if some buffers of the frame come in stripes (streams only, see `stripes.hpp`), after all
+// others: the table is followed as above, by the size of each buffer's chunks. 0: in the frame.
+constexpr std::uint8_t kStriped = 2;
+
 struct Header {
   std::uint8_t kind = 0;
   std::uint8_t flags = 0;
@@ -39,7 +48,7 @@ struct Header {
   std::uint64_t body_length = 0;
 
   std::uint64_t table_length() const {
-    return std::uint64_t{buffer_count} * (flags & kInSegments ? 16 : 8);
+    return std::uint64_t{buffer_count} * (flags & (kInSegments | kStriped) ? 16 : 8);
   }
   // Bytes between the header and the buffers' first padding.
   std::uint64_t front_length() const { return table_length() + meta_length + body_length; }
@@ -50,11 +59,12 @@ using HeaderBytes = std::array<std::uint8_t, kHeaderSize>;
 HeaderBytes encode_header(const Header& header);
 
 // Throws BadFrame: not a frame of this version, or a length is over its limit.
-Header decode_header(const HeaderBytes& bytes, const Limits& limits, bool segments_allowed);
+// `known_flags`: all others say nothing.
+Header decode_header(const HeaderBytes& bytes, const Limits& limits, std::uint8_t known_flags);
 
 struct Table {
   std::vector<std::uint64_t> lengths;
-  std::vector<std::uint64_t> places;  // empty: all in the frame
+  std::vector<std::uint64_t> places;  // or sizes of chunks; empty: all in the frame
 };
 
 // Throws BadFrame: a buffer, or the whole frame, is over its limit.

@@ -22,8 +22,9 @@ LOST: int
 _Frame = tuple[int, int, bytes, Buffer, list[memoryview]]
 """Kind, call id, meta, body, buffers."""
 
-Event = tuple[int, int, int, bytes, Buffer, list[memoryview]] | tuple[int, str]
-"""Link id and frame, or link id and why it ended. Only in this stub."""
+Event = tuple[int, int, int, bytes, Buffer, list[memoryview]] | tuple[int, str] | tuple[int]
+"""Link id and frame, or link id and why it ended; the id alone: somebody shall `join` connections
+to it. Only in this stub."""
 
 class Memory:
     """What arrived. Writable, through the buffer protocol; given back when it is collected."""
@@ -37,9 +38,20 @@ class Link:
     def is_lost(self) -> bool: ...
     @property
     def is_stream(self) -> bool: ...
+    @property
+    def streams(self) -> int:
+        """How many connections it uses."""
+
+    @property
+    def striped_buffers(self) -> int:
+        """How many buffers it has sent in stripes."""
+
     def cause(self) -> str: ...
     def start(self) -> None:
         """Let the endpoint read. RuntimeError: it is closed."""
+
+    def join(self, fd: int) -> None:
+        """Use one more connection. Takes the descriptor over. RuntimeError: it is lost or full."""
 
     def send(
         self,
@@ -84,11 +96,25 @@ class Endpoint:
     """See `native/core/endpoint.hpp`."""
 
     def __init__(self, spin_threads: int) -> None: ...
-    def open(
-        self, fd: int, side: int, lends: bool, deadline: float, limits: tuple[int, ...]
+    def open_stream(
+        self,
+        fd: int,
+        limits: tuple[int, ...],
+        streams: int,
+        threshold: int,
+        chunk: int,
+        dialled: bool,
     ) -> Link:
-        """Takes the descriptor over. `side`: 0 if we dialled and 1 if not, for shared memory; -1
-        for the socket alone. `lends`: both workers lend each other memory, where it is shared.
+        """Takes the descriptor over. `streams`: connections that it may have, this one included.
+        Buffers of `threshold` bytes go in chunks of `chunk` bytes. `dialled`: tell us when it wants
+        more connections.
+        """
+
+    def open_rings(
+        self, fd: int, limits: tuple[int, ...], side: int, lends: bool, deadline: float
+    ) -> Link:
+        """Shared memory, or the socket alone if there is none for the two. Takes the descriptor
+        over. `side`: 0 if we dialled and 1 if not. `lends`: both workers lend each other memory.
         RuntimeError: it broke, or the peer made no sense.
         """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -23,7 +24,14 @@ needs_native = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"
 )
 
-NATIVE_PATHS = {"shm": ("shm", "unix", "tcp"), "unix": ("unix", "tcp"), "tcp": ("tcp",)}
+NATIVE_PATHS = {
+    "shm": ("shm", "unix", "tcp"),
+    "unix": ("unix", "tcp"),
+    "tcp": ("tcp",),
+    "striped": ("tcp",),
+}
+# So small that most buffers of the tests are striped.
+STRIPES = {"stripe_threshold": 1000, "stripe_chunk": 300}
 NATIVE_KINDS = [pytest.param(f"native {path}", marks=needs_native) for path in NATIVE_PATHS]
 SECRET_KINDS = ["tcp with a secret", pytest.param("unix with a secret", marks=needs_unix)]
 
@@ -43,7 +51,10 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
 def native_net(path: str, by: str) -> SocketNet:
     from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
 
-    return SocketNet(None, by, NativeEndpoint, paths=NATIVE_PATHS[path])
+    if path != "striped":
+        return SocketNet(None, by, NativeEndpoint, paths=NATIVE_PATHS[path])
+    make = partial(NativeEndpoint, **STRIPES)
+    return SocketNet(None, by, make, paths=NATIVE_PATHS[path], streams=4)
 
 
 def net_of(request: pytest.FixtureRequest) -> Net:
@@ -53,7 +64,7 @@ def net_of(request: pytest.FixtureRequest) -> Net:
         return InprocNet()
     if kind.startswith("native"):
         path = kind.partition(" ")[2]
-        return native_net(path, by="tcp" if path == "tcp" else "unix")
+        return native_net(path, by="tcp" if NATIVE_PATHS[path] == ("tcp",) else "unix")
     if kind.endswith("without epoll"):
         use_selector_poller(request.getfixturevalue("monkeypatch"))
     secret = b"the secret" if kind.endswith("with a secret") else None

@@ -181,13 +181,13 @@ def test_hello_that_was_changed_on_the_way_is_refused_on_both_sides(
         assert isinstance(outcome, AuthenticationFailed)
 
 
-@pytest.mark.parametrize(("missing", "shm"), [(1, 1), (2, 0)])
+@pytest.mark.parametrize(("missing", "shm", "lends"), [(3, 1, True), (4, 1, False), (5, 0, False)])
 def test_hello_without_the_fields_that_came_last_has_none_of_that(
-    pair: Pair, missing: int, shm: int
+    pair: Pair, missing: int, shm: int, lends: bool
 ) -> None:
-    hello = a_hello(secured=False, shm=1, lends=True)
+    hello = a_hello(secured=False, shm=1, lends=True, streams=2, link=b"", joins=b"")
     items = msgspec.msgpack.decode(msgspec.msgpack.encode(hello))
-    assert items[-2:] == [1, True]
+    assert items[-5:] == [1, True, 2, b"", b""]
     del items[-missing:]
 
     def older() -> Identity:
@@ -197,7 +197,7 @@ def test_hello_without_the_fields_that_came_last_has_none_of_that(
         return LEFT
 
     _, right = both(older, lambda: accept(pair[1], RIGHT, None, deadline=soon(), admit=anyone))
-    assert right == Identity("left", 0, 11, shm=shm)
+    assert right == Identity("left", 0, 11, shm=shm, lends=lends)
 
 
 def test_proof_reflected_to_its_maker_is_refused(pair: Pair) -> None:

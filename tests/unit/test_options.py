@@ -119,6 +119,9 @@ def test_unset_timeout_is_allowed_only_where_asked_for() -> None:
             ValueError,
             "^paths: there is no 'ibv'; there are: shm, unix, tcp$",
         ),
+        (lambda: RpcBackendOptions(tcp_streams=0), ValueError, "from 1 to 16, not 0"),
+        (lambda: RpcBackendOptions(tcp_streams=17), ValueError, "from 1 to 16, not 17"),
+        (lambda: RpcBackendOptions(tcp_streams=True), TypeError, "must be an int, not bool"),
         (lambda: RpcBackendOptions(allow_functions="a:b"), TypeError, "several strings"),
         (lambda: RpcBackendOptions(allow_functions=["a.b"]), ValueError, "'module:qualname'"),
         (lambda: TensorPipeRpcBackendOptions(_transports=["x"]), ValueError, "transport: x"),
@@ -166,6 +169,17 @@ def test_empty_environment_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("FARCALL_PATHS", "")
     monkeypatch.setenv("FARCALL_TRANSPORTS", "")
     test_defaults_are_those_of_torch()
+
+
+def test_environment_says_how_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RpcBackendOptions().tcp_streams is None
+    monkeypatch.setenv("FARCALL_TCP_STREAMS", "7")
+    assert RpcBackendOptions().tcp_streams == 7
+    assert RpcBackendOptions(tcp_streams=1).tcp_streams == 1
+    for text in ("many", "0", "17", "-1"):
+        monkeypatch.setenv("FARCALL_TCP_STREAMS", text)
+        with pytest.raises(ValueError, match=r"^FARCALL_TCP_STREAMS must be a number"):
+            RpcBackendOptions()
 
 
 def test_shared_tensors_are_copied_unless_somebody_says_otherwise(

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from farcall.transport.addresses import PATHS
+from farcall.runtime import option_checks as check
+from farcall.transport.addresses import MAX_STREAMS, PATHS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,7 +31,7 @@ DEFAULT_RPC_TIMEOUT = 60.0
 UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
-DEFAULT_KEEP_FREED_MEMORY = 256 * 1024 * 1024
+DEFAULT_KEEP_FREED_MEMORY = 128 * 1024 * 1024
 MAX_KEEP_FREED_MEMORY = 2**31 - 1  # an int of C
 
 TRANSPORTS = ("native", "socket")
@@ -104,6 +105,10 @@ class RpcBackendOptions:
             one host), "unix" (Unix sockets, within one host), "tcp". Which of them a link takes is
             decided by what both workers have. TCP is always listened on. Default:
             `FARCALL_PATHS` of the environment, separated by commas; else all.
+        tcp_streams: how many TCP connections a link may use, 1 to 16: tensors of 1 MiB and more go
+            over all of them. It is the smaller of what both workers say, and 1 with the transport
+            "socket". Default: `FARCALL_TCP_STREAMS` of the environment; else 4, and 1 for links
+            that this worker dials to workers of its own host, where several are slower.
         shared_tensors: what becomes of tensors that lie in shared memory already
             (`Tensor.share_memory_()`, what the workers of a DataLoader give) on their way to a
             worker of the same host. "copy": they are copied, as all others are. "handle": if both
@@ -113,7 +118,7 @@ class RpcBackendOptions:
         keep_freed_memory: how many freed bytes malloc keeps for this process before it gives memory
             back to the system, for the rest of its life (glibc's only, and only where neither
             `MALLOC_*_` nor `GLIBC_TUNABLES` tells it what to do); 0 leaves malloc as it is.
-            Default: `FARCALL_KEEP_FREED_MEMORY` of the environment; else 268,435,456 (256 MiB).
+            Default: `FARCALL_KEEP_FREED_MEMORY` of the environment; else 134,217,728 (128 MiB).
         device_maps: per callee name, which of its devices each device of this worker maps to; one
             to one. An int is a CUDA device.
         devices: CUDA devices that this worker uses; checked and kept, as in PyTorch.
@@ -137,6 +142,7 @@ class RpcBackendOptions:
         allow_pickle: bool = True,
         transports: Sequence[str] | None = None,
         paths: Collection[str] | None = None,
+        tcp_streams: int | None = None,
         shared_tensors: str | None = None,
         keep_freed_memory: int | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
@@ -144,20 +150,30 @@ class RpcBackendOptions:
     ) -> None:
         self.rpc_timeout = validate_timeout(rpc_timeout, "rpc_timeout")
         self.init_method = init_method
-        self.num_worker_threads = _worker_threads(num_worker_threads)
-        self.secret = _secret(secret)
+        self.num_worker_threads = check.worker_threads(num_worker_threads)
+        self.secret = check.secret(secret)
         default_host = "127.0.0.1" if self.secret is None else "0.0.0.0"
         self.listen: str = listen or os.environ.get("FARCALL_LISTEN") or default_host
         self.insecure = insecure
-        self.allow_functions = _patterns(allow_functions)
+        self.allow_functions = check.patterns(allow_functions)
         self.allow_by_value = allow_by_value
         self.allow_pickle = allow_pickle
-        self.transports = _choice("transports", transports, "FARCALL_TRANSPORTS", TRANSPORTS)
-        self.paths = _choice("paths", paths, "FARCALL_PATHS", PATHS)
-        self.shared_tensors = _one_of(
+        self.transports = check.choice("transports", transports, "FARCALL_TRANSPORTS", TRANSPORTS)
+        self.paths = check.choice("paths", paths, "FARCALL_PATHS", PATHS)
+        self.tcp_streams = check.whole_number(
+            "tcp_streams", tcp_streams, "FARCALL_TCP_STREAMS", 1, MAX_STREAMS
+        )
+        self.shared_tensors = check.one_of(
             "shared_tensors", shared_tensors, "FARCALL_SHARED_TENSORS", SHARED_TENSORS
         )
-        self.keep_freed_memory = _kept_bytes(keep_freed_memory)
+        kept = check.whole_number(
+            "keep_freed_memory",
+            keep_freed_memory,
+            "FARCALL_KEEP_FREED_MEMORY",
+            0,
+            MAX_KEEP_FREED_MEMORY,
+        )
+        self.keep_freed_memory = DEFAULT_KEEP_FREED_MEMORY if kept is None else kept
         self.device_maps = {to: _device_map(one) for to, one in (device_maps or {}).items()}
         self.devices = _device_list(devices or ())
 
@@ -201,6 +217,7 @@ class FarcallOptions(TypedDict, total=False):
     allow_pickle: bool
     transports: Sequence[str] | None
     paths: Collection[str] | None
+    tcp_streams: int | None
     shared_tensors: str | None
     keep_freed_memory: int | None
 
@@ -290,88 +307,6 @@ def _is_loopback(host: str) -> bool:
     except ValueError:
         # Other names aren't looked up: what they resolve to may change after this check.
         return host == "localhost"
-
-
-def _secret(given: str | bytes | None) -> bytes | None:
-    if given is None:
-        return os.environ.get("FARCALL_SECRET", "").encode() or None
-    if not isinstance(given, str | bytes):
-        raise TypeError(f"secret must be text or bytes, not {type(given).__name__}")
-    if not given:
-        raise ValueError("secret is empty: pass None for no authentication")
-    return given.encode() if isinstance(given, str) else given
-
-
-def _worker_threads(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"num_worker_threads must be an int, not {type(count).__name__}")
-    if count <= 0:
-        raise ValueError(f"num_worker_threads must be positive, got {count}")
-    return count
-
-
-def _kept_bytes(given: int | None) -> int:
-    what, size = "keep_freed_memory", given
-    if size is None:
-        what = "FARCALL_KEEP_FREED_MEMORY"
-        text = os.environ.get(what) or str(DEFAULT_KEEP_FREED_MEMORY)
-        if not text.isdecimal():
-            raise ValueError(f"{what} must be a number of bytes, not {text!r}")
-        size = int(text)
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"{what} must be an int, not {type(size).__name__}")
-    if not 0 <= size <= MAX_KEEP_FREED_MEMORY:
-        raise ValueError(f"{what} must be 0 to {MAX_KEEP_FREED_MEMORY} bytes, not {size}")
-    return size
-
-
-def _choice(
-    what: str, given: Collection[str] | None, variable: str, known: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Some of the known names: as given, or as the environment says, or all."""
-    if given is None:
-        text = os.environ.get(variable, "")
-        if not text:
-            return known
-        what, given = variable, [name.strip() for name in text.split(",")]
-    names = _names(given, what)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{what}: there is no {name!r}; there are: {', '.join(known)}")
-    return names
-
-
-def _one_of(what: str, given: str | None, variable: str, known: tuple[str, ...]) -> str:
-    """One of the known names: as given, or as the environment says, or the first."""
-    if given is None:
-        given = os.environ.get(variable) or known[0]
-        what = variable
-    if given not in known:
-        raise ValueError(f"{what}: there is no {given!r}; there are: {', '.join(known)}")
-    return given
-
-
-def _names(names: Collection[str], what: str) -> tuple[str, ...]:
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{what} must be several strings, for instance a tuple, not {names!r}")
-    if not names:
-        raise ValueError(f"{what} is empty")
-    return tuple(names)
-
-
-def _patterns(patterns: Collection[str] | None) -> tuple[str, ...] | None:
-    if patterns is None:
-        return None
-    if not patterns:
-        return ()
-    names = _names(
-        tuple(patterns) if not isinstance(patterns, str) else patterns, "allow_functions"
-    )
-    for name in names:
-        # A pattern like "torch.add" would silently match nothing.
-        if ":" not in name and name != "*":
-            raise ValueError(f"allow_functions: {name!r} is not of the form 'module:qualname'")
-    return names
 
 
 def _device(device: Device) -> torch.device:

@@ -67,6 +67,7 @@ def start_agent(
             secret=options.secret,
             admit=starting.admit,
             paths=options.paths,
+            streams=options.tcp_streams,
         ),
     )
     try:

@@ -7,6 +7,7 @@ or in a container with a network of its own, nobody listens on it and connecting
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
 import socket
@@ -22,6 +23,10 @@ logger = logging.getLogger("farcall.transport")
 # What frames between two workers may go over, best first. Shared memory is set up over a Unix
 # socket.
 PATHS = ("shm", "unix", "tcp")
+
+# TCP connections that a link to another host may use for large buffers, the first included.
+DEFAULT_STREAMS = 4
+MAX_STREAMS = 16
 
 BACKLOG = 512
 UNIX = "unix:@"
@@ -130,6 +135,11 @@ def accept(listener: socket.socket) -> tuple[socket.socket, str]:
 
 def is_unix(sock: socket.socket) -> bool:
     return sock.family not in (socket.AF_INET, socket.AF_INET6)
+
+
+def is_loopback(sock: socket.socket) -> bool:
+    """Whether a TCP connection was dialled to an address that only this host has."""
+    return ipaddress.ip_address(sock.getpeername()[0]).is_loopback
 
 
 def tune(sock: socket.socket) -> None:

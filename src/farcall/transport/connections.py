@@ -9,6 +9,8 @@ when it fails, TCP.
 One connection per direction of calling: whoever dials sends requests, the other answers. A thread
 accepts connections; handshakes run on threads of their own, so that a stranger who connects and
 says nothing delays nobody.
+
+A link over TCP may get more connections, for large buffers: see `joining.py`.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from farcall.errors import LinkError
 from farcall.ids import Worker
-from farcall.transport import addresses, handshake
+from farcall.transport import addresses, handshake, joining
 from farcall.transport.acceptor import Acceptor
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
 from farcall.transport.handshake import Identity
+from farcall.transport.joining import Joinable, Way
 from farcall.transport.listening import Listening
 
 logger = logging.getLogger("farcall.transport")
@@ -66,6 +71,8 @@ class Connection(NamedTuple):
         dialled: by us, not by the peer.
         deadline: of the handshake, on `time.monotonic()` in seconds; `open_link` may use what is
             left of it.
+        streams: how many connections the link may have, this one included.
+        way: if there may be more, and we dialled: how to dial them, for `widen`.
     """
 
     sock: socket.socket
@@ -73,6 +80,8 @@ class Connection(NamedTuple):
     description: str
     dialled: bool
     deadline: float
+    streams: int = 1
+    way: Way | None = None
 
     @property
     def worker(self) -> Worker:
@@ -97,22 +106,30 @@ class Connections(Generic[L]):
             socket belongs to the link then. If it raises LinkError or OSError, the handshake has
             failed, and the connection is closed. A link may be dropped before its `start`, with
             nothing but its socket closed, when it comes too late.
+        join: gives a link one more connection, whose handshake is done; raises LinkError if it
+            can't. For links that may have several: `me` says how many.
 
     Raises:
         LinkError: the address can't be listened on.
     """
 
     def __init__(
-        self, me: Identity, listening: Listening, open_link: Callable[[Connection], L]
+        self,
+        me: Identity,
+        listening: Listening,
+        open_link: Callable[[Connection], L],
+        join: Callable[[L, socket.socket], None] | None = None,
     ) -> None:
         self.me = me
         self._listening = listening
         self._uses_unix = "unix" in listening.paths or "shm" in listening.paths
         self._open_link = open_link
+        self._join = join or _has_no_more
         self._lock = threading.Lock()  # guards the tables of links
         self._links: set[L] = set()
         self._dialled: dict[int, L] = {}
         self._dialling: dict[int, threading.Lock] = {}
+        self._joinable: Joinable[L] = Joinable()
         self._shaking: set[socket.socket] = set()
         self._closed = False
         self._acceptor = Acceptor(
@@ -166,15 +183,20 @@ class Connections(Generic[L]):
                 continue
             sock, description = dialled
             until = time.monotonic() + _seconds_until(deadline)
+            me = self.me
             try:
+                if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
+                    me = joining.naming_a_link(me)
                 peer = handshake.connect(
                     sock,
-                    self.me,
+                    me,
                     self._listening.secret,
                     expects=worker.incarnation,
                     deadline=until,
                 )
-                return self._keep(Connection(sock, peer, description, True, until))
+                streams = joining.streams_of(me, peer, me.link)
+                way = joining.way_of(sock, me, peer) if streams > 1 else None
+                return self._keep(Connection(sock, peer, description, True, until, streams, way))
             except BaseException as error:
                 sock.close()
                 # One that is silent may be busy, or stopped; only one that refuses is gone.
@@ -200,6 +222,13 @@ class Connections(Generic[L]):
         tcp = "tcp" in self._listening.paths
         return [url for url in worker.addresses if (unix if url.startswith(UNIX) else tcp)]
 
+    def _gains_by_streams(self, sock: socket.socket, worker: Worker) -> bool:
+        # Over loopback the memory is what is slow, and several connections make it slower.
+        if self._listening.streams is not None:
+            return True
+        is_near = worker.host != "" and worker.host == self.me.host
+        return not is_near and not addresses.is_loopback(sock)
+
     # Accepting.
 
     def _on_connection(self, sock: socket.socket, peer: str) -> None:
@@ -218,18 +247,32 @@ class Connections(Generic[L]):
 
         def admit(identity: Identity) -> str | None:
             reason = self._listening.admit(identity.name, identity.incarnation)
+            if reason is None:
+                reason = self._joinable.admit(identity, me)
+                expected.extend([identity.link] if reason is None and not identity.joins else [])
             refused.extend([reason] if reason is not None else [])
             return reason
 
+        expected: list[bytes] = []  # the name of the link, once it may be joined
+        me = self.me
         try:
             until = time.monotonic() + HANDSHAKE_SECONDS
-            worker = handshake.accept(
-                sock, self.me, self._listening.secret, deadline=until, admit=admit
-            )
+            worker = handshake.accept(sock, me, self._listening.secret, deadline=until, admit=admit)
+            if worker.joins:
+                addresses.tune(sock)
+                self._join(self._joinable.wait_for(worker, until), sock)
+                return
             kind = "unix" if addresses.is_unix(sock) else "tcp"
-            self._keep(Connection(sock, worker, f"{kind} from {peer}", False, until))
+            streams = joining.streams_of(me, worker, worker.link)
+            link = self._keep(
+                Connection(sock, worker, f"{kind} from {peer}", False, until, streams)
+            )
+            if streams > 1:
+                self._joinable.opened(worker.link, link)
         except OSError as error:  # LinkError is one
             sock.close()
+            for name in expected:
+                self._joinable.failed(name)
             logger.log(
                 logging.DEBUG if refused or self._closed else logging.WARNING,
                 "%s: refused a connection from %s: %s",
@@ -237,6 +280,41 @@ class Connections(Generic[L]):
                 peer,
                 error,
             )
+        finally:
+            with self._lock:
+                self._shaking.discard(sock)
+
+    # More connections for a link.
+
+    def widen(self, link: L, way: Way) -> None:
+        """Dial the connections that a link may have beside the first, in the background.
+
+        Those that can't be had are done without.
+        """
+        for _ in range(way.streams - 1):
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._handshakes.submit(self._dial_side, link, way)
+
+    def _dial_side(self, link: L, way: Way) -> None:
+        sock = socket.socket(way.family, socket.SOCK_STREAM)
+        with self._lock:
+            if self._closed or link.lost is not None:
+                sock.close()
+                return
+            self._shaking.add(sock)
+        try:
+            until = time.monotonic() + HANDSHAKE_SECONDS
+            sock.settimeout(HANDSHAKE_SECONDS)
+            sock.connect(way.address)
+            me = msgspec.structs.replace(self.me, joins=way.link)
+            handshake.connect(
+                sock, me, self._listening.secret, expects=way.incarnation, deadline=until
+            )
+            addresses.tune(sock)
+            self._join(link, sock)
+        except OSError as error:
+            sock.close()
+            logger.debug("%s: no further connection to %s: %s", self.me.name, way.address, error)
         finally:
             with self._lock:
                 self._shaking.discard(sock)
@@ -269,6 +347,7 @@ class Connections(Generic[L]):
 
     def removed(self, link: L) -> None:
         """A link is lost: forget it."""
+        self._joinable.lost(link)
         with self._lock:
             self._links.discard(link)
             if self._dialled.get(link.peer.incarnation) is link:
@@ -304,6 +383,10 @@ class Connections(Generic[L]):
         self._closed = True
         self._acceptor.forget()
         return list(self._links)
+
+
+def _has_no_more(link: object, sock: socket.socket) -> None:
+    raise LinkError("a link of this transport has one connection")
 
 
 def _seconds_until(deadline: float) -> float:

@@ -215,6 +215,9 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         secured=secret is not None,
         shm=me.shm,
         lends=me.lends,
+        streams=me.streams,
+        link=me.link,
+        joins=me.joins,
     )
 
 

@@ -25,14 +25,20 @@ LENGTH = struct.Struct("<I")
 
 Code = Literal["authentication", "link"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+LinkName = Annotated[bytes, msgspec.Meta(max_length=NONCE_LENGTH)]
 
 
 class Identity(msgspec.Struct, frozen=True):
     """Who a side of a link says it is; proven when the link has a secret.
 
-    The fields are those of the same name in `farcall.ids.Worker`, and `shm`, the version of the
-    shared-memory protocol that it speaks; 0 for none. `lends`: it lends memory, over that, and
-    takes what a peer lends.
+    The fields are those of the same name in `farcall.ids.Worker`, and:
+
+    Attributes:
+        shm: the version of the shared-memory protocol that it speaks; 0 for none.
+        lends: it lends memory over that, and takes what a peer lends.
+        streams: how many connections it can use for one link; 0 or 1: one.
+        link: of who dials: random bytes that name the link, if others may join it; empty if not.
+        joins: of who dials: the connection is no link of its own, it joins the one of that name.
     """
 
     name: str
@@ -42,6 +48,9 @@ class Identity(msgspec.Struct, frozen=True):
     main: str = ""
     shm: Count = 0
     lends: bool = False
+    streams: Count = 0
+    link: LinkName = b""
+    joins: LinkName = b""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -64,11 +73,23 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     secured: bool
     shm: Count = 0
     lends: bool = False
+    streams: Count = 0
+    link: LinkName = b""
+    joins: LinkName = b""
 
     @property
     def identity(self) -> Identity:
         return Identity(
-            self.name, self.id, self.incarnation, self.host, self.main, self.shm, self.lends
+            name=self.name,
+            id=self.id,
+            incarnation=self.incarnation,
+            host=self.host,
+            main=self.main,
+            shm=self.shm,
+            lends=self.lends,
+            streams=self.streams,
+            link=self.link,
+            joins=self.joins,
         )
 
 

@@ -24,6 +24,9 @@ class Listening:
         admit: asked about everyone who dials in.
         paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
             listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
+        streams: how many TCP connections a link may use for large buffers, 1 to 16, if the peer
+            can use as many and the transport can use several. None: 4, but links that we dial to
+            workers of this host have one.
     """
 
     listen: tuple[str, int] = ("127.0.0.1", 0)
@@ -31,3 +34,4 @@ class Listening:
     secret: bytes | None = field(default=None, repr=False)
     admit: Admit = _admit_all
     paths: Collection[str] = PATHS
+    streams: int | None = None

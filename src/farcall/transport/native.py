@@ -1,7 +1,8 @@
 """Frames through the compiled transport, without the interpreter: `native/` in the source tree.
 
 Workers of one host talk through rings in shared memory, with a Unix socket beside them that rings
-the bell and tells of death; others, or who may not use shared memory, over a socket. What the
+the bell and tells of death; others, or who may not use shared memory, over a socket, and over
+several if that is TCP and buffers are large. What the
 compiled part knows is bytes: the messages are encoded and decoded here. How connections come about
 is in `connections.py`.
 """
@@ -9,6 +10,7 @@ is in `connections.py`.
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,15 +21,17 @@ from farcall import _native
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport import addresses
+from farcall.transport.addresses import DEFAULT_STREAMS
 from farcall.transport.base import Arrived, Event, Link, LinkLost, NotSent, Watch
 from farcall.transport.connections import Connection, Connections
 from farcall.transport.handshake import Identity
+from farcall.transport.joining import Way
 from farcall.transport.listening import Listening
 from farcall.transport.spin import spare_cores
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 from farcall.wire.messages import KINDS, Buffer, Message, decode_message, encode_message
 
-_STREAM, _DIALLED, _ACCEPTED = -1, 0, 1
+_DIALLED, _ACCEPTED = 0, 1
 _NUMBERS = {message: int(kind) for message, kind in KINDS.items()}
 _LAST_KIND = max(_NUMBERS.values())
 
@@ -35,11 +39,14 @@ _LAST_KIND = max(_NUMBERS.values())
 class NativeLink:
     """See `base.Link`."""
 
-    __slots__ = ("_core", "_lends", "description", "peer")
+    __slots__ = ("_core", "_lends", "description", "peer", "way")
 
-    def __init__(self, core: _native.Link, peer: Worker, description: str, lends: bool) -> None:
+    def __init__(
+        self, core: _native.Link, peer: Worker, description: str, lends: bool, way: Way | None
+    ) -> None:
         self.peer = peer
         self.description = description
+        self.way = way
         self._core = core
         self._lends = lends
 
@@ -54,6 +61,23 @@ class NativeLink:
             self._core.start()
         except RuntimeError as error:
             raise LinkError(str(error)) from error
+
+    def join(self, sock: socket.socket) -> None:
+        """See `connections.KeptLink`."""
+        try:
+            self._core.join(sock.detach())
+        except RuntimeError as error:
+            raise LinkError(str(error)) from error
+
+    @property
+    def streams(self) -> int:
+        """How many connections it uses."""
+        return self._core.streams
+
+    @property
+    def striped_buffers(self) -> int:
+        """How many buffers it has sent over several connections."""
+        return self._core.striped_buffers
 
     def send(self, frame: Frame, deadline: float) -> None:
         message = frame.message
@@ -139,22 +163,37 @@ class NativeEndpoint:
         me: what to say of ourselves in handshakes.
         listening: where to listen, and how to reach others.
         limits: what a peer may make us allocate.
+        stripe_threshold: bytes; smaller buffers go over the link's first connection alone.
+        stripe_chunk: bytes that go over one connection at a time.
 
     Raises:
         LinkError: the address can't be listened on.
     """
 
-    def __init__(self, me: Identity, listening: Listening, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        me: Identity,
+        listening: Listening,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        stripe_threshold: int = 1 << 20,
+        stripe_chunk: int = 1 << 20,
+    ) -> None:
         self._limits = (*limits, _LAST_KIND)
         self._core = _native.Endpoint(spare_cores())
         self._links: dict[int, NativeLink] = {}  # by the id of the core
         self._shm = "shm" in listening.paths
-        self._connections = Connections(self._speaking(me), listening, self._open_link)
+        self._streams = DEFAULT_STREAMS if listening.streams is None else listening.streams
+        self._stripes = (stripe_threshold, stripe_chunk)
+        self._connections = Connections(
+            self._speaking(me), listening, self._open_link, NativeLink.join
+        )
         self.connect = self._connections.connect
         self._connections.start()
 
     def _speaking(self, me: Identity) -> Identity:
-        return msgspec.structs.replace(me, shm=_native.SHM_VERSION if self._shm else 0)
+        shm = _native.SHM_VERSION if self._shm else 0
+        return msgspec.structs.replace(me, shm=shm, streams=self._streams)
 
     @property
     def me(self) -> Identity:
@@ -170,24 +209,29 @@ class NativeEndpoint:
         return self._connections.addresses
 
     def _open_link(self, connection: Connection) -> NativeLink:
-        unix = addresses.is_unix(connection.sock)
-        side = _STREAM
-        if unix and self._shm and connection.peer.shm == _native.SHM_VERSION:
-            side = _DIALLED if connection.dialled else _ACCEPTED
         lends = self.me.lends and connection.peer.lends
-        fd = connection.sock.detach()
-        try:
-            core = self._core.open(fd, side, lends, connection.deadline, self._limits)
-        except RuntimeError as error:
-            raise LinkError(str(error)) from error
+        core = self._open_core(connection, lends)
         path = connection.description
         if not core.is_stream:
             path = path.replace("unix", "shm", 1)
         # In the table before it starts: `next` may have an event of it at once.
-        link = self._links[core.id] = NativeLink(
-            core, connection.worker, path, lends and not core.is_stream
-        )
+        lends = lends and not core.is_stream
+        link = NativeLink(core, connection.worker, path, lends, connection.way)
+        self._links[core.id] = link
         return link
+
+    def _open_core(self, connection: Connection, lends: bool) -> _native.Link:
+        unix = addresses.is_unix(connection.sock)
+        dialled = connection.dialled
+        fd = connection.sock.detach()
+        if not (unix and self._shm and connection.peer.shm == _native.SHM_VERSION):
+            streams = connection.streams
+            return self._core.open_stream(fd, self._limits, streams, *self._stripes, dialled)
+        side = _DIALLED if dialled else _ACCEPTED
+        try:
+            return self._core.open_rings(fd, self._limits, side, lends, connection.deadline)
+        except RuntimeError as error:
+            raise LinkError(str(error)) from error
 
     # Events.
 
@@ -201,6 +245,10 @@ class NativeEndpoint:
         if event is None:
             return None
         link = self._links[event[0]]
+        if len(event) == 1:
+            if link.way is not None:
+                self._connections.widen(link, link.way)
+            return None
         if len(event) == 2:
             del self._links[event[0]]
             self._connections.removed(link)

@@ -1,0 +1,155 @@
+#include "stripes.hpp"
+
+#include <cstring>
+#include <string>
+
+namespace farcall {
+
+namespace {
+
+constexpr char kMagic[4] = {'f', 'c', 's', 't'};
+
+std::string name_of(const ChunkHeader& header) {
+  return "chunk of " + std::to_string(header.length) + " bytes at " +
+         std::to_string(header.offset) + " of striped buffer " + std::to_string(header.buffer);
+}
+
+}  // namespace
+
+ChunkBytes encode_chunk(const ChunkHeader& header) {
+  ChunkBytes bytes;
+  std::memcpy(bytes.data(), kMagic, 4);
+  std::memcpy(&bytes[4], &header.length, 4);
+  std::memcpy(&bytes[8], &header.buffer, 8);
+  std::memcpy(&bytes[16], &header.offset, 8);
+  return bytes;
+}
+
+ChunkHeader decode_chunk(const ChunkBytes& bytes) {
+  if (std::memcmp(bytes.data(), kMagic, 4) != 0) {
+    throw BadFrame("a striped buffer is not complete, and something else than a chunk of it arrived");
+  }
+  ChunkHeader header;
+  std::memcpy(&header.length, &bytes[4], 4);
+  std::memcpy(&header.buffer, &bytes[8], 8);
+  std::memcpy(&header.offset, &bytes[16], 8);
+  return header;
+}
+
+std::uint64_t count_chunks(std::uint64_t size, std::uint64_t chunk) {
+  const std::uint64_t count = chunk == 0 ? size : size / chunk + (size % chunk != 0);
+  if (chunk == 0 || chunk > UINT32_MAX || count > kMaxChunks) {
+    throw BadFrame("frame claims a buffer of " + std::to_string(size) + " bytes in chunks of " +
+                   std::to_string(chunk) + "; the limits are " + std::to_string(kMaxChunks) +
+                   " chunks, of 1 byte to 4 GiB");
+  }
+  return count;
+}
+
+// Writing.
+
+void StripesOut::begin(std::uint64_t first, std::size_t chunk, std::size_t lanes) {
+  first_ = first;
+  chunk_ = chunk;
+  lanes_.resize(lanes);
+}
+
+bool StripesOut::fill(std::size_t index, Part (&parts)[2]) {
+  Lane& lane = lanes_[index];
+  if (!is_pending(index)) {
+    while (next_ < rest_.size() && rest_[next_].size == 0) {
+      ++next_;
+      offset_ = 0;
+    }
+    ChunkHeader header;
+    if (next_ < rest_.size()) {
+      Part& rest = rest_[next_];
+      lane.data = {rest.data, std::min(chunk_, rest.size)};
+      header = {static_cast<std::uint32_t>(lane.data.size), first_ + next_, offset_};
+      rest.data += lane.data.size;
+      rest.size -= lane.data.size;
+      offset_ += lane.data.size;
+    } else if (index == 0 && !ended_) {
+      ended_ = true;
+      header.buffer = first_ + rest_.size() - 1;
+    } else {
+      return false;
+    }
+    lane.header = encode_chunk(header);
+    lane.header_left = kChunkHeaderSize;
+  }
+  parts[0] = {lane.header.data() + kChunkHeaderSize - lane.header_left, lane.header_left};
+  parts[1] = lane.data;
+  return true;
+}
+
+void StripesOut::take(std::size_t index, std::size_t count) {
+  Lane& lane = lanes_[index];
+  const std::size_t of_header = std::min(count, lane.header_left);
+  lane.header_left -= of_header;
+  lane.data.data += count - of_header;
+  lane.data.size -= count - of_header;
+}
+
+bool StripesOut::is_written() const {
+  if (rest_.empty()) return true;
+  if (!ended_) return false;  // which comes after the last chunk was given to a connection
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    if (is_pending(lane)) return false;
+  }
+  return true;
+}
+
+std::size_t StripesOut::bytes_left() const {
+  std::size_t left = 0;
+  for (const Lane& lane : lanes_) left += lane.data.size;
+  for (const Part& rest : rest_) left += rest.size;
+  return left;
+}
+
+// Reading.
+
+void StripesIn::begin(std::uint8_t* data, std::uint64_t size, std::uint64_t chunk) {
+  ++number_;
+  data_ = data;
+  size_ = size;
+  chunk_ = chunk;
+  left_ = count_chunks(size, chunk);
+  begun_.assign(left_, false);
+}
+
+StripesIn::State StripesIn::check_end(bool is_first) {
+  if (!is_first) throw BadFrame("the end of a frame's chunks arrived beside the first connection");
+  return State::kEnd;
+}
+
+// False: the chunk is of a later buffer.
+bool StripesIn::start_chunk(Lane& lane) {
+  const ChunkHeader& header = *lane.header;
+  if (header.buffer < number_) throw BadFrame(name_of(header) + ", which is complete");
+  if (header.buffer - number_ > kMaxAhead) {
+    throw BadFrame(name_of(header) + ", and number " + std::to_string(number_) + " is not complete");
+  }
+  if (header.buffer > number_) return false;
+  if (header.offset >= size_ || header.offset % chunk_ != 0 ||
+      header.length != std::min(chunk_, size_ - header.offset)) {
+    throw BadFrame(name_of(header) + ", which has " + std::to_string(size_) + " bytes in chunks of " +
+                   std::to_string(chunk_));
+  }
+  const std::uint64_t index = header.offset / chunk_;
+  if (begun_[index]) throw BadFrame(name_of(header) + " arrived twice");
+  begun_[index] = true;
+  lane.to = data_ + header.offset;
+  lane.left = header.length;
+  lane.header.reset();
+  return true;
+}
+
+void StripesIn::check_finished(const ChunkHeader& header) const {
+  if (header.length != 0 || header.buffer != number_ || header.offset != 0) {
+    throw BadFrame(name_of(header) + " where the chunks of a frame end, with those of buffer " +
+                   std::to_string(number_));
+  }
+}
+
+}  // namespace farcall

@@ -1,0 +1,171 @@
+// Large buffers in chunks, which go by any of the connections of a link.
+//
+// They follow everything else in their frame. Each connection carries chunks one after the other,
+// each behind a header that says where it belongs; on the first connection a header without a
+// chunk ends them. What is in a frame goes by all connections before the next frame goes by any.
+// Here is no I/O.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "errors.hpp"
+#include "wire.hpp"
+
+namespace farcall {
+
+constexpr unsigned kMaxStreams = 16;  // connections of a link
+
+// How a side sends.
+struct Striping {
+  unsigned streams = 1;  // connections that a link may have; 1: no stripes
+  std::size_t threshold = 1 << 20;  // bytes of the smallest buffer that is striped
+  std::size_t chunk = 1 << 20;  // bytes
+  bool dialled = false;  // this side opens the connections beside the first
+};
+
+constexpr std::size_t kChunkHeaderSize = 24;
+constexpr std::uint64_t kMaxChunks = 1 << 20;  // of one buffer
+constexpr std::uint64_t kMaxAhead = 1 << 20;  // buffers that a connection may be ahead of others
+
+struct ChunkHeader {
+  std::uint32_t length = 0;  // bytes; 0: the first connection has no more of this frame
+  std::uint64_t buffer = 0;  // striped buffers of a direction count from 1
+  std::uint64_t offset = 0;  // in it
+};
+
+using ChunkBytes = std::array<std::uint8_t, kChunkHeaderSize>;
+
+ChunkBytes encode_chunk(const ChunkHeader& header);
+// Throws BadFrame: that is none.
+ChunkHeader decode_chunk(const ChunkBytes& bytes);
+
+// How many chunks of that size a buffer has. Throws BadFrame: too many.
+std::uint64_t count_chunks(std::uint64_t size, std::uint64_t chunk);
+
+// What is left to be written of the striped buffers of one frame.
+class StripesOut {
+ public:
+  bool is_empty() const { return rest_.empty(); }
+  void add(Part buffer) { rest_.push_back(buffer); }
+  std::uint64_t count() const { return rest_.size(); }
+  // Once, before anything is written: the number of the first buffer.
+  void begin(std::uint64_t first, std::size_t chunk, std::size_t lanes);
+  bool has_begun() const { return !lanes_.empty(); }
+
+  std::size_t lanes() const { return lanes_.size(); }
+  // What is to be written on a connection next: rest of a header, rest of a chunk. False: nothing.
+  bool fill(std::size_t lane, Part (&parts)[2]);
+  // So many bytes of it were taken.
+  void take(std::size_t lane, std::size_t count);
+  bool is_pending(std::size_t lane) const {
+    return lanes_[lane].header_left + lanes_[lane].data.size > 0;
+  }
+  bool is_written() const;
+
+  // Calls `own`, which returns the new place, for each piece of memory that is still needed.
+  template <class Own>
+  void move_memory(Own own) {
+    for (Lane& lane : lanes_) lane.data.data = own(lane.data);
+    for (std::size_t i = next_; i < rest_.size(); ++i) rest_[i].data = own(rest_[i]);
+  }
+  std::size_t bytes_left() const;
+
+ private:
+  struct Lane {
+    ChunkBytes header{};
+    std::size_t header_left = 0;
+    Part data;
+  };
+
+  std::vector<Part> rest_;  // of each buffer, not cut yet
+  std::size_t next_ = 0;  // the buffer that is being cut
+  std::size_t offset_ = 0;  // of its rest
+  std::uint64_t first_ = 0;
+  std::size_t chunk_ = 0;
+  bool ended_ = false;  // the first connection was given the end
+  std::vector<Lane> lanes_;
+};
+
+// A buffer that arrives in chunks.
+class StripesIn {
+ public:
+  // What arrived on one connection.
+  struct Lane {
+    ChunkBytes bytes{};
+    std::size_t filled = 0;  // of `bytes`
+    std::optional<ChunkHeader> header;
+    std::uint8_t* to = nullptr;
+    std::size_t left = 0;  // of the chunk that is being read
+
+    bool is_between_chunks() const { return left == 0 && filled == 0; }
+  };
+  // kInput: it has to be read when there is more. kHeld: not until the next buffer.
+  // kEnd: not until the next frame.
+  enum class State { kInput, kHeld, kEnd };
+
+  // The next buffer, of the size and in the chunks that `count_chunks` was asked about.
+  void begin(std::uint8_t* data, std::uint64_t size, std::uint64_t chunk);
+  bool is_complete() const { return left_ == 0; }
+
+  // Takes what is there. `read(data, size)`: how many of the next bytes it has put there; 0: none
+  // is there. Throws BadFrame.
+  template <class Read>
+  State advance(Lane& lane, bool is_first, Read read) {
+    while (true) {
+      if (lane.left > 0) {
+        const std::size_t count = read(lane.to, lane.left);
+        if (count == 0) return State::kInput;
+        lane.to += count;
+        lane.left -= count;
+        if (lane.left == 0) --left_;
+        continue;
+      }
+      if (!lane.header) {
+        if (is_complete()) return State::kHeld;
+        if (!read_header(lane, read)) return State::kInput;
+      }
+      if (lane.header->length == 0) return check_end(is_first);
+      if (!start_chunk(lane)) return State::kHeld;
+    }
+  }
+
+  // The buffers of a frame are complete: reads the end on the first connection. False: it is not
+  // there yet. Throws BadFrame.
+  template <class Read>
+  bool finish(Lane& first, Read read) {
+    if (!first.header && !read_header(first, read)) return false;
+    check_finished(*first.header);
+    first.header.reset();
+    return true;
+  }
+
+ private:
+  template <class Read>
+  static bool read_header(Lane& lane, Read read) {
+    while (lane.filled < kChunkHeaderSize) {
+      const std::size_t count = read(lane.bytes.data() + lane.filled, kChunkHeaderSize - lane.filled);
+      if (count == 0) return false;
+      lane.filled += count;
+    }
+    lane.filled = 0;
+    lane.header = decode_chunk(lane.bytes);
+    return true;
+  }
+  static State check_end(bool is_first);
+  bool start_chunk(Lane& lane);
+  void check_finished(const ChunkHeader& header) const;
+
+  std::uint64_t number_ = 0;
+  std::uint8_t* data_ = nullptr;
+  std::uint64_t size_ = 0;
+  std::uint64_t chunk_ = 0;
+  std::uint64_t left_ = 0;  // chunks that are not here
+  std::vector<bool> begun_;  // which chunks are here, or being read
+};
+
+}  // namespace farcall
