@@ -201,6 +201,21 @@ def test_shared_tensors_are_copied_unless_somebody_says_otherwise(
         RpcBackendOptions(shared_tensors="")
 
 
+def test_how_much_freed_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RpcBackendOptions().keep_freed_memory == 128 << 20
+    assert TensorPipeRpcBackendOptions(keep_freed_memory=0).keep_freed_memory == 0
+    monkeypatch.setenv("FARCALL_KEEP_FREED_MEMORY", "4096")
+    assert RpcBackendOptions().keep_freed_memory == 4096
+    assert RpcBackendOptions(keep_freed_memory=1).keep_freed_memory == 1
+    monkeypatch.setenv("FARCALL_KEEP_FREED_MEMORY", "1 GB")
+    with pytest.raises(ValueError, match=r"^FARCALL_KEEP_FREED_MEMORY must be a number from 0 to"):
+        RpcBackendOptions()
+    with pytest.raises(ValueError, match=r"^keep_freed_memory must be a number from 0 to 21474"):
+        RpcBackendOptions(keep_freed_memory=2**31)
+    with pytest.raises(TypeError, match=r"^keep_freed_memory must be an int, not float"):
+        RpcBackendOptions(keep_freed_memory=1e6)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("variable", ["FARCALL_PATHS", "FARCALL_TRANSPORTS"])
 @pytest.mark.parametrize("text", ["tcp;unix", "socket,", ",", "Socket"])
 def test_nonsense_in_the_environment_is_refused_with_its_variable(

@@ -1,0 +1,66 @@
+"""What malloc keeps of freed memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
+
+# Prints how many bytes go back to the system when 80 MB at the end of the heap are freed.
+PROGRAM = """
+import ctypes, sys
+from farcall import rpc
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.sbrk.restype = ctypes.c_size_t
+libc.malloc.argtypes = [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_size_t]
+libc.sbrk.argtypes = [ctypes.c_ssize_t]
+SIZE = 20 << 20
+
+rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=rpc.RpcBackendOptions(
+    init_method=f"file://{sys.argv[1]}"))
+libc.free(libc.malloc(SIZE + 4096))  # from now on such blocks are on the heap, if they may be
+blocks = [libc.malloc(SIZE) for _ in range(4)]
+before = libc.sbrk(0)
+for block in blocks:
+    libc.free(block)
+print(before - libc.sbrk(0))
+rpc.shutdown()
+"""
+
+
+def given_back(directory: Path, **environment: str) -> int:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(directory / "store")],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(ran.stdout)
+
+
+def test_freed_memory_is_kept(tmp_path: Path) -> None:
+    assert given_back(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"FARCALL_KEEP_FREED_MEMORY": "0"},
+        {"FARCALL_KEEP_FREED_MEMORY": "4096"},
+        {"MALLOC_TRIM_THRESHOLD_": "4096", "MALLOC_MMAP_THRESHOLD_": "33554432"},
+        {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4096:glibc.malloc.mmap_threshold=33554432"},
+    ],
+    ids=["not", "not so much", "malloc", "tunables"],
+)
+def test_who_says_otherwise_is_heard(tmp_path: Path, environment: dict[str, str]) -> None:
+    assert given_back(tmp_path, **environment) > 60 << 20
