@@ -143,7 +143,7 @@ class Autograd:
         self, context: int, peer: Peer, sent: int
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         known = self._contexts.get(context)
-        return None if known is None else Receive(context, known.receives, peer, sent).attach
+        return None if known is None else Receive(peer, sent, context, known.receives).attach
 
     def released(self, context: int, floor: int) -> None:
         with self._lock:

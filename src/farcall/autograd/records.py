@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+import msgspec
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
@@ -142,37 +143,27 @@ def _behind(leaf: Tensor) -> Tensor:
     return leaf.expand_as(leaf) if leaf.layout is torch.strided else leaf.clone()
 
 
-class Receive:
-    """Tensors that this worker received in one message.
+class Receive(msgspec.Struct, eq=False):
+    """Tensors that this worker received in one message."""
 
-    Args:
-        context: id of the context they belong to.
-        receives: of that context; exits are added.
-
-    Attributes:
-        peer: who sent them.
-        number: the sender's number for them.
-        nodes: their exits, in the order of the message.
-    """
-
-    __slots__ = ("_origin", "_receives", "nodes", "number", "peer")
-
-    def __init__(
-        self, context: int, receives: dict[Node, Receive], peer: Peer, number: int
-    ) -> None:
-        self._origin = peer.name, context
-        self._receives = receives
-        self.peer = peer
-        self.number = number
-        self.nodes: list[Node] = []
+    peer: Peer  # who sent them
+    number: int  # the sender's number for them
+    context: int  # id of the context they belong to
+    receives: dict[Node, Receive]  # of that context; exits are added
+    nodes: list[Node] = []  # their exits, in the order of the message
 
     def attach(self, arrived: Tensor) -> Tensor:
         """Make a tensor without a graph the output of an exit of this receive; gives it back."""
-        with_grad(_Exit.apply, BEHIND_EXITS, arrived, self._origin)
+        origin = self.peer.name, self.context
+        if torch.is_grad_enabled():
+            _Exit.apply(BEHIND_EXITS, arrived, origin)  # type: ignore[no-untyped-call]
+        else:
+            with torch.enable_grad():
+                _Exit.apply(BEHIND_EXITS, arrived, origin)  # type: ignore[no-untyped-call]
         node = arrived.grad_fn
         assert node is not None
         self.nodes.append(node)
-        self._receives[node] = self
+        self.receives[node] = self
         return arrived
 
 

@@ -162,13 +162,12 @@ class Agent:
         """The executor's leader took an event."""
         worker = event.link.peer
         peer = self.directory.of_incarnation(worker.incarnation) or self.directory.add(worker)
-        if isinstance(event, Arrived):
-            if peer.lost is None:
-                self._on_frame(peer, event.link, event.frame)
-        else:
+        if not isinstance(event, Arrived):
             self.lose(peer, event.cause)
-
-    def _on_frame(self, peer: Peer, link: Link, frame: Frame) -> None:
+            return
+        if peer.lost is not None:
+            return
+        link, frame = event.link, event.frame
         message = frame.message
         match message:
             case Request():
