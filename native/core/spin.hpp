@@ -2,11 +2,10 @@
 //
 // Waking a thread on an idle core costs some 25 us, looking again a few nanoseconds. So whoever
 // waits for a peer that has lately answered quickly looks for a while before it sleeps. How long
-// waits lately were decides, so nobody spins for a slow peer, but to keep a core awake where much is
-// computed in turn (`awake.hpp`). Who spins offers its core to others
-// every microsecond or two. Where several workers share a core, that hands it round among those who
-// wait until one has something to do, for less than sleeping and waking costs; somebody who takes
-// the core for long to compute makes the spinning thread sleep.
+// waits lately were decides, so nobody spins for a slow peer; but see `awake.hpp`. Who spins offers
+// its core to others every microsecond or two. Where several workers share a core, that hands it
+// round among those who wait until one has something to do, for less than sleeping and waking costs;
+// somebody who takes the core for long to compute makes the spinning thread sleep.
 //
 // Two that talk to each other may find themselves on one core while another is idle: a Unix socket
 // wakes its reader with the hint that the writer is about to sleep, and the scheduler puts the reader
