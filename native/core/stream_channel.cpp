@@ -122,7 +122,6 @@ bool StreamChannel::read_striped() {
   std::uint32_t wanted = 0;
   bool any_ended = false;
   const auto from_first = [this](std::uint8_t* data, std::size_t size) { return read(data, size); };
-  if (in_.advance(first_, true, from_first) == State::kInput) wanted |= 1;
   for (unsigned lane = 1; lane <= joined && !in_.is_complete(); ++lane) {
     Side& side = *sides_[lane - 1];
     const auto from_side = [this, &side](std::uint8_t* data, std::size_t size) {
@@ -132,6 +131,8 @@ bool StreamChannel::read_striped() {
     if (state == State::kInput && !side.ended) wanted |= 1u << lane;
     any_ended = any_ended || side.ended;
   }
+  // After the others, whose end ends the first one.
+  if (!in_.is_complete() && in_.advance(first_, true, from_first) == State::kInput) wanted |= 1;
   if (in_.is_complete()) return true;
   if (wanted == 0 && any_ended) throw LinkFailure(why_closed());
   if (wanted == 0 && joined + 1 == striping_.streams) {
