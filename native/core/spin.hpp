@@ -86,8 +86,9 @@ class Spinner {
   // `start`, or goes on after a nap.
   template <class Look>
   bool spin(Nanoseconds start, Look look) {
-    const bool stays_awake = long_average_ < kWorthAwake;
-    if (average_ >= kWorth && !stays_awake) return false;
+    const bool is_long = average_ >= kWorth;
+    const bool stays_awake = is_long && long_average_ < kWorthAwake;
+    if (is_long && !stays_awake) return false;
     if (who_ == Who::kCaller && !budget_.take()) return false;
     const Nanoseconds begun = naps_ ? now() : start;
     Nanoseconds time = begun;

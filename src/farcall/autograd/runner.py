@@ -112,15 +112,15 @@ class Runner:
         except IndexError:
             alarm = Alarm()
         at_work = self.agent.is_at_work()
+        ending.ring(alarm)
         try:
-            while len(backward.links) == 1 and ending.ring(alarm):
+            while len(backward.links) == 1 and not ending.is_over:
                 (link,) = backward.links
                 if at_work:
                     with self.agent.waiting():
                         frame = link.receive(PASS_MESSAGES, alarm.fileno(), deadline)
                 else:
                     frame = link.receive(PASS_MESSAGES, alarm.fileno(), deadline)
-                ending.ring(None)
                 if frame is None:
                     return
                 peer = self.agent.directory.of_incarnation(link.peer.incarnation)

@@ -16,7 +16,7 @@ import torch
 from farcall.autograd import context
 from farcall.optim.groups import Group, Options, by_owner, options_of
 from farcall.optim.locks import holding
-from farcall.optim.owners import Owners, call_workers, inside
+from farcall.optim.owners import Owners, call_inside, call_workers
 from farcall.optim.part import Recipe, build_parameters
 from farcall.optim.shards import StateDict, check_sizes, normalized, to_cpu
 
@@ -89,8 +89,8 @@ class Central:
         self._is_written = False  # the optimizer changes the copies when this returns
         with context() as context_id:
             loss = closure(context_id)
-            with inside(context_id):
-                gradients = self._fetch("fetching gradients", "read_gradients", context_id)
+            what = "fetching gradients"
+            gradients = call_inside(context_id, self._fetch, what, "read_gradients", context_id)
         for copy, gradient in zip(self._copies, gradients, strict=True):
             copy.grad = gradient
         return loss

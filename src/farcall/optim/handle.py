@@ -25,7 +25,7 @@ from farcall.optim.groups import (
     snapshot,
 )
 from farcall.optim.locks import holding
-from farcall.optim.owners import inside
+from farcall.optim.owners import call_inside
 from farcall.optim.part import Recipe
 from farcall.optim.sharded import Sharded
 from farcall.optim.shards import StateDict, check_groups
@@ -186,15 +186,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         contents_of(context_id)  # raises if there is no such context
         work = self._sharded("give step a closure that takes the id of a context")
         if not changes(self._sent, self.param_groups):
-            with inside(context_id):
-                work.step(context_id, {})
+            call_inside(context_id, work.step, context_id, {})
             return
         # One at a time, so that no older value overtakes a newer one.
         with holding(self._sending):
             changed = changes(self._sent, self.param_groups)
             sent = self._sent_after(changed)
-            with inside(context_id):
-                work.step(context_id, changed)
+            call_inside(context_id, work.step, context_id, changed)
             self._sent = sent
 
     def _sharded(self, instead: str) -> Sharded:
@@ -244,10 +242,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             RuntimeError: this worker has no such context; or see `error_if_nonfinite`.
         """
         contents_of(context_id)
-        with inside(context_id):
-            return clip_norm(
-                self._work.owners, context_id, float(max_norm), float(norm_type), error_if_nonfinite
-            )
+        limit, power = float(max_norm), float(norm_type)
+        args = self._work.owners, context_id, limit, power, error_if_nonfinite
+        return call_inside(context_id, clip_norm, *args)
 
     def clip_grad_value_(self, context_id: int, clip_value: float) -> None:
         """Limit all elements of the gradients of a context to [-clip_value, clip_value].
@@ -255,8 +252,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         As `torch.nn.utils.clip_grad_value_`; otherwise like `clip_grad_norm_`.
         """
         contents_of(context_id)
-        with inside(context_id):
-            self._work.owners.call("clipping gradients", "clamp", context_id, float(clip_value))
+        what, limit = "clipping gradients", float(clip_value)
+        call_inside(context_id, self._work.owners.call, what, "clamp", context_id, limit)
 
     # Groups.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from farcall.rref import RRef, call_meanwhile
 from farcall.runtime.context import CallContext, current, current_agent
 from farcall.runtime.future import Future
+
+R = TypeVar("R")
 
 # Methods that are called without a message on a part of this worker.
 CALLED_HERE = frozenset(("step", "norms", "scale"))
@@ -125,7 +126,7 @@ class _PartCall:
     """A call of a method of a part."""
 
     def __init__(self, part: RRef[Any], method: str, args: Sequence[Any]) -> None:
-        self.is_here = method in CALLED_HERE and part.is_owner()
+        self.is_here = method in CALLED_HERE and part._handle.is_owner
         self._part = part
         self._method = method
         self._args = args
@@ -162,20 +163,17 @@ def call_workers(
     return gather(what, {name: _WorkerCall(name, function, own) for name, own in args.items()})
 
 
-def inside(context_id: int) -> AbstractContextManager[None]:
-    """Calls made in the block are part of this context, whatever the thread is in otherwise.
+def call_inside(context_id: int, function: Callable[..., R], *args: Any) -> R:
+    """Call it: calls that it makes are part of this context, whatever the thread is in otherwise.
 
     An owner of which the forward pass had no need learns of the context in this way: it has no
     gradients there. Only where a context ended is its id unknown.
     """
     outer = current.get() or CallContext(current_agent())
-    return nullcontext() if outer.gradients == context_id else _within(outer, context_id)
-
-
-@contextmanager
-def _within(outer: CallContext, context_id: int) -> Iterator[None]:
+    if outer.gradients == context_id:
+        return function(*args)
     token = current.set(CallContext(outer.agent, outer.deadline, context_id))
     try:
-        yield
+        return function(*args)
     finally:
         current.reset(token)
