@@ -2,7 +2,7 @@
 //
 // Waking a thread on an idle core costs some 25 us, looking again a few nanoseconds. So whoever
 // waits for a peer that has lately answered quickly looks for a while before it sleeps. How long
-// waits lately were decides, so nobody spins for a slow peer; but see `awake.hpp`. Who spins offers
+// waits lately were decides, so nobody spins for a slow peer, but see `awake.hpp`. Who spins offers
 // its core to others every microsecond or two. Where several workers share a core, that hands it
 // round among those who wait until one has something to do, for less than sleeping and waking costs;
 // somebody who takes the core for long to compute makes the spinning thread sleep.
