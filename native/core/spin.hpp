@@ -67,7 +67,8 @@ class Spinner {
   static constexpr Nanoseconds kMaxSpin = 2 * kMillisecond;
   static constexpr Nanoseconds kWorth = 2 * kMillisecond;  // longer waits are not worth to spin for,
   static constexpr Nanoseconds kWorthAwake = Wakefulness::kMost;  // but to stay awake up to this
-  static constexpr Nanoseconds kForgotten = 2 * kWorthAwake;  // two such waits, and no more of that
+  static constexpr Nanoseconds kForgotten = 2 * kWorthAwake;  // four short ones make up for that
+  static constexpr Nanoseconds kIdle = 1 * kSecond;           // after such a wait all is forgotten
   static constexpr Nanoseconds kNap = 2 * kMillisecond;
   static constexpr Nanoseconds kNapping = 1 * kSecond;  // from the begin of the wait
   // Longer than what a hypervisor takes the core for, shorter than a slice of the scheduler.
@@ -108,7 +109,11 @@ class Spinner {
     const Nanoseconds waited = now() - start;
     naps_ = false;
     average_ += (std::min(waited, 10 * kWorth) - average_) / 10;
-    if (waited > kMaxSpin) long_average_ += (std::min(waited, kForgotten) - long_average_) / 4;
+    if (waited > kIdle) {
+      long_average_ = kForgotten;
+    } else if (waited > kMaxSpin) {
+      long_average_ += (std::min(waited, kForgotten) - long_average_) / 4;
+    }
   }
 
  private:
