@@ -55,7 +55,7 @@ class Ending:
             if self._alarm is not None and self._receiver != threading.get_ident():
                 self._alarm.ring()
 
-    def ring(self, alarm: Alarm | None) -> None:
+    def wake_by(self, alarm: Alarm | None) -> None:
         """How to wake the calling thread if another one ends the pass from now on."""
         with self._lock:
             self._alarm = alarm

@@ -112,7 +112,7 @@ class Runner:
         except IndexError:
             alarm = Alarm()
         at_work = self.agent.is_at_work()
-        ending.ring(alarm)
+        ending.wake_by(alarm)
         try:
             while len(backward.links) == 1 and not ending.is_over:
                 (link,) = backward.links
@@ -132,7 +132,7 @@ class Runner:
                 else:
                     self.reported(peer, frame.message)  # type: ignore[arg-type]
         finally:
-            ending.ring(None)
+            ending.wake_by(None)
             if alarm.has_rung or self.agent.is_closed:
                 alarm.close()
             else:

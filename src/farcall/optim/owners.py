@@ -126,7 +126,7 @@ class _PartCall:
     """A call of a method of a part."""
 
     def __init__(self, part: RRef[Any], method: str, args: Sequence[Any]) -> None:
-        self.is_here = method in CALLED_HERE and part._handle.is_owner
+        self.is_here = method in CALLED_HERE and part.is_owner()
         self._part = part
         self._method = method
         self._args = args
