@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ CALLS_IN_FLIGHT = 5000
 CALLS_OF_A_THREAD = 100
 CALLS_OF_THE_RING = 50  # of each worker
 REFERENCES = 20_000
+QUIET_SECONDS = 1.0
 IDLE_SECONDS = 3.0
 
 
@@ -141,13 +143,19 @@ def references(rpc: Any) -> Iterator[float]:
 
 
 def idle(rpc: Any) -> Iterator[float]:
-    """Processor time that both workers take per second, while they do nothing after a call."""
+    """Processor time that both workers take per second, when they have been quiet for a while."""
+    pids = [os.getpid(), rpc.rpc_sync("worker1", os.getpid)]
     while True:
-        there = rpc.rpc_sync("worker1", time.process_time)
-        here = time.process_time()
+        time.sleep(QUIET_SECONDS)
+        before = sum(map(processor_seconds, pids))
         time.sleep(IDLE_SECONDS)
-        here = time.process_time() - here
-        yield (here + rpc.rpc_sync("worker1", time.process_time) - there) / IDLE_SECONDS
+        yield (sum(map(processor_seconds, pids)) - before) / IDLE_SECONDS
+        rpc.rpc_sync("worker1", noop)
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has taken so far. Linux: its clock has this number (clock_getcpuclockid(3))."""
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def ring(rpc: Any) -> Iterator[float]:
