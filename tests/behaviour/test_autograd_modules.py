@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from behaviour.autograd_helpers import DistributedRun, Run, compare, doubles, times, weights
+from behaviour.autograd_helpers import DistributedRun, Run, Way, compare, doubles, times, weights
 from behaviour.helpers import WAYS
 from farcall import autograd as dist_autograd
 from farcall.autograd import contents
 from farcall.autograd.recorder import Autograd
 from farcall.runtime.agent import Agent
+from farcall.testing.cluster import acting_as
 
 
 def mlp() -> torch.nn.Sequential:
@@ -357,10 +359,86 @@ def test_sent_tensor_changed_in_place_after_it_was_sent(pair: list[Agent]) -> No
 
 
 @pytest.mark.parametrize("copied", [4096, 0], ids=["copied", "recorded at once"])
-def test_sent_tensor_changed_in_place_before_it_was_recorded(
+def test_argument_changed_in_place_before_it_was_recorded(
     pair: list[Agent], monkeypatch: pytest.MonkeyPatch, copied: int
 ) -> None:
     """Recording may come late: here, when the pass needs it."""
+
+    def program(run: Run) -> Any:
+        weights(run, x="w0", w="w1")
+        h = run["x"].tanh().clone()
+        future = run.call_async("w1", times, run, "w", run.arrived(h))
+        h.mul_(3)
+        return (future.wait() * h).sum()
+
     monkeypatch.setattr(Autograd, "record", lambda self, context, sent: None)
     monkeypatch.setattr(contents, "COPIED_BYTES", copied)
-    compare(pair, changed_after_sending)
+    compare(pair, program)
+
+
+def keep_in_list(run: Run, h: torch.Tensor) -> Any:
+    run.kept = [h]
+    return h
+
+
+def keep_by_view(run: Run, h: torch.Tensor) -> Any:
+    run.kept = [h[0]]
+    return h
+
+
+def keep_base(run: Run, h: torch.Tensor) -> Any:
+    run.kept = [h]
+    return h.view(2, 2)
+
+
+def keep_container(run: Run, h: torch.Tensor) -> Any:
+    run.kept = [h]
+    return run.kept
+
+
+def product(run: Run, x: torch.Tensor, keep: Callable[[Run, torch.Tensor], Any]) -> Any:
+    return keep(run, run.arrived(x) * run["w"])
+
+
+def change_kept(run: Run) -> None:
+    for kept in run.kept:
+        kept.mul_(3)
+
+
+@pytest.mark.parametrize("copied", [4096, 0], ids=["copied", "recorded at once"])
+@pytest.mark.parametrize("keep", [keep_in_list, keep_by_view, keep_base, keep_container])
+def test_result_changed_in_place_before_it_was_recorded(
+    pair: list[Agent],
+    monkeypatch: pytest.MonkeyPatch,
+    keep: Callable[[Run, torch.Tensor], Any],
+    copied: int,
+) -> None:
+    def program(run: Run) -> Any:
+        weights(run, x="w0", w="w1")
+        sent = run.call("w1", product, run, run["x"].detach(), keep)
+        result = run.arrived(sent[0] if isinstance(sent, list) else sent) * run["x"].sum()
+        run.call("w1", change_kept, run)
+        return result.sum()
+
+    monkeypatch.setattr(Autograd, "record", lambda self, context, sent: None)
+    monkeypatch.setattr(contents, "COPIED_BYTES", copied)
+    compare(pair, program)
+
+
+@pytest.mark.parametrize("call", WAYS)
+def test_argument_of_a_caller_that_waits_is_recorded_before_it_goes_on(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch, call: Way
+) -> None:
+    """So it needs no copy: whatever the caller changes, it changes afterwards."""
+    recorded: list[int] = []
+    record = Autograd.record
+
+    def noted(self: Autograd, context: int, sent: int) -> None:
+        if self.agent is pair[0]:
+            recorded.append(sent)
+        record(self, context, sent)
+
+    monkeypatch.setattr(Autograd, "record", noted)
+    with acting_as(pair[0]), dist_autograd.context():
+        call("w1", torch.neg, (torch.ones(4, requires_grad=True),))
+    assert len(recorded) == 1

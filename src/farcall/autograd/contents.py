@@ -34,26 +34,28 @@ class Context:
         self._lock = threading.Lock()
         self._gradients: Gradients = {}
         # What is sent is recorded when it is on its way, from tensors that nobody else changes.
-        self._unrecorded: dict[int, list[Tensor]] = {}
+        self._unrecorded: dict[int, Sequence[Tensor]] = {}
         self._sources: dict[int, Source] = {}
         self._reach: Reach | None = None  # what all that leads to
 
     # What was sent.
 
-    def announce(self, number: int, tensors: Sequence[Tensor]) -> None:
+    def announce(self, number: int, tensors: Sequence[Tensor], waits: bool = False) -> None:
         """A message with tensors is about to be sent. Recording them takes a while: see `record`.
 
-        They may be changed in place by then, so small ones are copied, and large ones recorded now.
+        If they may be changed in place by then, small ones are copied, and large ones recorded now.
+        Not if who sends them `waits`, until they are recorded.
         """
-        for tensor in tensors:
-            if tensor.layout is not torch.strided or tensor.nbytes > COPIED_BYTES:
-                source = Source(number, tensors)
-                with self._lock:
-                    self._add(source)
-                return
-        copies = with_grad(_copies, tensors)
+        if not waits:
+            for tensor in tensors:
+                if tensor.layout is not torch.strided or tensor.nbytes > COPIED_BYTES:
+                    source = Source(number, tensors)
+                    with self._lock:
+                        self._add(source)
+                    return
+            tensors = with_grad(_copies, tensors)
         with self._lock:
-            self._unrecorded[number] = copies
+            self._unrecorded[number] = tensors
 
     def record(self, number: int) -> None:
         """The message is on its way. Without effect if somebody needed the record already."""
@@ -61,9 +63,9 @@ class Context:
             self._record(number)
 
     def _record(self, number: int) -> None:
-        copies = self._unrecorded.pop(number, None)
-        if copies is not None:
-            self._add(Source(number, copies))
+        tensors = self._unrecorded.pop(number, None)
+        if tensors is not None:
+            self._add(Source(number, tensors))
 
     def _add(self, source: Source) -> None:
         self._sources[source.number] = source

@@ -104,14 +104,16 @@ class Autograd:
 
     # What the agent tells; see `Gradients`.
 
-    def send(self, context: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
+    def send(
+        self, context: int, peer: Peer, tensors: Sequence[torch.Tensor], waits: bool = False
+    ) -> tuple[int, int]:
         known = self._shared_with(context, peer)
         if known is None:
             return 0, 0
         if not tensors:
             return context, 0
         number = next(self._numbers)
-        known.announce(number, tensors)
+        known.announce(number, tensors, waits)
         return context, number
 
     def record(self, context: int, sent: int) -> None:

@@ -25,11 +25,14 @@ class Gradients(Protocol):
     Context ids are positive; 0 stands for no context.
     """
 
-    def send(self, context: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
+    def send(
+        self, context: int, peer: Peer, tensors: Sequence[torch.Tensor], waits: bool = False
+    ) -> tuple[int, int]:
         """A message goes to a peer inside a context.
 
         Args:
             tensors: those in the message that require grad, in order.
+            waits: whoever may change them in place waits until `record`.
 
         Returns:
             What the message says of it, `context` and `sent`; zeros if the context has ended. If

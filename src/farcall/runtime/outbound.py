@@ -76,8 +76,9 @@ class Outbound:
         """
         peer = self._peer(to)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
-        if pending.recording is not None:
-            meanwhile = _both(pending.recording, meanwhile)
+        record = pending.recording
+        if record is not None:
+            meanwhile = record if meanwhile is None else _both(record, meanwhile)
         context = current.get()
         try:
             link = self._agent.connect(peer, pending.deadline)
@@ -238,7 +239,9 @@ class Outbound:
             request.no_grad = not torch.is_grad_enabled()
             gradients = self._agent.gradients
             tensors = dumped.tensors
-            request.context, request.sent = gradients.send(context.gradients, peer, tensors)
+            # Who waits for the answer records before, and changes nothing meanwhile.
+            waits = future is None and created is None
+            request.context, request.sent = gradients.send(context.gradients, peer, tensors, waits)
             if request.sent:
                 pending.recording = partial(gradients.record, request.context, request.sent)
         if created is not None:
@@ -309,10 +312,9 @@ class Outbound:
             ) from error
 
 
-def _both(first: Callable[[], None], then: Callable[[], None] | None) -> Callable[[], None]:
+def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
     def both() -> None:
         first()
-        if then is not None:
-            then()
+        then()
 
     return both
