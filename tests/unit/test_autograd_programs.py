@@ -289,8 +289,10 @@ def gives_gradients_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 def sends_no_links_under_no_grad(monkeypatch: pytest.MonkeyPatch) -> None:
     send = Autograd.send
 
-    def send_unless_quiet(self: Any, context: int, peer: Any, tensors: Any) -> Any:
-        return send(self, context, peer, tensors if torch.is_grad_enabled() else ())
+    def send_unless_quiet(
+        self: Any, context: int, peer: Any, tensors: Any, waits: bool = False
+    ) -> Any:
+        return send(self, context, peer, tensors if torch.is_grad_enabled() else (), waits)
 
     monkeypatch.setattr(Autograd, "send", send_unless_quiet)
 
