@@ -104,8 +104,8 @@ CASES = {
     # The first episodes are short.
     "cartpole_1": Case("cartpole_1", Plan(2, 1, blocks=6, warm_up=30), STEPS_PER_SECOND),
     "cartpole_3": Case("cartpole_3", Plan(1, 1, blocks=6, warm_up=20), STEPS_PER_SECOND),
-    "rnn_tiny": Case("rnn_tiny", Plan(40, 4, blocks=20), MILLISECONDS, (LOCAL, *BOTH)),
-    "rnn_real": Case("rnn_real", Plan(3, 1, blocks=8), MILLISECONDS, (LOCAL, *BOTH)),
+    "rnn_tiny": Case("rnn_tiny", Plan(40, 12, blocks=30), MILLISECONDS, (LOCAL, *BOTH)),
+    "rnn_real": Case("rnn_real", Plan(4, 1, blocks=12), MILLISECONDS, (LOCAL, *BOTH)),
     "start_2": Case("starts", Plan(1, 0, blocks=4, warm_up=0), MILLISECONDS, EVERY),
     "start_8": Case("starts", Plan(1, 0, blocks=3, warm_up=0), MILLISECONDS, EVERY),
 }

@@ -94,7 +94,7 @@ class Spinner {
     const Nanoseconds begun = naps_ ? now() : start;
     Nanoseconds time = begun;
     End end = naps_ ? End::kLate : look_until(start + kMaxSpin, time, look);
-    if (end == End::kLate && stays_awake) end = stay_awake(start, time, look);
+    if (end == End::kLate && stays_awake) end = stay_awake(time, look);
     naps_ = end == End::kOthers && time - start < kNapping;
     if (who_ == Who::kCaller) budget_.give_back();
     budget_.wakefulness().looked(time - begun);
@@ -140,15 +140,13 @@ class Spinner {
     return End::kNoRoom;
   }
 
-  // For twice the usual time of a long wait. Ends as well when somebody else needs this core, or
-  // other threads of this process compute.
+  // Ends as well when somebody else needs this core, or other threads of this process compute.
   template <class Look>
-  End stay_awake(Nanoseconds start, Nanoseconds& time, Look& look) {
+  End stay_awake(Nanoseconds& time, Look& look) {
     Wakefulness& wakefulness = budget_.wakefulness();
     const Nanoseconds begun = time;
     if (!naps_) others_.begin(time);
-    const Nanoseconds until = std::min(time + wakefulness.left(), start + 2 * long_average_);
-    const End end = look_awake(until, time, look);
+    const End end = look_awake(time + wakefulness.left(), time, look);
     wakefulness.spend(time - begun);
     return end;
   }
