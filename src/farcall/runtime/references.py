@@ -388,6 +388,11 @@ class References:
         with self._lock:
             return self._refs.statistics()
 
+    def holders(self) -> list[int]:
+        """For each value here that others hold: how many."""
+        with self._lock:
+            return self._refs.holders()
+
     def close(self, error: CallError) -> None:
         """The agent shuts down: every value may go, and nobody waits any more."""
         values, self._values = self._values, {}

@@ -1,0 +1,136 @@
+"""Faults on purpose: messages of a running agent that are lost or late on their way out.
+
+    from farcall.testing.faults import Fault, inject
+
+    inject(agent, [Fault(of_type(Request), delay=1.5), Fault(of_type(Release), losses=3)])
+
+For tests of programs: what does yours do when the owner of a reference answers late? A message is
+lost before it is written, as on a link that does not get rid of it in time. A late one is overtaken
+by others, which never happens on a real link.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from farcall.errors import LinkError
+from farcall.ids import Worker
+from farcall.runtime.agent import Agent
+from farcall.runtime.peers import Peer
+from farcall.transport.base import Link, NotSent
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Message
+
+Matches = Callable[[Message], bool]
+
+
+def of_type(*types: type[Message]) -> Matches:
+    """Matches messages of these types."""
+    return lambda message: isinstance(message, types)
+
+
+@dataclass
+class Fault:
+    """What happens to some messages.
+
+    Attributes:
+        matches: to which ones.
+        delay: seconds by which each is late.
+        losses: how many of them are lost; those after them are not.
+    """
+
+    matches: Matches
+    delay: float = 0.0
+    losses: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def loses(self) -> bool:
+        """Whether the next one is lost."""
+        with self._lock:
+            self.losses -= 1
+            return self.losses >= 0
+
+
+def inject(agent: Agent, faults: Sequence[Fault]) -> None:
+    """Let these faults happen to what an agent sends from now on, also to itself.
+
+    Outcomes of calls go their own way and are not touched. Call it before the agent sends anything.
+    """
+    connect = agent.connect
+    wrapped: dict[Link, FaultyLink] = {}
+
+    def connect_badly(peer: Peer, deadline: float) -> Link:
+        link = connect(peer, deadline)
+        return wrapped.setdefault(link, FaultyLink(link, faults))
+
+    agent.connect = connect_badly  # type: ignore[method-assign]
+
+
+class FaultyLink:
+    """A link that loses and delays what is sent. Thread-safe."""
+
+    def __init__(self, link: Link, faults: Sequence[Fault]) -> None:
+        self._link = link
+        self._faults = faults
+
+    @property
+    def peer(self) -> Worker:
+        return self._link.peer
+
+    @property
+    def description(self) -> str:
+        return self._link.description
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def send(self, frame: Frame, deadline: float) -> None:
+        delay = self._delay_of(frame)
+        if delay:
+            self._send_later(frame, delay)
+        else:
+            self._link.send(frame, deadline)
+
+    def exchange(
+        self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
+    ) -> Frame:
+        delay = self._delay_of(frame)
+        left = deadline - time.monotonic()
+        if delay >= left:
+            self._send_later(frame, delay)
+            _sleep(left)
+            raise TimeoutError
+        _sleep(delay)
+        return self._link.exchange(frame, deadline, meanwhile)
+
+    def _delay_of(self, frame: Frame) -> float:
+        """Raises NotSent if it is lost."""
+        delay = 0.0
+        for fault in self._faults:
+            if fault.matches(frame.message):
+                if fault.loses():
+                    raise NotSent("lost on purpose")
+                delay = max(delay, fault.delay)
+        return delay
+
+    def _send_later(self, frame: Frame, delay: float) -> None:
+        def send() -> None:
+            try:
+                self._link.send(frame, time.monotonic() + 1)
+            except (LinkError, TimeoutError):
+                pass  # nobody waits for it
+
+        # The memory of its buffers is the sender's again when we return.
+        frame.buffers = [bytes(buffer) for buffer in frame.buffers]
+        timer = threading.Timer(delay, send)
+        timer.daemon = True
+        timer.start()
+
+
+def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        threading.Event().wait(seconds)
