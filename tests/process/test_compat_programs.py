@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -72,8 +73,6 @@ def test_tutorial_with_its_own_imports(program: str, tmp_path: Path) -> None:
 
 
 def free_port() -> str:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])

@@ -19,7 +19,9 @@ import torch.distributed.rpc._testing, torch.nn.parallel.distributed
 NAMES = [name for name in sys.modules if name.startswith((
     "torch.distributed.rpc", "torch.distributed.autograd", "torch.distributed.optim",
     "torch.distributed.nn", "torch._C._distributed_rpc", "torch._C._distributed_autograd",
-)) or name in ("torch", "torch.distributed", "torch._jit_internal", "torch.nn.parallel.distributed")]
+)) or name in (
+    "torch", "torch.distributed", "torch._C", "torch._jit_internal", "torch.nn.parallel.distributed"
+)]
 
 def snapshot():
     return {

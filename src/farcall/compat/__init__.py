@@ -27,6 +27,7 @@ from farcall.compat.rpc import (
     constants,
     functions,
     internal,
+    likeness,
     options,
     testing,
 )
@@ -77,23 +78,20 @@ def install() -> None:
     for name, module in _MODULES.items():
         _swap.module(name, module)
     nn.install_remote_module(_swap)
-    for owner, names in (
-        (torch._jit_internal, ("RRef", "PyRRef")),
-        (torch.nn.parallel.distributed, ("RRef",)),
-        (torch._C._distributed_rpc, ("PyRRef",)),
+    likeness.install(_swap)
+    c_names = torch._C._distributed_rpc
+    optimizer = sys.modules["torch.distributed.optim.optimizer"]
+    for owner, name, value in (
+        (torch._jit_internal, "RRef", RRef),
+        (torch._jit_internal, "PyRRef", RRef),
+        (torch.nn.parallel.distributed, "RRef", RRef),
+        (c_names, "PyRRef", RRef),
+        (c_names, "_is_current_rpc_agent_set", api._is_current_rpc_agent_set),
+        (optimizer, "DistributedOptimizer", DistributedOptimizer),
+        (optimizer, "rpc", rpc),
+        (optimizer, "RRef", RRef),
     ):
-        for name in names:
-            _swap.attribute(owner, name, RRef)
-    _swap.attribute(
-        torch._C._distributed_rpc, "_is_current_rpc_agent_set", api._is_current_rpc_agent_set
-    )
-    _swap.attribute(
-        sys.modules["torch.distributed.optim.optimizer"],
-        "DistributedOptimizer",
-        DistributedOptimizer,
-    )
-    _swap.attribute(sys.modules["torch.distributed.optim.optimizer"], "rpc", rpc)
-    _swap.attribute(sys.modules["torch.distributed.optim.optimizer"], "RRef", RRef)
+        _swap.attribute(owner, name, value)
     _installed = True
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from farcall.autograd import backward, context, get_gradients
+import torch
+
+from farcall.autograd import backward as farcall_backward
+from farcall.autograd import context, get_gradients
 from farcall.autograd.contents import Context
 from farcall.autograd.recorder import Autograd
+from farcall.errors import FarcallError
 from farcall.protocol.contexts import CREATOR_SHIFT
 from farcall.runtime.context import CallContext, current, current_agent
 
@@ -16,6 +21,22 @@ __all__ = ["backward", "context", "get_gradients", "is_available"]
 def is_available() -> bool:
     """Whether there is distributed autograd: always."""
     return True
+
+
+def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
+    """See `farcall.autograd.backward`. What a backward function raised is a RuntimeError."""
+    agent = current_agent()
+    try:
+        farcall_backward(context_id, roots, retain_graph)
+    except FarcallError:
+        raise
+    except Exception as error:
+        if str(error).startswith("incompatible function arguments"):
+            raise
+        worker = getattr(error, "remote_worker", agent.me.name)
+        node = agent.directory.resolve(worker).worker.id
+        said = getattr(error, "remote_error", error)
+        raise RuntimeError(f"Error on Node {node}: {said}") from error
 
 
 def _init(rank: int) -> None:

@@ -29,6 +29,7 @@ def fresh(name: str) -> ModuleType:
 def install_remote_module(swap: Any) -> None:
     """Put torch's RemoteModule, over farcall, in its place."""
     name = "torch.distributed.nn.api.remote_module"
+    swap.without("_remote_module_non_scriptable")  # made by this one
     module = fresh(name)
     swap.module(name, module)
     swap.attribute(sys.modules[__name__], "RemoteModule", module.RemoteModule)

@@ -37,6 +37,10 @@ class Swap:
             if below.rpartition(".")[0] == name and not hasattr(module, below.rpartition(".")[2]):
                 self.attribute(module, below.rpartition(".")[2], found)
 
+    def without(self, name: str) -> None:
+        """Let a module be made again when it is imported next."""
+        self._modules.append((name, sys.modules.pop(name, _MISSING)))
+
     def undo(self) -> None:
         """Put everything back."""
         while self._attributes:
@@ -48,6 +52,6 @@ class Swap:
         while self._modules:
             name, before = self._modules.pop()
             if before is _MISSING:
-                del sys.modules[name]
+                sys.modules.pop(name, None)
             else:
                 sys.modules[name] = before

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.distributed import _remote_device
+from torch.distributed.remote_device import _remote_device
 
 from farcall.nn import owner
 from farcall.rref import RRef
@@ -24,7 +24,7 @@ class RemoteModule(nn.Module):
         output = layer(torch.randn(128, 20))
 
     It may be a part of a local module, and be sent to other workers, who use the same module then.
-    Inside `farcall.autograd.context` gradients flow through it. Thread-safe as far as the module is.
+    Inside `farcall.autograd.context` gradients flow through it. As thread-safe as the module is.
 
     Hooks that are registered here run here, with what is sent and what comes back. What a local
     module does to its parts by itself reaches the remote module for `state_dict`,
@@ -87,7 +87,7 @@ class RemoteModule(nn.Module):
                 f"remote_device {remote_device!r} is not on worker {module_rref.owner_name()!r}, "
                 "where the module lives"
             )
-        return _rebuild(cls, module_rref, device, _methods_of(_module_interface_cls))
+        return _rebuild(cls, module_rref, device, _methods_of(_module_interface_cls))  # type: ignore[no-any-return]
 
     def __reduce__(self) -> Any:
         return _rebuild, (type(self), self.module_rref, self.device, self._methods)

@@ -255,6 +255,7 @@ class Job(msgspec.Struct, eq=False):
             gradients.record(reply.context, reply.sent)
 
     def _fail(self, error: BaseException) -> None:
+        self.agent.on_raised(error)
         if self.place is not None:
             value = self.agent.references.place_of(self.place)
             if value is not None:

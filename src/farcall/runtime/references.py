@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied
+from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied, RpcTimeout
 from farcall.ids import RefId, Worker
 from farcall.protocol.ref_entries import (
     Drop,
@@ -189,7 +189,7 @@ class References:
             place.fail(error)
             return
         with self._lock:
-            self._creation_errors[ref] = error
+            self._creation_errors[ref] = _of_creation(error)
             self._refs.creation_failed(ref, str(error))
         self.run()
 
@@ -197,7 +197,12 @@ class References:
         """Holder: the request was not accepted in time; it still may be."""
         with self._lock:
             if self._refs.state(ref) is HeldState.CREATING:
-                self._creation_errors[ref] = error
+                self._creation_errors[ref] = _of_creation(error)
+
+    def creation_timed_out(self, ref: RefId, error: RpcTimeout) -> None:
+        """Holder: nobody waits any longer. Use of the reference raises this from now on."""
+        with self._lock:
+            self._creation_errors[ref] = _of_creation(error)
 
     # Use.
 
@@ -405,6 +410,13 @@ class References:
             changed.deliver(None)
         for then in parked.values():
             then(OwnerDied(self.me.name, str(error)))
+
+
+def _of_creation(error: CallError) -> CallError:
+    """What use of a reference raises whose `remote()` call failed so."""
+    if isinstance(error, RpcTimeout):
+        return RpcTimeout(f"RRef creation via rpc.remote() timed out: {error}")
+    return error
 
 
 def references_of(handles: Sequence[RefHandle]) -> tuple[Reference, ...]:

@@ -11,6 +11,7 @@ by others, which never happens on a real link.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -119,10 +120,8 @@ class FaultyLink:
 
     def _send_later(self, frame: Frame, delay: float) -> None:
         def send() -> None:
-            try:
+            with contextlib.suppress(LinkError, TimeoutError):  # nobody waits for it
                 self._link.send(frame, time.monotonic() + 1)
-            except (LinkError, TimeoutError):
-                pass  # nobody waits for it
 
         # The memory of its buffers is the sender's again when we return.
         frame.buffers = [bytes(buffer) for buffer in frame.buffers]

@@ -16,6 +16,7 @@ from farcall import rpc as farcall_rpc
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from farcall.compat.rpc.internal import PythonUDF, _internal_rpc_pickler
+from farcall.compat.rpc.likeness import make_like_torch, note_timeout
 from farcall.ids import WorkerInfo
 from farcall.rref import RRef
 from farcall.runtime.context import current_agent, default_agent
@@ -73,6 +74,8 @@ def _reset_current_rpc_agent() -> None:
 
 
 def _init_rpc_states(agent: Any) -> None:
+    if isinstance(agent, RpcAgent):
+        make_like_torch(agent.agent)
     global _ALL_WORKER_NAMES  # noqa: PLW0603
     _ALL_WORKER_NAMES = {info.name for info in agent.get_worker_infos()}
     _set_and_start_rpc_agent(agent)
@@ -137,7 +140,7 @@ def _call(func: Any, args: Any, kwargs: Any) -> Call:
 
 def run_pickled(pickled: bytes, tensors: list[torch.Tensor]) -> Any:
     """Runs on the callee what a pickler of the caller's own has pickled."""
-    call = _internal_rpc_pickler.deserialize(pickled, tensors)
+    call = _internal_rpc_pickler.deserialize(pickled, tensors)  # type: ignore[no-untyped-call]
     if isinstance(call, AttributeError):
         raise call
     return call.func(*call.args, **call.kwargs)
@@ -180,7 +183,7 @@ def remote(
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> RRef[Any]:
     """See `farcall.rpc.remote`."""
-    return farcall_rpc.remote(to, *_call(func, args, kwargs), timeout)
+    return note_timeout(farcall_rpc.remote(to, *_call(func, args, kwargs), timeout), timeout)
 
 
 @contextlib.contextmanager

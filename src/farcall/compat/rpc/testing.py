@@ -1,4 +1,4 @@
-"""What `torch.distributed.rpc._testing` has: the backend FAULTY_TENSORPIPE, with farcall's faults."""
+"""What `torch.distributed.rpc._testing` has: the backend FAULTY_TENSORPIPE, over our faults."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch.distributed import Store
 
 from farcall import rpc as farcall_rpc
-from farcall.compat.rpc import OWN_HANDLERS, backend_registry
+from farcall.compat.rpc import backend_registry
 from farcall.compat.rpc.agents import TensorPipeAgent
 from farcall.compat.rpc.constants import (
     DEFAULT_INIT_METHOD,
     DEFAULT_NUM_WORKER_THREADS,
     DEFAULT_RPC_TIMEOUT_SEC,
 )
+from farcall.compat.rpc.starting import OWN_HANDLERS
 from farcall.runtime.context import current_agent
 from farcall.runtime.options import TensorPipeRpcBackendOptions
 from farcall.testing.faults import Fault, Matches, inject, of_type
@@ -127,7 +127,7 @@ def _options(
 
 
 def _start(
-    store: Store | None,
+    store: Any,
     name: str,
     rank: int,
     world_size: int | None,
@@ -147,5 +147,4 @@ def _start(
 
 
 OWN_HANDLERS.append(_start)
-if not backend_registry.backend_registered("FAULTY_TENSORPIPE"):
-    backend_registry.register_backend("FAULTY_TENSORPIPE", _options, _start)
+backend_registry.register_backend("FAULTY_TENSORPIPE", _options, _start)
