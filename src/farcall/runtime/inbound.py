@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 import torch
+from torch.autograd import profiler
 
 from farcall.errors import (
     CallError,
@@ -174,10 +175,21 @@ class Job(msgspec.Struct, eq=False):
 
     def _call(self) -> Any:
         function, args, kwargs = self._load()
+        if profiler._is_profiler_enabled:
+            return self._call_recorded(function, args, kwargs)
         if self.request.no_grad:
             with torch.no_grad():
                 return result_of(function, function(*args, **kwargs))
         return result_of(function, function(*args, **kwargs))
+
+    def _call_recorded(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # What came by value has no name but its own.
+        name = self.request.function or getattr(function, "__qualname__", "")
+        event = profiler.record_function(f"rpc#{name}({self.peer.name} -> {self.agent.me.name})")
+        with event, torch.set_grad_enabled(not self.request.no_grad):
+            return result_of(function, function(*args, **kwargs))
 
     def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         agent, request, frame = self.agent, self.request, self.frame
