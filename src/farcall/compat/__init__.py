@@ -90,6 +90,7 @@ def install() -> None:
         (optimizer, "DistributedOptimizer", DistributedOptimizer),
         (optimizer, "rpc", rpc),
         (optimizer, "RRef", RRef),
+        (RRef, "_get_type", api.get_type),
     ):
         _swap.attribute(owner, name, value)
     _installed = True

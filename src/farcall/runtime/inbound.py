@@ -93,6 +93,10 @@ def result_of(function: Callable[..., Any], result: Any) -> Any:
         return result
     if isinstance(result, torch._C.Future):
         return Deferred(result)
+    if isinstance(getattr(function, ASYNC_MARK), torch.jit.ScriptFunction):
+        raise InvalidResult(
+            f"Async functions must return an IValue of Future type, but got {type(result).__name__}"
+        )
     raise InvalidResult(
         "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
         f"but got {type(result).__name__}"

@@ -186,7 +186,7 @@ class References:
         """The request was never accepted, and never will be: use of the reference raises this."""
         place = self._values.get(ref)
         if place is not None:  # a call to ourselves
-            place.fail(error)
+            place.fail(_of_creation(error))
             return
         with self._lock:
             self._creation_errors[ref] = _of_creation(error)

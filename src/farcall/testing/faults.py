@@ -5,8 +5,8 @@
     inject(agent, [Fault(of_type(Request), delay=1.5), Fault(of_type(Release), losses=3)])
 
 For tests of programs: what does yours do when the owner of a reference answers late? A message is
-lost before it is written, as on a link that does not get rid of it in time. A late one is overtaken
-by others, which never happens on a real link.
+lost before it is written, as on a link that does not get rid of it in time. What is sent after a
+late one is late, too: links keep the order.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from farcall.wire.frames import Frame
 from farcall.wire.messages import Message
 
 Matches = Callable[[Message], bool]
+ORDER_SECONDS = 0.005  # between two late messages
 
 
 def of_type(*types: type[Message]) -> Matches:
@@ -77,6 +78,8 @@ class FaultyLink:
     def __init__(self, link: Link, faults: Sequence[Fault]) -> None:
         self._link = link
         self._faults = faults
+        self._lock = threading.Lock()
+        self._free_at = 0.0  # when what was sent before is written
 
     @property
     def peer(self) -> Worker:
@@ -90,46 +93,51 @@ class FaultyLink:
         return getattr(self._link, name)
 
     def send(self, frame: Frame, deadline: float) -> None:
-        delay = self._delay_of(frame)
-        if delay:
-            self._send_later(frame, delay)
+        ready = self._ready_at(frame)
+        if ready:
+            self._send_at(frame, ready)
         else:
             self._link.send(frame, deadline)
 
     def exchange(
         self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
     ) -> Frame:
-        delay = self._delay_of(frame)
-        left = deadline - time.monotonic()
-        if delay >= left:
-            self._send_later(frame, delay)
-            _sleep(left)
+        ready = self._ready_at(frame)
+        if ready and ready >= deadline:
+            self._send_at(frame, ready)
+            _sleep_until(deadline)
             raise TimeoutError
-        _sleep(delay)
+        _sleep_until(ready)
         return self._link.exchange(frame, deadline, meanwhile)
 
-    def _delay_of(self, frame: Frame) -> float:
-        """Raises NotSent if it is lost."""
+    def _ready_at(self, frame: Frame) -> float:
+        """When to write it (`time.monotonic()` seconds); 0: now. Raises NotSent if it is lost."""
         delay = 0.0
         for fault in self._faults:
             if fault.matches(frame.message):
                 if fault.loses():
                     raise NotSent("lost on purpose")
                 delay = max(delay, fault.delay)
-        return delay
+        now = time.monotonic()
+        with self._lock:
+            if delay == 0 and now >= self._free_at:
+                return 0.0
+            self._free_at = max(now + delay, self._free_at + ORDER_SECONDS)
+            return self._free_at
 
-    def _send_later(self, frame: Frame, delay: float) -> None:
+    def _send_at(self, frame: Frame, ready: float) -> None:
         def send() -> None:
             with contextlib.suppress(LinkError, TimeoutError):  # nobody waits for it
                 self._link.send(frame, time.monotonic() + 1)
 
         # The memory of its buffers is the sender's again when we return.
         frame.buffers = [bytes(buffer) for buffer in frame.buffers]
-        timer = threading.Timer(delay, send)
+        timer = threading.Timer(ready - time.monotonic(), send)
         timer.daemon = True
         timer.start()
 
 
-def _sleep(seconds: float) -> None:
-    if seconds > 0:
-        threading.Event().wait(seconds)
+def _sleep_until(ready: float) -> None:
+    left = ready - time.monotonic()
+    if left > 0:
+        threading.Event().wait(left)

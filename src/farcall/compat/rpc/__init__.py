@@ -47,7 +47,6 @@ from farcall.compat.rpc.starting import is_available as is_available
 from farcall.ids import WorkerInfo as WorkerInfo
 
 _UNSET_RPC_TIMEOUT = constants.UNSET_RPC_TIMEOUT
-BackendType = backend_registry.BackendType
 PyRRef = RRef
 
 __all__ = [
@@ -67,3 +66,10 @@ __all__ = [
     "rpc_sync",
     "shutdown",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Another class when a backend was added.
+    if name == "BackendType":
+        return backend_registry.BackendType
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

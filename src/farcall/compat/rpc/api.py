@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.autograd import profiler
 
 from farcall import rpc as farcall_rpc
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from farcall.compat.rpc.internal import PythonUDF, _internal_rpc_pickler
-from farcall.compat.rpc.likeness import make_like_torch, note_timeout
+from farcall.compat.rpc.likeness import check_arguments, make_like_torch, note_timeout, serialize
 from farcall.ids import WorkerInfo
-from farcall.rref import RRef
+from farcall.rref import RRef, seconds_or_default
+from farcall.runtime import profiling
 from farcall.runtime.context import current_agent, default_agent
+from farcall.runtime.future import Future
 from farcall.runtime.options import RpcBackendOptions, validate_timeout
 
 __all__ = [
@@ -132,7 +137,12 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
 
 
 def _call(func: Any, args: Any, kwargs: Any) -> Call:
-    """A call, as farcall is to make it."""
+    """A call, as farcall is to make it. Raises what torch does at once."""
+    for arg in args or ():
+        if isinstance(arg, RRef):
+            serialize(arg)
+    if isinstance(func, torch.jit.ScriptFunction):
+        check_arguments(func, args or (), kwargs or {})
     if _default_pickler is _internal_rpc_pickler or not callable(func):
         return func, args, kwargs
     return run_pickled, _default_pickler.serialize(PythonUDF(func, args or (), kwargs or {})), None
@@ -167,11 +177,21 @@ def rpc_async(
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> torch.futures.Future[Any]:
     """See `farcall.rpc.rpc_async`."""
-    future = farcall_rpc.rpc_async(to, *_call(func, args, kwargs), timeout)
+    make = _rpc_async_recorded if torch.autograd._profiler_enabled() else farcall_rpc.rpc_async
+    future = make(to, *_call(func, args, kwargs), timeout)
     futures = getattr(_thread_local_var, "future_list", None)
     if futures is not None:
         futures.append(future)
     return future
+
+
+def _rpc_async_recorded(to: Any, *call: Any) -> torch.futures.Future[Any]:
+    """Also for the old profiler, torch.autograd.profiler_legacy, which farcall does not ask."""
+    if profiler._is_profiler_enabled:
+        return farcall_rpc.rpc_async(to, *call)
+    function, args, kwargs, timeout = call
+    made = (to, function, args or (), kwargs, seconds_or_default(timeout))
+    return profiling.call_async(current_agent(), None, made, sys._getframe(2))
 
 
 @_require_initialized
@@ -336,7 +356,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         return
     try:
         if graceful:
-            _delete_all_user_and_unforked_owner_rrefs(timeout)
+            _delete_all_user_and_unforked_owner_rrefs()
         farcall_rpc.shutdown(graceful, timeout)
     finally:
         _reset_current_rpc_agent()
@@ -344,11 +364,40 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         _all_gather_sequence_id_to_states.clear()
 
 
+# Types of references' values.
+
+_types: WeakKeyDictionary[RRef[Any], torch.futures.Future[type]] = WeakKeyDictionary()
+
+
 def _rref_typeof_on_owner(rref: RRef[Any], blocking: bool = True) -> Any:
-    return rref._get_type(blocking=blocking)
+    kind = type(rref.local_value())
+    if blocking:
+        return kind
+    future: Future[type] = Future()
+    future.set_result(kind)
+    return future
 
 
 def _rref_typeof_on_user(
     rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True
 ) -> Any:
-    return rref._get_type(timeout, blocking)
+    future = rpc_async(rref.owner(), _rref_typeof_on_owner, args=(rref,), timeout=timeout)
+    return future.wait() if blocking else future
+
+
+def get_type(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
+    """`RRef._get_type`. The owner is asked once."""
+    if self.is_owner():
+        return _rref_typeof_on_owner(self, blocking)
+    future = _types.get(self)
+    if future is None:
+        future = _types[self] = _rref_typeof_on_user(self, timeout, blocking=False)
+
+        def forget_failure(done: torch.futures.Future[type]) -> None:
+            try:
+                done.value()
+            except BaseException:
+                _types.pop(self, None)
+
+        future.add_done_callback(forget_failure)
+    return future.wait() if blocking else future

@@ -38,6 +38,11 @@ def _backend_type(members: dict[str, BackendValue]) -> Any:
 BackendType = _backend_type({})
 
 
+def is_backend(backend: Any) -> bool:
+    """Whether it is a member of `BackendType`, as that is now or was before others were added."""
+    return isinstance(backend, enum.Enum) and isinstance(backend.value, BackendValue)
+
+
 def backend_registered(backend_name: str) -> bool:
     """Whether there is a backend of that name."""
     return backend_name in BackendType.__members__

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +20,7 @@ import torch
 
 from farcall.autograd.recorder import Autograd
 from farcall.compat.rpc.internal import _internal_rpc_pickler
-from farcall.errors import FarcallError, RpcTimeout
+from farcall.errors import CallError, FarcallError, RpcTimeout
 from farcall.rref import RRef, seconds_or_default, type_of
 from farcall.runtime.agent import Agent
 from farcall.runtime.future import Future
@@ -39,7 +39,7 @@ def make_like_torch(agent: Agent) -> None:
             return error
         where = infos.get(worker, worker)
         text = f"On {where}:\n{error!r}\n{getattr(error, 'remote_traceback', '')}"
-        return recreated(error, text)
+        return recreated(error, _unescaped(text))
 
     def show(error: BaseException) -> None:
         if isinstance(error, Exception):
@@ -51,6 +51,14 @@ def make_like_torch(agent: Agent) -> None:
     agent.translate = translate
     agent.on_raised = show
     agent.serializer.reducers.update(_internal_rpc_pickler._class_reducer_dict)
+
+
+def _unescaped(text: str) -> str:
+    """With line ends where the repr of a message has their escapes, as in torch."""
+    try:
+        return text.encode("ascii").decode("unicode_escape")
+    except UnicodeError:
+        return text
 
 
 def recreated(error: BaseException, text: str) -> BaseException:
@@ -149,29 +157,64 @@ def get_future(self: RRef[Any]) -> Future[Any]:
     agent = handle.references.agent
     until = _until.get(self)
     seconds = None if until is None else max(0.001, until - time.monotonic())
-    future: Future[Any] = agent.call_async(self.owner_name(), type_of, (handle,), None, seconds)
+    made = agent.call_async(self.owner_name(), type_of, (handle,), None, seconds)
+    future: Future[Any] = Future()
 
-    def on_done(done: Any) -> None:
+    def on_made(_: Any) -> None:
         try:
-            done.value()
+            made.value()
         except RpcTimeout as error:
             handle.references.creation_timed_out(handle.ref, error)
-        except BaseException:
-            pass  # what the function raised is raised by every use
+            future.set_exception(error)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
 
-    future.add_done_callback(on_done)
+    made.add_done_callback(on_made)
     return future
 
 
 def serialize(self: RRef[Any]) -> Any:
-    """`RRef._serialize`: checks whether it may be sent. It goes as itself."""
-    self._handle.references.check_sendable(self._handle)
-    return self
+    """`RRef._serialize`: raises if it may not be sent. It goes by calls of farcall's only."""
+    handle = self._handle
+    if handle.references.agent.is_closed:
+        raise RuntimeError(f"{self!r}: Cannot call fork an UserRRef after deletion.")
+    handle.references.check_sendable(handle)
+    if handle.is_owner and self._place.is_ready:
+        try:
+            self._place.get()
+        except CallError:
+            raise
+        except BaseException:
+            pass  # what the function raised is raised where the value is used
+    return handle
 
 
-def deserialize(data: Any) -> Any:
+def deserialize(data: Any) -> RRef[Any]:
     """`RRef._deserialize`."""
-    return data
+    return RRef.of(data)
+
+
+def to_here(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+    """`RRef.to_here`; also its owner does not get the value of one that is of no use."""
+    if self._handle.references.agent.is_closed:
+        raise RuntimeError(f"{self!r}: Cannot call to_here() on it after deletion.")
+    self._handle.references.check_usable(self._handle)
+    return original_to_here(self, timeout)
+
+
+original_to_here = RRef.to_here
+
+
+def check_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises RuntimeError if a scripted function takes less arguments than these."""
+    most, count = len(function.schema.arguments), len(args) + len(kwargs)
+    if count > most:
+        raise RuntimeError(
+            f"{function.name}() expected at most {most} argument(s) but received {count} "
+            f"argument(s). Declaration: {function.schema}"
+        )
 
 
 class _Remote:
@@ -209,5 +252,6 @@ def install(swap: Any) -> None:
         ("_serialize", serialize),
         ("_deserialize", staticmethod(deserialize)),
         ("remote", remote),
+        ("to_here", to_here),
     ):
         swap.attribute(RRef, name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import numbers
 import os
 from datetime import timedelta
@@ -36,7 +37,7 @@ def init_rpc(
     rpc_backend_options: Any = None,
 ) -> None:
     """See `farcall.rpc.init_rpc`."""
-    if backend is not None and not isinstance(backend, backend_registry.BackendType):
+    if backend is not None and not backend_registry.is_backend(backend):
         raise TypeError("Argument backend must be a member of BackendType")
     if rpc_backend_options is not None and not isinstance(rpc_backend_options, RpcBackendOptions):
         raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
@@ -93,7 +94,7 @@ def _validate_rpc_args(
     backend: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options: Any
 ) -> None:
     for value, kind in (
-        (backend, backend_registry.BackendType),
+        (backend, enum.Enum),
         (name, str),
         (rank, numbers.Integral),
         (world_size, (numbers.Integral, type(None))),
