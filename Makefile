@@ -34,7 +34,7 @@ SANITIZE_thread := thread
 RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
-.PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test lint format sim bench bench-all clean
+.PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test conformance lint format sim bench bench-all clean
 .PHONY: native native-test native-clang sanitize sanitize-python fuzz
 
 help: ## List the targets.
@@ -80,6 +80,11 @@ ifeq ($(TEST_ARGS),)
 else
 	$(BIN)/python -m pytest $(TEST_ARGS)
 endif
+
+conformance: $(NATIVE) ## Run PyTorch's own RPC tests on farcall. Options: CONFORMANCE_ARGS="--list extended"
+	$(BIN)/python tests/conformance/run_conformance.py --impl farcall --impl-path src --list core \
+	  --start forkserver -j $(JOBS) --json conformance-out/results.json --logs conformance-out/logs \
+	  $(CONFORMANCE_ARGS)
 
 lint: $(INSTALLED) ## Check style and types.
 	$(BIN)/ruff check .
@@ -155,5 +160,5 @@ fuzz: $(INSTALLED) ## Fuzz what reads a peer's bytes. Needs Clang. Options: FUZZ
 	done
 
 clean: ## Delete .venv, demo-out, what was built and all caches.
-	rm -rf $(VENV) build dist src/farcall/_native.*.so demo-out bench-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/farcall/_native.*.so demo-out bench-out conformance-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

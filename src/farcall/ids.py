@@ -61,9 +61,9 @@ class WorkerInfo:
     name: str
     id: int
 
-    def __init__(self, name: str, worker_id: int) -> None:
+    def __init__(self, name: str, id: int) -> None:
         object.__setattr__(self, "name", check_name(name))
-        object.__setattr__(self, "id", worker_id)
+        object.__setattr__(self, "id", id)
 
     def __setattr__(self, key: str, value: object) -> None:
         raise AttributeError(f"WorkerInfo is immutable; can't set {key!r}")

@@ -21,6 +21,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch.autograd import profiler
+
 from farcall import functions
 from farcall.autograd.recorder import Autograd
 from farcall.errors import (
@@ -34,6 +36,7 @@ from farcall.errors import (
 )
 from farcall.ids import WorkerInfo, check_name
 from farcall.rref import RRef, seconds_or_default
+from farcall.runtime import profiling
 from farcall.runtime.context import current_agent, default_agent, set_default_agent
 from farcall.runtime.future import Future
 from farcall.runtime.heap import keep_freed_memory
@@ -200,6 +203,9 @@ def rpc_sync(
         UnknownWorker, NotInitialized, TypeError: the call makes no sense.
     """
     _check_call(func, args, kwargs)
+    if profiler._is_profiler_enabled:
+        call = to, func, args or (), kwargs, seconds_or_default(timeout)
+        return profiling.call(current_agent(), None, call)
     return current_agent().call(to, func, args or (), kwargs, seconds_or_default(timeout))
 
 
@@ -218,6 +224,9 @@ def rpc_async(
     """
     _check_call(func, args, kwargs)
     seconds = seconds_or_default(timeout)
+    if profiler._is_profiler_enabled:
+        call = to, func, args or (), kwargs, seconds
+        return profiling.call_async(current_agent(), None, call, sys._getframe(1))
     return current_agent().call_async(to, func, args or (), kwargs, seconds, sys._getframe(1))
 
 
@@ -236,6 +245,9 @@ def remote(
     """
     _check_call(func, args, kwargs)
     agent = current_agent()
+    if profiler._is_profiler_enabled:
+        call = to, func, args or (), kwargs, seconds_or_default(timeout)
+        return RRef.of(profiling.remote(agent, None, call))
     return RRef.of(agent.remote(to, func, args or (), kwargs, seconds_or_default(timeout)))
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+from torch.autograd import profiler
 
 from farcall.errors import RpcTimeout
 from farcall.ids import WorkerInfo, worker_info
+from farcall.runtime import profiling
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import current, current_agent
 from farcall.runtime.future import Future
@@ -128,15 +131,17 @@ class RRef(Generic[T]):
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Calls methods on the owner: `rref.rpc_sync().method(*args)` returns the result."""
-        return _Methods(self._handle, self._agent.call, seconds_or_default(timeout))
+        return _Methods(self._handle, self._agent.call, profiling.call, seconds_or_default(timeout))
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Calls methods on the owner: `rref.rpc_async().method(*args)` returns a future."""
-        return _Methods(self._handle, self._agent.call_async, seconds_or_default(timeout))
+        call = self._agent.call_async
+        return _Methods(self._handle, call, _record_async, seconds_or_default(timeout))
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Calls methods on the owner: `rref.remote().method(*args)` returns a new RRef there."""
-        return _Methods(self._handle, _remote(self._agent), seconds_or_default(timeout))
+        call = _remote(self._agent)
+        return _Methods(self._handle, call, _record_remote, seconds_or_default(timeout))
 
     # Gradients.
 
@@ -210,14 +215,28 @@ def _remote(agent: Agent) -> _Call:
     return remote
 
 
+def _record_async(agent: Agent, name: str | None, call: profiling.Call) -> Future[Any]:
+    return profiling.call_async(agent, name, call, sys._getframe(2))
+
+
+def _record_remote(agent: Agent, name: str | None, call: profiling.Call) -> RRef[Any]:
+    return RRef.of(profiling.remote(agent, name, call))
+
+
+_Record = Callable[[Agent, str | None, profiling.Call], Any]  # the same while a profiler runs
+
+
 class _Methods:
     """Attributes are the methods of a remote value; its own names are mangled out of their way."""
 
-    __slots__ = ("__call", "__handle", "__timeout")
+    __slots__ = ("__call", "__handle", "__record", "__timeout")
 
-    def __init__(self, handle: RefHandle, call: _Call, timeout: float | None) -> None:
+    def __init__(
+        self, handle: RefHandle, call: _Call, record: _Record, timeout: float | None
+    ) -> None:
         self.__handle = handle
         self.__call = call
+        self.__record = record
         self.__timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -228,6 +247,9 @@ class _Methods:
         handle.references.check_usable(handle)
         owner = handle.reference.owner_name
         call = (handle, method, args, kwargs)
+        if profiler._is_profiler_enabled:
+            made = owner, call_method, call, None, self.__timeout
+            return self.__record(handle.references.agent, method, made)
         return self.__call(owner, call_method, call, None, self.__timeout)
 
 

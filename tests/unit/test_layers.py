@@ -157,9 +157,11 @@ def test_only_rpc_sets_the_default_agent() -> None:
 
 
 def test_global_variables_change_only_in_rpc_and_context() -> None:
+    """And in compat, whose modules stand for some that have such variables."""
     changing = {
         module
         for module, tree in TREES.items()
         if any(isinstance(node, ast.Global) for node in ast.walk(tree))
+        and unit_of(module) != "compat"
     }
     assert changing == {"farcall.rpc", "farcall.runtime.context"}

@@ -30,7 +30,7 @@ def by_name() -> Iterator[None]:
 
 def exporter(tensor: torch.Tensor) -> Any:
     """What gives out the memory of a tensor that is pickled."""
-    (buffer,) = FastPickler(None, None).dump(tensor, None).buffers
+    (buffer,) = FastPickler(None, None, {}).dump(tensor, None).buffers
     assert buffer.tobytes() == tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
     return buffer.obj
 
@@ -80,7 +80,7 @@ def test_other_tensors_name_no_file() -> None:
 
 def test_tensor_that_is_copied_before_it_is_sent_names_no_file() -> None:
     shared = torch.zeros(SIZE, dtype=torch.complex64).share_memory_()
-    (buffer,) = FastPickler(None, None).dump(shared.conj(), None).buffers
+    (buffer,) = FastPickler(None, None, {}).dump(shared.conj(), None).buffers
     assert not isinstance(buffer.obj, SharedBytes)
 
 
@@ -101,7 +101,7 @@ def test_mapped_file_names_no_file(tmp_path: Path) -> None:
 
 def test_without_a_transport_that_asks_it_is_a_buffer_like_any_other() -> None:
     tensor = torch.arange(SIZE).share_memory_()
-    dumped = FastPickler(None, None).dump(tensor, None)
+    dumped = FastPickler(None, None, {}).dump(tensor, None)
     arrived = pickle.loads(dumped.body, buffers=[bytes(buffer) for buffer in dumped.buffers])
     tensor[0] = 5
     assert arrived[0] == 0

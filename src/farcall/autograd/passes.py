@@ -22,6 +22,7 @@ from farcall.autograd import contents, graph, handlers
 from farcall.autograd.contents import Context
 from farcall.autograd.ending import Ending, unused
 from farcall.autograd.handlers import Options
+from farcall.autograd.leaf_hooks import call_leaf_hooks
 from farcall.autograd.reach import Reach
 from farcall.autograd.records import Receive, Source, with_grad
 from farcall.autograd.shared_run import SharedRun
@@ -325,6 +326,8 @@ class Pass:
         # What has a graph of its own is not changed in place anyway.
         taken = None if self.options.create_graph else self._taken
         gradients = graph.of_leaves(sinks, found, taken)
+        if self._runner.may_have_leaf_hooks():
+            call_leaf_hooks(gradients)
         if self._held is None:
             self._context.accumulate(gradients)
         else:

@@ -102,6 +102,12 @@ class Autograd:
         """How many contexts this worker has."""
         return len(self._contexts)
 
+    def passes(self) -> int:
+        """How many backward passes go on that began here."""
+        with self._lock:
+            passes = [each for known in self._contexts for each in known.passes.values()]
+        return sum(backward.ending is not None for backward in passes)
+
     # What the agent tells; see `Gradients`.
 
     def send(

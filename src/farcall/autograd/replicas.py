@@ -52,7 +52,11 @@ class Replicas:
 
     def _note(self, module: torch.nn.Module, args: Any) -> None:
         if not isinstance(module, DistributedDataParallel):
-            return
+            # Who calls `forward`, and not the module, runs no hook of it, but of what is in it.
+            around = DistributedDataParallel._active_ddp_module
+            if around is None or around.module is not module:
+                return
+            module = around
         context = current.get()
         if context is None or not context.gradients or context.agent.gradients.replicas is not self:  # type: ignore[attr-defined]
             return

@@ -365,14 +365,25 @@ class Refs:
         )
 
     def statistics(self) -> dict[str, int]:
-        """Sizes of the tables: references owned and held, releases and transfers unanswered."""
+        """Sizes of the tables: references owned and held, releases and transfers unanswered.
+
+        Of those held, also how many the owner has not confirmed: made by `remote()`, or met in a
+        message.
+        """
+        states = [held.state for held in self._held.values()]
         return {
             "owned": len(self._owned),
             "held": len(self._held),
+            "creating": states.count(HeldState.CREATING),
+            "registering": states.count(HeldState.REGISTERING),
             "releasing": len(self._releasing),
             "pinned_transfers": len(self._transfers),
             "waiting_arrivals": len(self._arrivals),
         }
+
+    def holders(self) -> list[int]:
+        """For each value here that others hold: how many."""
+        return [owned.live for owned in self._owned.values() if owned.live]
 
     # Inside.
 

@@ -129,6 +129,10 @@ class Agent:
         self._closing = threading.Lock()
         self.is_closed = False
         self._on_close = on_close
+        # For who stands in for another system: what callers get of an error that came from another
+        # worker, and who is told of what a function raised that was called here.
+        self.translate: Callable[[BaseException], BaseException] = lambda error: error
+        self.on_raised: Callable[[BaseException], None] = lambda error: None
         self.executor.start()
 
     def dump(self, value: Any, peer: Peer) -> Dumped:

@@ -50,5 +50,8 @@ def current_agent() -> Agent:
     context = current.get()
     agent = _default if context is None else context.agent
     if agent is None:
-        raise NotInitialized("RPC has not been initialized. Call farcall.rpc.init_rpc first.")
+        raise NotInitialized(
+            "RPC has not been initialized: Current RPC agent is not set! Did you initialize the "
+            "RPC framework, with farcall.rpc.init_rpc?"
+        )
     return agent

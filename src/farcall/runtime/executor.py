@@ -200,6 +200,11 @@ class Executor:
 
     # Waiting inside user functions.
 
+    @property
+    def running(self) -> int:
+        """How many functions run, but for those that wait for farcall."""
+        return len(self._running)
+
     def is_at_work(self) -> bool:
         """Whether the calling thread leads or runs a function: `waiting` has something to do."""
         me = threading.get_ident()

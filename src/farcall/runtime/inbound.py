@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 import torch
+from torch.autograd import profiler
 
 from farcall.errors import (
     CallError,
@@ -92,6 +93,10 @@ def result_of(function: Callable[..., Any], result: Any) -> Any:
         return result
     if isinstance(result, torch._C.Future):
         return Deferred(result)
+    if isinstance(getattr(function, ASYNC_MARK), torch.jit.ScriptFunction):
+        raise InvalidResult(
+            f"Async functions must return an IValue of Future type, but got {type(result).__name__}"
+        )
     raise InvalidResult(
         "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
         f"but got {type(result).__name__}"
@@ -174,10 +179,21 @@ class Job(msgspec.Struct, eq=False):
 
     def _call(self) -> Any:
         function, args, kwargs = self._load()
+        if profiler._is_profiler_enabled:
+            return self._call_recorded(function, args, kwargs)
         if self.request.no_grad:
             with torch.no_grad():
                 return result_of(function, function(*args, **kwargs))
         return result_of(function, function(*args, **kwargs))
+
+    def _call_recorded(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # What came by value has no name but its own.
+        name = self.request.function or getattr(function, "__qualname__", "")
+        event = profiler.record_function(f"rpc#{name}({self.peer.name} -> {self.agent.me.name})")
+        with event, torch.set_grad_enabled(not self.request.no_grad):
+            return result_of(function, function(*args, **kwargs))
 
     def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         agent, request, frame = self.agent, self.request, self.frame
@@ -255,6 +271,7 @@ class Job(msgspec.Struct, eq=False):
             gradients.record(reply.context, reply.sent)
 
     def _fail(self, error: BaseException) -> None:
+        self.agent.on_raised(error)
         if self.place is not None:
             value = self.agent.references.place_of(self.place)
             if value is not None:

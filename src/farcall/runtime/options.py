@@ -148,7 +148,8 @@ class RpcBackendOptions:
         device_maps: Mapping[str, DeviceMap] | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
-        self.rpc_timeout = validate_timeout(rpc_timeout, "rpc_timeout")
+        what = "incompatible constructor arguments: rpc_timeout"
+        self.rpc_timeout = validate_timeout(rpc_timeout, what)
         self.init_method = init_method
         self.num_worker_threads = check.worker_threads(num_worker_threads)
         self.secret = check.secret(secret)

@@ -213,13 +213,13 @@ class Outbound:
         sequence: int = 0,
     ) -> tuple[PendingCall, Frame]:
         """A request that is counted as begun, and its frame."""
-        deadline, seconds = self.deadline(timeout)
         on: Sequence[RefHandle] = ()
         if args and type(args[0]) is RefHandle:
             self._references.check_sendable(args[0])
             on = args[:1]
         name, dumped = self._dump_call(peer, function, args, kwargs or {}, len(on))
         handles = (*on, *dumped.references) if on else dumped.references
+        deadline, seconds = self.deadline(timeout)  # pickling may take any time, and is not remote
         created_ref = None if created is None else created.ref
         pending = PendingCall(peer, name, deadline, seconds, future, created_ref)
         elsewhere = False  # whether a reference is to another worker's value

@@ -244,7 +244,7 @@ class Outcomes:
                 return self._agent.serializer.load(
                     answer.body, answer.buffers, references=handles, attach=attach
                 )
-            raise load_failure(
+            error = load_failure(
                 self._agent.serializer,
                 message,
                 answer.body,
@@ -252,6 +252,7 @@ class Outcomes:
                 worker=peer.name,
                 references=handles,
             )
+            raise self._agent.translate(error)
         finally:
             if message.references:
                 self._references.taken_over(TransferKey(peer.incarnation, answer.call_id, True))

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied
+from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied, RpcTimeout
 from farcall.ids import RefId, Worker
 from farcall.protocol.ref_entries import (
     Drop,
@@ -186,10 +186,10 @@ class References:
         """The request was never accepted, and never will be: use of the reference raises this."""
         place = self._values.get(ref)
         if place is not None:  # a call to ourselves
-            place.fail(error)
+            place.fail(_of_creation(error))
             return
         with self._lock:
-            self._creation_errors[ref] = error
+            self._creation_errors[ref] = _of_creation(error)
             self._refs.creation_failed(ref, str(error))
         self.run()
 
@@ -197,7 +197,12 @@ class References:
         """Holder: the request was not accepted in time; it still may be."""
         with self._lock:
             if self._refs.state(ref) is HeldState.CREATING:
-                self._creation_errors[ref] = error
+                self._creation_errors[ref] = _of_creation(error)
+
+    def creation_timed_out(self, ref: RefId, error: RpcTimeout) -> None:
+        """Holder: nobody waits any longer. Use of the reference raises this from now on."""
+        with self._lock:
+            self._creation_errors[ref] = _of_creation(error)
 
     # Use.
 
@@ -388,6 +393,11 @@ class References:
         with self._lock:
             return self._refs.statistics()
 
+    def holders(self) -> list[int]:
+        """For each value here that others hold: how many."""
+        with self._lock:
+            return self._refs.holders()
+
     def close(self, error: CallError) -> None:
         """The agent shuts down: every value may go, and nobody waits any more."""
         values, self._values = self._values, {}
@@ -400,6 +410,13 @@ class References:
             changed.deliver(None)
         for then in parked.values():
             then(OwnerDied(self.me.name, str(error)))
+
+
+def _of_creation(error: CallError) -> CallError:
+    """What use of a reference raises whose `remote()` call failed so."""
+    if isinstance(error, RpcTimeout):
+        return RpcTimeout(f"RRef creation via rpc.remote() timed out: {error}")
+    return error
 
 
 def references_of(handles: Sequence[RefHandle]) -> tuple[Reference, ...]:

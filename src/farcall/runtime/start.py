@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import torch
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from farcall.errors import RendezvousError
 from farcall.ids import Incarnation, Worker, new_incarnation
@@ -25,6 +26,7 @@ from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
 
 PROBE_SECONDS = 2.0
+FIXED = "farcall/fixed"  # how many workers at a store belong to groups of a fixed size
 WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -55,6 +57,7 @@ def start_agent(
     """
     host, port = listen_address(options)
     store, rank, size = open_store(options.init_method, rank, world_size, options.rpc_timeout)
+    _check_kind(store, is_fixed=bool(size))
     rendezvous = Rendezvous(store, f"farcall/{generation}" if size else "farcall/open")
     incarnation = new_incarnation()
     starting = _Starting(name, rank, incarnation, lends=options.shared_tensors == "handle")
@@ -102,13 +105,31 @@ def start_agent(
             policy=Policy(options.allow_functions),
             device_maps={to: _device_map(to, m) for to, m in options.device_maps.items()},
             # Also keeps the store alive: others may still be reading it.
-            on_close=lambda: None if size else rendezvous.leave(me),
+            on_close=lambda: _forget_fixed(store, options) if size else rendezvous.leave(me),
             gradients=gradients,
         )
     except BaseException:
         endpoint.close()
         raise
     return starting.agent
+
+
+def _check_kind(store: Store, *, is_fixed: bool) -> None:
+    """Groups of a fixed size and workers that come and go don't see each other at one store."""
+    if is_fixed:
+        store.add(FIXED, 1)
+    elif store.add(FIXED, 0) > 0:
+        raise RendezvousError(
+            "RPC group mixes statically and dynamically initialized members which is not "
+            "supported. At this store a group met whose workers gave a world_size: give it, too, "
+            "or use another init_method"
+        )
+
+
+def _forget_fixed(store: Store, options: RpcBackendOptions) -> None:
+    # A store that is a file stays when the group is gone.
+    if options.init_method.startswith("file:"):
+        store.add(FIXED, -1)
 
 
 class _Starting:

@@ -12,7 +12,7 @@ import copyreg
 import io
 import pickle
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ PROTOCOL = 5
 
 # Called with each reference that is met; raises if it can't be sent.
 Check = Callable[[Any], None]
+Reducer = Callable[[Any], Any]
 
 if TYPE_CHECKING:
     # cloudpickle has no types; to mypy both picklers are this one.
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 else:
     _CloudPickler = cloudpickle.Pickler
 
-_REDUCERS: dict[type, Callable[[Any], Any]] = {
+_REDUCERS: dict[type, Reducer] = {
     torch.memory_format: reduce_memory_format,
     torch.UntypedStorage: reduce_untyped_storage,
     torch.TypedStorage: reduce_typed_storage,
@@ -122,13 +123,18 @@ class FastPickler(Met):
 
     __slots__ = ("_parts", "_pickler", "write")
 
-    def __init__(self, reference: type | None, check: Check | None) -> None:
+    def __init__(
+        self,
+        reference: type | None,
+        check: Check | None,
+        more: Mapping[type, Reducer],
+    ) -> None:
         super().__init__(check)
         self._parts: list[bytes] = []
         self.write = self._parts.append  # this is the file that C pickle writes to
         self._pickler = pickle.Pickler(self, PROTOCOL, buffer_callback=self.take_buffer)
         # Not `reducer_override`: that is called for functions and classes, too.
-        self._pickler.dispatch_table = _Reducers(self, reference)
+        self._pickler.dispatch_table = _Reducers(self, reference, more)
 
     def dump(self, value: Any, device_map: DeviceMap | None) -> Dumped:
         """Pickle one message."""
@@ -146,19 +152,20 @@ class FastPickler(Met):
         return self.dumped(body)
 
 
-class _Reducers(dict[type, Callable[[Any], Any]]):
+class _Reducers(dict[type, Reducer]):
     """What C pickle asks for the reducer of a type that it does not know itself."""
 
-    def __init__(self, met: Met, reference: type | None) -> None:
+    def __init__(self, met: Met, reference: type | None, more: Mapping[type, Reducer]) -> None:
         super().__init__(_REDUCERS)
+        self._more = more
         for kind in _TENSORS:
             self[kind] = met.reduce_tensor
         if reference is not None:
             self[reference] = met.reduce_reference
 
-    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+    def __missing__(self, kind: type) -> Reducer:
         # Not remembered: the table would keep the types of users alive.
-        reducer = _family_reducer(kind) or copyreg.dispatch_table.get(kind)
+        reducer = self._more.get(kind) or _family_reducer(kind) or copyreg.dispatch_table.get(kind)
         if reducer is not None:
             return reducer
         if issubclass(kind, type):
@@ -174,12 +181,18 @@ class ByValuePickler(_CloudPickler):
     """
 
     def __init__(
-        self, stream: io.BytesIO, met: Met, reference: type | None, main_by_value: bool
+        self,
+        stream: io.BytesIO,
+        met: Met,
+        reference: type | None,
+        main_by_value: bool,
+        more: Mapping[type, Reducer],
     ) -> None:
         super().__init__(stream, PROTOCOL, buffer_callback=met.take_buffer)
         self._met = met
         self._reference = reference
         self._main_by_value = main_by_value
+        self._more = more
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type | types.FunctionType):
@@ -197,7 +210,7 @@ class ByValuePickler(_CloudPickler):
             return self._met.reduce_tensor(value)
         if kind in _REDUCERS:
             return _REDUCERS[kind](value)
-        reducer = _family_reducer(kind)
+        reducer = self._more.get(kind) or _family_reducer(kind)
         return super().reducer_override(value) if reducer is None else reducer(value)
 
     def _reduce_main(self, value: type | types.FunctionType) -> Any:
@@ -216,7 +229,7 @@ class ByValuePickler(_CloudPickler):
 _reduce_plainly = methodcaller("__reduce_ex__", PROTOCOL)
 
 
-def _family_reducer(kind: type) -> Callable[[Any], Any] | None:
+def _family_reducer(kind: type) -> Reducer | None:
     if issubclass(kind, BaseException):
         return None if has_own_reduction(kind) else reduce_exception
     return _reduce_script if issubclass(kind, _SCRIPTED) else None

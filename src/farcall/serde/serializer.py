@@ -28,6 +28,7 @@ from farcall.serde.pickling import (
     Dumped,
     FastPickler,
     Met,
+    Reducer,
 )
 from farcall.serde.plain import accelerator
 from farcall.serde.tensors import DeviceMap
@@ -61,6 +62,8 @@ class Serializer:
     Attributes:
         functions: those that were found by name.
         plain: what takes plain values past the picklers, or None.
+        reducers: of types that are pickled in a way of their own when they are sent: type ->
+            reducer, as in `copyreg.dispatch_table`. To be filled before anything is pickled.
     """
 
     __slots__ = (
@@ -72,6 +75,7 @@ class Serializer:
         "allow_pickle",
         "functions",
         "plain",
+        "reducers",
     )
 
     def __init__(
@@ -85,6 +89,7 @@ class Serializer:
         self.allow_by_value = allow_by_value
         self.allow_pickle = allow_pickle
         self.functions = Functions()
+        self.reducers: dict[type, Reducer] = {}
         self.plain = accelerator(reference, check, allow_pickle and allow_by_value)
         self._reference = reference
         self._check = check
@@ -118,7 +123,7 @@ class Serializer:
         try:
             pickler = self._idle.pop()
         except IndexError:
-            pickler = FastPickler(self._reference, self._check)
+            pickler = FastPickler(self._reference, self._check, self.reducers)
         try:
             dumped = pickler.dump(value, device_map)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -142,7 +147,7 @@ class Serializer:
         met = Met(self._check)
         met.device_map = device_map
         try:
-            ByValuePickler(stream, met, self._reference, main_by_value).dump(value)
+            ByValuePickler(stream, met, self._reference, main_by_value, self.reducers).dump(value)
         except Exception as error:
             raise _unpicklable(error) from error
         return met.dumped(stream.getvalue())

@@ -1,0 +1,403 @@
+"""What `torch.distributed.rpc.api` has, with the private names that programs lean on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.autograd import profiler
+
+from farcall import rpc as farcall_rpc
+from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
+from farcall.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from farcall.compat.rpc.internal import PythonUDF, _internal_rpc_pickler
+from farcall.compat.rpc.likeness import check_arguments, make_like_torch, note_timeout, serialize
+from farcall.ids import WorkerInfo
+from farcall.rref import RRef, seconds_or_default
+from farcall.runtime import profiling
+from farcall.runtime.context import current_agent, default_agent
+from farcall.runtime.future import Future
+from farcall.runtime.options import RpcBackendOptions, validate_timeout
+
+__all__ = [
+    "AllGatherStates",
+    "RRef",
+    "get_worker_info",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Call = tuple[Callable[..., Any], Sequence[Any] | None, Mapping[str, Any] | None]
+
+_ignore_rref_leak = True
+_default_pickler: Any = _internal_rpc_pickler
+_thread_local_var = threading.local()
+
+# The agent of this process, as torch.distributed.rpc shows it. Of another make than farcall's if
+# a backend of the user's own was registered.
+_shown: Any = None
+
+
+# The agent.
+
+
+def _is_current_rpc_agent_set() -> bool:
+    return _shown is not None or default_agent() is not None
+
+
+def _get_current_rpc_agent() -> Any:
+    if _shown is not None and not isinstance(_shown, RpcAgent):
+        return _shown
+    agent = current_agent()
+    if _shown is not None and _shown.agent is agent:
+        return _shown
+    return TensorPipeAgent(agent, RpcBackendOptions(), is_static_group=True)
+
+
+def _set_and_start_rpc_agent(agent: Any) -> None:
+    global _shown  # noqa: PLW0603
+    _shown = agent
+
+
+def _reset_current_rpc_agent() -> None:
+    global _shown  # noqa: PLW0603
+    _shown = None
+
+
+def _init_rpc_states(agent: Any) -> None:
+    if isinstance(agent, RpcAgent):
+        make_like_torch(agent.agent)
+    global _ALL_WORKER_NAMES  # noqa: PLW0603
+    _ALL_WORKER_NAMES = {info.name for info in agent.get_worker_infos()}
+    _set_and_start_rpc_agent(agent)
+
+
+def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
+    @functools.wraps(func)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not _is_current_rpc_agent_set():
+            raise RuntimeError(
+                "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first."
+            )
+        return func(*args, **kwargs)
+
+    return wrapper
+
+
+def get_rpc_timeout() -> float:
+    """Seconds that a call may take by default; 0 for no limit."""
+    return current_agent().rpc_timeout
+
+
+def _set_rpc_timeout(seconds: float) -> None:
+    current_agent().rpc_timeout = validate_timeout(seconds)
+
+
+@_require_initialized
+def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
+    """Name and id of a worker, or of this one."""
+    info: WorkerInfo = _get_current_rpc_agent().get_worker_info(worker_name)
+    return info
+
+
+def _to_worker_info(to: Any) -> WorkerInfo:
+    if isinstance(to, WorkerInfo):
+        return to
+    if isinstance(to, str | int):
+        return get_worker_info(to)
+    raise ValueError(f"Cannot get WorkerInfo from name {to}")
+
+
+# Calls.
+
+
+@contextlib.contextmanager
+def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
+    """Inside, calls of this process are pickled by another pickler."""
+    global _default_pickler  # noqa: PLW0603
+    _default_pickler = rpc_pickler
+    try:
+        yield
+    finally:
+        _default_pickler = _internal_rpc_pickler
+
+
+def _call(func: Any, args: Any, kwargs: Any) -> Call:
+    """A call, as farcall is to make it. Raises what torch does at once."""
+    for arg in args or ():
+        if isinstance(arg, RRef):
+            serialize(arg)
+    if isinstance(func, torch.jit.ScriptFunction):
+        check_arguments(func, args or (), kwargs or {})
+    if _default_pickler is _internal_rpc_pickler or not callable(func):
+        return func, args, kwargs
+    return run_pickled, _default_pickler.serialize(PythonUDF(func, args or (), kwargs or {})), None
+
+
+def run_pickled(pickled: bytes, tensors: list[torch.Tensor]) -> Any:
+    """Runs on the callee what a pickler of the caller's own has pickled."""
+    call = _internal_rpc_pickler.deserialize(pickled, tensors)  # type: ignore[no-untyped-call]
+    if isinstance(call, AttributeError):
+        raise call
+    return call.func(*call.args, **call.kwargs)
+
+
+@_require_initialized
+def rpc_sync(
+    to: Any,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
+    """See `farcall.rpc.rpc_sync`."""
+    return farcall_rpc.rpc_sync(to, *_call(func, args, kwargs), timeout)
+
+
+@_require_initialized
+def rpc_async(
+    to: Any,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> torch.futures.Future[Any]:
+    """See `farcall.rpc.rpc_async`."""
+    make = _rpc_async_recorded if torch.autograd._profiler_enabled() else farcall_rpc.rpc_async
+    future = make(to, *_call(func, args, kwargs), timeout)
+    futures = getattr(_thread_local_var, "future_list", None)
+    if futures is not None:
+        futures.append(future)
+    return future
+
+
+def _rpc_async_recorded(to: Any, *call: Any) -> torch.futures.Future[Any]:
+    """Also for the old profiler, torch.autograd.profiler_legacy, which farcall does not ask."""
+    if profiler._is_profiler_enabled:
+        return farcall_rpc.rpc_async(to, *call)
+    function, args, kwargs, timeout = call
+    made = (to, function, args or (), kwargs, seconds_or_default(timeout))
+    return profiling.call_async(current_agent(), None, made, sys._getframe(2))
+
+
+@_require_initialized
+def remote(
+    to: Any,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[Any]:
+    """See `farcall.rpc.remote`."""
+    return note_timeout(farcall_rpc.remote(to, *_call(func, args, kwargs), timeout), timeout)
+
+
+@contextlib.contextmanager
+def _wait_all() -> Iterator[None]:
+    """Waits, when the block ends, for all futures that `rpc_async` gave in it."""
+    _thread_local_var.future_list = []
+    try:
+        yield
+    finally:
+        try:
+            torch.futures.wait_all(_thread_local_var.future_list)
+        finally:
+            del _thread_local_var.future_list
+
+
+# All workers together.
+
+
+class AllGatherStates:
+    """What is known of one gathering."""
+
+    def __init__(self) -> None:
+        self.gathered_objects: dict[str, Any] = {}
+        self.proceed_signal = threading.Event()
+
+
+_ALL_WORKER_NAMES: set[str] = set()
+_all_gather_dict_lock = threading.RLock()
+_all_gather_sequence_id: dict[str, int] = {}
+_all_gather_sequence_id_to_states: defaultdict[str, AllGatherStates] = defaultdict(AllGatherStates)
+
+
+def _gather_to_leader(
+    sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None
+) -> None:
+    """At the leader: somebody has come."""
+    with _all_gather_dict_lock:
+        expected = worker_names or _ALL_WORKER_NAMES
+        if worker_name not in expected:
+            raise AssertionError(f"{worker_name} is not expected by leader.")
+        states = _all_gather_sequence_id_to_states[sequence_id]
+        if worker_name in states.gathered_objects:
+            raise AssertionError(f"{worker_name} reported intent sequence id {sequence_id} twice. ")
+        states.gathered_objects[worker_name] = obj
+        if expected == set(states.gathered_objects):
+            states.proceed_signal.set()
+
+
+def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> None:
+    """At a follower: all have come."""
+    with _all_gather_dict_lock:
+        states = _all_gather_sequence_id_to_states[sequence_id]
+        if states.proceed_signal.is_set():
+            raise AssertionError(f"Termination signal sequence id {sequence_id} got set twice.")
+        states.gathered_objects = objects_map
+        states.proceed_signal.set()
+
+
+@_require_initialized
+def _all_gather(
+    obj: Any, worker_names: set[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> dict[str, Any]:
+    """What each of the workers passes, by name, when all of them have called this.
+
+    The first by name collects, and tells the others.
+
+    Args:
+        timeout: seconds; unset: calls have the agent's, and others are waited for without limit.
+
+    Raises:
+        RuntimeError: some can't be told in time.
+    """
+    names = set(worker_names or _ALL_WORKER_NAMES)
+    leader, me = min(names), _get_current_rpc_agent().get_worker_info().name
+    with _all_gather_dict_lock:
+        key = "".join(sorted(names))
+        number = _all_gather_sequence_id.get(key, 0)
+        _all_gather_sequence_id[key] = number + 1
+    sequence_id = f"{key}{number}"
+    call_seconds = get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
+    wait_seconds = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
+    call = (sequence_id, me, obj, names)
+    if leader == me:
+        _gather_to_leader(*call)
+    else:
+        rpc_sync(leader, _gather_to_leader, args=call, timeout=call_seconds)
+    with _all_gather_dict_lock:
+        states = _all_gather_sequence_id_to_states[sequence_id]
+    with current_agent().waiting():
+        states.proceed_signal.wait(wait_seconds)
+    if leader == me:
+        _tell_followers(names - {me}, sequence_id, states.gathered_objects, call_seconds)
+    with _all_gather_dict_lock:
+        return _all_gather_sequence_id_to_states.pop(sequence_id).gathered_objects
+
+
+def _tell_followers(
+    names: set[str], sequence_id: str, gathered: dict[str, Any], seconds: float
+) -> None:
+    told = (sequence_id, gathered)
+    futures = {
+        name: rpc_async(name, _broadcast_to_followers, args=told, timeout=seconds) for name in names
+    }
+    errors = []
+    for name, future in futures.items():
+        try:
+            future.wait()
+        except RuntimeError as error:
+            errors.append((name, error))
+    if errors:
+        raise RuntimeError(
+            f"Followers {[name for name, _ in errors]} timed out in _all_gather "
+            f"after {seconds:.2f} seconds. The first exception is {errors[0][1]}"
+        )
+
+
+@_require_initialized
+def _barrier(worker_names: Any) -> None:
+    """Returns when all of these workers have called this."""
+    try:
+        _all_gather(None, set(worker_names))
+    except RuntimeError:
+        logger.exception("Failed to complete barrier")
+
+
+@_require_initialized
+def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Returns when all workers have called this."""
+    try:
+        _all_gather(None, timeout=timeout)
+    except RuntimeError:
+        logger.exception("Failed to respond to 'Shutdown Proceed' in time")
+        raise
+
+
+# The end.
+
+
+def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
+    """Nothing: references end with their agent, and `shutdown` waits for what is under way."""
+
+
+@_require_initialized
+def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """See `farcall.rpc.shutdown`."""
+    agent = _get_current_rpc_agent()
+    if not isinstance(agent, RpcAgent):
+        agent.shutdown()
+        _reset_current_rpc_agent()
+        return
+    try:
+        if graceful:
+            _delete_all_user_and_unforked_owner_rrefs()
+        farcall_rpc.shutdown(graceful, timeout)
+    finally:
+        _reset_current_rpc_agent()
+        _all_gather_sequence_id.clear()
+        _all_gather_sequence_id_to_states.clear()
+
+
+# Types of references' values.
+
+_types: WeakKeyDictionary[RRef[Any], torch.futures.Future[type]] = WeakKeyDictionary()
+
+
+def _rref_typeof_on_owner(rref: RRef[Any], blocking: bool = True) -> Any:
+    kind = type(rref.local_value())
+    if blocking:
+        return kind
+    future: Future[type] = Future()
+    future.set_result(kind)
+    return future
+
+
+def _rref_typeof_on_user(
+    rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True
+) -> Any:
+    future = rpc_async(rref.owner(), _rref_typeof_on_owner, args=(rref,), timeout=timeout)
+    return future.wait() if blocking else future
+
+
+def get_type(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
+    """`RRef._get_type`. The owner is asked once."""
+    if self.is_owner():
+        return _rref_typeof_on_owner(self, blocking)
+    future = _types.get(self)
+    if future is None:
+        future = _types[self] = _rref_typeof_on_user(self, timeout, blocking=False)
+
+        def forget_failure(done: torch.futures.Future[type]) -> None:
+            try:
+                done.value()
+            except BaseException:
+                _types.pop(self, None)
+
+        future.add_done_callback(forget_failure)
+    return future.wait() if blocking else future

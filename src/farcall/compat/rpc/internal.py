@@ -1,0 +1,29 @@
+"""What `torch.distributed.rpc.internal` has: torch's own, which is plain Python.
+
+Imported before farcall stands in for torch, so these are the originals. Their pickler looks for
+the classes of references where torch.distributed.rpc is, and so finds farcall's.
+"""
+
+from torch.distributed.rpc.internal import (
+    PythonUDF,
+    RemoteException,
+    RPCExecMode,
+    _build_rpc_profiling_key,
+    _internal_rpc_pickler,
+    _InternalRPCPickler,
+    _start_record_function,
+    deserialize,
+    serialize,
+)
+
+__all__ = [
+    "PythonUDF",
+    "RPCExecMode",
+    "RemoteException",
+    "_InternalRPCPickler",
+    "_build_rpc_profiling_key",
+    "_internal_rpc_pickler",
+    "_start_record_function",
+    "deserialize",
+    "serialize",
+]

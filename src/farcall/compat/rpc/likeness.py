@@ -1,0 +1,257 @@
+"""Where farcall does something else than torch.distributed.rpc, on which programs may rely.
+
+The errors of remote functions are made anew, with a text as their only argument; a callee prints
+them. A future fails those that wait for it and others as soon as it has failed. What a callback
+raises becomes a RuntimeError. References made by `remote` with a timeout are of no use when the
+function did not end in time.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from farcall.autograd.recorder import Autograd
+from farcall.compat.rpc.internal import _internal_rpc_pickler
+from farcall.errors import CallError, FarcallError, RpcTimeout
+from farcall.rref import RRef, seconds_or_default, type_of
+from farcall.runtime.agent import Agent
+from farcall.runtime.future import Future
+from farcall.runtime.options import UNSET_RPC_TIMEOUT
+
+CFuture = torch._C.Future
+
+
+def make_like_torch(agent: Agent) -> None:
+    """Let an agent that was just started behave so."""
+    infos = {peer.name: peer.worker.info for peer in agent.directory.live()}
+
+    def translate(error: BaseException) -> BaseException:
+        worker = getattr(error, "remote_worker", None)
+        if isinstance(error, FarcallError) or worker is None:
+            return error
+        where = infos.get(worker, worker)
+        text = f"On {where}:\n{error!r}\n{getattr(error, 'remote_traceback', '')}"
+        return recreated(error, _unescaped(text))
+
+    def show(error: BaseException) -> None:
+        if isinstance(error, Exception):
+            trace = "".join(traceback.format_exception(error))
+            print(f"On {agent.me.info}:\n{error!r}\n{trace}", file=sys.stderr)
+
+    assert isinstance(agent.gradients, Autograd)
+    agent.gradients.runner.may_have_leaf_hooks = lambda: _any_node_has_hooks
+    agent.translate = translate
+    agent.on_raised = show
+    agent.serializer.reducers.update(_internal_rpc_pickler._class_reducer_dict)
+
+
+def _unescaped(text: str) -> str:
+    """With line ends where the repr of a message has their escapes, as in torch."""
+    try:
+        return text.encode("ascii").decode("unicode_escape")
+    except UnicodeError:
+        return text
+
+
+def recreated(error: BaseException, text: str) -> BaseException:
+    """An exception of the same type that says this."""
+    try:
+        made = type(error)(text)
+    except BaseException as failure:
+        made = RuntimeError(
+            f"Failed to create original exception type. Error msg was {failure}"
+            f" Original exception on remote side was {text}"
+        )
+    made.__cause__ = error.__cause__
+    made.remote_error = error  # type: ignore[attr-defined]
+    for name in ("remote_worker", "remote_traceback"):
+        if hasattr(error, name):
+            setattr(made, name, getattr(error, name))
+    return made
+
+
+def then(self: Future[Any], callback: Callable[[Any], Any]) -> Future[Any]:
+    """`Future.then`; what the callback raises becomes a RuntimeError."""
+
+    def call(future: Any) -> Any:
+        try:
+            return callback(future)
+        except RuntimeError:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    return original_then(self, call if callable(callback) else callback)
+
+
+original_then = Future.then
+original_collect_all = torch._C._collect_all
+
+
+def collect_all(futures: Sequence[Any]) -> Any:
+    """`torch.futures.collect_all`; fails as soon as one of them has failed."""
+    if not any(isinstance(future, Future) for future in futures):
+        return original_collect_all(list(futures))
+    result: Future[Any] = Future()
+    lock = threading.Lock()
+    left = len(futures)
+
+    def on_done(future: Any) -> None:
+        nonlocal left
+        try:
+            future.value()
+            error = None
+        except BaseException as failure:
+            error = failure
+        with lock:
+            was_over, left = left <= 0, 0 if error is not None else left - 1
+            is_over = left <= 0
+        if was_over or not is_over:
+            return
+        if error is None:
+            result.set_result(list(futures))
+        else:
+            result.set_exception(error)
+
+    for future in futures:
+        future.add_done_callback(on_done)
+    return result
+
+
+# Hooks of nodes in the graph.
+
+_any_node_has_hooks = False
+original_register_hook = torch.autograd.Function._register_hook
+
+
+def register_hook(hooks: Any, hook: Any) -> Any:
+    """What torch asks to add a hook to a node."""
+    global _any_node_has_hooks  # noqa: PLW0603
+    _any_node_has_hooks = True
+    return original_register_hook(hooks, hook)  # type: ignore[no-untyped-call]
+
+
+# References.
+
+_until: WeakKeyDictionary[RRef[Any], float] = WeakKeyDictionary()  # `time.monotonic()` seconds
+
+
+def note_timeout(rref: RRef[Any], timeout: float) -> RRef[Any]:
+    """A reference was made by `remote` with this timeout, in seconds."""
+    if timeout not in (UNSET_RPC_TIMEOUT, 0):
+        _until[rref] = time.monotonic() + timeout
+    return rref
+
+
+def get_future(self: RRef[Any]) -> Future[Any]:
+    """`RRef._get_future`: of when the value is made. After a timeout the reference is of no use."""
+    handle = self._handle
+    agent = handle.references.agent
+    until = _until.get(self)
+    seconds = None if until is None else max(0.001, until - time.monotonic())
+    made = agent.call_async(self.owner_name(), type_of, (handle,), None, seconds)
+    future: Future[Any] = Future()
+
+    def on_made(_: Any) -> None:
+        try:
+            made.value()
+        except RpcTimeout as error:
+            handle.references.creation_timed_out(handle.ref, error)
+            future.set_exception(error)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    made.add_done_callback(on_made)
+    return future
+
+
+def serialize(self: RRef[Any]) -> Any:
+    """`RRef._serialize`: raises if it may not be sent. It goes by calls of farcall's only."""
+    handle = self._handle
+    if handle.references.agent.is_closed:
+        raise RuntimeError(f"{self!r}: Cannot call fork an UserRRef after deletion.")
+    handle.references.check_sendable(handle)
+    if handle.is_owner and self._place.is_ready:
+        try:
+            self._place.get()
+        except CallError:
+            raise
+        except BaseException:
+            pass  # what the function raised is raised where the value is used
+    return handle
+
+
+def deserialize(data: Any) -> RRef[Any]:
+    """`RRef._deserialize`."""
+    return RRef.of(data)
+
+
+def to_here(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+    """`RRef.to_here`; also its owner does not get the value of one that is of no use."""
+    if self._handle.references.agent.is_closed:
+        raise RuntimeError(f"{self!r}: Cannot call to_here() on it after deletion.")
+    self._handle.references.check_usable(self._handle)
+    return original_to_here(self, timeout)
+
+
+original_to_here = RRef.to_here
+
+
+def check_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises RuntimeError if a scripted function takes less arguments than these."""
+    most, count = len(function.schema.arguments), len(args) + len(kwargs)
+    if count > most:
+        raise RuntimeError(
+            f"{function.name}() expected at most {most} argument(s) but received {count} "
+            f"argument(s). Declaration: {function.schema}"
+        )
+
+
+class _Remote:
+    """What `rref.remote()` gives: waits for the value before it calls a method, as torch's does."""
+
+    def __init__(self, rref: RRef[Any], timeout: float) -> None:
+        self.__rref = rref
+        self.__timeout = timeout
+
+    def __getattr__(self, name: str) -> Callable[..., RRef[Any]]:
+        def call(*args: Any, **kwargs: Any) -> RRef[Any]:
+            getattr(self.__rref._get_type(self.__timeout), name)
+            made = getattr(original_remote(self.__rref, self.__timeout), name)(*args, **kwargs)
+            return note_timeout(made, self.__timeout)
+
+        return call
+
+
+original_remote = RRef.remote
+
+
+def remote(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+    """`RRef.remote`."""
+    seconds_or_default(timeout)
+    return _Remote(self, timeout)
+
+
+def install(swap: Any) -> None:
+    """Change farcall's own classes, and what torch waits with for several futures."""
+    swap.attribute(Future, "then", then)
+    swap.attribute(torch._C, "_collect_all", collect_all)
+    swap.attribute(torch.autograd.Function, "_register_hook", staticmethod(register_hook))
+    for name, value in (
+        ("_get_future", get_future),
+        ("_serialize", serialize),
+        ("_deserialize", staticmethod(deserialize)),
+        ("remote", remote),
+        ("to_here", to_here),
+    ):
+        swap.attribute(RRef, name, value)

@@ -1,0 +1,157 @@
+"""`init_rpc` of torch.distributed.rpc, and the backend TENSORPIPE."""
+
+from __future__ import annotations
+
+import enum
+import numbers
+import os
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from torch import distributed
+
+from farcall import rpc as farcall_rpc
+from farcall.compat import autograd
+from farcall.compat.rpc import api, backend_registry
+from farcall.compat.rpc.agents import TensorPipeAgent
+from farcall.runtime.context import current_agent
+from farcall.runtime.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+
+# torch passes these names on from C, or by *, without saying so in a way that mypy accepts.
+dist: Any = distributed
+
+_generation = 0
+
+
+def is_available() -> bool:
+    """Whether there is RPC: always."""
+    return True
+
+
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    """See `farcall.rpc.init_rpc`."""
+    if backend is not None and not backend_registry.is_backend(backend):
+        raise TypeError("Argument backend must be a member of BackendType")
+    if rpc_backend_options is not None and not isinstance(rpc_backend_options, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    if backend is None:
+        backend = _backend_of(rpc_backend_options)
+    if rpc_backend_options is None:
+        rpc_backend_options = backend_registry.construct_rpc_backend_options(backend)
+    _check_rank(rpc_backend_options.init_method, rank, world_size)
+    own = backend.value.init_backend_handler in OWN_HANDLERS
+    store = None if own else _store(rpc_backend_options, rank, world_size)
+    autograd._init(rank)
+    _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
+
+
+def _check_rank(init_method: str, rank: int, world_size: int | None) -> None:
+    """torch.distributed.rpc wants ranks also where farcall can do without."""
+    if world_size or rank >= 0:
+        return
+    url = urlsplit(init_method)
+    if url.scheme == "env" and "RANK" not in os.environ:
+        raise ValueError(
+            "Error initializing torch.distributed using env:// rendezvous: environment variable "
+            "RANK expected, but not set"
+        )
+    if url.scheme in ("file", "tcp") and "rank=" not in url.query:
+        raise ValueError(
+            f"Error initializing torch.distributed using {url.scheme}:// rendezvous: rank "
+            "parameter missing"
+        )
+
+
+def _backend_of(given: Any) -> Any:
+    if given is None:
+        return backend_registry.BackendType.TENSORPIPE
+    for backend in backend_registry.BackendType:
+        if isinstance(given, type(backend_registry.construct_rpc_backend_options(backend))):
+            return backend
+    raise TypeError(f"Could not infer backend for options {given}")
+
+
+def _store(given: Any, rank: int, world_size: int | None) -> Any:
+    """For a backend of the user's own."""
+    global _generation  # noqa: PLW0603
+    if world_size:
+        store, _, _ = next(dist.rendezvous(given.init_method, rank=rank, world_size=world_size))
+    else:
+        store = dist._create_store_from_options(given, rank)
+    store.set_timeout(timedelta(seconds=given.rpc_timeout))
+    _generation += 1
+    return dist.PrefixStore(f"rpc_prefix_{_generation - 1}", store)
+
+
+def _validate_rpc_args(
+    backend: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options: Any
+) -> None:
+    for value, kind in (
+        (backend, enum.Enum),
+        (name, str),
+        (rank, numbers.Integral),
+        (world_size, (numbers.Integral, type(None))),
+        (rpc_backend_options, RpcBackendOptions),
+    ):
+        if not isinstance(value, kind):
+            raise RuntimeError(
+                f"Argument {value} must be of type {kind} but got type {type(value)}"
+            )
+
+
+def _init_rpc_backend(
+    backend: Any = None,
+    store: Any = None,
+    name: str | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    backend = backend_registry.BackendType.TENSORPIPE if backend is None else backend
+    _validate_rpc_args(backend, name, rank, world_size, rpc_backend_options)
+    if api._is_current_rpc_agent_set():
+        raise RuntimeError("RPC is already initialized")
+    agent = backend_registry.init_backend(
+        backend,
+        store=store,
+        name=name,
+        rank=rank,
+        world_size=world_size,
+        rpc_backend_options=rpc_backend_options,
+    )
+    api._init_rpc_states(agent)
+
+
+def _start(
+    store: Any,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: RpcBackendOptions,
+) -> TensorPipeAgent:
+    """farcall opens a store of its own."""
+    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
+        raise TypeError(
+            f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options}"
+        )
+    farcall_rpc.init_rpc(
+        name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
+    )
+    return TensorPipeAgent(current_agent(), rpc_backend_options, bool(world_size))
+
+
+def _tensorpipe_options(
+    rpc_timeout: float, init_method: str, **more: Any
+) -> TensorPipeRpcBackendOptions:
+    return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **more)
+
+
+OWN_HANDLERS: list[Any] = [_start]  # which open a store of their own
+backend_registry.register_backend("TENSORPIPE", _tensorpipe_options, _start)

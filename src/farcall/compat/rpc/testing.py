@@ -1,0 +1,150 @@
+"""What `torch.distributed.rpc._testing` has: the backend FAULTY_TENSORPIPE, over our faults."""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from farcall import rpc as farcall_rpc
+from farcall.compat.rpc import backend_registry
+from farcall.compat.rpc.agents import TensorPipeAgent
+from farcall.compat.rpc.constants import (
+    DEFAULT_INIT_METHOD,
+    DEFAULT_NUM_WORKER_THREADS,
+    DEFAULT_RPC_TIMEOUT_SEC,
+)
+from farcall.compat.rpc.starting import OWN_HANDLERS
+from farcall.runtime.context import current_agent
+from farcall.runtime.options import TensorPipeRpcBackendOptions
+from farcall.testing.faults import Fault, Matches, inject, of_type
+from farcall.wire.messages import Message, Received, Register, Release, ReleaseContext, Request
+
+__all__ = ["FaultyTensorPipeAgent", "FaultyTensorPipeRpcBackendOptions", "is_available"]
+
+FETCH = "farcall.rref:fetch"
+
+
+def is_available() -> bool:
+    """Whether there is fault injection: always."""
+    return True
+
+
+@functools.cache
+def _is_script(name: str) -> bool:
+    """Whether a function of that name is an operator of torch's, or TorchScript."""
+    try:
+        function = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    if isinstance(function, torch.jit.ScriptFunction):
+        return True
+    return torch.jit._builtins._find_builtin(function) is not None  # type: ignore[no-untyped-call]
+
+
+def _requests(*, script: bool, creates: bool) -> Matches:
+    def matches(message: Message) -> bool:
+        return (
+            isinstance(message, Request)
+            and bool(message.creates) == creates
+            and message.function != FETCH
+            and _is_script(message.function) == script
+        )
+
+    return matches
+
+
+def _fetches(message: Message) -> bool:
+    return isinstance(message, Request) and message.function == FETCH
+
+
+# torch's names of messages, and which of farcall's do the same.
+MESSAGES: dict[str, Matches] = {
+    "SCRIPT_CALL": _requests(script=True, creates=False),
+    "PYTHON_CALL": _requests(script=False, creates=False),
+    "SCRIPT_REMOTE_CALL": _requests(script=True, creates=True),
+    "PYTHON_REMOTE_CALL": _requests(script=False, creates=True),
+    "SCRIPT_RREF_FETCH_CALL": _fetches,
+    "PYTHON_RREF_FETCH_CALL": _fetches,
+    "RREF_FORK_REQUEST": of_type(Register),
+    "RREF_CHILD_ACCEPT": of_type(Received),
+    "RREF_USER_DELETE": of_type(Release),
+    "CLEANUP_AUTOGRAD_CONTEXT_REQ": of_type(ReleaseContext),
+}
+
+
+class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
+    """Options with faults.
+
+    Args:
+        messages_to_fail: torch's names of messages of which some are lost.
+        messages_to_delay: torch's names of messages that are late -> seconds.
+        num_fail_sends: how many of each are lost.
+
+    Raises:
+        ValueError: there is no message of that name; see `MESSAGES`.
+    """
+
+    def __init__(
+        self,
+        num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = DEFAULT_INIT_METHOD,
+        messages_to_fail: Collection[str] = (),
+        messages_to_delay: Mapping[str, float] | None = None,
+        num_fail_sends: int = 0,
+    ) -> None:
+        super().__init__(
+            num_worker_threads=num_worker_threads, rpc_timeout=rpc_timeout, init_method=init_method
+        )
+        self.messages_to_fail = list(messages_to_fail)
+        self.messages_to_delay = dict(messages_to_delay or {})
+        self.num_fail_sends = num_fail_sends
+        for name in (*self.messages_to_fail, *self.messages_to_delay):
+            if name not in MESSAGES:
+                raise ValueError(f"no message is called {name!r}; there are {', '.join(MESSAGES)}")
+
+    def faults(self) -> list[Fault]:
+        """For `farcall.testing.faults.inject`."""
+        lost = [Fault(MESSAGES[name], losses=self.num_fail_sends) for name in self.messages_to_fail]
+        late = [Fault(MESSAGES[name], delay=s) for name, s in self.messages_to_delay.items()]
+        return lost + late
+
+
+class FaultyTensorPipeAgent(TensorPipeAgent):
+    """The agent of the backend FAULTY_TENSORPIPE."""
+
+
+def _options(
+    rpc_timeout: float, init_method: str, **more: Any
+) -> FaultyTensorPipeRpcBackendOptions:
+    return FaultyTensorPipeRpcBackendOptions(
+        rpc_timeout=rpc_timeout, init_method=init_method, **more
+    )
+
+
+def _start(
+    store: Any,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: FaultyTensorPipeRpcBackendOptions,
+) -> FaultyTensorPipeAgent:
+    if not isinstance(rpc_backend_options, FaultyTensorPipeRpcBackendOptions):
+        raise TypeError(
+            "`rpc_backend_options` must be a `FaultyTensorPipeRpcBackendOptions`. "
+            f"{rpc_backend_options}"
+        )
+    farcall_rpc.init_rpc(
+        name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
+    )
+    agent = current_agent()
+    inject(agent, rpc_backend_options.faults())
+    return FaultyTensorPipeAgent(agent, rpc_backend_options, bool(world_size))
+
+
+OWN_HANDLERS.append(_start)
+backend_registry.register_backend("FAULTY_TENSORPIPE", _options, _start)

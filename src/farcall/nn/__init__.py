@@ -1,0 +1,5 @@
+"""Modules that live on other workers."""
+
+from farcall.nn.remote_module import RemoteModule
+
+__all__ = ["RemoteModule"]

@@ -1,0 +1,100 @@
+"""What a `RemoteModule` calls on the worker where the module lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from farcall.rref import RRef
+
+Made = Callable[..., nn.Module]
+
+
+def make(
+    module_cls: Made, args: Sequence[Any], kwargs: Mapping[str, Any], device: str
+) -> nn.Module:
+    """Make the module, on a device.
+
+    Raises:
+        ValueError: what was made is no module.
+    """
+    module = module_cls(*args, **kwargs)
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            "Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, "
+            f"but it returns an instance of {type(module)}."
+        )
+    return module.to(device)
+
+
+def make_scripted(
+    module_cls: Made, args: Sequence[Any], kwargs: Mapping[str, Any], device: str
+) -> nn.Module:
+    """Make the module, on a device, and compile it."""
+    scripted: nn.Module = torch.jit.script(make(module_cls, args, kwargs, device))
+    return scripted
+
+
+def run(
+    rref: RRef[nn.Module], method: str, device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call a method of the module."""
+    module = rref.local_value()
+    function = module if method == "forward" else getattr(module, method)
+    if torch.device(device).type == "cpu":
+        return function(*args, **kwargs)
+    came_from: set[torch.device] = set()
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        came_from.add(tensor.device)
+        return tensor.to(device)
+
+    args, kwargs = tree_map_only(torch.Tensor, move, (tuple(args), dict(kwargs)))
+    result = function(*args, **kwargs)
+    if came_from != {torch.device("cpu")}:
+        return result
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
+
+
+def named(
+    rref: RRef[nn.Module], which: str, prefix: str, recurse: bool, remove_duplicate: bool
+) -> list[tuple[str, RRef[Any]]]:
+    """Names of parameters or buffers, and references to them."""
+    found = getattr(rref.local_value(), which)(prefix, recurse, remove_duplicate)
+    return [(name, RRef(value)) for name, value in found]
+
+
+def state_dict(rref: RRef[nn.Module], prefix: str) -> dict[str, Any]:
+    """The module's state, on the CPU."""
+    found = rref.local_value().state_dict(prefix=prefix)
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), found)  # type: ignore[no-any-return]
+
+
+def load_state_dict(
+    rref: RRef[nn.Module], state: Mapping[str, Any]
+) -> tuple[list[str], list[str], list[str]]:
+    """Load a state: the keys that are missing and unexpected, and what else is wrong."""
+    try:
+        found = rref.local_value().load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        return [], [], [str(error)]
+    return list(found.missing_keys), list(found.unexpected_keys), []
+
+
+def apply_method(rref: RRef[nn.Module], method: str, args: Sequence[Any]) -> None:
+    """Call a method of the module for what it does to it."""
+    getattr(rref.local_value(), method)(*args)
+
+
+def move(
+    rref: RRef[nn.Module], method: str, args: Sequence[Any], kwargs: Mapping[str, Any], device: str
+) -> str:
+    """Move or cast the module: the device where it is now, if it was moved to one."""
+    module = rref.local_value()
+    getattr(module, method)(*args, **kwargs)
+    to, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    return device if to is None else str(to)

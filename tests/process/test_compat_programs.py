@@ -1,0 +1,105 @@
+"""Programs written for torch.distributed.rpc, run unchanged by `farcall run --compat`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+SECONDS = 100
+CLEARED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "FARCALL_SECRET", "FARCALL_LISTEN")
+RUN = (sys.executable, "-c", "import sys; from farcall.cli import main; sys.exit(main())", "run")
+
+# What these programs print on farcall; where it names a module, on torch they print torch's.
+PRINTED = {
+    "references.py": "farcall.compat.rpc [4.0, 4.0] [1, 11] 3.0 ['worker0', 'worker1', 'worker2']",
+    "gradients.py": "farcall.compat.rpc True",
+    "remote_module.py": "2 [(30, 20), (30,)] (128, 30)",
+}
+
+
+def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
+    environment |= {"OMP_NUM_THREADS": "1", **more}
+    return subprocess.run(
+        [*RUN, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+
+
+@pytest.mark.parametrize("program", PRINTED)
+def test_program_runs_unchanged(program: str, tmp_path: Path) -> None:
+    done = run("--compat", str(PROGRAMS / "unchanged" / program), f"file://{tmp_path}/store")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == PRINTED[program]
+
+
+def test_without_the_option_torch_is_torch(tmp_path: Path) -> None:
+    done = run(str(PROGRAMS / "unchanged" / "references.py"), f"file://{tmp_path}/store")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("torch.distributed.rpc [4.0, 4.0] [1, 11] 3.0")
+
+
+ORIGINALS = {
+    "batch_server.py": "updates 5\n",
+    "lock_server.py": "pushes 8\n",
+    "observers.py": "{1: 15.0, 2: 15.0}\n",
+}
+IMPORTS = {
+    "from farcall import rpc\n": "import torch.distributed.rpc as rpc\n",
+    "from farcall.rpc import": "from torch.distributed.rpc import",
+}
+
+
+@pytest.mark.parametrize("program", ORIGINALS)
+def test_tutorial_with_its_own_imports(program: str, tmp_path: Path) -> None:
+    text = (PROGRAMS / program).read_text()
+    for ours, theirs in IMPORTS.items():
+        text = text.replace(ours, theirs)
+    assert "farcall" not in text
+    (tmp_path / program).write_text(text)
+    done = run("--compat", str(tmp_path / program), free_port())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ORIGINALS[program]
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_another_sitecustomize_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.ran = 'ran'\n")
+    (tmp_path / "program.py").write_text(
+        "import torch.distributed.rpc as rpc\nprint(ran, rpc.__name__)\n"
+    )
+    done = run("--compat", str(tmp_path / "program.py"), PYTHONPATH=str(tmp_path))
+    assert done.stdout == "ran farcall.compat.rpc\n", done.stderr
+
+
+def test_modules_and_arguments_reach_the_program(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text("import sys; print(sys.argv[1:])\n")
+    done = run("--compat", "-m", "shown", "--flag", "x", PYTHONPATH=str(tmp_path))
+    assert done.stdout == "['--flag', 'x']\n", done.stderr
+
+
+def test_a_program_that_is_not_there() -> None:
+    done = run("--compat", "nowhere.py")
+    assert done.returncode == 2
+    assert "there is no file 'nowhere.py'" in done.stderr
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(7)", "raise SystemExit(7)"])
+def test_exit_code_is_the_programs(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "ends.py").write_text(f"import sys\n{ending}\n")
+    assert run("--compat", str(tmp_path / "ends.py")).returncode == 7

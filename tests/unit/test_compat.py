@@ -1,0 +1,152 @@
+"""What farcall.compat changes in torch, and that nothing else of farcall changes anything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SECONDS = 100
+
+SNAPSHOT = """
+import json, sys
+import torch
+import torch.distributed.nn.api.remote_module, torch.distributed.optim.optimizer
+import torch.distributed.rpc._testing, torch.nn.parallel.distributed
+
+NAMES = [name for name in sys.modules if name.startswith((
+    "torch.distributed.rpc", "torch.distributed.autograd", "torch.distributed.optim",
+    "torch.distributed.nn", "torch._C._distributed_rpc", "torch._C._distributed_autograd",
+)) or name in (
+    "torch", "torch.distributed", "torch._C", "torch._jit_internal", "torch.nn.parallel.distributed"
+)]
+
+def snapshot():
+    return {
+        name: (id(sys.modules.get(name)), {k: id(v) for k, v in vars(sys.modules[name]).items()})
+        for name in NAMES
+    }
+
+def changes(before):
+    after = snapshot()
+    return sorted(
+        {f"{name}" for name in NAMES if before[name][0] != after[name][0]}
+        | {
+            f"{name}.{key}"
+            for name in NAMES
+            for key in before[name][1].keys() | after[name][1].keys()
+            if before[name][0] == after[name][0]
+            and before[name][1].get(key) != after[name][1].get(key)
+        }
+    )
+"""
+
+
+def run(program: str) -> object:
+    command = [sys.executable, "-W", "ignore", "-c", SNAPSHOT + program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_importing_farcall_changes_nothing_in_torch() -> None:
+    changed = run("""
+before = snapshot()
+import farcall, farcall.rpc, farcall.autograd, farcall.optim, farcall.nn, farcall.functions
+imported = changes(before)
+import farcall.compat
+print(json.dumps([imported, changes(before)]))
+""")
+    assert changed == [[], []]
+
+
+def test_uninstall_puts_everything_back() -> None:
+    changed = run("""
+import farcall.compat
+before = snapshot()
+farcall.compat.install()
+farcall.compat.install()
+installed = changes(before)
+farcall.compat.uninstall()
+once = changes(before)
+farcall.compat.install()
+again = changes(before)
+farcall.compat.uninstall()
+print(json.dumps([len(installed) > 10, once, again == installed, changes(before)]))
+""")
+    assert changed == [True, [], True, []]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.distributed.rpc",
+        "torch.distributed.rpc.api",
+        "torch.distributed.rpc.functions",
+        "torch.distributed.rpc.internal",
+        "torch.distributed.rpc.options",
+        "torch.distributed.rpc.constants",
+        "torch.distributed.rpc.backend_registry",
+        "torch.distributed.rpc._testing",
+        "torch.distributed.autograd",
+        "torch.distributed.optim",
+        "torch.distributed.nn",
+        "torch.distributed.nn.api.remote_module",
+    ],
+)
+def test_module_is_farcalls_however_it_is_imported(name: str) -> None:
+    parent, _, last = name.rpartition(".")
+    seen = run(f"""
+import farcall.compat
+theirs = sys.modules["{name}"]
+farcall.compat.install()
+import {name}
+from {parent} import {last} as one
+import importlib
+other = importlib.import_module("{name}")
+print(json.dumps([one is other, one is {name}, one is not theirs]))
+""")
+    assert seen == [True, True, True]
+
+
+def test_names_that_torch_took_at_import() -> None:
+    seen = run("""
+import farcall.compat
+from farcall.rref import RRef
+from farcall.optim import DistributedOptimizer
+farcall.compat.install()
+from torch.distributed.optim.optimizer import DistributedOptimizer as theirs
+print(json.dumps([
+    torch._jit_internal.RRef is RRef,
+    torch._jit_internal.PyRRef is RRef,
+    torch.nn.parallel.distributed.RRef is RRef,
+    torch._C._distributed_rpc.PyRRef is RRef,
+    torch._C._distributed_rpc._is_current_rpc_agent_set() is False,
+    theirs is DistributedOptimizer,
+]))
+""")
+    assert seen == [True] * 6
+
+
+def test_private_names_that_programs_use() -> None:
+    missing = run("""
+import farcall.compat
+farcall.compat.install()
+import torch.distributed.rpc as rpc
+import torch.distributed.autograd as dist_autograd
+NAMES = '''api._all_gather api._barrier api._require_initialized api._wait_all AllGatherStates
+_get_current_rpc_agent _is_current_rpc_agent_set PyRRef api._use_rpc_pickler _set_rpc_timeout
+_rref_context_get_debug_info backend_registry.register_backend constants.DEFAULT_RPC_TIMEOUT_SEC
+internal._internal_rpc_pickler functions.async_execution options.TensorPipeRpcBackendOptions'''
+def has(name):
+    found = rpc
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is not None
+missing = [name for name in NAMES.split() if not has(name)]
+options = rpc.TensorPipeRpcBackendOptions(_transports=["shm", "uv"], _channels=["basic"])
+print(json.dumps([missing, hasattr(dist_autograd, "DistAutogradContext")]))
+""")
+    assert missing == [[], True]
