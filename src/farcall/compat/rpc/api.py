@@ -177,7 +177,8 @@ def rpc_async(
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> torch.futures.Future[Any]:
     """See `farcall.rpc.rpc_async`."""
-    make = _rpc_async_recorded if torch.autograd._profiler_enabled() else farcall_rpc.rpc_async
+    is_recorded = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    make = _rpc_async_recorded if is_recorded else farcall_rpc.rpc_async
     future = make(to, *_call(func, args, kwargs), timeout)
     futures = getattr(_thread_local_var, "future_list", None)
     if futures is not None:

@@ -5,7 +5,7 @@ import sys
 import torch
 import torch.multiprocessing as mp
 from torch.distributed import rpc
-from torch.distributed.rpc import RRef, remote, rpc_async, rpc_sync
+from torch.distributed.rpc import remote, rpc_async, rpc_sync
 
 
 class Counter:
@@ -23,7 +23,6 @@ def add_elsewhere(to, x, y):
 
 
 def count_up(rref):
-    assert isinstance(rref, RRef)
     return rref.rpc_sync().add(10)
 
 
