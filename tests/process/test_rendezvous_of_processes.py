@@ -196,3 +196,15 @@ def test_newcomer_that_calls_first_is_called_back(crew: Crew) -> None:
     assert guest.run(keep_for, "hub") == "the newcomer's"
     assert hub.run(call, "guest", os.getpid) == guest.process.pid
     leave_all(hub, guest)
+
+
+def test_nobody_joins_at_will_where_a_fixed_group_lives(crew: Crew) -> None:
+    first, second = crew.group(2)
+    late = crew.member("late")
+    late.start(join, "late", -1, None, crew.init_method)
+    error = late.fails()
+    assert type(error) is RendezvousError
+    assert "RPC group mixes statically and dynamically initialized members" in str(error)
+    leave_all(first, second)
+    late.run(join, "late", -1, None, crew.init_method)
+    leave_all(late)

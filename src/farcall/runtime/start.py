@@ -26,7 +26,7 @@ from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
 
 PROBE_SECONDS = 2.0
-FIXED = "farcall/fixed"  # how many workers at a store belong to groups of a fixed size
+FIXED = "farcall/fixed"  # in a store: a worker of the last group of a fixed size
 WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -57,7 +57,8 @@ def start_agent(
     """
     host, port = listen_address(options)
     store, rank, size = open_store(options.init_method, rank, world_size, options.rpc_timeout)
-    _check_kind(store, is_fixed=bool(size))
+    if not size:
+        _check_kind(store)
     rendezvous = Rendezvous(store, f"farcall/{generation}" if size else "farcall/open")
     incarnation = new_incarnation()
     starting = _Starting(name, rank, incarnation, lends=options.shared_tensors == "handle")
@@ -83,6 +84,8 @@ def start_agent(
             pid=os.getpid(),
             main=starting.identity.main,
         )
+        if size:
+            store.set(FIXED, msgspec.json.encode(me).decode())
         workers = rendezvous.join(
             me,
             size,
@@ -105,7 +108,7 @@ def start_agent(
             policy=Policy(options.allow_functions),
             device_maps={to: _device_map(to, m) for to, m in options.device_maps.items()},
             # Also keeps the store alive: others may still be reading it.
-            on_close=lambda: _forget_fixed(store, options) if size else rendezvous.leave(me),
+            on_close=lambda: None if size else rendezvous.leave(me),
             gradients=gradients,
         )
     except BaseException:
@@ -114,22 +117,16 @@ def start_agent(
     return starting.agent
 
 
-def _check_kind(store: Store, *, is_fixed: bool) -> None:
-    """Groups of a fixed size and workers that come and go don't see each other at one store."""
-    if is_fixed:
-        store.add(FIXED, 1)
-    elif store.add(FIXED, 0) > 0:
-        raise RendezvousError(
-            "RPC group mixes statically and dynamically initialized members which is not "
-            "supported. At this store a group met whose workers gave a world_size: give it, too, "
-            "or use another init_method"
-        )
-
-
-def _forget_fixed(store: Store, options: RpcBackendOptions) -> None:
-    # A store that is a file stays when the group is gone.
-    if options.init_method.startswith("file:"):
-        store.add(FIXED, -1)
+def _check_kind(store: Store) -> None:
+    """Workers that come and go, and groups of a fixed size, don't see each other at one store."""
+    if store.check([FIXED]):
+        other = msgspec.json.decode(store.get(FIXED), type=Worker)
+        if not _is_dead(other):
+            raise RendezvousError(
+                "RPC group mixes statically and dynamically initialized members which is not "
+                f"supported. At this store {other.name!r} gave a world_size: give it, too, or use "
+                "another init_method"
+            )
 
 
 class _Starting:
