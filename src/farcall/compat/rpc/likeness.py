@@ -26,8 +26,6 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.future import Future
 from farcall.runtime.options import UNSET_RPC_TIMEOUT
 
-CFuture = torch._C.Future
-
 
 def make_like_torch(agent: Agent) -> None:
     """Let an agent that was just started behave so."""
