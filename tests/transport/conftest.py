@@ -8,7 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import pytest
-from stations import InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
+from stations import GroupNet, InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
 
 StationMaker = Callable[..., Station]
 
@@ -62,6 +62,8 @@ def net_of(request: pytest.FixtureRequest) -> Net:
     kind = request.param
     if kind == "inproc":
         return InprocNet()
+    if kind == "process group":
+        return GroupNet()
     if kind.startswith("native"):
         path = kind.partition(" ")[2]
         return native_net(path, by="tcp" if NATIVE_PATHS[path] == ("tcp",) else "unix")
@@ -71,7 +73,7 @@ def net_of(request: pytest.FixtureRequest) -> Net:
     return SocketNet(secret, by=kind.partition(" ")[0])
 
 
-@pytest.fixture(params=["inproc", *SOCKET_KINDS, *SECRET_KINDS, *NATIVE_KINDS])
+@pytest.fixture(params=["inproc", "process group", *SOCKET_KINDS, *SECRET_KINDS, *NATIVE_KINDS])
 def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on every transport."""
     yield from stations_of(net_of(request))

@@ -8,18 +8,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, Protocol
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it oddly
 
 from farcall.ids import Worker, new_incarnation
+from farcall.runtime.process_groups import GlooGroup
 from farcall.transport import acceptor, addresses, poller, socket_link
 from farcall.transport import socket as socket_transport
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 from farcall.transport.listening import Listening
+from farcall.transport.process_group import ProcessGroupEndpoint
 from farcall.transport.socket import SocketEndpoint
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 from farcall.wire.messages import Message, Reply, Request
@@ -172,6 +176,26 @@ class InprocNet:
         rank = next(self._ranks)
         me = Worker(name or f"w{rank}", rank, new_incarnation())
         endpoint = InprocEndpoint(self._network, me, admit)
+        return Station(Worker(me.name, rank, me.incarnation, endpoint.addresses), endpoint)
+
+
+class GroupNet:
+    """Ranks of one process group; as many stations as it has ranks."""
+
+    SIZE = 16
+
+    def __init__(self) -> None:
+        self._ranks = count()
+        store = HashStore()
+        with ThreadPoolExecutor(self.SIZE) as pool:  # each waits for the others
+            self._groups = list(
+                pool.map(lambda rank: GlooGroup(store, rank, self.SIZE, "127.0.0.1"), range(self.SIZE))
+            )
+
+    def station(self, name: str = "", admit: Admit = welcome) -> Station:
+        rank = next(self._ranks)
+        me = Identity(name or f"w{rank}", rank, new_incarnation())
+        endpoint = ProcessGroupEndpoint(me, self._groups[rank], admit)
         return Station(Worker(me.name, rank, me.incarnation, endpoint.addresses), endpoint)
 
 
