@@ -63,7 +63,8 @@ def net_of(request: pytest.FixtureRequest) -> Net:
     if kind == "inproc":
         return InprocNet()
     if kind == "process group":
-        return GroupNet()
+        marker = request.node.get_closest_marker("stations")
+        return GroupNet(4 if marker is None else marker.args[0])
     if kind.startswith("native"):
         path = kind.partition(" ")[2]
         return native_net(path, by="tcp" if NATIVE_PATHS[path] == ("tcp",) else "unix")
@@ -104,6 +105,12 @@ def native_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
 @pytest.fixture(params=[pytest.param("native shm", marks=needs_native)])
 def shm_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations that share memory."""
+    yield from stations_of(net_of(request))
+
+
+@pytest.fixture(params=["process group", *SOCKET_KINDS, *NATIVE_KINDS])
+def limited_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
+    """Makes stations of one network, on every transport that takes only so much for who reads not."""
     yield from stations_of(net_of(request))
 
 

@@ -180,16 +180,14 @@ class InprocNet:
 
 
 class GroupNet:
-    """Ranks of one process group; as many stations as it has ranks."""
+    """Ranks of one process group; at most `size` stations, since a group can't grow."""
 
-    SIZE = 16
-
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         self._ranks = count()
         store = HashStore()
-        with ThreadPoolExecutor(self.SIZE) as pool:  # each waits for the others
+        with ThreadPoolExecutor(size) as pool:  # each waits for the others
             self._groups = list(
-                pool.map(lambda rank: GlooGroup(store, rank, self.SIZE, "127.0.0.1"), range(self.SIZE))
+                pool.map(lambda rank: GlooGroup(store, rank, size, "127.0.0.1"), range(size))
             )
 
     def station(self, name: str = "", admit: Admit = welcome) -> Station:

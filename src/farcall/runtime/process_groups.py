@@ -86,13 +86,16 @@ class GlooGroup:
 
     def close(self) -> None:
         with self._closing:
-            if self._closed or self.size == 1:
+            if self._closed:
                 return
             self._closed = True
-        # What gloo has for this, `abort`, ends no wait; a wait that is too long ends all.
-        with contextlib.suppress(RuntimeError):
-            work = self._gloo.recv([torch.empty(1)], (self.rank + 1) % self.size, _CLOSING_TAG)
-            work.wait(timedelta(milliseconds=1))
+        # What gloo has for this, `abort`, ends no wait. A wait that takes too long ends all, if
+        # that rank is still there; if not, it fails at once.
+        for other in range(self.size):
+            if other != self.rank:
+                with contextlib.suppress(RuntimeError):
+                    work = self._gloo.recv([torch.empty(1)], other, _CLOSING_TAG)
+                    work.wait(timedelta(milliseconds=1))
 
 
 def _tensor_over(memory: Buffer) -> torch.Tensor:

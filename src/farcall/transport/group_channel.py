@@ -28,7 +28,7 @@ from farcall.transport.group_frames import (
     PAYLOAD_TAG,
     Kind,
 )
-from farcall.transport.waiter import MAX_WAIT, Waiter
+from farcall.transport.waiter import MAX_WAIT
 from farcall.wire.messages import Buffer
 
 WINDOW = 1 << 20  # bytes that may be under way before the next sender waits
@@ -51,7 +51,8 @@ class _Job(msgspec.Struct, eq=False):
     messages: Sequence[Buffer]
     size: int
     operations: list[Operation] | None = None
-    done: Waiter[None] | None = None
+    is_done: bool = False
+    failure: str = ""
 
 
 class Channel:
@@ -104,8 +105,13 @@ class Channel:
         inline: Sequence[Buffer] = (),
         payload: Sequence[Buffer] = (),
         deadline: float | None = None,
+        lost: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Send an envelope and what follows it. None for a deadline: don't wait at all.
+        """Send an envelope and what follows it.
+
+        Args:
+            deadline: None: don't wait at all.
+            lost: why the link is lost, if it is; see `link_is_lost`.
 
         Raises:
             NotSent: there was no room for it until the deadline.
@@ -117,28 +123,44 @@ class Channel:
         envelope = ENVELOPE.pack(kind, by_dialler, link, length, follows)
         job = _Job([bytearray().join((envelope, *inline)), *payload], length + follows)
         with self._has_room:
-            if deadline is not None:
-                self._wait_for_room(deadline)
-            if self.cut is not None or self._said_bye:
-                raise LinkError(self.cut or "the connection has been closed")
-            self._add(job, wait=bool(payload))
-        if job.done is not None and deadline is not None:
-            job.done.wait(deadline)
+            if deadline is not None and not self._wait_until(
+                lambda: self._unsent <= WINDOW, deadline, lost
+            ):
+                raise NotSent
+            cause = self.cut or lost() or ("the connection is closed" if self._said_bye else None)
+            if cause is not None:
+                raise LinkError(cause)
+            self._add(job)
+            if payload and deadline is not None:
+                if not self._wait_until(lambda: job.is_done, deadline, lost):
+                    raise TimeoutError
+                if job.failure:
+                    raise LinkError(job.failure)
 
-    def _wait_for_room(self, deadline: float) -> None:
-        while self._unsent > WINDOW and self.cut is None:
+    def _wait_until(
+        self, is_so: Callable[[], bool], deadline: float, lost: Callable[[], str | None]
+    ) -> bool:
+        """Whether it was so before the deadline. `_has_room` held."""
+        while not is_so():
+            cause = self.cut or lost()
+            if cause is not None:
+                raise LinkError(cause)
             left = MAX_WAIT if deadline == math.inf else deadline - time.monotonic()
             if left <= 0:
-                raise NotSent
+                return False
             self._has_room.wait(min(left, MAX_WAIT))
+        return True
 
-    def _add(self, job: _Job, *, wait: bool) -> None:
+    def link_is_lost(self) -> None:
+        """Have those who send on it look again."""
+        with self._has_room:
+            self._has_room.notify_all()
+
+    def _add(self, job: _Job) -> None:
         """Have a job done. `_has_room` held."""
         self._use()
-        if wait:
-            job.done = Waiter()
         self._unsent += job.size
-        if not wait and not self._unposted:
+        if len(job.messages) == 1 and not self._unposted:
             try:
                 job.operations = [self._post(job.messages[0], ENVELOPE_TAG)]
             except LinkError as error:
@@ -170,19 +192,20 @@ class Channel:
                 self._fail(job, str(error))
                 continue
             with self._has_room:
-                self._unsent -= job.size
-                self._has_room.notify_all()
-            if job.done is not None:
-                job.done.deliver(None)
+                self._end(job)
 
     def _fail(self, job: _Job, cause: str) -> None:
         with self._has_room:
             self.cut = self.cut or cause
-            self._unsent -= job.size
-            self._has_room.notify_all()
-        if job.done is not None:
-            job.done.fail(cause)
+            job.failure = cause
+            self._end(job)
         self._on_cut()
+
+    def _end(self, job: _Job) -> None:
+        """`_has_room` held."""
+        job.is_done = True
+        self._unsent -= job.size
+        self._has_room.notify_all()
 
     def say_bye(self) -> None:
         """Nothing is sent after this. If nothing was before, the end speaks for itself."""

@@ -76,7 +76,9 @@ class GroupLink:
         if self.lost is not None:
             raise LinkError(self.lost)
         inline, payload = pack(frame)
-        self.channel.send(Kind.FRAME, self.dialled, self.number, inline, payload, deadline)
+        self.channel.send(
+            Kind.FRAME, self.dialled, self.number, inline, payload, deadline, lambda: self.lost
+        )
 
     def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> None:
         return None
@@ -395,6 +397,7 @@ class ProcessGroupEndpoint:
                 self._events.put((LinkLost(link, cause), 0))
         for waiter in waiters:
             waiter.fail(cause)
+        link.channel.link_is_lost()
         if tell:
             with contextlib.suppress(LinkError):
                 link.channel.send(Kind.END, link.dialled, link.number)
