@@ -110,7 +110,7 @@ def shm_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
 
 @pytest.fixture(params=["process group", *SOCKET_KINDS, *NATIVE_KINDS])
 def limited_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
-    """Makes stations of one network, on every transport that takes only so much for who reads not."""
+    """Makes stations of one network, on every transport where nobody reading holds up senders."""
     yield from stations_of(net_of(request))
 
 

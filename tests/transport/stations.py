@@ -8,15 +8,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, Protocol
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it oddly
 
 from farcall.ids import Worker, new_incarnation
-from farcall.runtime.process_groups import GlooGroup
+from farcall.testing.cluster import connected
 from farcall.transport import acceptor, addresses, poller, socket_link
 from farcall.transport import socket as socket_transport
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
@@ -184,11 +182,7 @@ class GroupNet:
 
     def __init__(self, size: int) -> None:
         self._ranks = count()
-        store = HashStore()
-        with ThreadPoolExecutor(size) as pool:  # each waits for the others
-            self._groups = list(
-                pool.map(lambda rank: GlooGroup(store, rank, size, "127.0.0.1"), range(size))
-            )
+        self._groups = connected(size)
 
     def station(self, name: str = "", admit: Admit = welcome) -> Station:
         rank = next(self._ranks)

@@ -54,8 +54,8 @@ DeviceMap = Mapping[Any, Device]
 class BackendType(enum.Enum):
     """Which backend to run on; the names are torch.distributed.rpc's, for its programs.
 
-    TENSORPIPE is farcall's own transports, PROCESS_GROUP process groups: each belongs to the options
-    named after it, and what is passed as options decides.
+    TENSORPIPE is farcall's own transports, PROCESS_GROUP process groups: each goes with the options
+    that are named after it; those decide.
     """
 
     TENSORPIPE = "tensorpipe"

@@ -13,16 +13,15 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.errors import DuplicateWorker, LinkError, RendezvousError, RendezvousTimeout
 from farcall.runtime.stores import bounded
 from farcall.wire.messages import Buffer
 
-try:
-    from torch.distributed import ProcessGroupGloo
-except ImportError:  # torch was built without it
-    ProcessGroupGloo = None  # type: ignore[assignment,misc]
+# None: torch was built without it. Any: torch's stubs say nothing of what it can do.
+_Gloo: Any = getattr(torch.distributed, "ProcessGroupGloo", None)
 
 # A wait of gloo that runs out of time closes every connection of its context.
 NO_LIMIT = timedelta(days=3650)
@@ -59,16 +58,16 @@ class GlooGroup:
 
     scheme = "gloo"
 
-    def __init__(self, store: dist.Store, rank: int, size: int, host: str) -> None:
+    def __init__(self, store: Store, rank: int, size: int, host: str) -> None:
         self.rank = rank
         self.size = size
         self._closing = threading.Lock()
         self._closed = False
-        options = ProcessGroupGloo._Options()
+        options = _Gloo._Options()
         options._timeout = NO_LIMIT
         options._threads = 1  # for collectives; there are none
-        options._devices = [ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
-        self._gloo = ProcessGroupGloo(store, rank, size, options)
+        options._devices = [_Gloo.create_device(hostname=host, lazy_init=False)]
+        self._gloo = _Gloo(store, rank, size, options)
 
     def send(self, to: int, tag: int, memory: Buffer) -> _Operation:
         tensor = _tensor_over(memory)
@@ -110,7 +109,7 @@ def _lost(error: RuntimeError) -> LinkError:
 
 
 def open_gloo(
-    store: dist.Store, rank: int, size: int, host: str, timeout: float, name: str
+    store: Store, rank: int, size: int, host: str, timeout: float, name: str
 ) -> GlooGroup:
     """Wait for all ranks and connect them. Blocks the calling thread.
 
@@ -127,12 +126,14 @@ def open_gloo(
         DuplicateWorker: another worker has the rank.
         RendezvousError: the ranks can't be connected, or there is no gloo.
     """
-    if ProcessGroupGloo is None:
+    if _Gloo is None:
         raise RendezvousError("this build of torch has no gloo, which PROCESS_GROUP needs")
     deadline = time.monotonic() + timeout if timeout else float("inf")
     holder = store.compare_set(f"here/{rank}", "", name).decode()
     if holder != name:
-        raise DuplicateWorker(f"rank {rank} is not unique: {holder!r} has it, {name!r} wants it too")
+        raise DuplicateWorker(
+            f"rank {rank} is not unique: {holder!r} has it, {name!r} wants it too"
+        )
     _wait_for_all(store, rank, size, deadline, timeout, name)
     late = RendezvousTimeout(
         f"init_rpc of {name!r}: all {size} ranks are there, but gloo could not connect them in "
@@ -141,7 +142,7 @@ def open_gloo(
     left = max(1.0, deadline - time.monotonic())
     try:
         return bounded(
-            lambda: GlooGroup(dist.PrefixStore("gloo", store), rank, size, host),
+            lambda: GlooGroup(PrefixStore("gloo", store), rank, size, host),
             min(left, threading.TIMEOUT_MAX),
             late,
         )
@@ -153,7 +154,7 @@ def open_gloo(
 
 
 def _wait_for_all(
-    store: dist.Store, rank: int, size: int, deadline: float, timeout: float, name: str
+    store: Store, rank: int, size: int, deadline: float, timeout: float, name: str
 ) -> None:
     for other in range(size):
         while not store.check([f"here/{other}"]):
@@ -165,4 +166,6 @@ def _wait_for_all(
                     f"{', '.join(f'rank {n}' for n in missing)} of {size}"
                 )
             with contextlib.suppress(RuntimeError):  # "wait timeout"
-                store.wait([f"here/{other}"], timedelta(seconds=max(min(left, _STEP_SECONDS), 0.001)))
+                store.wait(
+                    [f"here/{other}"], timedelta(seconds=max(min(left, _STEP_SECONDS), 0.001))
+                )

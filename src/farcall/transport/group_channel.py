@@ -178,21 +178,24 @@ class Channel:
     def _write(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                if job.operations is None:
-                    first, *rest = job.messages
-                    operations = [self._post(first, ENVELOPE_TAG)]
-                    operations += [self._post(message, PAYLOAD_TAG) for message in rest]
-                    with self._has_room:
-                        self._unposted -= 1
-                else:
-                    operations = job.operations
-                for operation in operations:
-                    operation.wait()
+                self._do(job)
             except LinkError as error:
                 self._fail(job, str(error))
-                continue
+            else:
+                with self._has_room:
+                    self._end(job)
+            del job  # what it holds is not kept until there is another
+
+    def _do(self, job: _Job) -> None:
+        operations = job.operations
+        if operations is None:
+            first, *rest = job.messages
+            operations = [self._post(first, ENVELOPE_TAG)]
+            operations += [self._post(message, PAYLOAD_TAG) for message in rest]
             with self._has_room:
-                self._end(job)
+                self._unposted -= 1
+        for operation in operations:
+            operation.wait()
 
     def _fail(self, job: _Job, cause: str) -> None:
         with self._has_room:

@@ -271,9 +271,7 @@ class ProcessGroupEndpoint:
         size = len(envelope.inline) + envelope.follows
         self._wait_at_gate(channel, size)
         try:
-            frame = unpack(
-                envelope.inline, envelope.follows > 0, channel.receive, self._limits
-            )
+            frame = unpack(envelope.inline, envelope.follows > 0, channel.receive, self._limits)
         except BadFrame as error:
             link = self._links.get(key)
             if link is not None:
