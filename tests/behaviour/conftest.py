@@ -17,7 +17,8 @@ from farcall.testing.cluster import TRANSPORTS, Transport, acting_as, cluster
 
 # Where the transport matters most.
 import os
-ALL=os.environ.get('ALLPG')
+
+ALL = os.environ.get("ALLPG")
 ON_PROCESS_GROUPS = {"calls", "tensors", "references", "nesting", "lost_peers", "shutdown"}
 
 

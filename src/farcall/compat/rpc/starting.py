@@ -167,7 +167,8 @@ def _start_over_group(
     """As `_start`, for PROCESS_GROUP."""
     if not isinstance(rpc_backend_options, ProcessGroupRpcBackendOptions):
         raise TypeError(
-            f"`rpc_backend_options` must be a `ProcessGroupRpcBackendOptions`. {rpc_backend_options}"
+            "`rpc_backend_options` must be a `ProcessGroupRpcBackendOptions`. "
+            f"{rpc_backend_options}"
         )
     farcall_rpc.init_rpc(
         name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
