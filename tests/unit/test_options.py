@@ -91,9 +91,9 @@ def test_backend_and_options_must_belong_together() -> None:
         (BackendType.TENSORPIPE, other),
     ):
         check_backend(backend, options)
-    with pytest.raises(TypeError, match="BackendType.TENSORPIPE, but .* ProcessGroup"):
+    with pytest.raises(TypeError, match=r"BackendType\.TENSORPIPE, but .* ProcessGroup"):
         check_backend(BackendType.TENSORPIPE, over_group)
-    with pytest.raises(TypeError, match="BackendType.PROCESS_GROUP, but its options"):
+    with pytest.raises(TypeError, match=r"BackendType\.PROCESS_GROUP, but its options"):
         check_backend(BackendType.PROCESS_GROUP, other)
 
 

@@ -32,9 +32,9 @@ _STEP_SECONDS = 1.0  # one wait at the store
 class _Operation:
     """See `group.Operation`."""
 
-    def __init__(self, work: Any, memory: Buffer) -> None:
+    def __init__(self, work: Any, tensor: torch.Tensor) -> None:
         self._work = work
-        self._memory = memory  # gloo keeps no reference
+        self._tensor = tensor  # gloo keeps no reference
 
     def wait(self) -> None:
         try:
@@ -61,13 +61,11 @@ class GlooGroup:
     def __init__(self, store: Store, rank: int, size: int, host: str) -> None:
         self.rank = rank
         self.size = size
-        self._closing = threading.Lock()
-        self._closed = False
         options = _Gloo._Options()
         options._timeout = NO_LIMIT
         options._threads = 1  # for collectives; there are none
         options._devices = [_Gloo.create_device(hostname=host, lazy_init=False)]
-        self._gloo = _Gloo(store, rank, size, options)
+        self._gloo: Any = _Gloo(store, rank, size, options)
 
     def send(self, to: int, tag: int, memory: Buffer) -> _Operation:
         tensor = _tensor_over(memory)
@@ -84,10 +82,6 @@ class GlooGroup:
             raise _lost(error) from error
 
     def close(self) -> None:
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
         # What gloo has for this, `abort`, ends no wait. A wait that takes too long ends all, if
         # that rank is still there; if not, it fails at once.
         for other in range(self.size):
@@ -95,6 +89,18 @@ class GlooGroup:
                 with contextlib.suppress(RuntimeError):
                     work = self._gloo.recv([torch.empty(1)], other, _CLOSING_TAG)
                     work.wait(timedelta(milliseconds=1))
+
+    def free(self) -> None:
+        self._gloo = _Freed()
+
+
+class _Freed:
+    """In place of what was freed."""
+
+    def send(self, *_: object) -> None:
+        raise RuntimeError("this worker has shut down")
+
+    recv = send
 
 
 def _tensor_over(memory: Buffer) -> torch.Tensor:

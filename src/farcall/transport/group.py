@@ -50,4 +50,7 @@ class Group(Protocol):
         """
 
     def close(self) -> None:
-        """End every operation that is under way, and all connections. The second time: nothing."""
+        """End every operation that is under way, and all connections."""
+
+    def free(self) -> None:
+        """Give back what it has of the system. After `close`, when nobody waits any more."""

@@ -264,11 +264,12 @@ class Channel:
 
     # Ending.
 
-    def wait_for_end(self, deadline: float) -> None:
-        """Until everything that was sent is through, and the peer has said bye; or the deadline."""
-        for thread in (self._writer, self._reader):
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
+    def wait_for_end(self, deadline: float) -> bool:
+        """Whether, before the deadline, all that was sent is through and the peer has said bye."""
+        started = [one for one in (self._writer, self._reader) if one.ident is not None]
+        for thread in started:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in started)
 
 
 def _parse(memory: memoryview) -> Envelope:

@@ -69,7 +69,7 @@ def pack(frame: Frame) -> tuple[list[Buffer], list[Buffer]]:
     front_size = sum(map(len, front))
     if front_size + sum(map(len, buffers)) <= ROOM:
         return [*front, *buffers], []
-    payload = []
+    payload: list[Buffer] = []
     if front_size > ROOM:
         joined = memoryview(bytearray().join(front))
         front = [joined[: HEADER.size]]
@@ -116,7 +116,8 @@ def unpack(
         if end + sum(lengths) != len(inline):
             raise BadFrame(f"a frame of {end + sum(lengths)} bytes came as {len(inline)} bytes")
         buffers = list(_cut(inline[end:], lengths))
-    return Frame(message, header.call_id, front[meta_end:], buffers)
+    body = front[meta_end:]
+    return Frame(message, header.call_id, body if len(front) > ROOM else bytes(body), buffers)
 
 
 def _receive_buffers(buffers: list[Buffer], receive: Callable[[Buffer], None]) -> None:

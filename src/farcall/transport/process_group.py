@@ -423,8 +423,8 @@ class ProcessGroupEndpoint:
             channel.wait_for_end(until)
         self._group.close()
         until = time.monotonic() + LINGER_SECONDS
-        for channel in self._channels.values():
-            channel.wait_for_end(until)
+        if all(channel.wait_for_end(until) for channel in self._channels.values()):
+            self._group.free()
 
     def forget(self) -> None:
         self._closed = True
