@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from farcall.runtime.inbound import ASYNC_MARK
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,5 +36,10 @@ def async_execution(fn: F) -> F:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
+    if isinstance(fn, torch.jit.ScriptFunction):
+        # It has no such attributes; with them the function goes by name.
+        module, _, name = fn.qualified_name.removeprefix("__torch__.").rpartition(".")
+        wrapper.__module__ = module or "__main__"
+        wrapper.__qualname__ = wrapper.__name__ = name
     setattr(wrapper, ASYNC_MARK, fn)
     return wrapper  # type: ignore[return-value]

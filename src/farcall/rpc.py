@@ -43,8 +43,10 @@ from farcall.runtime.heap import keep_freed_memory
 from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
     BackendType,
+    ProcessGroupRpcBackendOptions,
     RpcBackendOptions,
     TensorPipeRpcBackendOptions,
+    check_backend,
     validate_timeout,
 )
 from farcall.runtime.start import start_agent
@@ -57,6 +59,7 @@ __all__ = [
     "NotInitialized",
     "OwnerDied",
     "PeerLost",
+    "ProcessGroupRpcBackendOptions",
     "RRef",
     "RemoteError",
     "RpcBackendOptions",
@@ -110,7 +113,7 @@ def init_rpc(
 
     Args:
         name: of this worker, unique in the group: letters, digits, "_", ":" and "-", at most 127.
-        backend: accepted as in PyTorch.
+        backend: which one; None: the one that the options belong to.
         rank: id of this worker, unique in the group; -1 takes it from the environment (`RANK`).
         world_size: number of workers, all of which are waited for; None takes it from the
             environment (`WORLD_SIZE`). If that has none either, workers join and leave at will.
@@ -124,11 +127,15 @@ def init_rpc(
         ValueError, TypeError: another argument makes no sense; the message says which and why.
     """
     global _generation  # noqa: PLW0603
-    options = RpcBackendOptions() if rpc_backend_options is None else rpc_backend_options
-    if not isinstance(options, RpcBackendOptions):
-        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
     if backend is not None and not isinstance(backend, BackendType):
         raise TypeError("Argument backend must be a member of BackendType")
+    options = rpc_backend_options
+    if options is None:
+        over_group = backend is BackendType.PROCESS_GROUP
+        options = ProcessGroupRpcBackendOptions() if over_group else RpcBackendOptions()
+    if not isinstance(options, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    check_backend(backend, options)
     check_name(name)
     with _starting:
         if default_agent() is not None:

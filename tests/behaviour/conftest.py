@@ -15,11 +15,17 @@ from behaviour.helpers import Gate
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import TRANSPORTS, Transport, acting_as, cluster
 
+# Where the transport matters most.
+ON_PROCESS_GROUPS = {"calls", "tensors", "references", "nesting", "lost_peers", "shutdown"}
 
-@pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> Transport:
-    transport: Transport = request.param
-    return transport
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    # What sets the transport itself stays as it is.
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "transport" in metafunc.fixturenames and "transport" not in own:
+        topic = metafunc.module.__name__.rpartition("test_")[2]
+        more = ["process_group"] if topic in ON_PROCESS_GROUPS else []
+        metafunc.parametrize("transport", [*TRANSPORTS, *more])
 
 
 @pytest.fixture

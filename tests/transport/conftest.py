@@ -8,7 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import pytest
-from stations import InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
+from stations import GroupNet, InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
 
 StationMaker = Callable[..., Station]
 
@@ -62,6 +62,9 @@ def net_of(request: pytest.FixtureRequest) -> Net:
     kind = request.param
     if kind == "inproc":
         return InprocNet()
+    if kind == "process group":
+        marker = request.node.get_closest_marker("stations")
+        return GroupNet(4 if marker is None else marker.args[0])
     if kind.startswith("native"):
         path = kind.partition(" ")[2]
         return native_net(path, by="tcp" if NATIVE_PATHS[path] == ("tcp",) else "unix")
@@ -71,7 +74,7 @@ def net_of(request: pytest.FixtureRequest) -> Net:
     return SocketNet(secret, by=kind.partition(" ")[0])
 
 
-@pytest.fixture(params=["inproc", *SOCKET_KINDS, *SECRET_KINDS, *NATIVE_KINDS])
+@pytest.fixture(params=["inproc", "process group", *SOCKET_KINDS, *SECRET_KINDS, *NATIVE_KINDS])
 def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on every transport."""
     yield from stations_of(net_of(request))
@@ -102,6 +105,12 @@ def native_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
 @pytest.fixture(params=[pytest.param("native shm", marks=needs_native)])
 def shm_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations that share memory."""
+    yield from stations_of(net_of(request))
+
+
+@pytest.fixture(params=["process group", *SOCKET_KINDS, *NATIVE_KINDS])
+def limited_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
+    """Makes stations of one network, on every transport where nobody reading holds up senders."""
     yield from stations_of(net_of(request))
 
 

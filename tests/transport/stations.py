@@ -14,12 +14,14 @@ from typing import Any, Protocol
 import pytest
 
 from farcall.ids import Worker, new_incarnation
+from farcall.testing.cluster import connected
 from farcall.transport import acceptor, addresses, poller, socket_link
 from farcall.transport import socket as socket_transport
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 from farcall.transport.listening import Listening
+from farcall.transport.process_group import ProcessGroupEndpoint
 from farcall.transport.socket import SocketEndpoint
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 from farcall.wire.messages import Message, Reply, Request
@@ -172,6 +174,20 @@ class InprocNet:
         rank = next(self._ranks)
         me = Worker(name or f"w{rank}", rank, new_incarnation())
         endpoint = InprocEndpoint(self._network, me, admit)
+        return Station(Worker(me.name, rank, me.incarnation, endpoint.addresses), endpoint)
+
+
+class GroupNet:
+    """Ranks of one process group; at most `size` stations, since a group can't grow."""
+
+    def __init__(self, size: int) -> None:
+        self._ranks = count()
+        self._groups = connected(size)
+
+    def station(self, name: str = "", admit: Admit = welcome) -> Station:
+        rank = next(self._ranks)
+        me = Identity(name or f"w{rank}", rank, new_incarnation())
+        endpoint = ProcessGroupEndpoint(me, self._groups[rank], admit)
         return Station(Worker(me.name, rank, me.incarnation, endpoint.addresses), endpoint)
 
 

@@ -173,6 +173,7 @@ def test_last_frame_arrives_also_when_a_writer_finds_the_end_first(
     assert isinstance(events[1], LinkLost)
 
 
+@pytest.mark.stations(11)
 def test_last_frame_arrives_while_many_threads_call(
     station: StationMaker, threads: Threads
 ) -> None:
@@ -306,6 +307,7 @@ def test_close_while_everybody_sends_ends_every_send(
     threads.join()
 
 
+@pytest.mark.stations(13)
 def test_workers_come_and_go_at_once(station: StationMaker, threads: Threads) -> None:
     hub = station("hub")
     hub.read(echo)

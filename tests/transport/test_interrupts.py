@@ -28,8 +28,8 @@ StationMaker = Callable[..., Station]
 
 
 @pytest.fixture
-def station(networked_station: StationMaker) -> StationMaker:
-    return networked_station
+def station(limited_station: StationMaker) -> StationMaker:
+    return limited_station
 
 
 def wait_until_blocked() -> None:

@@ -17,8 +17,8 @@ StationMaker = Callable[..., Station]
 
 
 @pytest.fixture
-def station(networked_station: StationMaker) -> StationMaker:
-    return networked_station
+def station(limited_station: StationMaker) -> StationMaker:
+    return limited_station
 
 
 @pytest.fixture
@@ -125,10 +125,10 @@ def test_half_written_frame_is_written_on_while_a_caller_waits_for_its_reply(
 
 
 def test_other_links_work_while_one_peer_does_not_read(
-    networked_station: StationMaker, near: Station, blocked: Link
+    station: StationMaker, near: Station, blocked: Link
 ) -> None:
     near.read()
-    other = networked_station("other")
+    other = station("other")
     other.read()
     near.connect(other).send(request(9), soon())
     assert other.arrived().frame.call_id == 9

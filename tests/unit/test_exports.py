@@ -25,6 +25,7 @@ EXPORTS = {
         "NotInitialized",
         "OwnerDied",
         "PeerLost",
+        "ProcessGroupRpcBackendOptions",
         "RRef",
         "RemoteError",
         "RpcBackendOptions",

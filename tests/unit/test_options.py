@@ -15,8 +15,10 @@ import torch
 from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
     BackendType,
+    ProcessGroupRpcBackendOptions,
     RpcBackendOptions,
     TensorPipeRpcBackendOptions,
+    check_backend,
     listen_address,
     validate_timeout,
 )
@@ -65,7 +67,34 @@ def test_tensorpipe_options_take_the_keywords_of_the_base() -> None:
 
 def test_backend_type_has_its_torch_name() -> None:
     assert repr(BackendType.TENSORPIPE) == "BackendType.TENSORPIPE"
-    assert list(BackendType.__members__) == ["TENSORPIPE"]
+    assert list(BackendType.__members__) == ["TENSORPIPE", "PROCESS_GROUP"]
+
+
+def test_process_group_options_are_those_of_torch() -> None:
+    options = ProcessGroupRpcBackendOptions()
+    assert (options.num_send_recv_threads, options.rpc_timeout) == (4, 60.0)
+    options = ProcessGroupRpcBackendOptions(
+        num_send_recv_threads=8, rpc_timeout=3, init_method="file:///x"
+    )
+    assert (options.num_send_recv_threads, options.num_worker_threads) == (8, 8)
+    assert (options.rpc_timeout, options.init_method) == (3.0, "file:///x")
+    with pytest.raises(ValueError, match="num_send_recv_threads must be positive, got 0"):
+        ProcessGroupRpcBackendOptions(num_send_recv_threads=0)
+
+
+def test_backend_and_options_must_belong_together() -> None:
+    over_group, other = ProcessGroupRpcBackendOptions(), RpcBackendOptions()
+    for backend, options in (
+        (None, over_group),
+        (None, other),
+        (BackendType.PROCESS_GROUP, over_group),
+        (BackendType.TENSORPIPE, other),
+    ):
+        check_backend(backend, options)
+    with pytest.raises(TypeError, match=r"BackendType\.TENSORPIPE, but .* ProcessGroup"):
+        check_backend(BackendType.TENSORPIPE, over_group)
+    with pytest.raises(TypeError, match=r"BackendType\.PROCESS_GROUP, but its options"):
+        check_backend(BackendType.PROCESS_GROUP, other)
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(2), np.int64(3)])

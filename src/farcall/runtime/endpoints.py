@@ -7,9 +7,12 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from farcall.transport.base import Endpoint
+from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
+
+from farcall.transport.base import Admit, Endpoint
 from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
 from farcall.transport.socket import SocketEndpoint
@@ -25,6 +28,29 @@ class ListeningEndpoint(Endpoint, Protocol):
 
     me: Identity
     """What it says of itself in handshakes that begin from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a worker is about to start: what opening its endpoint may need.
+
+    Attributes:
+        me: what to say of ourselves. The id is -1 if the group has yet to assign it.
+        admit: for the endpoint to ask about everyone who dials in.
+        listen: host and port (0: any free one) to listen on, checked to be safe.
+        advertise: the host name or address under which others reach us.
+        store: for the endpoint's own use: keys in it clash with nobody else's.
+        world_size: number of workers; None: they come and go.
+        timeout: seconds to wait for others; 0 for no limit.
+    """
+
+    me: Identity
+    admit: Admit
+    listen: tuple[str, int]
+    advertise: str
+    store: Store
+    world_size: int | None
+    timeout: float
 
 
 _Opener = Callable[[Identity, Listening], ListeningEndpoint]

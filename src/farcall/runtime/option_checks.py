@@ -39,12 +39,12 @@ def whole_number(
     return given
 
 
-def worker_threads(count: int) -> int:
+def thread_count(what: str, count: int) -> int:
     """As given."""
     if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"num_worker_threads must be an int, not {type(count).__name__}")
+        raise TypeError(f"{what} must be an int, not {type(count).__name__}")
     if count <= 0:
-        raise ValueError(f"num_worker_threads must be positive, got {count}")
+        raise ValueError(f"{what} must be positive, got {count}")
     return count
 
 

@@ -244,15 +244,17 @@ class Outcomes:
                 return self._agent.serializer.load(
                     answer.body, answer.buffers, references=handles, attach=attach
                 )
-            error = load_failure(
-                self._agent.serializer,
-                message,
-                answer.body,
-                answer.buffers,
-                worker=peer.name,
-                references=handles,
+            # In no variable: its traceback has this frame, and both would wait for the collector.
+            raise self._agent.translate(
+                load_failure(
+                    self._agent.serializer,
+                    message,
+                    answer.body,
+                    answer.buffers,
+                    worker=peer.name,
+                    references=handles,
+                )
             )
-            raise self._agent.translate(error)
         finally:
             if message.references:
                 self._references.taken_over(TransferKey(peer.incarnation, answer.call_id, True))

@@ -39,13 +39,13 @@ def call(agent: Agent, name: str | None, call: Call) -> Any:
     Args:
         name: of what is called, if it is not the function.
     """
-    with record_function(_event(agent, "sync", name, call)):
+    with record_function(event_name(agent, "sync", name, call)):
         return agent.call(*call)
 
 
 def call_async(agent: Agent, name: str | None, call: Call, maker: FrameType) -> Future[Any]:
     """`Agent.call_async` as an event, which ends with the future."""
-    event = record_function(_event(agent, "async", name, call))
+    event = record_function(event_name(agent, "async", name, call))
     event.__enter__()  # type: ignore[no-untyped-call]
     try:
         future = agent.call_async(*call, maker)
@@ -59,11 +59,12 @@ def call_async(agent: Agent, name: str | None, call: Call, maker: FrameType) -> 
 
 def remote(agent: Agent, name: str | None, call: Call) -> RefHandle:
     """`Agent.remote` as an event."""
-    with record_function(_event(agent, "remote", name, call)):
+    with record_function(event_name(agent, "remote", name, call)):
         return agent.remote(*call)
 
 
-def _event(agent: Agent, kind: str, name: str | None, call: Call) -> str:
+def event_name(agent: Agent, kind: str, name: str | None, call: Call) -> str:
+    """Of a call of that kind: "sync", "async" or "remote"."""
     to = agent.directory.resolve(call[0]).name
     return f"rpc_{kind}#{name or described(call[1])}({agent.me.name} -> {to})"
 

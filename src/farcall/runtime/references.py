@@ -199,11 +199,6 @@ class References:
             if self._refs.state(ref) is HeldState.CREATING:
                 self._creation_errors[ref] = _of_creation(error)
 
-    def creation_timed_out(self, ref: RefId, error: RpcTimeout) -> None:
-        """Holder: nobody waits any longer. Use of the reference raises this from now on."""
-        with self._lock:
-            self._creation_errors[ref] = _of_creation(error)
-
     # Use.
 
     def is_confirmed(self, handle: RefHandle) -> bool:

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.errors import RendezvousError
 from farcall.ids import Incarnation, Worker, new_incarnation
 from farcall.runtime.agent import Agent
-from farcall.runtime.endpoints import open_endpoint
+from farcall.runtime.endpoints import Place
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.hosts import host_id, host_name, local_address_towards, main_fingerprint
 from farcall.runtime.inbound import Policy
@@ -23,7 +23,6 @@ from farcall.runtime.rendezvous import Rendezvous
 from farcall.runtime.stores import open_store
 from farcall.serde import DeviceMap
 from farcall.transport.handshake import Identity
-from farcall.transport.listening import Listening
 
 PROBE_SECONDS = 2.0
 FIXED = "farcall/fixed"  # in a store: a worker of the last group of a fixed size
@@ -53,26 +52,26 @@ def start_agent(
         DuplicateWorker: name or rank is taken.
         RendezvousError: the group can't form, for another reason that the message says.
         LinkError: the address can't be listened on.
-        ValueError: options that contradict each other.
+        ValueError: options that make no sense for this group, or that contradict each other.
     """
     host, port = listen_address(options)
     store, rank, size = open_store(options.init_method, rank, world_size, options.rpc_timeout)
     if not size:
         _check_kind(store)
-    rendezvous = Rendezvous(store, f"farcall/{generation}" if size else "farcall/open")
+    prefix = f"farcall/{generation}" if size else "farcall/open"
+    rendezvous = Rendezvous(store, prefix)
     incarnation = new_incarnation()
     starting = _Starting(name, rank, incarnation, lends=options.shared_tensors == "handle")
-    endpoint = open_endpoint(
-        options.transports,
-        starting.identity,
-        Listening(
-            listen=(host, port),
-            advertise=[_advertised(host, options.init_method)],
-            secret=options.secret,
+    endpoint = options.open_endpoint(
+        Place(
+            me=starting.identity,
             admit=starting.admit,
-            paths=options.paths,
-            streams=options.tcp_streams,
-        ),
+            listen=(host, port),
+            advertise=_advertised(host, options.init_method),
+            store=PrefixStore(f"{prefix}/endpoint", store),
+            world_size=size,
+            timeout=options.rpc_timeout,
+        )
     )
     try:
         me = Worker(

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Literal
+
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.autograd.recorder import Autograd
 from farcall.ids import Worker, new_incarnation
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.endpoints import open_endpoint
+from farcall.runtime.process_groups import GlooGroup
 from farcall.transport.base import Endpoint
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 from farcall.transport.listening import Listening
+from farcall.transport.process_group import ProcessGroupEndpoint
 
-Transport = Literal["inproc", "socket", "native"]
+Transport = Literal["inproc", "socket", "native", "process_group"]
+# A process group is slow to make, so only some tests run on it, too.
 TRANSPORTS: tuple[Transport, ...] = ("inproc", "socket")
 if find_spec("farcall._native") is not None:
     TRANSPORTS += ("native",)
@@ -47,10 +53,10 @@ def cluster(
     Args:
         size: number of workers.
         transport: what their frames travel over.
-        secret: authenticates links, of all transports but inproc.
+        secret: authenticates links, of "socket" and "native".
         options: for every `Agent`: `rpc_timeout` (seconds), `num_worker_threads`, `policy`, ...
     """
-    listen = _listener(transport, secret)
+    listen = _listener(transport, secret, size)
     starting = [listen(f"w{rank}", rank) for rank in range(size)]
     workers = [worker for worker, _, _ in starting]
     agents = []
@@ -67,6 +73,13 @@ def cluster(
             endpoint.close()
 
 
+def connected(size: int) -> list[GlooGroup]:
+    """Every rank of a new process group."""
+    store = HashStore()
+    with ThreadPoolExecutor(size) as pool:  # each waits for the others
+        return list(pool.map(lambda rank: GlooGroup(store, rank, size, "127.0.0.1"), range(size)))
+
+
 class _Gate:
     """Passes on who dials in to an agent that is made after its endpoint."""
 
@@ -77,9 +90,10 @@ class _Gate:
 
 
 def _listener(
-    transport: Transport, secret: bytes | None
+    transport: Transport, secret: bytes | None, size: int
 ) -> Callable[[str, int], tuple[Worker, Endpoint, _Gate]]:
     network = InprocNetwork()
+    groups = connected(size) if transport == "process_group" else []
 
     def listen(name: str, rank: int) -> tuple[Worker, Endpoint, _Gate]:
         gate = _Gate()
@@ -88,6 +102,9 @@ def _listener(
         if transport == "inproc":
             unaddressed = Worker(name, rank, incarnation, host="here", pid=os.getpid())
             endpoint = InprocEndpoint(network, unaddressed, gate.admit)
+        elif transport == "process_group":
+            identity = Identity(name, rank, incarnation, "here")
+            endpoint = ProcessGroupEndpoint(identity, groups[rank], gate.admit)
         else:
             identity = Identity(name, rank, incarnation, "here")
             endpoint = open_endpoint(

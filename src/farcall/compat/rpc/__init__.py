@@ -39,6 +39,9 @@ from farcall.compat.rpc.debugging import (
     _rref_context_get_debug_info as _rref_context_get_debug_info,
 )
 from farcall.compat.rpc.debugging import enable_gil_profiling as enable_gil_profiling
+from farcall.compat.rpc.options import (
+    ProcessGroupRpcBackendOptions as ProcessGroupRpcBackendOptions,
+)
 from farcall.compat.rpc.options import RpcBackendOptions as RpcBackendOptions
 from farcall.compat.rpc.options import TensorPipeRpcBackendOptions as TensorPipeRpcBackendOptions
 from farcall.compat.rpc.starting import _init_rpc_backend as _init_rpc_backend

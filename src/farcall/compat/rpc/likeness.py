@@ -26,8 +26,6 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.future import Future
 from farcall.runtime.options import UNSET_RPC_TIMEOUT
 
-CFuture = torch._C.Future
-
 
 def make_like_torch(agent: Agent) -> None:
     """Let an agent that was just started behave so."""
@@ -37,6 +35,8 @@ def make_like_torch(agent: Agent) -> None:
         worker = getattr(error, "remote_worker", None)
         if isinstance(error, FarcallError) or worker is None:
             return error
+        if isinstance(error, torch.jit.Error):
+            return RuntimeError(str(error))
         where = infos.get(worker, worker)
         text = f"On {where}:\n{error!r}\n{getattr(error, 'remote_traceback', '')}"
         return recreated(error, _unescaped(text))
@@ -142,6 +142,13 @@ def register_hook(hooks: Any, hook: Any) -> Any:
 # References.
 
 _until: WeakKeyDictionary[RRef[Any], float] = WeakKeyDictionary()  # `time.monotonic()` seconds
+_useless: WeakKeyDictionary[RRef[Any], str] = WeakKeyDictionary()  # and why
+
+
+def _check_use(rref: RRef[Any]) -> None:
+    if rref in _useless:
+        raise RpcTimeout(_useless[rref])
+    rref._handle.references.check_sendable(rref._handle)
 
 
 def note_timeout(rref: RRef[Any], timeout: float) -> RRef[Any]:
@@ -164,7 +171,7 @@ def get_future(self: RRef[Any]) -> Future[Any]:
         try:
             made.value()
         except RpcTimeout as error:
-            handle.references.creation_timed_out(handle.ref, error)
+            _useless[self] = f"RRef creation via rpc.remote() timed out: {error}"
             future.set_exception(error)
         except BaseException as error:
             future.set_exception(error)
@@ -180,7 +187,7 @@ def serialize(self: RRef[Any]) -> Any:
     handle = self._handle
     if handle.references.agent.is_closed:
         raise RuntimeError(f"{self!r}: Cannot call fork an UserRRef after deletion.")
-    handle.references.check_sendable(handle)
+    _check_use(self)
     if handle.is_owner and self._place.is_ready:
         try:
             self._place.get()
@@ -200,7 +207,7 @@ def to_here(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     """`RRef.to_here`; also its owner does not get the value of one that is of no use."""
     if self._handle.references.agent.is_closed:
         raise RuntimeError(f"{self!r}: Cannot call to_here() on it after deletion.")
-    self._handle.references.check_usable(self._handle)
+    _check_use(self)
     return original_to_here(self, timeout)
 
 

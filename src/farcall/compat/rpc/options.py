@@ -1,5 +1,9 @@
 """What `torch.distributed.rpc.options` has."""
 
-from farcall.runtime.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from farcall.runtime.options import (
+    ProcessGroupRpcBackendOptions,
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+)
 
-__all__ = ["RpcBackendOptions", "TensorPipeRpcBackendOptions"]
+__all__ = ["ProcessGroupRpcBackendOptions", "RpcBackendOptions", "TensorPipeRpcBackendOptions"]

@@ -1,4 +1,4 @@
-"""`init_rpc` of torch.distributed.rpc, and the backend TENSORPIPE."""
+"""`init_rpc` of torch.distributed.rpc, and the backends TENSORPIPE and PROCESS_GROUP."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from torch import distributed
 from farcall import rpc as farcall_rpc
 from farcall.compat import autograd
 from farcall.compat.rpc import api, backend_registry
-from farcall.compat.rpc.agents import TensorPipeAgent
+from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.runtime.context import current_agent
-from farcall.runtime.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from farcall.runtime.options import (
+    ProcessGroupRpcBackendOptions,
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+)
 
 # torch passes these names on from C, or by *, without saying so in a way that mypy accepts.
 dist: Any = distributed
@@ -153,5 +157,31 @@ def _tensorpipe_options(
     return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **more)
 
 
-OWN_HANDLERS: list[Any] = [_start]  # which open a store of their own
+def _start_over_group(
+    store: Any,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: RpcBackendOptions,
+) -> RpcAgent:
+    """As `_start`, for PROCESS_GROUP."""
+    if not isinstance(rpc_backend_options, ProcessGroupRpcBackendOptions):
+        raise TypeError(
+            "`rpc_backend_options` must be a `ProcessGroupRpcBackendOptions`. "
+            f"{rpc_backend_options}"
+        )
+    farcall_rpc.init_rpc(
+        name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
+    )
+    return RpcAgent(current_agent(), rpc_backend_options, is_static_group=True)
+
+
+def _process_group_options(
+    rpc_timeout: float, init_method: str, **more: Any
+) -> ProcessGroupRpcBackendOptions:
+    return ProcessGroupRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **more)
+
+
+OWN_HANDLERS: list[Any] = [_start, _start_over_group]  # which open a store of their own
+backend_registry.register_backend("PROCESS_GROUP", _process_group_options, _start_over_group)
 backend_registry.register_backend("TENSORPIPE", _tensorpipe_options, _start)

@@ -1,0 +1,282 @@
+"""All that travels between two ranks of a process group: two threads, and who waits for them.
+
+A reader has receives under way for as long as the channel lives, so that the end of the peer is
+noticed: a process group tells only those who wait for that very rank. A writer waits until what was
+sent is through. Small messages are given to the group by whoever sends them, who does not wait;
+what has more than one message goes by the writer, so that a sender that is interrupted leaves
+nothing half sent.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from farcall.errors import BadFrame, LinkError
+from farcall.transport.base import NotSent
+from farcall.transport.group import Group, Operation
+from farcall.transport.group_frames import (
+    ENVELOPE,
+    ENVELOPE_TAG,
+    MESSAGE_SIZE,
+    PAYLOAD_TAG,
+    Kind,
+)
+from farcall.transport.waiter import MAX_WAIT
+from farcall.wire.messages import Buffer
+
+WINDOW = 1 << 20  # bytes that may be under way before the next sender waits
+DEPTH = 2  # messages that the peer can send before the first is looked at
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """What came in one. `follows`: bytes that come under the other tag."""
+
+    kind: Kind
+    by_dialler: bool
+    link: int
+    inline: memoryview
+    follows: int
+
+
+class _Job(msgspec.Struct, eq=False):
+    """Messages to send, or that were given to the group already (`operations`)."""
+
+    messages: Sequence[Buffer]
+    size: int
+    operations: list[Operation] | None = None
+    is_done: bool = False
+    failure: str = ""
+
+
+class Channel:
+    """The way to one rank. Nothing is received before `start`.
+
+    Args:
+        group: our place in the group.
+        rank: of the peer.
+        on_envelope: called by the reader with each; before it returns it has to `receive` what
+            follows. May raise BadFrame or LinkError, which is the end of the channel.
+        on_end: called once by the reader, last of all, with the cause.
+        on_cut: called when sending failed: the reader has to go on, to find the end.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        rank: int,
+        on_envelope: Callable[[Channel, Envelope], None],
+        on_end: Callable[[Channel, str], None],
+        on_cut: Callable[[], None],
+    ) -> None:
+        self.rank = rank
+        self.ended: str | None = None
+        self.cut: str | None = None  # why nothing can be sent any more
+        self.is_used = False  # whether there ever was anything to say
+        self._group = group
+        self._on_envelope = on_envelope
+        self._on_end = on_end
+        self._on_cut = on_cut
+        self._has_room = threading.Condition()  # guards what follows
+        self._unsent = 0
+        self._unposted = 0
+        self._said_bye = False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        name = f"farcall {group.scheme} {group.rank}-{rank}"
+        self._reader = threading.Thread(target=self._read, name=f"{name} in", daemon=True)
+        self._writer = threading.Thread(target=self._write, name=f"{name} out", daemon=True)
+
+    def start(self) -> None:
+        self._reader.start()
+
+    # Sending.
+
+    def send(
+        self,
+        kind: Kind,
+        by_dialler: bool,
+        link: int,
+        inline: Sequence[Buffer] = (),
+        payload: Sequence[Buffer] = (),
+        deadline: float | None = None,
+        lost: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Send an envelope and what follows it.
+
+        Args:
+            deadline: None: don't wait at all.
+            lost: why the link is lost, if it is; see `link_is_lost`.
+
+        Raises:
+            NotSent: there was no room for it until the deadline.
+            TimeoutError: the deadline passed later; the payload's memory must stay as it is.
+            LinkError: the peer can't be reached any more.
+        """
+        follows = sum(map(len, payload))
+        length = sum(map(len, inline))
+        envelope = ENVELOPE.pack(kind, by_dialler, link, length, follows)
+        job = _Job([bytearray().join((envelope, *inline)), *payload], length + follows)
+        with self._has_room:
+            if deadline is not None and not self._wait_until(
+                lambda: self._unsent <= WINDOW, deadline, lost
+            ):
+                raise NotSent
+            cause = self.cut or lost() or ("the connection is closed" if self._said_bye else None)
+            if cause is not None:
+                raise LinkError(cause)
+            self._add(job)
+            if payload and deadline is not None:
+                if not self._wait_until(lambda: job.is_done, deadline, lost):
+                    raise TimeoutError
+                if job.failure:
+                    raise LinkError(job.failure)
+
+    def _wait_until(
+        self, is_so: Callable[[], bool], deadline: float, lost: Callable[[], str | None]
+    ) -> bool:
+        """Whether it was so before the deadline. `_has_room` held."""
+        while not is_so():
+            cause = self.cut or lost()
+            if cause is not None:
+                raise LinkError(cause)
+            left = MAX_WAIT if deadline == math.inf else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._has_room.wait(min(left, MAX_WAIT))
+        return True
+
+    def link_is_lost(self) -> None:
+        """Have those who send on it look again."""
+        with self._has_room:
+            self._has_room.notify_all()
+
+    def _add(self, job: _Job) -> None:
+        """Have a job done. `_has_room` held."""
+        self._use()
+        self._unsent += job.size
+        if len(job.messages) == 1 and not self._unposted:
+            try:
+                job.operations = [self._post(job.messages[0], ENVELOPE_TAG)]
+            except LinkError as error:
+                self._unsent -= job.size
+                self.cut = str(error)
+                self._on_cut()
+                raise
+        else:
+            self._unposted += 1  # those behind it must not overtake it
+        self._jobs.put(job)
+
+    def _post(self, message: Buffer, tag: int) -> Operation:
+        return self._group.send(self.rank, tag, message)
+
+    def _write(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._do(job)
+            except LinkError as error:
+                self._fail(job, str(error))
+            else:
+                with self._has_room:
+                    self._end(job)
+            del job  # what it holds is not kept until there is another
+
+    def _do(self, job: _Job) -> None:
+        operations = job.operations
+        if operations is None:
+            first, *rest = job.messages
+            operations = [self._post(first, ENVELOPE_TAG)]
+            operations += [self._post(message, PAYLOAD_TAG) for message in rest]
+            with self._has_room:
+                self._unposted -= 1
+        for operation in operations:
+            operation.wait()
+
+    def _fail(self, job: _Job, cause: str) -> None:
+        with self._has_room:
+            self.cut = self.cut or cause
+            job.failure = cause
+            self._end(job)
+        self._on_cut()
+
+    def _end(self, job: _Job) -> None:
+        """`_has_room` held."""
+        job.is_done = True
+        self._unsent -= job.size
+        self._has_room.notify_all()
+
+    def say_bye(self) -> None:
+        """Nothing is sent after this. If nothing was before, the end speaks for itself."""
+        with self._has_room:
+            if self._said_bye or not self.is_used:
+                return
+            self._said_bye = True
+            if self.cut is None:
+                bye = bytearray(ENVELOPE.pack(Kind.BYE, False, 0, 0, 0))
+                self._unposted += 1
+                self._jobs.put(_Job([bye], 0))
+            self._jobs.put(None)
+
+    # Receiving.
+
+    def receive(self, memory: Buffer) -> None:
+        """For `on_envelope`: the next message that follows.
+
+        Raises:
+            LinkError: the channel has ended.
+        """
+        self._group.receive(self.rank, PAYLOAD_TAG, memory).wait()
+
+    def _read(self) -> None:
+        cause = "the peer closed the connection"
+        try:
+            memories = [memoryview(bytearray(MESSAGE_SIZE)) for _ in range(DEPTH)]
+            coming = deque((self._receive_into(memory), memory) for memory in memories)
+            while True:
+                operation, memory = coming.popleft()
+                operation.wait()
+                envelope = _parse(memory)
+                if envelope.kind is Kind.BYE:
+                    break
+                with self._has_room:
+                    self._use()
+                self._on_envelope(self, envelope)
+                coming.append((self._receive_into(memory), memory))
+        except (BadFrame, LinkError) as error:
+            cause = str(error)
+        self.say_bye()
+        self.ended = cause
+        self._on_end(self, cause)
+
+    def _use(self) -> None:
+        """There is something to say, or to answer. `_has_room` held."""
+        if not self.is_used:
+            self.is_used = True
+            self._writer.start()
+
+    def _receive_into(self, memory: memoryview) -> Operation:
+        return self._group.receive(self.rank, ENVELOPE_TAG, memory)
+
+    # Ending.
+
+    def wait_for_end(self, deadline: float) -> bool:
+        """Whether, before the deadline, all that was sent is through and the peer has said bye."""
+        started = [one for one in (self._writer, self._reader) if one.ident is not None]
+        for thread in started:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in started)
+
+
+def _parse(memory: memoryview) -> Envelope:
+    kind, by_dialler, link, length, follows = ENVELOPE.unpack_from(memory)
+    if kind not in Kind.__members__.values():
+        raise BadFrame(f"a message of unknown kind {kind} came from the process group")
+    if length > len(memory) - ENVELOPE.size:
+        raise BadFrame(f"a message claims {length} bytes, more than any has")
+    inline = memory[ENVELOPE.size : ENVELOPE.size + length]
+    return Envelope(Kind(kind), bool(by_dialler), link, inline, follows)

@@ -1,0 +1,141 @@
+"""How a frame is cut into messages of a process group.
+
+Everything begins with a message of at most `MESSAGE_SIZE` bytes under `ENVELOPE_TAG`: an envelope
+(see `ENVELOPE`), and behind it what fits. A frame that fits into it is there as a whole: header,
+table, meta, body, then the buffers without padding. Of one that doesn't, the header is there, and
+the front (table, meta, body) if that fits; the rest follows under `PAYLOAD_TAG`: the front, then
+the buffers that are not empty, the small ones batched. Both sides know the lengths from the front,
+so they agree on the batches.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+
+from farcall.errors import BadFrame
+from farcall.transport.framing import allocate
+from farcall.wire.frames import HEADER, Frame, Limits, decode_header, decode_table, encode
+from farcall.wire.messages import Buffer, decode_message
+
+ENVELOPE_TAG = 1
+PAYLOAD_TAG = 2
+MESSAGE_SIZE = 32768
+LONE_SIZE = 32768  # from here on a buffer is a message of its own, and not copied
+BATCH_SIZE = 1 << 20
+
+# kind, whether the sender of this dialled the link, the link's number, bytes behind the envelope,
+# bytes that follow under the other tag
+ENVELOPE = struct.Struct("<BBxxIIxxxxQ")
+ROOM = MESSAGE_SIZE - ENVELOPE.size
+
+
+class Kind(IntEnum):
+    """What an envelope is for."""
+
+    OPEN = 0
+    OPENED = 1
+    REFUSED = 2
+    FRAME = 3
+    END = 4
+    BYE = 5
+
+
+def batches(lengths: Sequence[int]) -> Iterator[slice]:
+    """Which buffers travel in one message; none of these is empty. Lengths in bytes."""
+    start = size = 0
+    for index, length in enumerate(lengths):
+        if length >= LONE_SIZE or size + length > BATCH_SIZE:
+            if index > start:
+                yield slice(start, index)
+            start, size = index, 0
+        size += length
+        if length >= LONE_SIZE:
+            yield slice(index, index + 1)
+            start, size = index + 1, 0
+    if start < len(lengths):
+        yield slice(start, len(lengths))
+
+
+def pack(frame: Frame) -> tuple[list[Buffer], list[Buffer]]:
+    """What goes behind the envelope, and the messages that follow.
+
+    Buffers of `LONE_SIZE` and more are passed through, everything else is copied when it is joined.
+    """
+    parts = encode(frame)
+    front = parts[:2] if frame.buffers else parts
+    buffers = [buffer for buffer in frame.buffers if len(buffer)]
+    front_size = sum(map(len, front))
+    if front_size + sum(map(len, buffers)) <= ROOM:
+        return [*front, *buffers], []
+    payload: list[Buffer] = []
+    if front_size > ROOM:
+        joined = memoryview(bytearray().join(front))
+        front = [joined[: HEADER.size]]
+        payload.append(joined[HEADER.size :])
+    for batch in batches([len(buffer) for buffer in buffers]):
+        some = buffers[batch]
+        lone = len(some[0]) >= LONE_SIZE
+        payload.append(some[0] if lone else bytearray().join(some))
+    return front, payload
+
+
+def unpack(
+    inline: memoryview, follows: bool, receive: Callable[[Buffer], None], limits: Limits
+) -> Frame:
+    """The frame whose beginning stands behind an envelope.
+
+    Args:
+        inline: what stands there; it is copied.
+        follows: whether there are more messages.
+        receive: fills memory with the next of them.
+
+    Raises:
+        BadFrame: it is none, or breaks a limit.
+    """
+    if len(inline) < HEADER.size:
+        raise BadFrame(f"{len(inline)} bytes are no frame")
+    header = decode_header(inline, limits)
+    end = HEADER.size + header.front_length
+    if len(inline) >= end:
+        front = memoryview(bytes(inline[HEADER.size : end]))
+    elif follows and len(inline) == HEADER.size:
+        front = memoryview(allocate(header.front_length))
+        receive(front)
+    else:
+        raise BadFrame(f"a frame of {end} bytes without its buffers came as {len(inline)} bytes")
+    table_end = header.table_length
+    meta_end = table_end + header.meta_length
+    message = decode_message(header.kind, front[table_end:meta_end])
+    lengths = decode_table(header, front[:table_end], limits)
+    if follows:
+        buffers = [allocate(length) if length else bytearray() for length in lengths]
+        _receive_buffers([buffer for buffer in buffers if len(buffer)], receive)
+    else:
+        if end + sum(lengths) != len(inline):
+            raise BadFrame(f"a frame of {end + sum(lengths)} bytes came as {len(inline)} bytes")
+        buffers = list(_cut(inline[end:], lengths))
+    body = front[meta_end:]
+    return Frame(message, header.call_id, body if len(front) > ROOM else bytes(body), buffers)
+
+
+def _receive_buffers(buffers: list[Buffer], receive: Callable[[Buffer], None]) -> None:
+    lengths = [len(buffer) for buffer in buffers]
+    for batch in batches(lengths):
+        some = buffers[batch]
+        if len(some) == 1:
+            receive(some[0])
+            continue
+        joined = bytearray(sum(lengths[batch]))
+        receive(joined)
+        for buffer, piece in zip(some, _cut(memoryview(joined), lengths[batch]), strict=True):
+            memoryview(buffer)[:] = piece
+
+
+def _cut(data: memoryview, lengths: Sequence[int]) -> Iterator[bytearray]:
+    """Copies of the pieces of these lengths."""
+    start = 0
+    for length in lengths:
+        yield bytearray(data[start : start + length])
+        start += length
