@@ -154,7 +154,7 @@ def idle(rpc: Any) -> Iterator[float]:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has taken so far. Linux: its clock has this number, see clock_getcpuclockid."""
+    """What a process has taken so far. On Linux its clock has this number: clock_getcpuclockid."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
