@@ -14,6 +14,12 @@ ROOT = Path(__file__).parents[2]
 CONFORMANCE = ROOT / "tests" / "conformance"
 SHARE = 8  # one test of so many, and at least one of each class
 SECONDS = 900
+# They end a gloo group right after a backward pass, which can block torch (docs/threads.md): with
+# torch's own RPC, too, once in 40 runs.
+CAN_BLOCK = {
+    "DdpComparisonTest.test_ddp_comparison",
+    "DdpComparisonTest.test_ddp_comparison_uneven_inputs",
+}
 
 
 def part_of(tests: list[str]) -> list[str]:
@@ -28,7 +34,7 @@ def part_of(tests: list[str]) -> list[str]:
 @pytest.mark.timeout(SECONDS)
 def test_part_of_the_core(tmp_path: Path) -> None:
     lines = (CONFORMANCE / "lists" / "core.txt").read_text().splitlines()
-    chosen = part_of([line.split()[0] for line in lines])
+    chosen = part_of([test for line in lines if (test := line.split()[0]) not in CAN_BLOCK])
     (tmp_path / "chosen.txt").write_text("\n".join(chosen))
     command = [
         *(sys.executable, str(CONFORMANCE / "run_conformance.py")),
