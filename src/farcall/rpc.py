@@ -43,12 +43,11 @@ from farcall.runtime.heap import keep_freed_memory
 from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
     BackendType,
-    ProcessGroupRpcBackendOptions,
     RpcBackendOptions,
     TensorPipeRpcBackendOptions,
-    check_backend,
     validate_timeout,
 )
+from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions, check_backend
 from farcall.runtime.start import start_agent
 
 __all__ = [

@@ -15,13 +15,12 @@ import torch
 from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
     BackendType,
-    ProcessGroupRpcBackendOptions,
     RpcBackendOptions,
     TensorPipeRpcBackendOptions,
-    check_backend,
     listen_address,
     validate_timeout,
 )
+from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions, check_backend
 
 
 @pytest.fixture(autouse=True)

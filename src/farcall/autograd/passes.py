@@ -326,7 +326,7 @@ class Pass:
         # What has a graph of its own is not changed in place anyway.
         taken = None if self.options.create_graph else self._taken
         gradients = graph.of_leaves(sinks, found, taken)
-        if self._runner.may_have_leaf_hooks():
+        if self._runner.looks_for_leaf_hooks:
             call_leaf_hooks(gradients)
         if self._held is None:
             self._context.accumulate(gradients)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,7 +44,7 @@ class Runner:
         self._lock = threading.Lock()  # guards the tables of passes
         self._alarms: list[Alarm] = []  # of threads that waited; to be used again
         # Whether to look for hooks of leaves' nodes, see `leaf_hooks`.
-        self.may_have_leaf_hooks: Callable[[], bool] = lambda: False
+        self.looks_for_leaf_hooks = False
 
     def close(self) -> None:
         """The agent shuts down."""

@@ -43,6 +43,10 @@ To = str | int | WorkerInfo
 Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
 
+# What the request of a reference has to go out, however short its timeout is, in seconds: the
+# first one to a worker opens the link.
+SECONDS_TO_SEND = 1.0
+
 
 class Outbound:
     """The calling side of an agent. Thread-safe."""
@@ -151,7 +155,8 @@ class Outbound:
     ) -> RefHandle:
         """Run a function elsewhere and leave its result there: a handle of it, at once.
 
-        `timeout` bounds the making of the reference, not the function.
+        `timeout` bounds the making of the reference, not the function, nor the sending of the
+        request: that takes `SECONDS_TO_SEND` at most, or the timeout if that is longer.
         """
         peer = self._peer(to)
         if peer.worker is self._agent.me:
@@ -183,8 +188,9 @@ class Outbound:
             peer, function, args, kwargs, timeout, created=handle, sequence=sequence
         )
         self._outcomes.watch(pending)
+        until = max(pending.deadline, time.monotonic() + SECONDS_TO_SEND)
         try:
-            self._agent.connect(peer, pending.deadline).send(frame, pending.deadline)
+            self._agent.connect(peer, until).send(frame, until)
         except LinkError as error:
             raise self._outcomes.unreachable(pending, error) from error
         except NotSent as error:

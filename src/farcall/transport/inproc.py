@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost
+from farcall.transport.handed_over import HandedOver
 from farcall.transport.waiter import Waiter
 from farcall.transport.watch import Watch
 from farcall.wire.frames import Frame
-from farcall.wire.messages import KINDS, Message
+from farcall.wire.messages import KINDS
 
 
 class InprocNetwork:
@@ -41,16 +41,16 @@ class InprocNetwork:
             return self._endpoints.get(address)
 
 
-class InprocLink:
+class InprocLink(HandedOver):
     """One end of a link; `other` is the other end."""
 
     def __init__(self, home: InprocEndpoint, peer: Worker, description: str) -> None:
+        super().__init__()
         self.home = home
         self.peer = peer
         self.description = description
         self.other: InprocLink
         self.lost: str | None = None
-        self.waiters: dict[int, Waiter[Frame]] = {}
 
     def send(self, frame: Frame, deadline: float) -> None:
         if self.lost is not None:
@@ -58,21 +58,8 @@ class InprocLink:
         copies = [bytearray(buffer) for buffer in frame.buffers]
         self.other.home.receive(self.other, Frame(frame.message, frame.call_id, frame.body, copies))
 
-    def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> None:
-        return None
-
-    def exchange(
-        self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
-    ) -> Frame:
-        waiter: Waiter[Frame] = Waiter()
-        self.home.watch(self, frame.call_id, waiter)
-        try:
-            self.send(frame, deadline)
-            if meanwhile is not None:
-                meanwhile()
-            return waiter.wait(deadline)
-        finally:
-            self.waiters.pop(frame.call_id, None)
+    def expect(self, call_id: int, waiter: Waiter[Frame]) -> None:
+        self.home.watch(self, call_id, waiter)
 
 
 class InprocEndpoint:

@@ -16,7 +16,6 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -26,11 +25,12 @@ from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLo
 from farcall.transport.group import Group
 from farcall.transport.group_channel import Channel, Envelope
 from farcall.transport.group_frames import Kind, pack, unpack
+from farcall.transport.handed_over import HandedOver
 from farcall.transport.handshake import Identity
 from farcall.transport.waiter import MAX_WAIT, Waiter
 from farcall.transport.watch import Watch
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
-from farcall.wire.messages import KINDS, Message
+from farcall.wire.messages import KINDS
 
 logger = logging.getLogger("farcall")
 
@@ -57,19 +57,19 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Hello).decode
 
 
-class GroupLink:
+class GroupLink(HandedOver):
     """See `base.Link`."""
 
     def __init__(
         self, home: ProcessGroupEndpoint, channel: Channel, number: int, dialled: bool, peer: Worker
     ) -> None:
+        super().__init__()
         self.peer = peer
         self.description = f"{home.scheme} {'to' if dialled else 'from'} rank {channel.rank}"
         self.lost: str | None = None
         self.channel = channel
         self.number = number
         self.dialled = dialled
-        self.waiters: dict[int, Waiter[Frame]] = {}
         self._home = home
 
     def send(self, frame: Frame, deadline: float) -> None:
@@ -80,21 +80,8 @@ class GroupLink:
             Kind.FRAME, self.dialled, self.number, inline, payload, deadline, lambda: self.lost
         )
 
-    def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> None:
-        return None
-
-    def exchange(
-        self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
-    ) -> Frame:
-        waiter: Waiter[Frame] = Waiter()
-        self._home.watch(self, frame.call_id, waiter)
-        try:
-            self.send(frame, deadline)
-            if meanwhile is not None:
-                meanwhile()
-            return waiter.wait(deadline)
-        finally:
-            self.waiters.pop(frame.call_id, None)
+    def expect(self, call_id: int, waiter: Waiter[Frame]) -> None:
+        self._home.watch(self, call_id, waiter)
 
 
 class _Opening:

@@ -136,10 +136,7 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
 
 
 def _call(func: Any, args: Any, kwargs: Any) -> Call:
-    """A call, as farcall is to make it. Raises what torch does at once."""
-    for arg in args or ():
-        if isinstance(arg, RRef):
-            serialize(arg)
+    """A call, as farcall is to make it. Raises what is wrong with the arguments of a script."""
     if isinstance(func, torch.jit.ScriptFunction):
         check_arguments(func, args or (), kwargs or {})
     if _default_pickler is _internal_rpc_pickler or not callable(func):
@@ -175,7 +172,10 @@ def rpc_async(
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> torch.futures.Future[Any]:
-    """See `farcall.rpc.rpc_async`."""
+    """See `farcall.rpc.rpc_async`. A reference that is of no use is an error at once."""
+    for arg in args or ():
+        if isinstance(arg, RRef):
+            serialize(arg)
     is_recorded = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
     make = _rpc_async_recorded if is_recorded else farcall_rpc.rpc_async
     future = make(to, *_call(func, args, kwargs), timeout)

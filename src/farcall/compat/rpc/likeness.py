@@ -14,11 +14,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
 from farcall.autograd.recorder import Autograd
+from farcall.autograd.runner import Runner
 from farcall.compat.rpc.internal import _internal_rpc_pickler
 from farcall.errors import CallError, FarcallError, RpcTimeout
 from farcall.rref import RRef, seconds_or_default, type_of
@@ -47,7 +48,8 @@ def make_like_torch(agent: Agent) -> None:
             print(f"On {agent.me.info}:\n{error!r}\n{trace}", file=sys.stderr)
 
     assert isinstance(agent.gradients, Autograd)
-    agent.gradients.runner.may_have_leaf_hooks = lambda: _any_node_has_hooks
+    _runners.add(agent.gradients.runner)
+    agent.gradients.runner.looks_for_leaf_hooks = _any_node_has_hooks
     agent.translate = translate
     agent.on_raised = show
     agent.serializer.reducers.update(_internal_rpc_pickler._class_reducer_dict)
@@ -129,13 +131,17 @@ def collect_all(futures: Sequence[Any]) -> Any:
 # Hooks of nodes in the graph.
 
 _any_node_has_hooks = False
+_runners: WeakSet[Runner] = WeakSet()  # to be told
 original_register_hook = torch.autograd.Function._register_hook
 
 
 def register_hook(hooks: Any, hook: Any) -> Any:
     """What torch asks to add a hook to a node."""
     global _any_node_has_hooks  # noqa: PLW0603
-    _any_node_has_hooks = True
+    if not _any_node_has_hooks:
+        _any_node_has_hooks = True
+        for runner in _runners:
+            runner.looks_for_leaf_hooks = True
     return original_register_hook(hooks, hook)  # type: ignore[no-untyped-call]
 
 

@@ -16,11 +16,8 @@ from farcall.compat import autograd
 from farcall.compat.rpc import api, backend_registry
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.runtime.context import current_agent
-from farcall.runtime.options import (
-    ProcessGroupRpcBackendOptions,
-    RpcBackendOptions,
-    TensorPipeRpcBackendOptions,
-)
+from farcall.runtime.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions
 
 # torch passes these names on from C, or by *, without saying so in a way that mypy accepts.
 dist: Any = distributed
@@ -133,55 +130,39 @@ def _init_rpc_backend(
     api._init_rpc_states(agent)
 
 
-def _start(
-    store: Any,
-    name: str,
-    rank: int,
-    world_size: int | None,
-    rpc_backend_options: RpcBackendOptions,
-) -> TensorPipeAgent:
-    """farcall opens a store of its own."""
-    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
-        raise TypeError(
-            f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options}"
+OWN_HANDLERS: list[Any] = []  # of backends whose agents open a store of their own
+
+
+def register_own(name: str, kind: type[RpcBackendOptions], agent: type[RpcAgent]) -> None:
+    """Add a backend that runs farcall's agent.
+
+    Args:
+        kind: of its options, which are made from keywords.
+        agent: what `_get_current_rpc_agent` gives.
+    """
+
+    def options(rpc_timeout: float, init_method: str, **more: Any) -> RpcBackendOptions:
+        return kind(rpc_timeout=rpc_timeout, init_method=init_method, **more)
+
+    def start(
+        store: Any,
+        name: str,
+        rank: int,
+        world_size: int | None,
+        rpc_backend_options: RpcBackendOptions,
+    ) -> RpcAgent:
+        if not isinstance(rpc_backend_options, kind):
+            raise TypeError(
+                f"`rpc_backend_options` must be a `{kind.__name__}`. {rpc_backend_options}"
+            )
+        farcall_rpc.init_rpc(
+            name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
         )
-    farcall_rpc.init_rpc(
-        name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
-    )
-    return TensorPipeAgent(current_agent(), rpc_backend_options, bool(world_size))
+        return agent(current_agent(), rpc_backend_options, bool(world_size))
+
+    OWN_HANDLERS.append(start)
+    backend_registry.register_backend(name, options, start)
 
 
-def _tensorpipe_options(
-    rpc_timeout: float, init_method: str, **more: Any
-) -> TensorPipeRpcBackendOptions:
-    return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **more)
-
-
-def _start_over_group(
-    store: Any,
-    name: str,
-    rank: int,
-    world_size: int | None,
-    rpc_backend_options: RpcBackendOptions,
-) -> RpcAgent:
-    """As `_start`, for PROCESS_GROUP."""
-    if not isinstance(rpc_backend_options, ProcessGroupRpcBackendOptions):
-        raise TypeError(
-            "`rpc_backend_options` must be a `ProcessGroupRpcBackendOptions`. "
-            f"{rpc_backend_options}"
-        )
-    farcall_rpc.init_rpc(
-        name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
-    )
-    return RpcAgent(current_agent(), rpc_backend_options, is_static_group=True)
-
-
-def _process_group_options(
-    rpc_timeout: float, init_method: str, **more: Any
-) -> ProcessGroupRpcBackendOptions:
-    return ProcessGroupRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **more)
-
-
-OWN_HANDLERS: list[Any] = [_start, _start_over_group]  # which open a store of their own
-backend_registry.register_backend("PROCESS_GROUP", _process_group_options, _start_over_group)
-backend_registry.register_backend("TENSORPIPE", _tensorpipe_options, _start)
+register_own("PROCESS_GROUP", ProcessGroupRpcBackendOptions, RpcAgent)
+register_own("TENSORPIPE", TensorPipeRpcBackendOptions, TensorPipeAgent)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import pkgutil
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 
-from farcall import rpc as farcall_rpc
-from farcall.compat.rpc import backend_registry
 from farcall.compat.rpc.agents import TensorPipeAgent
 from farcall.compat.rpc.constants import (
     DEFAULT_INIT_METHOD,
     DEFAULT_NUM_WORKER_THREADS,
     DEFAULT_RPC_TIMEOUT_SEC,
 )
-from farcall.compat.rpc.starting import OWN_HANDLERS
-from farcall.runtime.context import current_agent
-from farcall.runtime.options import TensorPipeRpcBackendOptions
+from farcall.compat.rpc.starting import register_own
+from farcall.runtime.agent import Agent
+from farcall.runtime.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from farcall.testing.faults import Fault, Matches, inject, of_type
 from farcall.wire.messages import Message, Received, Register, Release, ReleaseContext, Request
 
@@ -117,34 +114,10 @@ class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
 class FaultyTensorPipeAgent(TensorPipeAgent):
     """The agent of the backend FAULTY_TENSORPIPE."""
 
-
-def _options(
-    rpc_timeout: float, init_method: str, **more: Any
-) -> FaultyTensorPipeRpcBackendOptions:
-    return FaultyTensorPipeRpcBackendOptions(
-        rpc_timeout=rpc_timeout, init_method=init_method, **more
-    )
+    def __init__(self, agent: Agent, options: RpcBackendOptions, is_static_group: bool) -> None:
+        super().__init__(agent, options, is_static_group)
+        assert isinstance(options, FaultyTensorPipeRpcBackendOptions)
+        inject(agent, options.faults())
 
 
-def _start(
-    store: Any,
-    name: str,
-    rank: int,
-    world_size: int | None,
-    rpc_backend_options: FaultyTensorPipeRpcBackendOptions,
-) -> FaultyTensorPipeAgent:
-    if not isinstance(rpc_backend_options, FaultyTensorPipeRpcBackendOptions):
-        raise TypeError(
-            "`rpc_backend_options` must be a `FaultyTensorPipeRpcBackendOptions`. "
-            f"{rpc_backend_options}"
-        )
-    farcall_rpc.init_rpc(
-        name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
-    )
-    agent = current_agent()
-    inject(agent, rpc_backend_options.faults())
-    return FaultyTensorPipeAgent(agent, rpc_backend_options, bool(world_size))
-
-
-OWN_HANDLERS.append(_start)
-backend_registry.register_backend("FAULTY_TENSORPIPE", _options, _start)
+register_own("FAULTY_TENSORPIPE", FaultyTensorPipeRpcBackendOptions, FaultyTensorPipeAgent)
