@@ -72,6 +72,9 @@ class Channel : public Source {
   // The reader is about to sleep until the socket can be read. False: there is input already.
   virtual bool arm() = 0;
   virtual void disarm() {}
+  // The outcome of this call need not wake anybody: the calling thread looks for it soon, having
+  // called this with 0. For any thread.
+  virtual void await_outcome(std::uint64_t) {}
 
   // May leave it to `wait_for_room`, and `composed` without parts, if too much is on its way.
   virtual void compose(const OutFrame& frame, Composed& composed) = 0;

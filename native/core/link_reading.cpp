@@ -130,6 +130,7 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
   struct Unregister {
     Link& link;
     Waiter& waiter;
+    bool is_taken = false;
     ~Unregister() {
       std::lock_guard lock(link.state_);
       auto& waiters = link.waiters_;
@@ -137,6 +138,12 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
       if (found != waiters.end()) {
         *found = waiters.back();
         waiters.pop_back();
+      } else if (!is_taken && waiter.state == Waiter::kDelivered && !link.is_lost()) {
+        // It came just now, when the caller had given up already: the endpoint's thread gets it.
+        try {
+          link.home_->push({link.shared_from_this(), std::move(waiter.frame), {}});
+        } catch (const std::bad_alloc&) {
+        }
       }
     }
   } unregister{*this, waiter};
@@ -146,13 +153,23 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
     reading.start();
     send_entered(frame, reading, deadline, interrupt);
   } else {
-    send_entered(frame, reading, deadline, interrupt);
-    meanwhile();
+    // Waking the endpoint's thread for a reply that comes meanwhile would cost more than it saves.
+    channel_->await_outcome(frame.call_id);
+    try {
+      send_entered(frame, reading, deadline, interrupt);
+      meanwhile();
+    } catch (...) {
+      channel_->await_outcome(0);
+      home_->wake_sleeper();
+      throw;
+    }
+    channel_->await_outcome(0);
   }
   reading.start();
   if (reading.has_role()) wait_reading(waiter, reading, deadline, interrupt);
   wait_delivered(waiter, deadline, interrupt);
   if (waiter.state.load(std::memory_order_acquire) == Waiter::kFailed) throw LinkFailure(cause());
+  unregister.is_taken = true;
   return std::move(waiter.frame);
 }
 

@@ -38,11 +38,14 @@ std::size_t RingWriter::write(const std::uint8_t* data, std::size_t size) {
   return count;
 }
 
-Tell RingWriter::publish() {
+Tell RingWriter::publish(std::uint64_t outcome) {
   published_ = tail_;
   // Sequentially consistent, as in `RingReader::arm`: of the two at least one sees the other.
   control_.tail.store(tail_, std::memory_order_seq_cst);
   if (control_.reader_sleeps.load(std::memory_order_seq_cst) == 0) return Tell::kNobody;
+  if (outcome != 0 && control_.awaited.load(std::memory_order_seq_cst) == outcome) {
+    return Tell::kNobody;
+  }
   return control_.reader_sleeps.exchange(0) != 0 ? Tell::kBell : Tell::kNobody;
 }
 

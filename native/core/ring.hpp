@@ -20,6 +20,8 @@ struct RingControl {
   alignas(64) std::atomic<std::uint64_t> head;  // how much was read
   // The reader sleeps (1) and wants the writer to ring the doorbell.
   alignas(64) std::atomic<std::uint32_t> reader_sleeps;
+  // Not for the outcome of this call, which somebody is about to look for (0: of none).
+  std::atomic<std::uint64_t> awaited;
   // The writer waits for space: 0, or one of the values below.
   alignas(64) std::atomic<std::uint32_t> writer_waits;
   std::atomic<std::uint32_t> space;  // changes whenever a waiting writer is to look again
@@ -43,7 +45,8 @@ class RingWriter {
   // Throws LinkFailure: the reader's position makes no sense.
   std::size_t write(const std::uint8_t* data, std::size_t size);
 
-  Tell publish();
+  // `outcome`: of which call this is the outcome, and all of it; 0: of none.
+  Tell publish(std::uint64_t outcome = 0);
   // How much `write` takes at once.
   std::size_t space();
 
@@ -90,6 +93,9 @@ class RingReader {
 
   // Ask for the doorbell at the next byte. False: there is input already.
   bool arm();
+  // No bell for the outcome of this call: who calls this looks for it soon, after `await(0)`.
+  // Callable by any thread.
+  void await(std::uint64_t call_id) { control_.awaited.store(call_id, std::memory_order_seq_cst); }
   // Nobody sleeps.
   void disarm() { control_.reader_sleeps.store(0, std::memory_order_relaxed); }
 

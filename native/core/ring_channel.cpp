@@ -274,14 +274,14 @@ void RingChannel::sent(const Composed& composed) {
   }
 }
 
-std::size_t RingChannel::write(const Part* parts, std::size_t count) {
+std::size_t RingChannel::write(const Part* parts, std::size_t count, std::uint64_t outcome) {
   std::size_t written = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t taken = writer_.write(parts[i].data, parts[i].size);
     written += taken;
     if (taken < parts[i].size) break;
   }
-  if (written > 0 && writer_.publish() == Tell::kBell) ring_bell();
+  if (written > 0 && writer_.publish(outcome) == Tell::kBell) ring_bell();
   return written;
 }
 
@@ -289,15 +289,16 @@ bool RingChannel::write_at_once(const OutFrame& frame) {
   std::size_t size = kHeaderSize + frame.meta.size + frame.body.size;
   for (const Part& buffer : frame.buffers) size += 8 + kAlignment + buffer.size;
   if (size > kSmallFrame || writer_.space() < size) return false;
+  const std::uint64_t outcome = is_outcome(frame.kind) ? frame.call_id : 0;
   if (frame.buffers.empty()) {
     const HeaderBytes header = header_of(frame, 0);
     const Part parts[] = {{header.data(), header.size()}, frame.meta, frame.body};
-    write(parts, std::size(parts));
+    write(parts, std::size(parts), outcome);
     return true;
   }
   Composed composed;
   lay_out(frame, {}, composed);
-  write(composed.parts.data(), composed.parts.size());
+  write(composed.parts.data(), composed.parts.size(), outcome);
   return true;
 }
 

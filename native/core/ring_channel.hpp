@@ -58,12 +58,13 @@ class RingChannel final : public Channel {
   void finish_reading() override;
   bool arm() override { return reader_.arm() && !ended_.load(std::memory_order_relaxed); }
   void disarm() override { reader_.disarm(); }
+  void await_outcome(std::uint64_t call_id) override { reader_.await(call_id); }
 
   void compose(const OutFrame& frame, Composed& composed) override;
   void discard(const Composed& composed) override;
   bool wait_for_room(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
                      Interrupt interrupt) override;
-  std::size_t write(const Part* parts, std::size_t count) override;
+  std::size_t write(const Part* parts, std::size_t count) override { return write(parts, count, 0); }
   void sent(const Composed& composed) override;
   bool write_at_once(const OutFrame& frame) override;
   bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) override;
@@ -92,6 +93,7 @@ class RingChannel final : public Channel {
   };
 
   LinkMemory& shared() const { return *reinterpret_cast<LinkMemory*>(memory_->data()); }
+  std::size_t write(const Part* parts, std::size_t count, std::uint64_t outcome);
   void check_peer() const;
   void ring_bell();
   bool announce(SegmentName name, std::size_t size, int descriptor);

@@ -72,6 +72,47 @@ void test_meanwhile(Kind kind) {
   CHECK(calls == 1);
 }
 
+// A reply that comes while its caller is busy wakes nobody; what else comes then does.
+void test_reply_meanwhile_rings_no_bell() {
+  Pair pair(Kind::kRings);
+  std::atomic<int> news{0};
+  Server left(pair.left_home, [&](Event& event) { news += event.frame && event.frame->kind == kOneWay; });
+  Server right(pair.right_home, [](Event& event) { echo(event, patient()); });
+  RingControl& control = pair.shared().controls[1];
+  for (std::uint64_t id = 1; id <= 20; ++id) {
+    const TestFrame request = test_frame(kRequest, id, 1, 1);
+    const bool with_news = id % 2 == 0;
+    pair.await_sleep(0);
+    const auto before = control.tail.load();
+    const InFrame reply = pair.left->exchange(request.out(), patient(), no_interrupt, [&] {
+      while (control.tail.load() == before) std::this_thread::yield();
+      CHECK(control.head.load() == before);
+      CHECK(control.reader_sleeps.load() == 1);
+      if (!with_news) return;
+      const int seen = news;
+      pair.right->send(test_frame(kOneWay, id, 1, 1).out(), patient(), no_interrupt);
+      while (news == seen) std::this_thread::yield();
+    });
+    CHECK(reply_to(request) == reply);
+  }
+}
+
+// Nor is it lost when the caller does not look for it after all.
+void test_reply_of_a_caller_that_fails_meanwhile() {
+  struct Failure {};
+  Pair pair(Kind::kRings);
+  Server right(pair.right_home, [](Event& event) { echo(event, patient()); });
+  std::thread sleeper([&] { CHECK(next_event(*pair.left_home).frame->call_id == 1); });
+  pair.await_sleep(0);
+  const TestFrame request = test_frame(kRequest, 1, 1, 1);
+  const auto fail = [&] {
+    while (pair.shared().controls[1].tail.load() == 0) std::this_thread::yield();
+    throw Failure();
+  };
+  CHECK_THROWS(pair.left->exchange(request.out(), patient(), no_interrupt, fail), Failure);
+  sleeper.join();
+}
+
 // Frames of each sender arrive whole and in order.
 void test_many_senders(Kind kind) {
   constexpr unsigned senders = 6, rounds = 60;
@@ -241,6 +282,8 @@ void test_wake() {
 int main() {
   test_wake();
   test_set_up();
+  test_reply_meanwhile_rings_no_bell();
+  test_reply_of_a_caller_that_fails_meanwhile();
   for (const Kind kind : kKinds) {
     test_one_call(kind);
     test_meanwhile(kind);

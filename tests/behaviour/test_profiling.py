@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch.profiler import profile
 
+from farcall import autograd as dist_autograd
 from farcall import rpc
 
 pytestmark = pytest.mark.usefixtures("pair")
 X = torch.ones(3, 3)
+ALL_THREADS = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
 
 
 class Scale:
@@ -36,8 +38,7 @@ def fail() -> None:
 def recorded() -> Iterator[list[str]]:
     """Names of the events of all threads, when the block is over."""
     names: list[str] = []
-    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    with profile(experimental_config=config) as profiler:
+    with profile(experimental_config=ALL_THREADS) as profiler:
         yield names
     names += [event.name for event in profiler.events() or ()]
 
@@ -66,6 +67,21 @@ def test_methods_through_references_are_events() -> None:
         rref.rpc_async().apply(X).wait()
         rref.remote().apply(X).to_here()
     assert {f"rpc_{kind}#apply(w0 -> w1)" for kind in ("sync", "async", "remote")} <= set(names)
+
+
+def test_backward_passes_are_events_and_their_messages_inside() -> None:
+    x = torch.rand(3, 3, requires_grad=True)
+    with dist_autograd.context() as context_id:
+        loss = rpc.rpc_sync("w1", product, args=(x,)).sum()
+        with profile(experimental_config=ALL_THREADS) as profiler:
+            dist_autograd.backward(context_id, [loss])
+    events = {event.name: event for event in profiler.events() or ()}
+    prefix = "torch::distributed::autograd::"
+    whole = events[prefix + "backward"]
+    for name in ("SendRpcBackward", "RecvRpcBackward"):
+        part = events[prefix + name]
+        assert whole.time_range.start <= part.time_range.start
+        assert part.time_range.end <= whole.time_range.end
 
 
 def test_event_of_a_call_that_fails_ends() -> None:

@@ -43,6 +43,12 @@ def test_program_runs_unchanged(program: str, tmp_path: Path) -> None:
     assert done.stdout.strip() == PRINTED[program]
 
 
+def test_backend_of_a_third_party(tmp_path: Path) -> None:
+    done = run("--compat", str(PROGRAMS / "own_backend.py"), f"file://{tmp_path}/store")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "2 {'worker1'} True"
+
+
 def test_without_the_option_torch_is_torch(tmp_path: Path) -> None:
     done = run(str(PROGRAMS / "unchanged" / "references.py"), f"file://{tmp_path}/store")
     assert done.returncode == 0, done.stderr

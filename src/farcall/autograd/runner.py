@@ -18,6 +18,7 @@ from farcall.autograd.passes import Pass
 from farcall.autograd.records import Source
 from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
 from farcall.protocol.backward import ROOT, WHOLE
+from farcall.runtime import profiling
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.future import Future
 from farcall.runtime.inbound import Deferred
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
     from farcall.autograd.recorder import Autograd
 
 MODES = ("smart", "fast")
+
+# In traces, a pass has the names that torch.distributed.autograd gives it. Gradients arrive where
+# tensors were sent, and are sent from where those were received.
+PASS_EVENT = "torch::distributed::autograd::backward"
+ARRIVAL_EVENT = "torch::distributed::autograd::SendRpcBackward"
+SENDING_EVENT = "torch::distributed::autograd::RecvRpcBackward"
+
 PASS_MESSAGES: frozenset[type[Message]] = frozenset((Gradients, Ran, Broken))
 
 
@@ -76,10 +84,11 @@ class Runner:
             known.passes[number] = backward
         self.agent.leaver.begin()
         try:
-            backward.start()
-            ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
-            backward.deliver(source, WHOLE, ones)
-            self._wait(backward)
+            with profiling.event(PASS_EVENT):
+                backward.start()
+                ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
+                backward.deliver(source, WHOLE, ones)
+                self._wait(backward)
             with self._lock:
                 known.passes.pop(number, None)
         except BaseException as error:
@@ -176,14 +185,15 @@ class Runner:
         Raises:
             CallError: the peer is gone, or takes nothing for the agent's `rpc_timeout`.
         """
-        dumped = self.agent.dump(gradients, peer)
-        message = Gradients(context.id, options.id, number, share, *options[1:])
-        if options.create_graph:
-            _, message.sent = self._autograd.send(context.id, peer, dumped.tensors)
-        seconds = self.agent.rpc_timeout
-        deadline = time.monotonic() + seconds if seconds else math.inf
-        frame = Frame(message, 0, dumped.body, dumped.buffers)
-        return self.agent.control.send(peer, frame, deadline)
+        with profiling.event(SENDING_EVENT):
+            dumped = self.agent.dump(gradients, peer)
+            message = Gradients(context.id, options.id, number, share, *options[1:])
+            if options.create_graph:
+                _, message.sent = self._autograd.send(context.id, peer, dumped.tensors)
+            seconds = self.agent.rpc_timeout
+            deadline = time.monotonic() + seconds if seconds else math.inf
+            frame = Frame(message, 0, dumped.body, dumped.buffers)
+            return self.agent.control.send(peer, frame, deadline)
 
     def give_back(self, context: Context, options: Options, share: int, missing: int) -> None:
         """Give a share of a pass back to its root."""
@@ -238,7 +248,8 @@ class Runner:
                 gradients = self.agent.serializer.load(frame.body, frame.buffers, attach=attach)
                 frame.body, frame.buffers = b"", ()
                 source = self._source(known, message.number)
-                backward.deliver(source, message.share, gradients)
+                with profiling.event(ARRIVAL_EVENT):
+                    backward.deliver(source, message.share, gradients)
             except BaseException as error:
                 backward.fail(error)
         finally:

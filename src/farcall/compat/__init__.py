@@ -29,13 +29,15 @@ from farcall.compat.rpc import (
     internal,
     likeness,
     options,
+    scripts,
     testing,
 )
+from farcall.compat.rpc.starting import start_agent
 from farcall.compat.swap import Swap
 from farcall.optim import DistributedOptimizer
 from farcall.rref import RRef
 
-__all__ = ["install", "is_installed", "uninstall"]
+__all__ = ["install", "is_installed", "start_agent", "uninstall"]
 
 _MODULES = {
     "torch.distributed.rpc": rpc,
@@ -79,6 +81,7 @@ def install() -> None:
         _swap.module(name, module)
     nn.install_remote_module(_swap)
     likeness.install(_swap)
+    scripts.install(_swap)
     c_names = torch._C._distributed_rpc
     optimizer = sys.modules["torch.distributed.optim.optimizer"]
     for owner, name, value in (

@@ -4,19 +4,21 @@ The caller has an event `rpc_sync#fn(w0 -> w1)` for each call, from its beginnin
 `remote`, for as long as it takes to send. The callee has one of the same length as the function,
 around the function's operators. A profiler sees the threads that serve calls only if it is told to
 look at all threads: `experimental_config=torch._C._profiler._ExperimentalConfig(
-profile_all_threads=True)`.
+profile_all_threads=True)`. The events of backward passes are in `autograd.runner`.
 
-Whether a profiler runs is asked before anything here is called: `profiler._is_profiler_enabled`,
+Whether a profiler runs is asked before a call is made as an event: `profiler._is_profiler_enabled`,
 which takes some nanoseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 from torch.autograd.profiler import record_function
 
 from farcall.ids import WorkerInfo
@@ -31,6 +33,13 @@ Call = tuple[
     Mapping[str, Any] | None,
     float | None,
 ]
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+def event(name: str) -> AbstractContextManager[Any]:
+    """What lasts as long as the block, if a profiler runs."""
+    return record_function(name) if profiler._is_profiler_enabled else _NOTHING
 
 
 def call(agent: Agent, name: str | None, call: Call) -> Any:

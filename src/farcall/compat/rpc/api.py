@@ -18,7 +18,8 @@ from farcall import rpc as farcall_rpc
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from farcall.compat.rpc.internal import PythonUDF, _internal_rpc_pickler
-from farcall.compat.rpc.likeness import check_arguments, make_like_torch, note_timeout, serialize
+from farcall.compat.rpc.likeness import make_like_torch, note_timeout, serialize
+from farcall.compat.rpc.scripts import check_arguments
 from farcall.ids import WorkerInfo
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime import profiling

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -218,16 +218,6 @@ def to_here(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
 
 
 original_to_here = RRef.to_here
-
-
-def check_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises RuntimeError if a scripted function takes less arguments than these."""
-    most, count = len(function.schema.arguments), len(args) + len(kwargs)
-    if count > most:
-        raise RuntimeError(
-            f"{function.name}() expected at most {most} argument(s) but received {count} "
-            f"argument(s). Declaration: {function.schema}"
-        )
 
 
 class _Remote:

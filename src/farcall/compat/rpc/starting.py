@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import numbers
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,7 +48,7 @@ def init_rpc(
     if rpc_backend_options is None:
         rpc_backend_options = backend_registry.construct_rpc_backend_options(backend)
     _check_rank(rpc_backend_options.init_method, rank, world_size)
-    own = backend.value.init_backend_handler in OWN_HANDLERS
+    own = backend.value.init_backend_handler in _own
     store = None if own else _store(rpc_backend_options, rank, world_size)
     autograd._init(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
@@ -130,19 +131,16 @@ def _init_rpc_backend(
     api._init_rpc_states(agent)
 
 
-OWN_HANDLERS: list[Any] = []  # of backends whose agents open a store of their own
+_own: list[Any] = []  # handlers of backends whose agents open a store of their own
 
 
-def register_own(name: str, kind: type[RpcBackendOptions], agent: type[RpcAgent]) -> None:
-    """Add a backend that runs farcall's agent.
+def handler(kind: type[RpcBackendOptions], agent: type[RpcAgent]) -> Callable[..., RpcAgent]:
+    """An `init_backend_handler` that starts farcall's agent.
 
     Args:
-        kind: of its options, which are made from keywords.
+        kind: of the backend's options.
         agent: what `_get_current_rpc_agent` gives.
     """
-
-    def options(rpc_timeout: float, init_method: str, **more: Any) -> RpcBackendOptions:
-        return kind(rpc_timeout=rpc_timeout, init_method=init_method, **more)
 
     def start(
         store: Any,
@@ -160,8 +158,21 @@ def register_own(name: str, kind: type[RpcBackendOptions], agent: type[RpcAgent]
         )
         return agent(current_agent(), rpc_backend_options, bool(world_size))
 
-    OWN_HANDLERS.append(start)
-    backend_registry.register_backend(name, options, start)
+    _own.append(start)
+    return start
+
+
+# For backends that are options of farcall with an endpoint of their own.
+start_agent = handler(RpcBackendOptions, RpcAgent)
+
+
+def register_own(name: str, kind: type[RpcBackendOptions], agent: type[RpcAgent]) -> None:
+    """Add a backend that comes with farcall. For the arguments, see `handler`."""
+
+    def options(rpc_timeout: float, init_method: str, **more: Any) -> RpcBackendOptions:
+        return kind(rpc_timeout=rpc_timeout, init_method=init_method, **more)
+
+    backend_registry.register_backend(name, options, handler(kind, agent))
 
 
 register_own("PROCESS_GROUP", ProcessGroupRpcBackendOptions, RpcAgent)
