@@ -49,6 +49,16 @@ def test_backend_of_a_third_party(tmp_path: Path) -> None:
     assert done.stdout.strip() == "2 {'worker1'} True"
 
 
+def test_scripted_code_that_makes_calls_says_why_it_cannot(tmp_path: Path) -> None:
+    done = run("--compat", str(PROGRAMS / "scripted_calls.py"), f"file://{tmp_path}/store")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        *["NotImplementedError explained"] * 4,
+        "RuntimeError",
+        "tensor([2., 2.])",
+    ]
+
+
 def test_without_the_option_torch_is_torch(tmp_path: Path) -> None:
     done = run(str(PROGRAMS / "unchanged" / "references.py"), f"file://{tmp_path}/store")
     assert done.returncode == 0, done.stderr

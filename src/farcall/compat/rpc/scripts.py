@@ -9,8 +9,8 @@ import torch
 
 from farcall.rref import RRef
 
-# What torch's C++ code says of calls that a scripted function makes itself.
-_NO_AGENT = "RPC agent is not set"
+# What torch's C++ code says of scripted functions that make calls, or take references.
+_COMPLAINTS = ("RPC agent is not set", "Expected a value of type 'RRef")
 
 
 def _explaining(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,10 +20,10 @@ def _explaining(call: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return call(self, *args, **kwargs)
         except RuntimeError as error:
-            if _NO_AGENT not in str(error):
+            if not any(complaint in str(error) for complaint in _COMPLAINTS):
                 raise
             raise NotImplementedError(
-                f"the scripted function {self.name} makes a remote call or uses an RRef itself, "
+                f"the scripted function {self.name} makes remote calls or uses RRefs itself, "
                 "which TorchScript does through an agent in C++, and farcall has none: make the "
                 "call in Python, around the scripted function; see docs/migrate.md, TorchScript"
             ) from error
