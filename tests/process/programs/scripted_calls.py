@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 
 import torch
-import torch.distributed.rpc as rpc
 from torch import Tensor
+from torch.distributed import rpc
 from torch.futures import Future
 
 
