@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +26,12 @@ from behaviour.helpers import (
 from farcall import rpc
 from farcall.errors import InvalidReference
 from farcall.runtime.agent import Agent
+from farcall.runtime.peers import Peer
 from farcall.testing.cluster import acting_as
+from farcall.transport.base import Link
 
 Way = Callable[..., Any]
+TIMEOUT = 0.005  # seconds
 each_proxy = pytest.mark.parametrize("proxy", PROXIES)
 
 
@@ -165,6 +169,27 @@ def test_remote_returns_before_the_function_ends(pair: list[Agent], gate: Gate) 
     gate.open()
     assert rref.to_here() == 5
     assert torch.futures.wait_all(values) == [5] * 3
+
+
+def test_a_reference_is_made_however_long_its_link_takes_to_open(
+    pair: list[Agent], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = pair[0].connect
+
+    def connect_late(peer: Peer, deadline: float) -> Link:
+        begun = time.monotonic()
+        assert deadline - begun > 100 * TIMEOUT
+        while time.monotonic() < begun + 2 * TIMEOUT:  # until the call is late
+            pass
+        return connect(peer, deadline)
+
+    monkeypatch.setattr(pair[0], "connect", connect_late)
+    rref = rpc.remote("w1", wait_at, args=(gate, 5), timeout=TIMEOUT)
+    monkeypatch.undo()
+    gate.wait_for_arrivals()
+    gate.open()
+    wait_until(rref.confirmed_by_owner)
+    assert rref.to_here() == 5
 
 
 @each_proxy
