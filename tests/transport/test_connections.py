@@ -19,6 +19,7 @@ from stations import PATIENCE, Threads, soon
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
+from farcall.transport import addresses, handshake
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
 from farcall.transport.connections import Connection, Connections
@@ -96,11 +97,10 @@ def test_both_sides_open_a_link_from_what_the_handshake_has_told(side: SideMaker
 
     near, distant = side("near"), side("distant", open_link)
     before = time.monotonic()
-    deadline = soon()
-    link = near.connect(distant, deadline)
+    link = near.connect(distant)
     ours, theirs = link.connection, opened.get(timeout=PATIENCE)
     assert (ours.dialled, theirs.dialled) == (True, False)
-    assert before < ours.deadline <= deadline + 1e-3
+    assert before < ours.deadline < math.inf
     assert before < theirs.deadline < math.inf
     assert (ours.peer.name, theirs.peer.name) == ("distant", "near")
     worker = near.worker
@@ -196,6 +196,27 @@ def test_open_link_that_is_silent_until_the_deadline_was_not_sent_to(
     deadline = time.monotonic() + 0.2
     with pytest.raises(NotSent):
         near.connect(distant, deadline)
+
+
+# The peer would take the end of a link for our death.
+def test_dial_that_is_late_when_the_peer_has_its_link_goes_on(
+    side: SideMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dial, shake = addresses.dial, handshake.connect
+
+    def shake_until_late(*args: Any, **options: Any) -> Identity:
+        peer = shake(*args, **{**options, "deadline": soon()})
+        while time.monotonic() < deadline:
+            pass
+        return peer
+
+    monkeypatch.setattr(addresses, "dial", lambda url, _: dial(url, PATIENCE))
+    monkeypatch.setattr(handshake, "connect", shake_until_late)
+    near, distant = side("near"), side("distant")
+    deadline = time.monotonic() + 0.01
+    link = near.connect(distant, deadline)
+    assert link.started == 1
+    assert link.connection.deadline > deadline + 1  # time enough for `open_link`
 
 
 # Ending.

@@ -69,8 +69,7 @@ class Connection(NamedTuple):
         peer: what it said of itself, proven if there is a secret.
         description: which path this is, for people; see `base.Link.description`.
         dialled: by us, not by the peer.
-        deadline: of the handshake, on `time.monotonic()` in seconds; `open_link` may use what is
-            left of it.
+        deadline: for `open_link`, on `time.monotonic()` in seconds.
         streams: how many connections the link may have, this one included.
         way: if there may be more, and we dialled: how to dial them, for `widen`.
     """
@@ -194,6 +193,9 @@ class Connections(Generic[L]):
                     expects=worker.incarnation,
                     deadline=until,
                 )
+                # The peer has a link now, whose end it would take for our death. So we want it,
+                # too, even if that is too late for who has asked.
+                until = time.monotonic() + HANDSHAKE_SECONDS
                 streams = joining.streams_of(me, peer, me.link)
                 way = joining.way_of(sock, me, peer) if streams > 1 else None
                 return self._keep(Connection(sock, peer, description, True, until, streams, way))
