@@ -10,10 +10,10 @@ ever unpickled. It knows sockets and msgpack, no frames, no worker state. The co
                                <-    Proof("acceptor")
     Ready                      ->
 
-Ready says that the connector has not given up meanwhile: the end of a link is the death of a peer,
-the end of a handshake is not. Without a secret on both sides there are no proofs, and `admit` is
-asked before the acceptor's Hello. At every step a side may answer Refuse, whose reason the other
-side raises.
+Ready says that the connector has not given up meanwhile, nor will because it is late: the end of a
+link is the death of a peer, the end of a handshake is not. Without a secret on both sides there are
+no proofs, and `admit` is asked before the acceptor's Hello. At every step a side may answer Refuse,
+whose reason the other side raises.
 
 A proof is HMAC-SHA256(secret, role | both hellos as they went over the wire). Each hello has a
 fresh nonce, so an old proof is worth nothing; the roles differ, so a proof sent back to its maker
