@@ -69,7 +69,7 @@ def test_methods_through_references_are_events() -> None:
     assert {f"rpc_{kind}#apply(w0 -> w1)" for kind in ("sync", "async", "remote")} <= set(names)
 
 
-def test_backward_passes_are_events_and_their_messages_inside() -> None:
+def test_backward_passes_are_events_and_their_messages_begin_inside() -> None:
     x = torch.rand(3, 3, requires_grad=True)
     with dist_autograd.context() as context_id:
         loss = rpc.rpc_sync("w1", product, args=(x,)).sum()
@@ -79,9 +79,9 @@ def test_backward_passes_are_events_and_their_messages_inside() -> None:
     prefix = "torch::distributed::autograd::"
     whole = events[prefix + "backward"]
     for name in ("SendRpcBackward", "RecvRpcBackward"):
-        part = events[prefix + name]
-        assert whole.time_range.start <= part.time_range.start
-        assert part.time_range.end <= whole.time_range.end
+        # The end of one elsewhere may be noted after that of the pass.
+        begins = events[prefix + name].time_range.start
+        assert whole.time_range.start <= begins <= whole.time_range.end
 
 
 def test_event_of_a_call_that_fails_ends() -> None:
