@@ -54,15 +54,15 @@ def call(agent: Agent, name: str | None, call: Call) -> Any:
 
 def call_async(agent: Agent, name: str | None, call: Call, maker: FrameType) -> Future[Any]:
     """`Agent.call_async` as an event, which ends with the future."""
-    event = record_function(event_name(agent, "async", name, call))
-    event.__enter__()  # type: ignore[no-untyped-call]
+    lasting = record_function(event_name(agent, "async", name, call))
+    lasting.__enter__()  # type: ignore[no-untyped-call]
     try:
         future = agent.call_async(*call, maker)
     except BaseException:
-        event.__exit__(None, None, None)
+        lasting.__exit__(None, None, None)
         raise
     # Past our class, which takes a callback for somebody who cares for the result.
-    torch._C.Future.add_done_callback(future, lambda _: event.__exit__(None, None, None))
+    torch._C.Future.add_done_callback(future, lambda _: lasting.__exit__(None, None, None))
     return future
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from farcall.transport.waiter import Waiter
@@ -9,7 +10,7 @@ from farcall.wire.frames import Frame
 from farcall.wire.messages import Message
 
 
-class HandedOver:
+class HandedOver(ABC):
     """What such links have in common: `receive` and `exchange` of `base.Link`.
 
     Attributes:
@@ -19,16 +20,23 @@ class HandedOver:
     def __init__(self) -> None:
         self.waiters: dict[int, Waiter[Frame]] = {}
 
+    @abstractmethod
     def send(self, frame: Frame, deadline: float) -> None:
         """See `base.Link`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def expect(self, call_id: int, waiter: Waiter[Frame]) -> None:
         """Add to `waiters`. Raises LinkError: the link is lost."""
-        raise NotImplementedError
+
+    def take_waiters(self) -> list[Waiter[Frame]]:
+        """Those who wait, for whoever loses the link to fail. Under the lock that guards them."""
+        waiters = list(self.waiters.values())
+        self.waiters.clear()
+        return waiters
 
     def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> None:
         """Another thread does."""
+        return None
 
     def exchange(
         self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None

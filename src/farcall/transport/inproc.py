@@ -142,8 +142,7 @@ class InprocEndpoint:
             if link.lost is not None:
                 return
             link.lost = cause
-            waiters = list(link.waiters.values())
-            link.waiters.clear()
+            waiters = link.take_waiters()
             if link in self._links:
                 self._links.remove(link)
             if not self._closed:

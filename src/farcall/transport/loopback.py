@@ -49,7 +49,6 @@ class LoopbackLink(HandedOver):
     def lose(self, cause: str) -> None:
         with self._lock:
             self._lost = cause
-            waiters = list(self.waiters.values())
-            self.waiters.clear()
+            waiters = self.take_waiters()
         for waiter in waiters:
             waiter.fail(cause)

@@ -373,8 +373,7 @@ class ProcessGroupEndpoint:
             if link.lost is not None:
                 return
             link.lost = cause
-            waiters = list(link.waiters.values())
-            link.waiters.clear()
+            waiters = link.take_waiters()
             del self._links[link.channel.rank, link.dialled, link.number]
             if self._dialled.get(link.peer.incarnation) is link:
                 del self._dialled[link.peer.incarnation]
