@@ -36,7 +36,7 @@ class HandedOver(ABC):
 
     def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> None:
         """Another thread does."""
-        return None
+        return
 
     def exchange(
         self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
