@@ -150,3 +150,20 @@ options = rpc.TensorPipeRpcBackendOptions(_transports=["shm", "uv"], _channels=[
 print(json.dumps([missing, hasattr(dist_autograd, "DistAutogradContext")]))
 """)
     assert missing == [[], True]
+
+
+def test_workers_meet_at_the_store_that_the_starter_of_backends_is_given() -> None:
+    seen = run("""
+import farcall.compat
+farcall.compat.install()
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+store = dist.HashStore()
+rpc._init_rpc_backend(
+    store=store, name="alone", rank=0, world_size=1,
+    rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method="file:///no/such/folder/file"),
+)
+print(json.dumps([rpc.get_worker_info().name, store.num_keys() > 0]))
+rpc.shutdown()
+""")
+    assert seen == ["alone", True]

@@ -154,7 +154,11 @@ def handler(kind: type[RpcBackendOptions], agent: type[RpcAgent]) -> Callable[..
                 f"`rpc_backend_options` must be a `{kind.__name__}`. {rpc_backend_options}"
             )
         farcall_rpc.init_rpc(
-            name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
+            name,
+            rank=rank,
+            world_size=world_size,
+            rpc_backend_options=rpc_backend_options,
+            store=store,
         )
         return agent(current_agent(), rpc_backend_options, bool(world_size))
 
