@@ -59,6 +59,18 @@ def test_scripted_code_that_makes_calls_says_why_it_cannot(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.parametrize("last", [0, 2])  # who collects, and one of the others
+def test_all_gather_ends_when_one_is_late_or_dies(last: int, tmp_path: Path) -> None:
+    program = str(PROGRAMS / "gathering.py")
+    done = run("--compat", program, f"file://{tmp_path}/store", str(last))
+    assert done.returncode == 0, done.stderr
+    all_three = [(f"worker{rank}", rank) for rank in range(3)]
+    assert done.stdout.splitlines() == [
+        *[str([all_three, "RpcTimeout", "PeerLost"])] * 2,
+        "[0, 0]",
+    ]
+
+
 def test_without_the_option_torch_is_torch(tmp_path: Path) -> None:
     done = run(str(PROGRAMS / "unchanged" / "references.py"), f"file://{tmp_path}/store")
     assert done.returncode == 0, done.stderr

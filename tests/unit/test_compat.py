@@ -167,3 +167,35 @@ print(json.dumps([rpc.get_worker_info().name, store.num_keys() > 0]))
 rpc.shutdown()
 """)
     assert seen == ["alone", True]
+
+
+def test_what_a_program_puts_in_the_place_of_wait_all_workers_is_called() -> None:
+    seen = run("""
+import farcall.compat
+farcall.compat.install()
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+
+def start():
+    rpc._init_rpc_backend(
+        store=dist.HashStore(), name="alone", rank=0, world_size=1,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(),
+    )
+
+waited = []
+rpc.api._wait_all_workers = waited.append
+start()
+rpc.shutdown(timeout=5)
+
+def fail(timeout):
+    raise RuntimeError("not all have come")
+
+rpc.api._wait_all_workers = fail
+start()
+try:
+    rpc.shutdown()
+except RuntimeError as error:
+    waited.append(str(error))
+print(json.dumps([waited, rpc.api._is_current_rpc_agent_set()]))
+""")
+    assert seen == [[5, "not all have come"], False]

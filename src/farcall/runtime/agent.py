@@ -15,12 +15,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from farcall.errors import Cancelled, LinkError, RpcTimeout
+from farcall.errors import Cancelled, LinkError, PeerLost, RpcTimeout
 from farcall.ids import Worker
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
@@ -133,6 +133,7 @@ class Agent:
         # worker, and who is told of what a function raised that was called here.
         self.translate: Callable[[BaseException], BaseException] = lambda error: error
         self.on_raised: Callable[[BaseException], None] = lambda error: None
+        self._hear_of_losses: tuple[Callable[[PeerLost], None], ...] = ()
         self.executor.start()
 
     def dump(self, value: Any, peer: Peer) -> Dumped:
@@ -303,6 +304,22 @@ class Agent:
         self.gradients.lost(peer)
         self.references.lost(peer.incarnation, peer.left or cause)
         self.leaver.lost(peer.incarnation, self.control.watch)
+        for tell in self._hear_of_losses:
+            tell(peer.loss())
+
+    @contextlib.contextmanager
+    def hearing_of_losses(self, tell: Callable[[PeerLost], None]) -> Iterator[None]:
+        """Inside the block, `tell` is called, in any thread, when a worker is lost.
+
+        A death is noticed sooner or later where there is a link, see `ControlMessages.watch`.
+        """
+        with self._closing:
+            self._hear_of_losses += (tell,)
+        try:
+            yield
+        finally:
+            with self._closing:
+                self._hear_of_losses = tuple(one for one in self._hear_of_losses if one is not tell)
 
     def shutdown(self, graceful: bool = True, timeout: float = 0.0) -> None:
         """Leave the group and free everything.

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -15,8 +14,10 @@ import torch
 from torch.autograd import profiler
 
 from farcall import rpc as farcall_rpc
+from farcall.compat.rpc import gathering
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from farcall.compat.rpc.gathering import AllGatherStates
 from farcall.compat.rpc.internal import PythonUDF, _internal_rpc_pickler
 from farcall.compat.rpc.likeness import make_like_torch, note_timeout, serialize
 from farcall.compat.rpc.scripts import check_arguments
@@ -81,8 +82,7 @@ def _reset_current_rpc_agent() -> None:
 def _init_rpc_states(agent: Any) -> None:
     if isinstance(agent, RpcAgent):
         make_like_torch(agent.agent)
-    global _ALL_WORKER_NAMES  # noqa: PLW0603
-    _ALL_WORKER_NAMES = {info.name for info in agent.get_worker_infos()}
+    gathering.begin({info.name for info in agent.get_worker_infos()})
     _set_and_start_rpc_agent(agent)
 
 
@@ -225,46 +225,6 @@ def _wait_all() -> Iterator[None]:
 # All workers together.
 
 
-class AllGatherStates:
-    """What is known of one gathering."""
-
-    def __init__(self) -> None:
-        self.gathered_objects: dict[str, Any] = {}
-        self.proceed_signal = threading.Event()
-
-
-_ALL_WORKER_NAMES: set[str] = set()
-_all_gather_dict_lock = threading.RLock()
-_all_gather_sequence_id: dict[str, int] = {}
-_all_gather_sequence_id_to_states: defaultdict[str, AllGatherStates] = defaultdict(AllGatherStates)
-
-
-def _gather_to_leader(
-    sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None
-) -> None:
-    """At the leader: somebody has come."""
-    with _all_gather_dict_lock:
-        expected = worker_names or _ALL_WORKER_NAMES
-        if worker_name not in expected:
-            raise AssertionError(f"{worker_name} is not expected by leader.")
-        states = _all_gather_sequence_id_to_states[sequence_id]
-        if worker_name in states.gathered_objects:
-            raise AssertionError(f"{worker_name} reported intent sequence id {sequence_id} twice. ")
-        states.gathered_objects[worker_name] = obj
-        if expected == set(states.gathered_objects):
-            states.proceed_signal.set()
-
-
-def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> None:
-    """At a follower: all have come."""
-    with _all_gather_dict_lock:
-        states = _all_gather_sequence_id_to_states[sequence_id]
-        if states.proceed_signal.is_set():
-            raise AssertionError(f"Termination signal sequence id {sequence_id} got set twice.")
-        states.gathered_objects = objects_map
-        states.proceed_signal.set()
-
-
 @_require_initialized
 def _all_gather(
     obj: Any, worker_names: set[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT
@@ -277,50 +237,11 @@ def _all_gather(
         timeout: seconds; unset: calls have the agent's, and others are waited for without limit.
 
     Raises:
-        RuntimeError: some can't be told in time.
+        RuntimeError: some did not come, or can't be told, in time; or one died.
     """
-    names = set(worker_names or _ALL_WORKER_NAMES)
-    leader, me = min(names), _get_current_rpc_agent().get_worker_info().name
-    with _all_gather_dict_lock:
-        key = "".join(sorted(names))
-        number = _all_gather_sequence_id.get(key, 0)
-        _all_gather_sequence_id[key] = number + 1
-    sequence_id = f"{key}{number}"
     call_seconds = get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
-    wait_seconds = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
-    call = (sequence_id, me, obj, names)
-    if leader == me:
-        _gather_to_leader(*call)
-    else:
-        rpc_sync(leader, _gather_to_leader, args=call, timeout=call_seconds)
-    with _all_gather_dict_lock:
-        states = _all_gather_sequence_id_to_states[sequence_id]
-    with current_agent().waiting():
-        states.proceed_signal.wait(wait_seconds)
-    if leader == me:
-        _tell_followers(names - {me}, sequence_id, states.gathered_objects, call_seconds)
-    with _all_gather_dict_lock:
-        return _all_gather_sequence_id_to_states.pop(sequence_id).gathered_objects
-
-
-def _tell_followers(
-    names: set[str], sequence_id: str, gathered: dict[str, Any], seconds: float
-) -> None:
-    told = (sequence_id, gathered)
-    futures = {
-        name: rpc_async(name, _broadcast_to_followers, args=told, timeout=seconds) for name in names
-    }
-    errors = []
-    for name, future in futures.items():
-        try:
-            future.wait()
-        except RuntimeError as error:
-            errors.append((name, error))
-    if errors:
-        raise RuntimeError(
-            f"Followers {[name for name, _ in errors]} timed out in _all_gather "
-            f"after {seconds:.2f} seconds. The first exception is {errors[0][1]}"
-        )
+    is_limited = timeout not in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT)
+    return gathering.gather(obj, worker_names, call_seconds, timeout if is_limited else None)
 
 
 @_require_initialized
@@ -342,7 +263,9 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
         raise
 
 
-# The end.
+# The end. farcall's `shutdown` itself waits for all workers but the dead, and does not need this;
+# what a program has put in its place is called, as by torch.
+_wait_of_our_own = _wait_all_workers
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
@@ -358,13 +281,18 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         _reset_current_rpc_agent()
         return
     try:
+        if graceful and _wait_all_workers is not _wait_of_our_own:
+            try:
+                _wait_all_workers(timeout)
+            except BaseException:
+                farcall_rpc.shutdown(graceful=False)
+                raise
         if graceful:
             _delete_all_user_and_unforked_owner_rrefs()
         farcall_rpc.shutdown(graceful, timeout)
     finally:
         _reset_current_rpc_agent()
-        _all_gather_sequence_id.clear()
-        _all_gather_sequence_id_to_states.clear()
+        gathering.end()
 
 
 # Types of references' values.

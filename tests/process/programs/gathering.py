@@ -1,0 +1,52 @@
+"""Workers that wait for each other, and one that is late, and then dies."""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing.synchronize import Event
+
+import torch.multiprocessing as mp
+from torch.distributed import rpc
+
+WORLD_SIZE = 3
+
+
+def run(rank: int, init_method: str, last: int, waiting: list[Event]) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=init_method)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=WORLD_SIZE, rpc_backend_options=options)
+    seen: list[object] = [sorted(rpc.api._all_gather(rank).items())]
+    if rank == last:
+        waiting[rank].wait()  # for ever: it is killed
+    for seconds in (0.2, -1):
+        waiting[rank].set()
+        try:
+            rpc.api._all_gather(rank, timeout=seconds)
+        except RuntimeError as error:
+            seen.append(type(error).__name__)
+    rpc.shutdown()
+    print(seen, flush=True)
+
+
+def main(init_method: str, last: int) -> None:
+    context = mp.get_context("spawn")
+    waiting = [context.Event() for _ in range(WORLD_SIZE)]
+    processes = [
+        context.Process(target=run, args=(rank, init_method, last, waiting))
+        for rank in range(WORLD_SIZE)
+    ]
+    for process in processes:
+        process.start()
+    others = [rank for rank in range(WORLD_SIZE) if rank != last]
+    for again in range(2):
+        for rank in others:
+            waiting[rank].wait()
+            if not again:
+                waiting[rank].clear()
+    processes[last].kill()
+    for process in processes:
+        process.join()
+    print([processes[rank].exitcode for rank in others])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
