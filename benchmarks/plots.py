@@ -26,7 +26,7 @@ def draw_ratios(results: dict[str, Result]) -> Figure:
     axes = figure.subplots()
     for index, name in enumerate(names):
         found = {
-            place + height * (index + 0.5) - 0.4: result.ratios[name].of_medians
+            place + height * (index + 0.5) - 0.4: result.ratios[name].median
             for place, result in enumerate(results.values())
             if name in result.ratios
         }

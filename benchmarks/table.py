@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from plans import (
     ADDS_AT_MOST_PERCENT,
@@ -23,6 +25,14 @@ from turns import Blocks
 NONE = "-"
 
 
+class Quartiles(NamedTuple):
+    """Over blocks that ran next to each other. None stands for infinite."""
+
+    low: float | None
+    median: float | None
+    high: float | None
+
+
 @dataclass(frozen=True)
 class Times:
     """Of one implementation in one case, in the case's unit; what it adds to `local` with that."""
@@ -30,19 +40,7 @@ class Times:
     median: float
     percentile_99: float
     adds: float | None = None
-    adds_percent: float | None = None
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How much longer an implementation takes than farcall, or how much more it adds to `local`.
-
-    Of the medians of all times, and the quartiles over blocks that ran next to each other. None
-    where farcall adds nothing.
-    """
-
-    of_medians: float | None
-    of_blocks: list[float | None]
+    adds_percent: Quartiles | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,9 @@ class Result:
 
     unit: str
     times: dict[str, Times]  # by implementation
-    ratios: dict[str, Ratio]  # by implementation, without farcall and local
+    # How much longer an implementation takes than farcall, or how much more it adds to `local`. By
+    # implementation, without farcall and local; infinite where farcall adds nothing.
+    ratios: dict[str, Quartiles]
     bar: str | None  # what farcall has to reach
     is_met: bool | None
 
@@ -72,20 +72,19 @@ def ratio(theirs: float, ours: float, local: float) -> float:
     return math.inf if theirs > local else 1.0
 
 
-def ratio_of(theirs: Blocks, ours: Blocks, local: Blocks | None) -> Ratio:
+def ratio_of(theirs: Blocks, ours: Blocks, local: Blocks | None) -> Quartiles:
     """With nothing in place of `local` if there is none."""
     local = local or [[0.0]] * len(ours)
-    of_blocks = sorted(
+    return quartiles(
         ratio(*map(statistics.median, blocks)) for blocks in zip(theirs, ours, local, strict=True)
     )
-    count = len(of_blocks)
-    quartiles = [of_blocks[count // 4], statistics.median(of_blocks), of_blocks[count * 3 // 4]]
-    of_medians = ratio(*(statistics.median(flat(blocks)) for blocks in (theirs, ours, local)))
-    return Ratio(finite(of_medians), [finite(each) for each in quartiles])
 
 
-def finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+def quartiles(numbers: Iterable[float]) -> Quartiles:
+    ordered = sorted(numbers)
+    count = len(ordered)
+    found = ordered[count // 4], statistics.median(ordered), ordered[count * 3 // 4]
+    return Quartiles(*(each if math.isfinite(each) else None for each in found))
 
 
 def times_of(case: str, blocks: Blocks, local: Blocks | None) -> Times:
@@ -94,8 +93,12 @@ def times_of(case: str, blocks: Blocks, local: Blocks | None) -> Times:
     tail = unit.of(percentile_99(flat(blocks)))
     if local is None:
         return Times(median, tail)
-    base = unit.of(statistics.median(flat(local)))
-    return Times(median, tail, median - base, (median / base - 1) * 100)
+    alone = unit.of(statistics.median(flat(local)))
+    percent = quartiles(
+        (statistics.median(ours) / statistics.median(base) - 1) * 100
+        for ours, base in zip(blocks, local, strict=True)
+    )
+    return Times(median, tail, median - alone, percent)
 
 
 def result_of(case: str, blocks: dict[str, Blocks]) -> Result:
@@ -114,15 +117,15 @@ def result_of(case: str, blocks: dict[str, Blocks]) -> Result:
 
 
 def reached(
-    case: str, ours: Times, ratios: dict[str, Ratio]
+    case: str, ours: Times, ratios: dict[str, Quartiles]
 ) -> tuple[str, bool] | tuple[None, None]:
     """What farcall has to reach in a case, if anything, and whether it does."""
     if case in AT_LEAST and TORCH in ratios:
-        found = ratios[TORCH].of_medians
+        found = ratios[TORCH].median
         return f"{AT_LEAST[case]:g} x", found is None or found >= AT_LEAST[case]
     if case in ADDS_AT_MOST_PERCENT and ours.adds_percent is not None:
-        limit = ADDS_AT_MOST_PERCENT[case]
-        return f"adds at most {limit:g} %", ours.adds_percent <= limit
+        limit, found = ADDS_AT_MOST_PERCENT[case], ours.adds_percent.median
+        return f"adds at most {limit:g} %", found is not None and found <= limit
     if case in AT_MOST:
         return f"at most {AT_MOST[case]:g} {CASES[case].unit.name}", ours.median <= AT_MOST[case]
     return None, None
@@ -141,14 +144,14 @@ def show_times(times: Times | None) -> str:
         return NONE
     shown = f"{number(times.median)} ({number(times.percentile_99)})"
     if times.adds is not None and times.adds_percent is not None:
-        shown += f", adds {number(times.adds)} = {times.adds_percent:.0f} %"
+        shown += f", adds {number(times.adds)} = {show_quartiles(times.adds_percent)} %"
     return shown
 
 
-def show_ratio(found: Ratio | None) -> str:
+def show_quartiles(found: Quartiles | None) -> str:
     if found is None:
         return NONE
-    return f"{number(found.of_medians)} ({', '.join(map(number, found.of_blocks))})"
+    return f"{number(found.median)} ({number(found.low)} to {number(found.high)})"
 
 
 def show_bar(result: Result) -> list[str]:
@@ -165,8 +168,8 @@ def line(cells: list[str]) -> str:
 def markdown(results: dict[str, Result]) -> str:
     """One line for each case.
 
-    Times are medians, with the 99th percentile in parentheses; ratios those of the medians, with
-    the quartiles over blocks.
+    Times are medians, with the 99th percentile in parentheses; ratios medians over blocks, with the
+    other quartiles.
     """
     found = {name for result in results.values() for name in result.times}
     with_local = [LOCAL] if LOCAL in found else []
@@ -180,6 +183,6 @@ def markdown(results: dict[str, Result]) -> str:
     lines.append(["---"] * len(lines[0]))
     for case, result in results.items():
         times = [show_times(result.times.get(name)) for name in columns]
-        ratios = [show_ratio(result.ratios.get(name)) for name in compared]
+        ratios = [show_quartiles(result.ratios.get(name)) for name in compared]
         lines.append([case, result.unit, *times, *ratios, *show_bar(result)])
     return "\n".join(map(line, lines))

@@ -31,7 +31,7 @@ PNG = b"\x89PNG"
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(BENCHMARKS)
     from plans import CASES
-    from table import Ratio, Times, markdown, result_of
+    from table import Quartiles, Times, markdown, result_of
     from turns import Blocks
 
 # All but "rnn_real", which is "rnn_tiny" with larger numbers: those of a line run together.
@@ -174,7 +174,7 @@ def test_times_are_compared_between_blocks_that_ran_next_to_each_other() -> None
     found = result_of("noop", {"farcall": ours, "torch": theirs})  # ratios: 3, 2, 4, 1
     assert found.times["farcall"] == Times(3e6, 5e6)
     assert found.times["torch"] == Times(7e6, 10e6)
-    assert found.ratios == {"torch": Ratio(pytest.approx(7 / 3), [2.0, 2.5, 4.0])}
+    assert found.ratios == {"torch": Quartiles(2.0, 2.5, 4.0)}
 
 
 def test_what_training_adds_to_one_process_is_compared() -> None:
@@ -182,11 +182,12 @@ def test_what_training_adds_to_one_process_is_compared() -> None:
     ours = [[2.0, 2.0], [5.0, 5.0], [2.0, 2.0], [3.0, 3.0]]
     theirs = [[5.0, 5.0], [8.0, 8.0], [1.0, 1.0], [4.0, 4.0]]
     found = result_of("rnn_tiny", {"local": local, "farcall": ours, "torch": theirs})
-    # Torch adds 4, 6, nothing and 1, farcall 1, 3, 1 and nothing.
+    # Torch adds 4, 6, nothing and 1, farcall 1, 3, 1 and nothing; 100, 150, 100 and 0 percent.
     assert found.times["local"] == Times(1500, 3000)
-    assert found.times["farcall"] == Times(2500, 5000, 1000, pytest.approx(100 * 2 / 3))
-    assert found.times["torch"] == Times(4500, 8000, 3000, pytest.approx(200))
-    assert found.ratios == {"torch": Ratio(3.0, [2.0, 3.0, None])}
+    assert found.times["farcall"] == Times(2500, 5000, 1000, Quartiles(100, 100, 150))
+    percent = Quartiles(pytest.approx(100 / 3), pytest.approx(500 / 3), 400)
+    assert found.times["torch"] == Times(4500, 8000, 3000, percent)
+    assert found.ratios == {"torch": Quartiles(2.0, 3.0, None)}
 
 
 @pytest.mark.parametrize(
@@ -220,8 +221,8 @@ def test_table_has_a_column_for_each_implementation_and_dashes_where_it_has_no_t
         "| case | unit | farcall | torch | rpyc | torch / farcall | rpyc / farcall "
         "| to reach | met |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| noop | us | 2.00 (2.00) | 5.00 (5.00) | 4.00 (4.00) | 2.50 (2.50, 2.50, 2.50) "
-        "| 2.00 (2.00, 2.00, 2.00) | 20 x | no |",
+        "| noop | us | 2.00 (2.00) | 5.00 (5.00) | 4.00 (4.00) | 2.50 (2.50 to 2.50) "
+        "| 2.00 (2.00 to 2.00) | 20 x | no |",
         "| ring | us | 123 (123) | - | - | - | - | - | - |",
     ]
 
