@@ -33,9 +33,7 @@ class AllGatherStates:
 
 _all_worker_names: set[str] = set()
 _lock = threading.RLock()
-_numbers: dict[
-    str, int
-] = {}  # by the names that take part: how many gatherings of theirs there were
+_numbers: dict[str, int] = {}  # how many gatherings there were, by the names that take part
 _states: defaultdict[str, AllGatherStates] = defaultdict(AllGatherStates)
 
 
