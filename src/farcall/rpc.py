@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.autograd import profiler
-from torch.distributed import Store  # type: ignore[attr-defined]  # as in runtime/stores.py
 
 from farcall import functions
 from farcall.autograd.recorder import Autograd
@@ -108,8 +107,6 @@ def init_rpc(
     rank: int = -1,
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
-    *,
-    store: Store | None = None,
 ) -> None:
     """Start this process's agent and meet the other workers.
 
@@ -120,8 +117,6 @@ def init_rpc(
         world_size: number of workers, all of which are waited for; None takes it from the
             environment (`WORLD_SIZE`). If that has none either, workers join and leave at will.
         rpc_backend_options: timeouts, rendezvous, threads, security; see `RpcBackendOptions`.
-        store: where to meet, in place of the options' `init_method`, for programs that have one
-            open. Rank and world size are then the arguments alone.
 
     Raises:
         RuntimeError: there is an agent already.
@@ -146,7 +141,7 @@ def init_rpc(
             raise RuntimeError("RPC is already initialized; call shutdown first")
         generation = _generation
         _generation += 1
-        set_default_agent(start_agent(name, rank, world_size, options, generation, Autograd, store))
+        set_default_agent(start_agent(name, rank, world_size, options, generation, Autograd))
         keep_freed_memory(options.keep_freed_memory)
 
 

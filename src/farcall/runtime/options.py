@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
+from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.runtime import option_checks as check
 from farcall.runtime.endpoints import ListeningEndpoint, Place, open_endpoint
@@ -92,6 +93,8 @@ class RpcBackendOptions:
     Args:
         rpc_timeout: default limit of a call in seconds; 0 for none.
         init_method: where the workers meet: "env://", "tcp://host:port" or "file:///path".
+        store: a store of torch.distributed that is open already, where they meet instead. Rank and
+            world size are then the arguments of `init_rpc` alone.
         num_worker_threads: how many handlers may run at once.
         secret: shared by all workers; text is encoded as UTF-8. Default: `FARCALL_SECRET` of the
             environment, and no authentication when that isn't set either.
@@ -140,6 +143,7 @@ class RpcBackendOptions:
         rpc_timeout: float = DEFAULT_RPC_TIMEOUT,
         init_method: str = DEFAULT_INIT_METHOD,
         *,
+        store: Store | None = None,
         num_worker_threads: int = DEFAULT_WORKER_THREADS,
         secret: str | bytes | None = None,
         listen: str | None = None,
@@ -158,6 +162,7 @@ class RpcBackendOptions:
         what = "incompatible constructor arguments: rpc_timeout"
         self.rpc_timeout = validate_timeout(rpc_timeout, what)
         self.init_method = init_method
+        self.store = store
         self.num_worker_threads = check.thread_count("num_worker_threads", num_worker_threads)
         self.secret = check.secret(secret)
         default_host = "127.0.0.1" if self.secret is None else "0.0.0.0"
@@ -240,6 +245,7 @@ class RpcBackendOptions:
 class FarcallOptions(TypedDict, total=False):
     """The keywords of `RpcBackendOptions` that torch.distributed.rpc has not."""
 
+    store: Store | None
     secret: str | bytes | None
     listen: str | None
     insecure: bool

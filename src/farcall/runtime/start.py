@@ -36,7 +36,6 @@ def start_agent(
     options: RpcBackendOptions,
     generation: int,
     gradients: Callable[[Agent], Gradients],
-    store: Store | None = None,
 ) -> Agent:
     """Listen, register with the rendezvous, wait for the others if the group is fixed, and start.
 
@@ -47,8 +46,6 @@ def start_agent(
         options: how to run.
         generation: number of the group at this store; all its workers must agree.
         gradients: makes the agent's distributed autograd.
-        store: where to meet; None: the one that the options' `init_method` names. The environment
-            is not asked for rank and size of a worker that comes with a store.
 
     Raises:
         RendezvousTimeout: somebody is missing; the message says who.
@@ -58,9 +55,10 @@ def start_agent(
         ValueError: options that make no sense for this group, or that contradict each other.
     """
     host, port = listen_address(options)
-    size = world_size if world_size and world_size > 0 else None
-    if store is None:
+    if options.store is None:
         store, rank, size = open_store(options.init_method, rank, world_size, options.rpc_timeout)
+    else:
+        store, size = options.store, world_size if world_size and world_size > 0 else None
     if not size:
         _check_kind(store)
     prefix = f"farcall/{generation}" if size else "farcall/open"

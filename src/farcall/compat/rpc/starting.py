@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import numbers
 import os
@@ -153,13 +154,11 @@ def handler(kind: type[RpcBackendOptions], agent: type[RpcAgent]) -> Callable[..
             raise TypeError(
                 f"`rpc_backend_options` must be a `{kind.__name__}`. {rpc_backend_options}"
             )
-        farcall_rpc.init_rpc(
-            name,
-            rank=rank,
-            world_size=world_size,
-            rpc_backend_options=rpc_backend_options,
-            store=store,
-        )
+        options = rpc_backend_options
+        if store is not None:
+            options = copy.copy(options)
+            options.store = store
+        farcall_rpc.init_rpc(name, rank=rank, world_size=world_size, rpc_backend_options=options)
         return agent(current_agent(), rpc_backend_options, bool(world_size))
 
     _own.append(start)
