@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 CONFORMANCE = ROOT / "tests" / "conformance"
 SHARE = 8  # one test of so many, and at least one of each class
 SECONDS = 900
-# They end a gloo group right after a backward pass, which can block torch (docs/threads.md): with
-# torch's own RPC, too, once in 40 runs.
+# They end a gloo group right after `with model.join()`, which can block torch (docs/threads.md):
+# with torch's own RPC, too, once in 20 to 100 runs.
 CAN_BLOCK = {
     "DdpComparisonTest.test_ddp_comparison",
     "DdpComparisonTest.test_ddp_comparison_uneven_inputs",
