@@ -16,13 +16,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from torch.distributed import FileStore, HashStore, Store, TCPStore
+from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 
+from farcall import rpc
 from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
 from farcall.ids import Worker, new_incarnation
 from farcall.runtime.hosts import host_id, host_name, local_address_towards, main_fingerprint
 from farcall.runtime.rendezvous import Rendezvous
-from farcall.runtime.stores import bounded, open_store
+from farcall.runtime.stores import bounded, host_of, open_store
 
 Outcome = list[Worker] | BaseException
 OpenStore = Callable[[], Store]
@@ -356,6 +357,23 @@ def test_what_is_missing_or_wrong_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         open_store(url, rank, world_size, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"), [(-1, "the rank is missing"), (2, "rank 2 is not below the world size 2")]
+)
+def test_place_at_a_store_that_is_open_is_checked_before_anything_listens(
+    rank: int, message: str
+) -> None:
+    options = rpc.RpcBackendOptions(store=HashStore())
+    with pytest.raises(ValueError, match=message):
+        rpc.init_rpc("worker", rank=rank, world_size=2, rpc_backend_options=options)
+
+
+def test_host_of_a_store_is_known_below_its_prefixes() -> None:
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    assert host_of(PrefixStore("outer", PrefixStore("inner", store))) == "127.0.0.1"
+    assert host_of(PrefixStore("outer", HashStore())) is None
 
 
 def test_missing_port_variable_is_named(clean: pytest.MonkeyPatch) -> None:

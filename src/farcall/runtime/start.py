@@ -20,7 +20,7 @@ from farcall.runtime.hosts import host_id, host_name, local_address_towards, mai
 from farcall.runtime.inbound import Policy
 from farcall.runtime.options import RpcBackendOptions, listen_address
 from farcall.runtime.rendezvous import Rendezvous
-from farcall.runtime.stores import open_store
+from farcall.runtime.stores import check_place, host_of, open_store
 from farcall.serde import DeviceMap
 from farcall.transport.handshake import Identity
 
@@ -58,6 +58,7 @@ def start_agent(
     if options.store is None:
         store, rank, size = open_store(options.init_method, rank, world_size, options.rpc_timeout)
     else:
+        check_place(rank, world_size or -1, "store")
         store, size = options.store, world_size if world_size and world_size > 0 else None
     if not size:
         _check_kind(store)
@@ -70,7 +71,7 @@ def start_agent(
             me=starting.identity,
             admit=starting.admit,
             listen=(host, port),
-            advertise=_advertised(host, options.init_method),
+            advertise=_advertised(host, options),
             store=PrefixStore(f"{prefix}/endpoint", store),
             world_size=size,
             timeout=options.rpc_timeout,
@@ -144,12 +145,15 @@ class _Starting:
         return None if self.agent is None else self.agent.admit(name, incarnation)
 
 
-def _advertised(host: str, init_method: str) -> str:
+def _advertised(host: str, options: RpcBackendOptions) -> str:
     """Where the others reach a worker that listens on `host`."""
     if host not in WILDCARDS:
         return host
-    url = urlsplit(init_method)
-    master = os.environ.get("MASTER_ADDR") if url.scheme == "env" else url.hostname
+    if options.store is not None:
+        master = host_of(options.store)
+    else:
+        url = urlsplit(options.init_method)
+        master = os.environ.get("MASTER_ADDR") if url.scheme == "env" else url.hostname
     return local_address_towards(master or "localhost")
 
 

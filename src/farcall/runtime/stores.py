@@ -71,17 +71,32 @@ def open_store(
     environment = os.environ if url.scheme == "env" else {}
     rank = _place("rank", rank, query, environment)
     size = _place("world_size", -1 if world_size is None else world_size, query, environment)
-    if size > 0 and rank < 0:
-        raise ValueError(
-            f"{init_method} rendezvous: the rank is missing: pass rank=, or set RANK with env://"
-        )
-    if 0 < size <= rank:
-        raise ValueError(f"rank {rank} is not below the world size {size}: ranks count from 0")
+    check_place(rank, size, init_method)
     if url.scheme == "file":
         store = _open_file(url, size, timeout)
     else:
         store = _open_tcp(*_master(url), rank, timeout, _use_libuv(query))
     return store, rank, size if size > 0 else None
+
+
+def check_place(rank: int, world_size: int, where: str) -> None:
+    """Raises ValueError: not a rank of a group of that size; 0 and -1 stand for any size."""
+    if world_size > 0 and rank < 0:
+        raise ValueError(
+            f"{where} rendezvous: the rank is missing: pass rank= (RANK in the environment counts "
+            "with init_method env:// only)"
+        )
+    if 0 < world_size <= rank:
+        raise ValueError(
+            f"rank {rank} is not below the world size {world_size}: ranks count from 0"
+        )
+
+
+def host_of(store: Store) -> str | None:
+    """Where a store is, if it is a TCPStore, by itself or below prefixes."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else None
 
 
 def bounded(run: Callable[[], _Result], seconds: float, late: Exception) -> _Result:

@@ -134,7 +134,8 @@ def _wait(agent: Agent, sequence_id: str, others: set[str], seconds: float | Non
 
 def _tell_followers(names: set[str], sequence_id: str, seconds: float) -> None:
     states = _states[sequence_id]
-    told = (sequence_id, states.gathered_objects, states.error)
+    # Of one that has failed the objects are of no use, and late ones may still come.
+    told = (sequence_id, {} if states.error else states.gathered_objects, states.error)
     futures = {
         name: farcall_rpc.rpc_async(name, _broadcast_to_followers, args=told, timeout=seconds)
         for name in names
