@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farcall.errors import SerializationError
-from farcall.serde import Dumped, Serializer, tensors
+from farcall.serde import DeviceMap, Dumped, Serializer, tensors
 
 pytestmark = pytest.mark.usefixtures("halves")
 
@@ -357,7 +357,9 @@ def test_freed_storage_is_an_error_and_not_a_crash() -> None:
 def test_device_map_is_asked_where_a_tensor_goes() -> None:
     # No accelerator here: the step that follows the look at the device, on a CPU tensor.
     sent = torch.randn(3)
-    rebuild, args = tensors._reduce_device(sent, lambda device: torch.device(device.type))
+    rebuild, args = tensors._reduce_device(
+        sent, DeviceMap(lambda device: torch.device(device.type))
+    )
     assert torch.equal(rebuild(*args), sent)
 
 

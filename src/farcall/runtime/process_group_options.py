@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # as in stores.py
+
 from farcall.runtime import option_checks as check
 from farcall.runtime.endpoints import ListeningEndpoint, Place
+from farcall.runtime.nccl import Candidate
 from farcall.runtime.options import (
     DEFAULT_INIT_METHOD,
     DEFAULT_RPC_TIMEOUT,
@@ -27,7 +31,9 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
 
     The group has a fixed size, and its ranks are connected with each other when it starts. gloo has
     neither authentication nor encryption, so there is no secret: workers listen on loopback unless
-    `listen` and `insecure` say otherwise. nccl and mpi are not used.
+    `listen` and `insecure` say otherwise. Tensors on CUDA devices that a device map names go by
+    nccl, if every worker's options name CUDA devices and no two workers share one; else through the
+    CPU's memory.
 
     Args:
         num_send_recv_threads: how many handlers may run at once; torch.distributed.rpc ran them in
@@ -75,6 +81,7 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
                 "process groups have no authentication, so the backend PROCESS_GROUP can't honour "
                 "the secret: unset FARCALL_SECRET (or the option secret=), or use TENSORPIPE"
             )
+        candidate = Candidate(PrefixStore("nccl", place.store), place.me.id, self._cuda_devices())
         group = open_gloo(
             place.store,
             place.me.id,
@@ -83,7 +90,13 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
             place.timeout,
             place.me.name,
         )
-        return ProcessGroupEndpoint(place.me, group, place.admit)
+        lanes = candidate.lanes(place.world_size)
+        return ProcessGroupEndpoint(place.me, group, place.admit, lanes=lanes)
+
+    def _cuda_devices(self) -> list[torch.device]:
+        """This worker's own, as far as its options name them."""
+        mapped = [device for one in self.device_maps.values() for device in one]
+        return [device for device in (*self.devices, *mapped) if device.type == "cuda"]
 
 
 def check_backend(backend: BackendType | None, options: RpcBackendOptions) -> None:

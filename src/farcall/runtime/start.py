@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from farcall.errors import RendezvousError
 from farcall.ids import Incarnation, Worker, new_incarnation
 from farcall.runtime.agent import Agent
-from farcall.runtime.endpoints import Place
+from farcall.runtime.endpoints import ListeningEndpoint, Place
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.hosts import host_id, host_name, local_address_towards, main_fingerprint
 from farcall.runtime.inbound import Policy
@@ -23,6 +23,7 @@ from farcall.runtime.rendezvous import Rendezvous
 from farcall.runtime.stores import check_place, host_of, open_store
 from farcall.serde import DeviceMap
 from farcall.transport.handshake import Identity
+from farcall.transport.process_group import ProcessGroupEndpoint
 
 PROBE_SECONDS = 2.0
 FIXED = "farcall/fixed"  # in a store: a worker of the last group of a fixed size
@@ -109,7 +110,10 @@ def start_agent(
             allow_by_value=options.allow_by_value,
             allow_pickle=options.allow_pickle,
             policy=Policy(options.allow_functions),
-            device_maps={to: _device_map(to, m) for to, m in options.device_maps.items()},
+            device_maps={
+                to: _device_map(to, m, is_direct=to != name and _has_lanes(endpoint))
+                for to, m in options.device_maps.items()
+            },
             # Also keeps the store alive: others may still be reading it.
             on_close=lambda: None if size else rendezvous.leave(me),
             gradients=gradients,
@@ -188,7 +192,13 @@ def _check_reachable(me: Worker, workers: list[Worker], options: RpcBackendOptio
             )
 
 
-def _device_map(to: str, mapping: dict[torch.device, torch.device]) -> DeviceMap:
+def _has_lanes(endpoint: ListeningEndpoint) -> bool:
+    return isinstance(endpoint, ProcessGroupEndpoint) and endpoint.has_lanes
+
+
+def _device_map(
+    to: str, mapping: dict[torch.device, torch.device], *, is_direct: bool
+) -> DeviceMap:
     def place(device: torch.device) -> torch.device:
         if device not in mapping:
             raise ValueError(
@@ -196,4 +206,4 @@ def _device_map(to: str, mapping: dict[torch.device, torch.device]) -> DeviceMap
             )
         return mapping[device]
 
-    return place
+    return DeviceMap(place, is_direct)

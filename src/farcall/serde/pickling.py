@@ -32,6 +32,7 @@ from farcall.serde.tensors import (
     reduce_typed_storage,
     reduce_untyped_storage,
 )
+from farcall.wire.messages import OnDevice
 
 PROTOCOL = 5
 
@@ -64,13 +65,14 @@ class Dumped(msgspec.Struct):
 
     Attributes:
         body: the pickle.
-        buffers: its out-of-band buffers, flat bytes, not copied: they show later changes.
+        buffers: its out-of-band buffers, flat bytes, not copied: they show later changes. Some may
+            be `OnDevice`, if the device map is direct.
         tensors: the tensors in it that require grad, in the order in which `load` attaches them.
         references: the references in it; `load` is to be given what stands for them.
     """
 
     body: bytes
-    buffers: Sequence[memoryview] = ()
+    buffers: Sequence[memoryview | OnDevice] = ()
     tensors: Sequence[torch.Tensor] = ()
     references: Sequence[Any] = ()
 
@@ -83,13 +85,16 @@ class Met:
     def __init__(self, check: Check | None) -> None:
         self.check = check
         self.device_map: DeviceMap | None = None
-        self.buffers: list[memoryview] = []
+        self.buffers: list[memoryview | OnDevice] = []
         self.tensors: list[torch.Tensor] = []
         self.references: list[Any] = []
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Pickle's buffer_callback: true leaves the buffer in the pickle."""
         view = buffer.raw()
+        if isinstance(view.obj, OnDevice):
+            self.buffers.append(view.obj)
+            return False
         if view.nbytes < INLINE_BYTES:
             return True
         self.buffers.append(view)

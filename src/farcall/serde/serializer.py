@@ -164,7 +164,8 @@ class Serializer:
 
         Args:
             body: the pickle.
-            buffers: the out-of-band buffers in order; writable ones become tensors' memory.
+            buffers: the out-of-band buffers in order; writable ones become tensors' memory, as does
+                the memory of those that are `OnDevice`.
             references: what `load_reference` returns, by index.
             attach: is called with each arriving tensor that is to require grad, in order, and
                 gives it a history in place. Without it they are leaves.

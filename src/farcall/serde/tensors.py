@@ -16,15 +16,15 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from ctypes import string_at
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from farcall.errors import SerializationError
 from farcall.serde.loading import attached
 from farcall.serde.shared import export
+from farcall.wire.messages import OnDevice
 
-DeviceMap = Callable[[torch.device], torch.device]
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 # Up to this size copying into the pickle costs less than a buffer of its own in the frame.
@@ -51,6 +51,18 @@ _COMPRESSED_LAYOUTS: dict[torch.layout, str] = {
 }
 _LAYOUTS_BY_NAME = {name: layout for layout, name in _COMPRESSED_LAYOUTS.items()}
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+
+
+class DeviceMap(NamedTuple):
+    """Where tensors that are not on the CPU go on a peer.
+
+    Attributes:
+        target: device of ours -> device of the peer; raises if it has none.
+        is_direct: the way to the peer carries buffers that are `OnDevice`.
+    """
+
+    target: Callable[[torch.device], torch.device]
+    is_direct: bool = False
 
 
 def reduce_tensor(tensor: torch.Tensor, device_map: DeviceMap | None = None) -> Reduced:
@@ -85,27 +97,29 @@ def _reduce_dense(tensor: torch.Tensor) -> Reduced:
     requires_grad = tensor.requires_grad
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
-    length = tensor.nbytes
-    stride = tensor.stride()
-    data: bytearray | pickle.PickleBuffer
-    if not length:
-        data = bytearray()
-    else:
-        if not tensor.is_contiguous():
-            last = sum((n - 1) * step for n, step in zip(tensor.shape, stride, strict=True))
-            with_holes = (1 + last) * tensor.itemsize
-            if with_holes > max(2 * length, HOLES_ALLOWED_BYTES):
-                tensor = tensor.detach().clone(memory_format=torch.preserve_format)
-                stride = tensor.stride()
-            else:
-                length = with_holes
+    data: bytearray | pickle.PickleBuffer = bytearray()
+    if tensor.nbytes:
+        tensor, length = _with_few_holes(tensor)
         data = _bytes_of(tensor, length)
+    stride = tensor.stride()
     name = _DTYPE_NAMES[tensor.dtype]
     if requires_grad:
         return rebuild_tensor, (data, name, tuple(tensor.shape), stride, True)
     if stride == (1,):
         return rebuild_tensor, (data, name)
     return rebuild_tensor, (data, name, tuple(tensor.shape), stride)
+
+
+def _with_few_holes(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A tensor that is not empty, or a copy if it is mostly holes, and the bytes that it covers."""
+    length = tensor.nbytes
+    if tensor.is_contiguous():
+        return tensor, length
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    with_holes = (1 + last) * tensor.itemsize
+    if with_holes <= max(2 * length, HOLES_ALLOWED_BYTES):
+        return tensor, with_holes
+    return tensor.detach().clone(memory_format=torch.preserve_format), length
 
 
 def _bytes_of(tensor: torch.Tensor, length: int) -> bytearray | pickle.PickleBuffer:
@@ -142,8 +156,20 @@ def _reduce_device(tensor: torch.Tensor, device_map: DeviceMap | None) -> Reduce
             f"can't send a tensor on {tensor.device}: farcall sends CPU tensors by default; move "
             f"the tensor to the CPU, or map its device with set_device_map in the options"
         )
-    target = device_map(tensor.device)
-    return rebuild_on_device, (tensor.cpu(), str(target))
+    target = str(device_map.target(tensor.device))
+    if device_map.is_direct and tensor.nbytes and not (tensor.is_quantized or tensor.is_nested):
+        return _reduce_direct(tensor, target)
+    return rebuild_on_device, (tensor.cpu(), target)
+
+
+def _reduce_direct(tensor: torch.Tensor, target: str) -> Reduced:
+    tensor, length = _with_few_holes(tensor.detach().resolve_conj().resolve_neg())
+    flat = tensor.as_strided((length // tensor.itemsize,), (1,)).view(torch.uint8)
+    # The transport's threads know nothing of the stream that computes it.
+    ready = torch.cuda.current_stream(flat.device).record_event() if flat.is_cuda else None
+    buffer = pickle.PickleBuffer(OnDevice(flat, length, ready))
+    name = _DTYPE_NAMES[tensor.dtype]
+    return rebuild_direct, (buffer, name, tuple(tensor.shape), tensor.stride(), target)
 
 
 def reduce_untyped_storage(storage: torch.UntypedStorage) -> Any:
@@ -241,6 +267,23 @@ def rebuild_compressed(
 def rebuild_on_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
     """The tensor on a device of this worker, as the sender's device map says."""
     return tensor.to(device)
+
+
+def rebuild_direct(
+    buffer: Any, dtype_name: str, shape: tuple[int, ...], stride: tuple[int, ...], device: str
+) -> torch.Tensor:
+    """A tensor over a buffer that came on a device; copied if that is not `device`."""
+    flat = buffer.memory if isinstance(buffer, OnDevice) else None
+    if not isinstance(flat, torch.Tensor):
+        raise ValueError("a tensor's buffer was to be on a device, but came in the CPU's memory")
+    if flat.is_cuda:
+        # It was received on a stream of the transport's, which may have its memory again.
+        flat.record_stream(torch.cuda.current_stream(flat.device))
+    dtype = _DTYPES[dtype_name]
+    # Neither is a view, see `rebuild_tensor`; and torch checks shape and stride.
+    tensor = torch.empty(0, dtype=dtype, device=flat.device)
+    tensor.set_(flat.untyped_storage(), 0, (flat.nbytes // dtype.itemsize,), (1,))
+    return tensor.as_strided_(shape, stride).to(device)
 
 
 def rebuild_memory_format(name: str) -> torch.memory_format:

@@ -78,6 +78,7 @@ def _safe_names() -> dict[tuple[str, str], Any]:
         tensors.rebuild_coo,
         tensors.rebuild_compressed,
         tensors.rebuild_on_device,
+        tensors.rebuild_direct,
         tensors.rebuild_memory_format,
         # torch's reduction of a layout: looks the name up in a table.
         torch.serialization._get_layout,

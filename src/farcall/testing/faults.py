@@ -24,7 +24,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.peers import Peer
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Message
+from farcall.wire.messages import Message, OnDevice
 
 Matches = Callable[[Message], bool]
 ORDER_SECONDS = 0.005  # between two late messages
@@ -131,7 +131,9 @@ class FaultyLink:
                 self._link.send(frame, time.monotonic() + 1)
 
         # The memory of its buffers is the sender's again when we return.
-        frame.buffers = [bytes(buffer) for buffer in frame.buffers]
+        frame.buffers = [
+            buffer if isinstance(buffer, OnDevice) else bytes(buffer) for buffer in frame.buffers
+        ]
         timer = threading.Timer(ready - time.monotonic(), send)
         timer.daemon = True
         timer.start()

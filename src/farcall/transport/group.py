@@ -1,5 +1,7 @@
 """What a process group looks like to its transport: messages between ranks, by rank and tag.
 
+What is in the memory of devices goes beside it, by lanes.
+
 The runtime provides it (`runtime/process_groups.py`, over torch.distributed): nothing here knows
 what carries the bytes.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from farcall.wire.messages import Buffer
+from farcall.wire.messages import Buffer, OnDevice
 
 
 class Operation(Protocol):
@@ -54,3 +56,30 @@ class Group(Protocol):
 
     def free(self) -> None:
         """Give back what it has of the system. After `close`, when nobody waits any more."""
+
+
+class Lanes(Protocol):
+    """Ways to the other ranks for the memory of devices. All methods may be called by any thread.
+
+    The receives from a rank take what it sends in order, so both ranks begin them in one order.
+    """
+
+    def send(self, to: int, buffer: OnDevice) -> Operation:
+        """Begin to send. May wait until the receiver begins, too.
+
+        Raises:
+            LinkError: the lane was abandoned, or can't be had.
+        """
+
+    def receive(self, source: int, size: int) -> tuple[OnDevice, Operation]:
+        """Begin to receive the next buffer, of `size` bytes. May wait until the sender begins, too.
+
+        Raises:
+            LinkError: the lane was abandoned, or can't be had.
+        """
+
+    def abandon(self, rank: int) -> None:
+        """End what is under way to and from a rank; nothing can be begun any more."""
+
+    def close(self) -> None:
+        """Abandon all, and give back what they have of the system."""

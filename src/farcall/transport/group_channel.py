@@ -5,31 +5,37 @@ noticed: a process group tells only those who wait for that very rank. A writer 
 sent is through. Small messages are given to the group by whoever sends them, who does not wait;
 what has more than one message goes by the writer, so that a sender that is interrupted leaves
 nothing half sent.
+
+Where there are lanes, a third thread waits for the end of the peer, or its alarm, while the others
+may be waiting for a lane, which notices no deaths.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from farcall.errors import BadFrame, LinkError
 from farcall.transport.base import NotSent
-from farcall.transport.group import Group, Operation
+from farcall.transport.group import Group, Lanes, Operation
 from farcall.transport.group_frames import (
+    ALARM_TAG,
     ENVELOPE,
     ENVELOPE_TAG,
     MESSAGE_SIZE,
     PAYLOAD_TAG,
     Kind,
+    announce,
 )
 from farcall.transport.waiter import MAX_WAIT
-from farcall.wire.messages import Buffer
+from farcall.wire.messages import Buffer, OnDevice
 
 WINDOW = 1 << 20  # bytes that may be under way before the next sender waits
 DEPTH = 2  # messages that the peer can send before the first is looked at
@@ -46,10 +52,14 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class _Job(msgspec.Struct, eq=False):
-    """Messages to send, or that were given to the group already (`operations`)."""
+    """Messages to send, or that were given to the group already (`operations`).
+
+    Before them goes what is on a device: pairs of an announcement and its buffers.
+    """
 
     messages: Sequence[Buffer]
     size: int
+    on_device: Sequence[tuple[Buffer, list[OnDevice]]] = ()
     operations: list[Operation] | None = None
     is_done: bool = False
     failure: str = ""
@@ -65,6 +75,7 @@ class Channel:
             follows. May raise BadFrame or LinkError, which is the end of the channel.
         on_end: called once by the reader, last of all, with the cause.
         on_cut: called when sending failed: the reader has to go on, to find the end.
+        lanes: for what is on a device, if there are any.
     """
 
     def __init__(
@@ -74,11 +85,13 @@ class Channel:
         on_envelope: Callable[[Channel, Envelope], None],
         on_end: Callable[[Channel, str], None],
         on_cut: Callable[[], None],
+        lanes: Lanes | None = None,
     ) -> None:
         self.rank = rank
         self.ended: str | None = None
         self.cut: str | None = None  # why nothing can be sent any more
         self.is_used = False  # whether there ever was anything to say
+        self.came: dict[int, OnDevice] = {}  # for the reader: on a device, before their frame
         self._group = group
         self._on_envelope = on_envelope
         self._on_end = on_end
@@ -87,13 +100,18 @@ class Channel:
         self._unsent = 0
         self._unposted = 0
         self._said_bye = False
+        self._alarm: Operation | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         name = f"farcall {group.scheme} {group.rank}-{rank}"
         self._reader = threading.Thread(target=self._read, name=f"{name} in", daemon=True)
         self._writer = threading.Thread(target=self._write, name=f"{name} out", daemon=True)
+        self._lanes = lanes
+        self._watcher = threading.Thread(target=self._watch, name=f"{name} alarm", daemon=True)
 
     def start(self) -> None:
         self._reader.start()
+        if self._lanes is not None:
+            self._watcher.start()
 
     # Sending.
 
@@ -106,10 +124,12 @@ class Channel:
         payload: Sequence[Buffer] = (),
         deadline: float | None = None,
         lost: Callable[[], str | None] = lambda: None,
+        buffers: Sequence[Buffer] = (),
     ) -> None:
         """Send an envelope and what follows it.
 
         Args:
+            buffers: those of them that are on a device are announced and sent before.
             deadline: None: don't wait at all.
             lost: why the link is lost, if it is; see `link_is_lost`.
 
@@ -121,7 +141,12 @@ class Channel:
         follows = sum(map(len, payload))
         length = sum(map(len, inline))
         envelope = ENVELOPE.pack(kind, by_dialler, link, length, follows)
-        job = _Job([bytearray().join((envelope, *inline)), *payload], length + follows)
+        on_device = []
+        for announcement, some in announce(buffers):
+            head = ENVELOPE.pack(Kind.ON_DEVICE, by_dialler, link, len(announcement), 0)
+            on_device.append((bytearray(head + announcement), some))
+        size = length + follows + sum(one.size for _, some in on_device for one in some)
+        job = _Job([bytearray().join((envelope, *inline)), *payload], size, on_device)
         with self._has_room:
             if deadline is not None and not self._wait_until(
                 lambda: self._unsent <= WINDOW, deadline, lost
@@ -131,7 +156,7 @@ class Channel:
             if cause is not None:
                 raise LinkError(cause)
             self._add(job)
-            if payload and deadline is not None:
+            if (payload or on_device) and deadline is not None:
                 if not self._wait_until(lambda: job.is_done, deadline, lost):
                     raise TimeoutError
                 if job.failure:
@@ -160,7 +185,7 @@ class Channel:
         """Have a job done. `_has_room` held."""
         self._use()
         self._unsent += job.size
-        if len(job.messages) == 1 and not self._unposted:
+        if len(job.messages) == 1 and not job.on_device and not self._unposted:
             try:
                 job.operations = [self._post(job.messages[0], ENVELOPE_TAG)]
             except LinkError as error:
@@ -189,19 +214,32 @@ class Channel:
     def _do(self, job: _Job) -> None:
         operations = job.operations
         if operations is None:
+            if (
+                self.cut is not None and job.size
+            ):  # it may be the lanes that broke: bye gets through
+                raise LinkError(self.cut)
             first, *rest = job.messages
-            operations = [self._post(first, ENVELOPE_TAG)]
+            operations = [*self._post_on_device(job), self._post(first, ENVELOPE_TAG)]
             operations += [self._post(message, PAYLOAD_TAG) for message in rest]
             with self._has_room:
                 self._unposted -= 1
         for operation in operations:
             operation.wait()
 
+    def _post_on_device(self, job: _Job) -> Iterator[Operation]:
+        for announcement, buffers in job.on_device:
+            if self._lanes is None:
+                raise LinkError("this process group has no lanes for what is on a device")
+            yield self._post(announcement, ENVELOPE_TAG)
+            for buffer in buffers:
+                yield self._lanes.send(self.rank, buffer)
+
     def _fail(self, job: _Job, cause: str) -> None:
         with self._has_room:
             self.cut = self.cut or cause
             job.failure = cause
             self._end(job)
+        self._abandon_lanes()
         self._on_cut()
 
     def _end(self, job: _Job) -> None:
@@ -216,10 +254,9 @@ class Channel:
             if self._said_bye or not self.is_used:
                 return
             self._said_bye = True
-            if self.cut is None:
-                bye = bytearray(ENVELOPE.pack(Kind.BYE, False, 0, 0, 0))
-                self._unposted += 1
-                self._jobs.put(_Job([bye], 0))
+            bye = bytearray(ENVELOPE.pack(Kind.BYE, False, 0, 0, 0))
+            self._unposted += 1
+            self._jobs.put(_Job([bye], 0))
             self._jobs.put(None)
 
     # Receiving.
@@ -231,6 +268,40 @@ class Channel:
             LinkError: the channel has ended.
         """
         self._group.receive(self.rank, PAYLOAD_TAG, memory).wait()
+
+    def receive_on_device(self, sizes: Sequence[int]) -> list[OnDevice]:
+        """For `on_envelope`: what was announced.
+
+        Args:
+            sizes: in bytes.
+
+        Raises:
+            BadFrame: there are no lanes.
+            LinkError: the channel has ended.
+        """
+        if self._lanes is None:
+            raise BadFrame("what is on a device was sent to a worker that has no lanes for it")
+        coming = [self._lanes.receive(self.rank, size) for size in sizes]
+        for _, operation in coming:
+            operation.wait()
+        return [buffer for buffer, _ in coming]
+
+    def _watch(self) -> None:
+        with contextlib.suppress(LinkError):
+            self._group.receive(self.rank, ALARM_TAG, bytearray(1)).wait()
+        if self._lanes is not None:
+            self._lanes.abandon(self.rank)
+        self.say_bye()
+
+    def _abandon_lanes(self) -> None:
+        """They failed. The peer, if it is there, is not left waiting for them, and says bye."""
+        if self._lanes is None:
+            return
+        self._lanes.abandon(self.rank)
+        with self._has_room:
+            if self._alarm is None:
+                with contextlib.suppress(LinkError):
+                    self._alarm = self._post(b"!", ALARM_TAG)  # nobody waits for this
 
     def _read(self) -> None:
         cause = "the peer closed the connection"
@@ -249,6 +320,7 @@ class Channel:
                 coming.append((self._receive_into(memory), memory))
         except (BadFrame, LinkError) as error:
             cause = str(error)
+            self._abandon_lanes()
         self.say_bye()
         self.ended = cause
         self._on_end(self, cause)
@@ -264,9 +336,14 @@ class Channel:
 
     # Ending.
 
-    def wait_for_end(self, deadline: float) -> bool:
-        """Whether, before the deadline, all that was sent is through and the peer has said bye."""
-        started = [one for one in (self._writer, self._reader) if one.ident is not None]
+    def wait_for_end(self, deadline: float, *, is_closed: bool = False) -> bool:
+        """Whether, before the deadline, all that was sent is through and the peer has said bye.
+
+        Args:
+            is_closed: the group is, so nothing is waited for any more.
+        """
+        threads = (self._writer, self._reader, *((self._watcher,) if is_closed else ()))
+        started = [one for one in threads if one.ident is not None]
         for thread in started:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in started)

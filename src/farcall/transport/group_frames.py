@@ -6,21 +6,25 @@ table, meta, body, then the buffers without padding. Of one that doesn't, the he
 the front (table, meta, body) if that fits; the rest follows under `PAYLOAD_TAG`: the front, then
 the buffers that are not empty, the small ones batched. Both sides know the lengths from the front,
 so they agree on the batches.
+
+Buffers on a device are empty in the frame. They go by lanes, before it, and are announced by a
+message of the kind `ON_DEVICE`: index and size of each, in the order in which they go.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from farcall.errors import BadFrame
 from farcall.transport.framing import allocate
 from farcall.wire.frames import HEADER, Frame, Limits, decode_header, decode_table, encode
-from farcall.wire.messages import Buffer, decode_message
+from farcall.wire.messages import Buffer, OnDevice, decode_message
 
 ENVELOPE_TAG = 1
 PAYLOAD_TAG = 2
+ALARM_TAG = 3  # one message: the sender's lanes are broken
 MESSAGE_SIZE = 32768
 LONE_SIZE = 32768  # from here on a buffer is a message of its own, and not copied
 BATCH_SIZE = 1 << 20
@@ -29,6 +33,7 @@ BATCH_SIZE = 1 << 20
 # bytes that follow under the other tag
 ENVELOPE = struct.Struct("<BBxxIIxxxxQ")
 ROOM = MESSAGE_SIZE - ENVELOPE.size
+_ANNOUNCED = struct.Struct("<QQ")  # index, size in bytes
 
 
 class Kind(IntEnum):
@@ -40,6 +45,7 @@ class Kind(IntEnum):
     FRAME = 3
     END = 4
     BYE = 5
+    ON_DEVICE = 6
 
 
 def batches(lengths: Sequence[int]) -> Iterator[slice]:
@@ -139,3 +145,46 @@ def _cut(data: memoryview, lengths: Sequence[int]) -> Iterator[bytearray]:
     for length in lengths:
         yield bytearray(data[start : start + length])
         start += length
+
+
+def announce(buffers: Sequence[Buffer]) -> list[tuple[bytes, list[OnDevice]]]:
+    """What goes behind the envelopes that announce buffers on a device, each with its buffers."""
+    found = [(index, one) for index, one in enumerate(buffers) if isinstance(one, OnDevice)]
+    most = ROOM // _ANNOUNCED.size
+    chunks = [found[start : start + most] for start in range(0, len(found), most)]
+    return [
+        (
+            b"".join(_ANNOUNCED.pack(index, one.size) for index, one in chunk),
+            [one for _, one in chunk],
+        )
+        for chunk in chunks
+    ]
+
+
+def announced(inline: memoryview, limits: Limits) -> dict[int, int]:
+    """What an announcement says: the sizes of buffers in bytes, by their index in the frame.
+
+    Raises:
+        BadFrame: it is none, or breaks a limit.
+    """
+    if len(inline) % _ANNOUNCED.size:
+        raise BadFrame(f"{len(inline)} bytes announce no buffers")
+    sizes = dict(_ANNOUNCED.iter_unpack(inline))
+    for size in sizes.values():
+        if size > limits.buffer:
+            raise BadFrame(f"a buffer of {size} bytes was announced; the limit is {limits.buffer}")
+    return sizes
+
+
+def put_in_place(frame: Frame, on_device: Mapping[int, OnDevice]) -> None:
+    """Give a frame the buffers on a device that came before it.
+
+    Raises:
+        BadFrame: it has no place for them.
+    """
+    buffers = list(frame.buffers)
+    for index, buffer in on_device.items():
+        if index >= len(buffers) or len(buffers[index]):
+            raise BadFrame(f"a frame has no place for its buffer {index}, which is on a device")
+        buffers[index] = buffer
+    frame.buffers = buffers

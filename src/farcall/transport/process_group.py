@@ -22,9 +22,9 @@ import msgspec
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, NotSent
-from farcall.transport.group import Group
+from farcall.transport.group import Group, Lanes
 from farcall.transport.group_channel import Channel, Envelope
-from farcall.transport.group_frames import Kind, pack, unpack
+from farcall.transport.group_frames import Kind, announced, pack, put_in_place, unpack
 from farcall.transport.handed_over import HandedOver
 from farcall.transport.handshake import Identity
 from farcall.transport.waiter import MAX_WAIT, Waiter
@@ -77,7 +77,14 @@ class GroupLink(HandedOver):
             raise LinkError(self.lost)
         inline, payload = pack(frame)
         self.channel.send(
-            Kind.FRAME, self.dialled, self.number, inline, payload, deadline, lambda: self.lost
+            Kind.FRAME,
+            self.dialled,
+            self.number,
+            inline,
+            payload,
+            deadline,
+            lambda: self.lost,
+            frame.buffers,
         )
 
     def expect(self, call_id: int, waiter: Waiter[Frame]) -> None:
@@ -103,6 +110,7 @@ class ProcessGroupEndpoint:
         group: our place in the group; closed with the endpoint.
         admit: asked about everyone who dials in.
         limits: what a peer may make us allocate.
+        lanes: for buffers on a device; closed with the endpoint. All ranks have them, or none.
     """
 
     def __init__(
@@ -111,10 +119,12 @@ class ProcessGroupEndpoint:
         group: Group,
         admit: Admit = lambda name, incarnation: None,
         limits: Limits = DEFAULT_LIMITS,
+        lanes: Lanes | None = None,
     ) -> None:
         self.me = me
         self.scheme = group.scheme
         self._group = group
+        self._lanes = lanes
         self._admit = admit
         self._limits = limits
         # With what each adds to `_unread`. SimpleQueue.put may be called from a finalizer.
@@ -130,7 +140,7 @@ class ProcessGroupEndpoint:
         self._numbers = itertools.count()
         self._closed = False
         self._channels = {
-            rank: Channel(group, rank, self._on_envelope, self._on_end, self._open_gate)
+            rank: Channel(group, rank, self._on_envelope, self._on_end, self._open_gate, lanes)
             for rank in range(group.size)
             if rank != group.rank
         }
@@ -140,6 +150,11 @@ class ProcessGroupEndpoint:
     @property
     def addresses(self) -> tuple[str, ...]:
         return (f"{self.scheme}://{self._group.rank}",)
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether frames may have buffers that are `OnDevice`."""
+        return self._lanes is not None
 
     # Dialling.
 
@@ -209,6 +224,8 @@ class ProcessGroupEndpoint:
         key = (channel.rank, not envelope.by_dialler, envelope.link)
         if envelope.kind is Kind.FRAME:
             self._on_frame(channel, key, envelope)
+        elif envelope.kind is Kind.ON_DEVICE:
+            self._on_announcement(channel, envelope)
         elif envelope.kind is Kind.OPEN:
             self._on_open(channel, envelope)
         elif envelope.kind is Kind.END:
@@ -254,11 +271,21 @@ class ProcessGroupEndpoint:
         self._links[channel.rank, dialled, number] = link
         return link
 
+    def _on_announcement(self, channel: Channel, envelope: Envelope) -> None:
+        sizes = announced(envelope.inline, self._limits)
+        self._wait_at_gate(channel, sum(sizes.values()))
+        buffers = channel.receive_on_device(list(sizes.values()))
+        channel.came.update(zip(sizes, buffers, strict=True))
+
     def _on_frame(self, channel: Channel, key: tuple[int, bool, int], envelope: Envelope) -> None:
+        on_device, channel.came = channel.came, {}
         size = len(envelope.inline) + envelope.follows
         self._wait_at_gate(channel, size)
+        size += sum(buffer.size for buffer in on_device.values())
         try:
             frame = unpack(envelope.inline, envelope.follows > 0, channel.receive, self._limits)
+            if on_device:
+                put_in_place(frame, on_device)
         except BadFrame as error:
             link = self._links.get(key)
             if link is not None:
@@ -409,7 +436,9 @@ class ProcessGroupEndpoint:
             channel.wait_for_end(until)
         self._group.close()
         until = time.monotonic() + LINGER_SECONDS
-        if all(channel.wait_for_end(until) for channel in self._channels.values()):
+        if self._lanes is not None:
+            self._lanes.close()
+        if all(channel.wait_for_end(until, is_closed=True) for channel in self._channels.values()):
             self._group.free()
 
     def forget(self) -> None:

@@ -11,6 +11,26 @@ from farcall.errors import BadFrame
 Buffer = bytes | bytearray | memoryview
 
 
+class OnDevice(bytearray):
+    """A buffer whose bytes are in the memory of a device; to whoever doesn't look, an empty one.
+
+    Only for transports that carry such buffers.
+
+    Attributes:
+        memory: what stands for the bytes: opaque here.
+        size: in bytes.
+        ready: when the bytes are there, for a device that works asynchronously: opaque here.
+    """
+
+    __slots__ = ("memory", "ready", "size")
+
+    def __init__(self, memory: object, size: int, ready: object = None) -> None:
+        super().__init__()
+        self.memory = memory
+        self.size = size
+        self.ready = ready
+
+
 class Kind(IntEnum):
     """What a frame means. The value is on the wire: append, never renumber."""
 

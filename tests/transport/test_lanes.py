@@ -1,0 +1,322 @@
+"""Buffers on a device over a process group: announced, sent by lanes, and put into their frames.
+
+The lanes here are queues of one process, and what they carry are CPU tensors: nccl needs GPUs (see
+tests/process/test_nccl.py), but everything around it does not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from stations import PATIENCE, Station, Threads, echo, request, soon
+
+from farcall.errors import BadFrame, LinkError, SerializationError
+from farcall.ids import Worker, new_incarnation
+from farcall.serde import Serializer, tensors
+from farcall.testing.cluster import connected
+from farcall.transport.group_frames import announce, announced, put_in_place
+from farcall.transport.handshake import Identity
+from farcall.transport.process_group import ProcessGroupEndpoint
+from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
+from farcall.wire.messages import OnDevice
+
+
+class Item:
+    """A tensor on its way."""
+
+    def __init__(self, tensor: object) -> None:
+        self.tensor = tensor
+        self.has_arrived = False
+
+
+class Waiting:
+    """See `group.Operation`."""
+
+    def __init__(self, lanes: QueueLanes, other: int, is_over: Callable[[], bool]) -> None:
+        self._lanes = lanes
+        self._other = other
+        self._is_over = is_over
+
+    def wait(self) -> None:
+        with self._lanes.changed:
+            while not self._is_over():
+                self._lanes.check(self._other)
+                self._lanes.is_waiting.set()
+                assert self._lanes.changed.wait(PATIENCE)
+
+
+class QueueLanes:
+    """See `group.Lanes`: one rank's; all share `sent`, by sender and receiver, and `changed`."""
+
+    def __init__(
+        self, rank: int, changed: threading.Condition, sent: dict[tuple[int, int], deque[Item]]
+    ) -> None:
+        self.rank = rank
+        self.changed = changed
+        self.abandoned: set[int] = set()
+        self.is_broken = False  # sending fails
+        self.is_stalled = False  # nothing arrives
+        self.is_closed = False
+        self.is_waiting = threading.Event()
+        self._sent = sent
+
+    def check(self, other: int) -> None:
+        if other in self.abandoned:
+            raise LinkError("the lane was abandoned")
+
+    def send(self, to: int, buffer: OnDevice) -> Waiting:
+        self.check(to)
+        if self.is_broken:
+            raise LinkError("the device has failed")
+        item = Item(buffer.memory)
+        with self.changed:
+            self._sent[self.rank, to].append(item)
+            self.changed.notify_all()
+        return Waiting(self, to, lambda: item.has_arrived)
+
+    def receive(self, source: int, size: int) -> tuple[OnDevice, Waiting]:
+        self.check(source)
+        buffer = OnDevice(None, size)
+
+        def take() -> bool:
+            queue = self._sent[source, self.rank]
+            if self.is_stalled or not queue:
+                return False
+            item = queue.popleft()
+            assert isinstance(item.tensor, torch.Tensor)
+            assert item.tensor.nbytes == size
+            buffer.memory = item.tensor.clone()
+            item.has_arrived = True
+            self.changed.notify_all()
+            return True
+
+        return buffer, Waiting(self, source, take)
+
+    def abandon(self, rank: int) -> None:
+        with self.changed:
+            self.abandoned.add(rank)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Pair:
+    """Two stations of a process group, both being read; the second echoes if nothing else is said.
+
+    Attributes:
+        lanes: of each.
+    """
+
+    def __init__(self, *, with_lanes: tuple[bool, bool] = (True, True)) -> None:
+        changed = threading.Condition()
+        sent: dict[tuple[int, int], deque[Item]] = defaultdict(deque)
+        self.lanes = [QueueLanes(rank, changed, sent) for rank in range(2)]
+        self.stations = []
+        for rank, group in enumerate(connected(2)):
+            me = Identity(f"w{rank}", rank, new_incarnation())
+            lanes = self.lanes[rank] if with_lanes[rank] else None
+            endpoint = ProcessGroupEndpoint(me, group, lanes=lanes)
+            worker = Worker(me.name, rank, me.incarnation, endpoint.addresses)
+            self.stations.append(Station(worker, endpoint))
+        self.near, self.far = self.stations
+        self.unused = next((self.lanes[n] for n in range(2) if not with_lanes[n]), None)
+
+    def close(self) -> None:
+        for station in self.stations:
+            station.close()
+        assert all(lanes.is_closed for lanes in self.lanes if lanes is not self.unused)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def on_device(tensor: torch.Tensor) -> OnDevice:
+    return OnDevice(tensor, tensor.nbytes)
+
+
+def numbers(frame: Frame) -> list[list[int]]:
+    """What the buffers hold, wherever they are."""
+    return [
+        one.memory.tolist() if isinstance(one, OnDevice) else list(one)  # type: ignore[attr-defined]
+        for one in frame.buffers
+    ]
+
+
+def test_buffers_of_both_kinds_arrive_in_their_places_and_go_back(pair: Pair) -> None:
+    pair.near.read()
+    pair.far.read(echo)
+    link = pair.near.connect(pair.far)
+    small, large = torch.arange(5).byte(), torch.arange(200_000).byte()
+    for number in range(1, 20):
+        buffers = [b"a", on_device(small + number), b"", b"x" * 70_000 * (number % 2)]
+        buffers += [on_device(large), on_device(small)]
+        answer = link.exchange(request(number, b"body", buffers), soon())
+        assert answer.body == b"body"
+        where = [isinstance(one, OnDevice) for one in answer.buffers]
+        assert where == [False, True, False, False, True, True]
+        expected = [[97], (small + number).tolist(), [], list(buffers[3])]
+        assert numbers(answer) == [*expected, large.tolist(), small.tolist()]
+
+
+def test_more_buffers_than_one_announcement_holds(pair: Pair) -> None:
+    pair.near.read()
+    pair.far.read(echo)
+    tensors_ = [torch.tensor([number % 256], dtype=torch.uint8) for number in range(5000)]
+    frame = request(1, b"", [on_device(tensor) for tensor in tensors_])
+    answer = pair.near.connect(pair.far).exchange(frame, soon())
+    assert numbers(answer) == [[number % 256] for number in range(5000)]
+
+
+def test_frames_of_several_threads_keep_their_buffers(pair: Pair, threads: Threads) -> None:
+    pair.near.read()
+    pair.far.read(echo)
+    link = pair.near.connect(pair.far)
+
+    def call(caller: int) -> None:
+        for number in range(40):
+            tensor = torch.full((caller * 100,), number, dtype=torch.uint8)
+            buffers = [on_device(tensor)] if number % 3 else [bytes(tensor.tolist())]
+            answer = link.exchange(request(caller << 32 | number, b"", buffers), soon())
+            assert numbers(answer) == [tensor.tolist()]
+
+    for caller in range(1, 7):
+        threads.start(call, caller)
+    threads.join()
+
+
+def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(pair: Pair) -> None:
+    pair.near.read()
+    pair.far.read()
+    link = pair.near.connect(pair.far)
+    link.send(request(1), soon())
+    assert pair.far.arrived().frame.call_id == 1
+    pair.lanes[0].is_broken = True
+    with pytest.raises(LinkError, match="the device has failed"):
+        link.send(request(2, b"", [on_device(torch.ones(3))]), soon())
+    assert pair.far.lost()
+    assert pair.near.lost()
+    with pytest.raises(LinkError):
+        link.send(request(3), soon())
+
+
+def test_receiver_that_waits_for_a_lane_notices_that_its_peer_has_gone(
+    pair: Pair, threads: Threads
+) -> None:
+    pair.near.read()
+    pair.far.read()
+    link = pair.near.connect(pair.far)
+    pair.lanes[1].is_stalled = True
+
+    def send() -> None:
+        with pytest.raises(LinkError):
+            link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
+
+    threads.start(send)
+    assert pair.lanes[1].is_waiting.wait(PATIENCE)
+    pair.near.close()
+    assert "abandoned" in pair.far.lost().cause
+    threads.join()
+
+
+def test_sender_that_waits_for_a_lane_notices_that_its_peer_has_gone(
+    pair: Pair, threads: Threads
+) -> None:
+    pair.near.read()
+    pair.far.read()
+    link = pair.near.connect(pair.far)
+    pair.lanes[1].is_stalled = True
+
+    def send() -> None:
+        with pytest.raises(LinkError):
+            link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
+
+    threads.start(send)
+    assert pair.lanes[0].is_waiting.wait(PATIENCE)
+    pair.far.close()
+    assert pair.near.lost()
+    threads.join()
+
+
+def test_worker_without_lanes_refuses_and_both_sides_hear_of_it() -> None:
+    pair = Pair(with_lanes=(True, False))
+    pair.near.read()
+    pair.far.read()
+    link = pair.near.connect(pair.far)
+    with pytest.raises(LinkError):
+        link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
+    assert "no lanes" in pair.far.lost().cause
+    assert pair.near.lost()
+    pair.close()
+
+
+def test_worker_without_lanes_sends_nothing_that_is_on_a_device() -> None:
+    pair = Pair(with_lanes=(False, True))
+    pair.near.read()
+    pair.far.read()
+    link = pair.near.connect(pair.far)
+    with pytest.raises(LinkError, match="no lanes"):
+        link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
+    pair.close()
+
+
+def test_announcements_that_make_no_sense_are_refused() -> None:
+    ((inline, _),) = announce([b"", OnDevice(None, 1000), b"x", OnDevice(None, 5)])
+    assert announced(memoryview(inline), DEFAULT_LIMITS) == {1: 1000, 3: 5}
+    with pytest.raises(BadFrame, match="limit is 999"):
+        announced(memoryview(inline), Limits(buffer=999))
+    with pytest.raises(BadFrame, match="announce no buffers"):
+        announced(memoryview(inline[:-1]), DEFAULT_LIMITS)
+    for index in (0, 2):
+        with pytest.raises(BadFrame, match="no place"):
+            put_in_place(request(1, b"", [b"x", b""]), {index: OnDevice(None, 1)})
+
+
+class Elsewhere:
+    """Stands for a tensor on a device whose map is direct."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+@pytest.mark.parametrize("allow_pickle", [True, False])
+def test_tensors_travel_from_device_to_device(pair: Pair, allow_pickle: bool) -> None:
+    pair.near.read()
+    pair.far.read(echo)
+    link = pair.near.connect(pair.far)
+    sender = Serializer()
+    sender.reducers[Elsewhere] = lambda one: tensors._reduce_direct(one.tensor, "cpu")
+    base = torch.randn(20, 30)
+    sent = [
+        base,
+        base.t(),
+        base[3:9, ::2],
+        base[:1].expand(50, 30),
+        torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.randn(4, dtype=torch.complex64).conj(),
+        torch.tensor(True),
+        torch.randn(100_000).to(torch.bfloat16),
+    ]
+    host = torch.randn(9000)
+    dumped = sender.dump([host, *map(Elsewhere, sent)])
+    assert len(dumped.body) < 3000, "what is on the device is not in the pickle"
+    answer = link.exchange(request(1, dumped.body, dumped.buffers), soon())
+    receiver = Serializer(allow_pickle=allow_pickle, allow_by_value=allow_pickle)
+    got_host, *got = receiver.load(answer.body, answer.buffers)
+    assert torch.equal(got_host, host)
+    for before, after in zip(sent, got, strict=True):
+        assert torch.equal(before, after)
+        assert before.dtype == after.dtype
+        assert not after._is_view()
+    assert got[1].stride() == sent[1].stride()
+    assert got[4].is_contiguous(memory_format=torch.channels_last)
+    with pytest.raises(SerializationError, match="came in the CPU's memory"):
+        receiver.load(answer.body, [bytearray(10_000_000) for _ in answer.buffers])
