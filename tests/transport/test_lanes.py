@@ -49,6 +49,10 @@ class Waiting:
                 assert self._lanes.changed.wait(PATIENCE)
 
 
+def fail() -> bool:
+    raise LinkError("the device has failed")
+
+
 class QueueLanes:
     """See `group.Lanes`: one rank's; all share `sent`, by sender and receiver, and `changed`."""
 
@@ -58,7 +62,7 @@ class QueueLanes:
         self.rank = rank
         self.changed = changed
         self.abandoned: set[int] = set()
-        self.is_broken = False  # sending fails
+        self.fails = ""  # sending does: "at once", or "on the way"
         self.is_stalled = False  # nothing arrives
         self.is_closed = False
         self.is_waiting = threading.Event()
@@ -70,8 +74,10 @@ class QueueLanes:
 
     def send(self, to: int, buffer: OnDevice) -> Waiting:
         self.check(to)
-        if self.is_broken:
-            raise LinkError("the device has failed")
+        if self.fails == "on the way":
+            return Waiting(self, to, fail)
+        if self.fails:
+            fail()
         item = Item(buffer.memory)
         with self.changed:
             self._sent[self.rank, to].append(item)
@@ -193,13 +199,16 @@ def test_frames_of_several_threads_keep_their_buffers(pair: Pair, threads: Threa
     threads.join()
 
 
-def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(pair: Pair) -> None:
+@pytest.mark.parametrize("when", ["at once", "on the way"])
+def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(
+    pair: Pair, when: str
+) -> None:
     pair.near.read()
     pair.far.read()
     link = pair.near.connect(pair.far)
     link.send(request(1), soon())
     assert pair.far.arrived().frame.call_id == 1
-    pair.lanes[0].is_broken = True
+    pair.lanes[0].fails = when
     with pytest.raises(LinkError, match="the device has failed"):
         link.send(request(2, b"", [on_device(torch.ones(3))]), soon())
     assert pair.far.lost()

@@ -102,6 +102,8 @@ class Channel:
         self._said_bye = False
         self._alarm: Operation | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        # Of jobs that failed: some may be under way, with their memory.
+        self._unfinished: list[Operation] = []
         name = f"farcall {group.scheme} {group.rank}-{rank}"
         self._reader = threading.Thread(target=self._read, name=f"{name} in", daemon=True)
         self._writer = threading.Thread(target=self._write, name=f"{name} out", daemon=True)
@@ -212,27 +214,32 @@ class Channel:
             del job  # what it holds is not kept until there is another
 
     def _do(self, job: _Job) -> None:
-        operations = job.operations
-        if operations is None:
-            if (
-                self.cut is not None and job.size
-            ):  # it may be the lanes that broke: bye gets through
-                raise LinkError(self.cut)
-            first, *rest = job.messages
-            operations = [*self._post_on_device(job), self._post(first, ENVELOPE_TAG)]
-            operations += [self._post(message, PAYLOAD_TAG) for message in rest]
-            with self._has_room:
-                self._unposted -= 1
-        for operation in operations:
-            operation.wait()
+        # If it was the lanes that broke, bye, which has no size, still gets through.
+        if self.cut is not None and job.size:
+            raise LinkError(self.cut)
+        operations = job.operations or []
+        try:
+            if not operations:
+                operations.extend(self._post_all(job))
+                with self._has_room:
+                    self._unposted -= 1
+            for operation in operations:
+                operation.wait()
+        except LinkError:
+            self._unfinished += operations
+            raise
 
-    def _post_on_device(self, job: _Job) -> Iterator[Operation]:
+    def _post_all(self, job: _Job) -> Iterator[Operation]:
         for announcement, buffers in job.on_device:
             if self._lanes is None:
                 raise LinkError("this process group has no lanes for what is on a device")
             yield self._post(announcement, ENVELOPE_TAG)
             for buffer in buffers:
                 yield self._lanes.send(self.rank, buffer)
+        first, *rest = job.messages
+        yield self._post(first, ENVELOPE_TAG)
+        for message in rest:
+            yield self._post(message, PAYLOAD_TAG)
 
     def _fail(self, job: _Job, cause: str) -> None:
         with self._has_room:
