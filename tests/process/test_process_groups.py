@@ -127,6 +127,15 @@ def test_two_workers_of_one_rank_are_told(crew: Crew) -> None:
     assert any("rank 0 is not unique" in error for error in errors)
 
 
+@pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="this torch has mpi")
+def test_torch_without_mpi_says_so(crew: Crew) -> None:
+    (only,) = crew.members(1)
+    only.start(join_group, "w0", 0, 1, crew.init_method, group_backend="mpi")
+    error = only.fails()
+    assert isinstance(error, RuntimeError)
+    assert "no mpi: use group_backend='gloo'" in str(error)
+
+
 def test_workers_can_not_come_and_go(crew: Crew) -> None:
     (only,) = crew.members(1)
     only.start(join_group, "w0", -1, None, crew.init_method)

@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 
+import fake_mpi
 import pytest
 from stations import GroupNet, InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
+
+from farcall.testing.cluster import connected
 
 StationMaker = Callable[..., Station]
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 
+GROUP_KINDS = ["process group", "process group by mpi"]
 SOCKET_KINDS = [
     "tcp",
     pytest.param("unix", marks=needs_unix),
@@ -62,9 +66,12 @@ def net_of(request: pytest.FixtureRequest) -> Net:
     kind = request.param
     if kind == "inproc":
         return InprocNet()
-    if kind == "process group":
+    if kind in GROUP_KINDS:
         marker = request.node.get_closest_marker("stations")
-        return GroupNet(4 if marker is None else marker.args[0])
+        size = 2 if marker is None else marker.args[0]
+        if kind == "process group":
+            return GroupNet(connected(size))
+        return GroupNet(fake_mpi.groups(size, request.getfixturevalue("monkeypatch")))
     if kind.startswith("native"):
         path = kind.partition(" ")[2]
         return native_net(path, by="tcp" if NATIVE_PATHS[path] == ("tcp",) else "unix")
@@ -74,7 +81,7 @@ def net_of(request: pytest.FixtureRequest) -> Net:
     return SocketNet(secret, by=kind.partition(" ")[0])
 
 
-@pytest.fixture(params=["inproc", "process group", *SOCKET_KINDS, *SECRET_KINDS, *NATIVE_KINDS])
+@pytest.fixture(params=["inproc", *GROUP_KINDS, *SOCKET_KINDS, *SECRET_KINDS, *NATIVE_KINDS])
 def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on every transport."""
     yield from stations_of(net_of(request))
@@ -108,7 +115,7 @@ def shm_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     yield from stations_of(net_of(request))
 
 
-@pytest.fixture(params=["process group", *SOCKET_KINDS, *NATIVE_KINDS])
+@pytest.fixture(params=[*GROUP_KINDS, *SOCKET_KINDS, *NATIVE_KINDS])
 def limited_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     """Makes stations of one network, on every transport where nobody reading holds up senders."""
     yield from stations_of(net_of(request))

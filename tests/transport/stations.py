@@ -8,7 +8,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Protocol
 
@@ -16,10 +16,10 @@ import pytest
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
-from farcall.testing.cluster import connected
 from farcall.transport import acceptor, addresses, poller, socket_link
 from farcall.transport import socket as socket_transport
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
+from farcall.transport.group import Group
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 from farcall.transport.listening import Listening
@@ -182,11 +182,11 @@ class InprocNet:
 
 
 class GroupNet:
-    """Ranks of one process group; at most `size` stations, since a group can't grow."""
+    """Ranks of one process group, each given; there are no more stations than these."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, groups: Sequence[Group]) -> None:
         self._ranks = count()
-        self._groups = connected(size)
+        self._groups = groups
 
     def station(self, name: str = "", admit: Admit = welcome) -> Station:
         rank = next(self._ranks)

@@ -104,6 +104,7 @@ def test_drop_is_reported_once_at_both_ends_with_the_cause_here(
         assert one.endpoint.links() == []
 
 
+@pytest.mark.stations(3)
 def test_drop_ends_the_links_of_both_directions_and_of_nobody_else(
     station: StationMaker, near: Station, far: Station
 ) -> None:
@@ -192,8 +193,7 @@ def test_last_frame_arrives_while_many_threads_call(
         with pytest.raises(LinkError):
             call_on(*args)
 
-    for turn in range(10):
-        far = station(f"far{turn}")
+    for far in [station(f"far{turn}") for turn in range(10)]:
         far.read(echo)
         link = near.connect(far)
         assert link.exchange(request(9), soon()).call_id == 9

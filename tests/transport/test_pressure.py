@@ -128,6 +128,7 @@ def test_half_written_frame_is_written_on_while_a_caller_waits_for_its_reply(
     first.link.send(Frame(Reply(), 1), soon())
 
 
+@pytest.mark.stations(3)
 def test_other_links_work_while_one_peer_does_not_read(
     station: StationMaker, near: Station, blocked: Link
 ) -> None:
@@ -163,5 +164,8 @@ def test_half_a_frame_of_a_dead_peer_is_not_delivered(
 ) -> None:
     near.endpoint.close()
     event = take(far.endpoint)
+    if isinstance(event, Arrived):  # mpi takes nothing back: all of it, or nothing
+        assert content(event.frame) == content(request(1, LARGE, [b"end"]))
+        event = take(far.endpoint)
     assert isinstance(event, LinkLost)
     assert far.endpoint.links() == []

@@ -81,6 +81,15 @@ def test_process_group_options_are_those_of_torch() -> None:
         ProcessGroupRpcBackendOptions(num_send_recv_threads=0)
 
 
+def test_backend_of_the_group_is_given_or_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ProcessGroupRpcBackendOptions().group_backend == "gloo"
+    monkeypatch.setenv("FARCALL_GROUP_BACKEND", "mpi")
+    assert ProcessGroupRpcBackendOptions().group_backend == "mpi"
+    assert ProcessGroupRpcBackendOptions(group_backend="gloo").group_backend == "gloo"
+    with pytest.raises(ValueError, match="group_backend: there is no 'nccl'; there are: gloo, mpi"):
+        ProcessGroupRpcBackendOptions(group_backend="nccl")
+
+
 def test_backend_and_options_must_belong_together() -> None:
     over_group, other = ProcessGroupRpcBackendOptions(), RpcBackendOptions()
     for backend, options in (

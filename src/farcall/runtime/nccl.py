@@ -20,7 +20,7 @@ import torch.distributed
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.errors import LinkError
-from farcall.runtime.process_groups import NO_LIMIT
+from farcall.runtime.gloo import NO_LIMIT
 from farcall.wire.messages import OnDevice
 
 logger = logging.getLogger("farcall")

@@ -17,7 +17,7 @@ from farcall.runtime.options import (
     FarcallOptions,
     RpcBackendOptions,
 )
-from farcall.runtime.process_groups import open_gloo
+from farcall.runtime.process_groups import BACKENDS, open_group
 from farcall.transport.process_group import ProcessGroupEndpoint
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ DEFAULT_SEND_RECV_THREADS = 4
 
 
 class ProcessGroupRpcBackendOptions(RpcBackendOptions):
-    """The backend PROCESS_GROUP: frames travel over a process group of gloo, made for this alone.
+    """The backend PROCESS_GROUP: frames travel over a process group made for this alone.
 
-    The group has a fixed size, and its ranks are connected with each other when it starts. gloo has
+    The group has a fixed size, and its ranks are connected with each other when it starts. It has
     neither authentication nor encryption, so there is no secret: workers listen on loopback unless
     `listen` and `insecure` say otherwise. Tensors on CUDA devices that a device map names go by
     nccl, if every worker's options name CUDA devices and no two workers share one; else through the
@@ -38,6 +38,8 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
     Args:
         num_send_recv_threads: how many handlers may run at once; torch.distributed.rpc ran them in
             the threads that sent and received.
+        group_backend: what carries the messages: "gloo", or "mpi" where torch was built with it.
+            Default: `FARCALL_GROUP_BACKEND` of the environment; else "gloo".
         rpc_timeout, init_method: see `RpcBackendOptions`, as is every further keyword. What says
             how farcall's own transports run (`transports`, `paths`, `tcp_streams`,
             `shared_tensors`) means nothing here.
@@ -53,8 +55,12 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
         num_send_recv_threads: int = DEFAULT_SEND_RECV_THREADS,
         rpc_timeout: float = DEFAULT_RPC_TIMEOUT,
         init_method: str = DEFAULT_INIT_METHOD,
+        group_backend: str | None = None,
         **farcall_options: Unpack[FarcallOptions],
     ) -> None:
+        self.group_backend = check.one_of(
+            "group_backend", group_backend, "FARCALL_GROUP_BACKEND", BACKENDS
+        )
         threads = check.thread_count("num_send_recv_threads", num_send_recv_threads)
         super().__init__(rpc_timeout, init_method, num_worker_threads=threads, **farcall_options)
 
@@ -82,7 +88,8 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
                 "the secret: unset FARCALL_SECRET (or the option secret=), or use TENSORPIPE"
             )
         candidate = Candidate(PrefixStore("nccl", place.store), place.me.id, self._cuda_devices())
-        group = open_gloo(
+        group = open_group(
+            self.group_backend,
             place.store,
             place.me.id,
             place.world_size,

@@ -20,7 +20,7 @@ from farcall.ids import Worker, new_incarnation
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.endpoints import open_endpoint
-from farcall.runtime.process_groups import GlooGroup
+from farcall.runtime.gloo import GlooGroup
 from farcall.transport.base import Endpoint
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork

@@ -34,6 +34,9 @@ class Group(Protocol):
     scheme: str
     """What its addresses begin with: "gloo"."""
 
+    notices_ends: bool
+    """Whether operations with a rank that has gone fail; if not, whoever leaves has to say so."""
+
     rank: int
     size: int
 

@@ -111,6 +111,9 @@ class Channel:
         self._watcher = threading.Thread(target=self._watch, name=f"{name} alarm", daemon=True)
 
     def start(self) -> None:
+        if not self._group.notices_ends:
+            with self._has_room:
+                self._use()  # there will be a bye to say
         self._reader.start()
         if self._lanes is not None:
             self._watcher.start()

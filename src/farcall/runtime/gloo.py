@@ -1,0 +1,113 @@
+"""A process group over gloo, made for RPC alone: `init_process_group`'s state is neither used nor
+touched, so a program may have its own groups beside it, or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
+
+from farcall.errors import LinkError, RendezvousError
+from farcall.wire.messages import Buffer
+
+# None: torch was built without it. Any: torch's stubs say nothing of what it can do.
+_Gloo: Any = getattr(torch.distributed, "ProcessGroupGloo", None)
+
+# A wait of gloo that runs out of time closes every connection of its context.
+NO_LIMIT = timedelta(days=3650)
+_CLOSING_TAG = 0
+
+
+class _Operation:
+    """See `group.Operation`."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor) -> None:
+        self._work = work
+        self._tensor = tensor  # gloo keeps no reference
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+
+class GlooGroup:
+    """See `group.Group`. Blocks until all ranks are there; so each needs its own thread or process.
+
+    Args:
+        store: where the ranks meet; used by this group alone.
+        rank: of this process, 0 to size - 1.
+        size: how many ranks there are.
+        host: to listen on: a name or address of this machine that the others can reach.
+
+    Raises:
+        RendezvousError: this torch has no gloo.
+        RuntimeError: gloo can't listen, or can't reach another rank.
+    """
+
+    scheme = "gloo"
+    notices_ends = True
+
+    def __init__(self, store: Store, rank: int, size: int, host: str) -> None:
+        if _Gloo is None:
+            raise RendezvousError("this build of torch has no gloo, which PROCESS_GROUP needs")
+        self.rank = rank
+        self.size = size
+        options = _Gloo._Options()
+        options._timeout = NO_LIMIT
+        options._threads = 1  # for collectives; there are none
+        options._devices = [_Gloo.create_device(hostname=host, lazy_init=False)]
+        self._gloo: Any = _Gloo(store, rank, size, options)
+
+    def send(self, to: int, tag: int, memory: Buffer) -> _Operation:
+        tensor = tensor_over(memory)
+        try:
+            return _Operation(self._gloo.send([tensor], to, tag), tensor)
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def receive(self, source: int, tag: int, memory: Buffer) -> _Operation:
+        tensor = tensor_over(memory)
+        try:
+            return _Operation(self._gloo.recv([tensor], source, tag), tensor)
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def close(self) -> None:
+        # What gloo has for this, `abort`, ends no wait. A wait that takes too long ends all, if
+        # that rank is still there; if not, it fails at once.
+        for other in range(self.size):
+            if other != self.rank:
+                with contextlib.suppress(RuntimeError):
+                    work = self._gloo.recv([torch.empty(1)], other, _CLOSING_TAG)
+                    work.wait(timedelta(milliseconds=1))
+
+    def free(self) -> None:
+        self._gloo = _Freed()
+
+
+class _Freed:
+    """In place of what was freed."""
+
+    def send(self, *_: object) -> None:
+        raise RuntimeError("this worker has shut down")
+
+    recv = send
+
+
+def tensor_over(memory: Buffer) -> torch.Tensor:
+    """Its bytes, as a tensor over the memory itself; a copy if that can't be written to."""
+    view = memoryview(memory)
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+
+
+def _lost(error: RuntimeError) -> LinkError:
+    """Without the place in gloo's source and what it advises."""
+    text = str(error).rpartition("] ")[2] if "] " in str(error) else str(error)
+    return LinkError(f"the process group's connection is closed: {text.strip()[:200]}")
