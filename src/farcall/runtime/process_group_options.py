@@ -97,7 +97,11 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
             place.timeout,
             place.me.name,
         )
-        lanes = candidate.lanes(place.world_size)
+        try:
+            lanes = candidate.lanes(place.world_size)
+        except BaseException:
+            group.close()
+            raise
         return ProcessGroupEndpoint(place.me, group, place.admit, lanes=lanes)
 
     def _cuda_devices(self) -> list[torch.device]:

@@ -17,15 +17,13 @@ import queue
 import threading
 import time
 
-import msgspec
-
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, NotSent
 from farcall.transport.group import Group, Lanes
 from farcall.transport.group_channel import Channel, Envelope
-from farcall.transport.group_frames import Kind, announced, pack, put_in_place, unpack
-from farcall.transport.handed_over import HandedOver
+from farcall.transport.group_frames import Kind, announced, put_in_place, unpack
+from farcall.transport.group_link import GroupLink, Hello, Opening, decode_hello, encode_hello
 from farcall.transport.handshake import Identity
 from farcall.transport.waiter import MAX_WAIT, Waiter
 from farcall.transport.watch import Watch
@@ -36,70 +34,6 @@ logger = logging.getLogger("farcall")
 
 LINGER_SECONDS = 2.0  # what closing waits for peers that don't say bye
 UNREAD_LIMIT = 4 << 20
-
-
-class _Hello(msgspec.Struct, frozen=True, array_like=True):
-    """Who opens a link, or answers. `expects`: the incarnation that should answer."""
-
-    name: str
-    id: int
-    incarnation: int
-    expects: int
-    host: str
-    main: str
-
-    @property
-    def worker(self) -> Worker:
-        return Worker(self.name, self.id, self.incarnation, host=self.host, main=self.main)
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Hello).decode
-
-
-class GroupLink(HandedOver):
-    """See `base.Link`."""
-
-    def __init__(
-        self, home: ProcessGroupEndpoint, channel: Channel, number: int, dialled: bool, peer: Worker
-    ) -> None:
-        super().__init__()
-        self.peer = peer
-        self.description = f"{home.scheme} {'to' if dialled else 'from'} rank {channel.rank}"
-        self.lost: str | None = None
-        self.channel = channel
-        self.number = number
-        self.dialled = dialled
-        self._home = home
-
-    def send(self, frame: Frame, deadline: float) -> None:
-        if self.lost is not None:
-            raise LinkError(self.lost)
-        inline, payload = pack(frame)
-        self.channel.send(
-            Kind.FRAME,
-            self.dialled,
-            self.number,
-            inline,
-            payload,
-            deadline,
-            lambda: self.lost,
-            frame.buffers,
-        )
-
-    def expect(self, call_id: int, waiter: Waiter[Frame]) -> None:
-        self._home.watch(self, call_id, waiter)
-
-
-class _Opening:
-    """A link that was asked for; over when `done` is set."""
-
-    def __init__(self, channel: Channel, incarnation: int) -> None:
-        self.channel = channel
-        self.incarnation = incarnation
-        self.done = threading.Event()
-        self.link: GroupLink | None = None
-        self.failure = ""
 
 
 class ProcessGroupEndpoint:
@@ -136,7 +70,7 @@ class ProcessGroupEndpoint:
         self._lock = threading.Lock()  # guards what follows
         self._links: dict[tuple[int, bool, int], GroupLink] = {}
         self._dialled: dict[int, GroupLink] = {}
-        self._openings: dict[int, _Opening] = {}  # by number
+        self._openings: dict[int, Opening] = {}  # by number
         self._numbers = itertools.count()
         self._closed = False
         self._channels = {
@@ -187,14 +121,14 @@ class ProcessGroupEndpoint:
             f"of our process group ({self.scheme}, {self._group.size} ranks)"
         )
 
-    def _opening(self, worker: Worker, channel: Channel) -> _Opening:
+    def _opening(self, worker: Worker, channel: Channel) -> Opening:
         """The attempt that is under way, or a new one. `_lock` held."""
         for opening in self._openings.values():
             if opening.incarnation == worker.incarnation:
                 return opening
         if channel.ended is not None:
             raise LinkError(f"can't reach worker {worker.name!r}: {channel.ended}")
-        opening = _Opening(channel, worker.incarnation)
+        opening = Opening(channel, worker.incarnation)
         number = next(self._numbers)
         self._openings[number] = opening
         try:
@@ -206,7 +140,7 @@ class ProcessGroupEndpoint:
 
     def _hello(self, expects: int) -> bytes:
         me = self.me
-        return _encode(_Hello(me.name, me.id, me.incarnation, expects, me.host, me.main))
+        return encode_hello(Hello(me.name, me.id, me.incarnation, expects, me.host, me.main))
 
     def watch(self, link: GroupLink, call_id: int, waiter: Waiter[Frame]) -> None:
         """For a link: somebody waits for the outcome of a call."""
@@ -236,7 +170,7 @@ class ProcessGroupEndpoint:
             self._on_answer(channel, envelope)
 
     def _on_open(self, channel: Channel, envelope: Envelope) -> None:
-        hello = _decode_hello(envelope.inline)
+        hello = decode_hello(envelope.inline)
         reason = None
         if hello.expects not in (0, self.me.incarnation):
             reason = f"rank {self._group.rank} is another incarnation now"
@@ -252,7 +186,7 @@ class ProcessGroupEndpoint:
             channel.send(Kind.REFUSED, False, envelope.link, [reason.encode()[:4096]])
 
     def _on_answer(self, channel: Channel, envelope: Envelope) -> None:
-        hello = _decode_hello(envelope.inline) if envelope.kind is Kind.OPENED else None
+        hello = decode_hello(envelope.inline) if envelope.kind is Kind.OPENED else None
         with self._lock:
             opening = self._openings.pop(envelope.link, None)
             if opening is None:
@@ -443,10 +377,3 @@ class ProcessGroupEndpoint:
 
     def forget(self) -> None:
         self._closed = True
-
-
-def _decode_hello(data: memoryview) -> _Hello:
-    try:
-        return _decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadFrame(f"what opens a link on the process group is no hello: {error}") from error
