@@ -211,13 +211,13 @@ def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(
     pair.lanes[0].fails = when
     with pytest.raises(LinkError, match="the device has failed"):
         link.send(request(2, b"", [on_device(torch.ones(3))]), soon())
-    assert pair.far.lost()
+    assert pair.far.lost().link.peer.name == "w0"
     assert pair.near.lost()
     with pytest.raises(LinkError):
         link.send(request(3), soon())
 
 
-def test_receiver_that_waits_for_a_lane_notices_that_its_peer_has_gone(
+def test_frames_behind_one_whose_lane_fails_do_not_arrive_in_its_place(
     pair: Pair, threads: Threads
 ) -> None:
     pair.near.read()
@@ -230,14 +230,19 @@ def test_receiver_that_waits_for_a_lane_notices_that_its_peer_has_gone(
             link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
 
     threads.start(send)
-    assert pair.lanes[1].is_waiting.wait(PATIENCE)
-    pair.near.close()
+    assert pair.lanes[0].is_waiting.wait(PATIENCE)  # all of it is posted
+    for number in range(2, 6):
+        link.send(request(number), soon())
+    pair.lanes[0].abandon(1)  # as a failure of nccl is noticed
     assert "abandoned" in pair.far.lost().cause
+    assert pair.near.lost()
+    assert pair.far.events.empty()
     threads.join()
 
 
-def test_sender_that_waits_for_a_lane_notices_that_its_peer_has_gone(
-    pair: Pair, threads: Threads
+@pytest.mark.parametrize("gone", [0, 1])
+def test_who_waits_for_a_lane_notices_that_the_peer_has_gone(
+    pair: Pair, threads: Threads, gone: int
 ) -> None:
     pair.near.read()
     pair.far.read()
@@ -249,9 +254,10 @@ def test_sender_that_waits_for_a_lane_notices_that_its_peer_has_gone(
             link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
 
     threads.start(send)
-    assert pair.lanes[0].is_waiting.wait(PATIENCE)
-    pair.far.close()
-    assert pair.near.lost()
+    assert pair.lanes[1 - gone].is_waiting.wait(PATIENCE)
+    pair.stations[gone].close()
+    cause = pair.stations[1 - gone].lost().cause
+    assert gone == 1 or "abandoned" in cause
     threads.join()
 
 

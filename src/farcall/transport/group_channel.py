@@ -217,11 +217,11 @@ class Channel:
             del job  # what it holds is not kept until there is another
 
     def _do(self, job: _Job) -> None:
-        # If it was the lanes that broke, bye, which has no size, still gets through.
-        if self.cut is not None and job.size:
-            raise LinkError(self.cut)
         operations = job.operations or []
         try:
+            # If it was the lanes that broke, bye, which has no size, still gets through.
+            if self.cut is not None and job.size:
+                raise LinkError(self.cut)
             if not operations:
                 operations.extend(self._post_all(job))
                 with self._has_room:
