@@ -18,6 +18,7 @@ from farcall.errors import BadFrame, LinkError, SerializationError
 from farcall.ids import Worker, new_incarnation
 from farcall.serde import Serializer, tensors
 from farcall.testing.cluster import connected
+from farcall.transport.base import Link
 from farcall.transport.group_frames import announce, announced, put_in_place
 from farcall.transport.handshake import Identity
 from farcall.transport.process_group import ProcessGroupEndpoint
@@ -217,9 +218,8 @@ def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(
         link.send(request(3), soon())
 
 
-def test_frames_behind_one_whose_lane_fails_do_not_arrive_in_its_place(
-    pair: Pair, threads: Threads
-) -> None:
+def send_into_a_stalled_lane(pair: Pair, threads: Threads) -> Link:
+    """In a thread, which expects that it fails."""
     pair.near.read()
     pair.far.read()
     link = pair.near.connect(pair.far)
@@ -230,6 +230,13 @@ def test_frames_behind_one_whose_lane_fails_do_not_arrive_in_its_place(
             link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
 
     threads.start(send)
+    return link
+
+
+def test_frames_behind_one_whose_lane_fails_do_not_arrive_in_its_place(
+    pair: Pair, threads: Threads
+) -> None:
+    link = send_into_a_stalled_lane(pair, threads)
     assert pair.lanes[0].is_waiting.wait(PATIENCE)  # all of it is posted
     for number in range(2, 6):
         link.send(request(number), soon())
@@ -244,16 +251,7 @@ def test_frames_behind_one_whose_lane_fails_do_not_arrive_in_its_place(
 def test_who_waits_for_a_lane_notices_that_the_peer_has_gone(
     pair: Pair, threads: Threads, gone: int
 ) -> None:
-    pair.near.read()
-    pair.far.read()
-    link = pair.near.connect(pair.far)
-    pair.lanes[1].is_stalled = True
-
-    def send() -> None:
-        with pytest.raises(LinkError):
-            link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
-
-    threads.start(send)
+    send_into_a_stalled_lane(pair, threads)
     assert pair.lanes[1 - gone].is_waiting.wait(PATIENCE)
     pair.stations[gone].close()
     cause = pair.stations[1 - gone].lost().cause

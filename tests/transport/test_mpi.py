@@ -42,6 +42,20 @@ def test_waits_end_when_the_group_is_closed(
     other.close()
 
 
+def test_operation_that_mpi_can_not_tell_of_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, other = fake_mpi.groups(2, monkeypatch)
+
+    def fail(work: fake_mpi.Work) -> bool:
+        work.is_over = True
+        raise RuntimeError("MPI error in MPI_Test")
+
+    monkeypatch.setattr(fake_mpi.Work, "is_completed", fail)
+    with pytest.raises(LinkError, match="MPI error in MPI_Test"):
+        group.receive(1, 5, bytearray(1)).wait()
+    group.close()
+    other.close()
+
+
 def test_other_ranks_than_those_of_mpi_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "_Mpi", fake_mpi.Process(fake_mpi.Job(4), 2))
     for rank, size in ((1, 4), (2, 3)):

@@ -36,10 +36,14 @@ class _Operation:
 
     def is_over(self) -> bool:
         """Asked by the poller alone."""
-        return all(work.is_completed() for work in self._works)
+        try:
+            return all(work.is_completed() for work in self._works)
+        except RuntimeError as error:
+            self._failure = f"mpi failed: {error}"
+            return True
 
     def end(self, failure: str | None) -> None:
-        self._failure = failure
+        self._failure = self._failure or failure
         self._over.set()
 
     def wait(self) -> None:
@@ -145,12 +149,14 @@ class MpiGroup:
 
     def _begin(self, do: Any, other: int, tag: int, memory: Buffer) -> _Operation:
         tensors = [tensor_over(chunk) for chunk in _chunks(memoryview(memory))]
+        works: list[Any] = []
+        operation = _Operation(works, tensors)
         try:
-            works = [do([tensor], other, tag) for tensor in tensors]
+            works.extend(do([tensor], other, tag) for tensor in tensors)
         except RuntimeError as error:
             raise LinkError(f"mpi failed: {error}") from error
-        operation = _Operation(works, tensors)
-        self._poller.add(operation)
+        finally:
+            self._poller.add(operation)  # also of what was begun only in part
         return operation
 
     def close(self) -> None:
