@@ -1,15 +1,16 @@
 """Buffers on a device over a process group: announced, sent by lanes, and put into their frames.
 
-The lanes here are queues of one process, and what they carry are CPU tensors: nccl needs GPUs (see
-tests/process/test_nccl.py), but everything around it does not.
+What is carried here are CPU tensors, by queues of one process, or by the lanes of nccl over a
+stand-in of torch's part: nccl itself needs GPUs (see tests/process/test_nccl.py).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import fake_nccl
 import pytest
 import torch
 from stations import PATIENCE, Station, Threads, echo, request, soon
@@ -19,6 +20,7 @@ from farcall.ids import Worker, new_incarnation
 from farcall.serde import Serializer, tensors
 from farcall.testing.cluster import connected
 from farcall.transport.base import Link
+from farcall.transport.group import Lanes
 from farcall.transport.group_frames import announce, announced, put_in_place
 from farcall.transport.handshake import Identity
 from farcall.transport.process_group import ProcessGroupEndpoint
@@ -113,7 +115,24 @@ class QueueLanes:
 
 
 class Pair:
-    """Two stations of a process group, both being read; the second echoes if nothing else is said.
+    """Two stations of a process group."""
+
+    def __init__(self, lanes: Sequence[Lanes | None]) -> None:
+        self.stations = []
+        for rank, group in enumerate(connected(2)):
+            me = Identity(f"w{rank}", rank, new_incarnation())
+            endpoint = ProcessGroupEndpoint(me, group, lanes=lanes[rank])
+            worker = Worker(me.name, rank, me.incarnation, endpoint.addresses)
+            self.stations.append(Station(worker, endpoint))
+        self.near, self.far = self.stations
+
+    def close(self) -> None:
+        for station in self.stations:
+            station.close()
+
+
+class QueuePair(Pair):
+    """Whose lanes do as they are told.
 
     Attributes:
         lanes: of each.
@@ -123,25 +142,28 @@ class Pair:
         changed = threading.Condition()
         sent: dict[tuple[int, int], deque[Item]] = defaultdict(deque)
         self.lanes = [QueueLanes(rank, changed, sent) for rank in range(2)]
-        self.stations = []
-        for rank, group in enumerate(connected(2)):
-            me = Identity(f"w{rank}", rank, new_incarnation())
-            lanes = self.lanes[rank] if with_lanes[rank] else None
-            endpoint = ProcessGroupEndpoint(me, group, lanes=lanes)
-            worker = Worker(me.name, rank, me.incarnation, endpoint.addresses)
-            self.stations.append(Station(worker, endpoint))
-        self.near, self.far = self.stations
-        self.unused = next((self.lanes[n] for n in range(2) if not with_lanes[n]), None)
+        self._used = [one for one, is_used in zip(self.lanes, with_lanes, strict=True) if is_used]
+        super().__init__([one if one in self._used else None for one in self.lanes])
 
     def close(self) -> None:
-        for station in self.stations:
-            station.close()
-        assert all(lanes.is_closed for lanes in self.lanes if lanes is not self.unused)
+        super().close()
+        assert all(lanes.is_closed for lanes in self._used)
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = Pair()
+def pair() -> Iterator[QueuePair]:
+    made = QueuePair()
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["queues", "nccl"])
+def any_pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    if request.param == "queues":
+        made: Pair = QueuePair()
+    else:
+        fake_nccl.install(monkeypatch)
+        made = Pair(fake_nccl.lanes(2))
     yield made
     made.close()
 
@@ -158,10 +180,10 @@ def numbers(frame: Frame) -> list[list[int]]:
     ]
 
 
-def test_buffers_of_both_kinds_arrive_in_their_places_and_go_back(pair: Pair) -> None:
-    pair.near.read()
-    pair.far.read(echo)
-    link = pair.near.connect(pair.far)
+def test_buffers_of_both_kinds_arrive_in_their_places_and_go_back(any_pair: Pair) -> None:
+    any_pair.near.read()
+    any_pair.far.read(echo)
+    link = any_pair.near.connect(any_pair.far)
     small, large = torch.arange(5).byte(), torch.arange(200_000).byte()
     for number in range(1, 20):
         buffers = [b"a", on_device(small + number), b"", b"x" * 70_000 * (number % 2)]
@@ -174,19 +196,19 @@ def test_buffers_of_both_kinds_arrive_in_their_places_and_go_back(pair: Pair) ->
         assert numbers(answer) == [*expected, large.tolist(), small.tolist()]
 
 
-def test_more_buffers_than_one_announcement_holds(pair: Pair) -> None:
-    pair.near.read()
-    pair.far.read(echo)
+def test_more_buffers_than_one_announcement_holds(any_pair: Pair) -> None:
+    any_pair.near.read()
+    any_pair.far.read(echo)
     tensors_ = [torch.tensor([number % 256], dtype=torch.uint8) for number in range(5000)]
     frame = request(1, b"", [on_device(tensor) for tensor in tensors_])
-    answer = pair.near.connect(pair.far).exchange(frame, soon())
+    answer = any_pair.near.connect(any_pair.far).exchange(frame, soon())
     assert numbers(answer) == [[number % 256] for number in range(5000)]
 
 
-def test_frames_of_several_threads_keep_their_buffers(pair: Pair, threads: Threads) -> None:
-    pair.near.read()
-    pair.far.read(echo)
-    link = pair.near.connect(pair.far)
+def test_frames_of_several_threads_keep_their_buffers(any_pair: Pair, threads: Threads) -> None:
+    any_pair.near.read()
+    any_pair.far.read(echo)
+    link = any_pair.near.connect(any_pair.far)
 
     def call(caller: int) -> None:
         for number in range(40):
@@ -202,7 +224,7 @@ def test_frames_of_several_threads_keep_their_buffers(pair: Pair, threads: Threa
 
 @pytest.mark.parametrize("when", ["at once", "on the way"])
 def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(
-    pair: Pair, when: str
+    pair: QueuePair, when: str
 ) -> None:
     pair.near.read()
     pair.far.read()
@@ -218,7 +240,7 @@ def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(
         link.send(request(3), soon())
 
 
-def send_into_a_stalled_lane(pair: Pair, threads: Threads) -> Link:
+def send_into_a_stalled_lane(pair: QueuePair, threads: Threads) -> Link:
     """In a thread, which expects that it fails."""
     pair.near.read()
     pair.far.read()
@@ -234,7 +256,7 @@ def send_into_a_stalled_lane(pair: Pair, threads: Threads) -> Link:
 
 
 def test_frames_behind_one_whose_lane_fails_do_not_arrive_in_its_place(
-    pair: Pair, threads: Threads
+    pair: QueuePair, threads: Threads
 ) -> None:
     link = send_into_a_stalled_lane(pair, threads)
     assert pair.lanes[0].is_waiting.wait(PATIENCE)  # all of it is posted
@@ -249,7 +271,7 @@ def test_frames_behind_one_whose_lane_fails_do_not_arrive_in_its_place(
 
 @pytest.mark.parametrize("gone", [0, 1])
 def test_who_waits_for_a_lane_notices_that_the_peer_has_gone(
-    pair: Pair, threads: Threads, gone: int
+    pair: QueuePair, threads: Threads, gone: int
 ) -> None:
     send_into_a_stalled_lane(pair, threads)
     assert pair.lanes[1 - gone].is_waiting.wait(PATIENCE)
@@ -260,7 +282,7 @@ def test_who_waits_for_a_lane_notices_that_the_peer_has_gone(
 
 
 def test_worker_without_lanes_refuses_and_both_sides_hear_of_it() -> None:
-    pair = Pair(with_lanes=(True, False))
+    pair = QueuePair(with_lanes=(True, False))
     pair.near.read()
     pair.far.read()
     link = pair.near.connect(pair.far)
@@ -272,7 +294,7 @@ def test_worker_without_lanes_refuses_and_both_sides_hear_of_it() -> None:
 
 
 def test_worker_without_lanes_sends_nothing_that_is_on_a_device() -> None:
-    pair = Pair(with_lanes=(False, True))
+    pair = QueuePair(with_lanes=(False, True))
     pair.near.read()
     pair.far.read()
     link = pair.near.connect(pair.far)
@@ -301,10 +323,10 @@ class Elsewhere:
 
 
 @pytest.mark.parametrize("allow_pickle", [True, False])
-def test_tensors_travel_from_device_to_device(pair: Pair, allow_pickle: bool) -> None:
-    pair.near.read()
-    pair.far.read(echo)
-    link = pair.near.connect(pair.far)
+def test_tensors_travel_from_device_to_device(any_pair: Pair, allow_pickle: bool) -> None:
+    any_pair.near.read()
+    any_pair.far.read(echo)
+    link = any_pair.near.connect(any_pair.far)
     sender = Serializer()
     sender.reducers[Elsewhere] = lambda one: tensors._reduce_direct(one.tensor, "cpu")
     base = torch.randn(20, 30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,16 +12,26 @@ from torch.distributed import HashStore
 from farcall.runtime import nccl
 from farcall.runtime.nccl import Candidate, NcclLanes
 
-CUDA = [torch.device("cuda", 0)]
+
+class Machine:
+    """As if this torch had nccl, and this machine CUDA devices: their identities, by index."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.devices: list[str] = []
+        monkeypatch.setattr(nccl, "_Nccl", object())
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(self.devices))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(
+            torch.cuda,
+            "get_device_properties",
+            lambda index: SimpleNamespace(uuid=self.devices[index]),
+        )
 
 
 @pytest.fixture
-def identities(monkeypatch: pytest.MonkeyPatch) -> dict[torch.device, str]:
-    """By device: as if this torch had nccl, and this machine these devices."""
-    known: dict[torch.device, str] = {}
-    monkeypatch.setattr(nccl, "_Nccl", object())
-    monkeypatch.setattr(nccl, "_identity", lambda device: known.get(device, ""))
-    return known
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
 
 
 def lanes_of(*devices: list[torch.device]) -> list[NcclLanes | None]:
@@ -29,31 +40,30 @@ def lanes_of(*devices: list[torch.device]) -> list[NcclLanes | None]:
     return [candidate.lanes(len(devices)) for candidate in candidates]
 
 
-def test_workers_with_devices_of_their_own_have_lanes(
-    identities: dict[torch.device, str],
-) -> None:
-    devices = [torch.device("cuda", index) for index in range(3)]
-    identities.update((device, f"GPU-{device.index}") for device in devices)
-    assert all(isinstance(lanes, NcclLanes) for lanes in lanes_of(*([one] for one in devices)))
+def test_workers_with_devices_of_their_own_have_lanes(machine: Machine) -> None:
+    machine.devices = ["GPU-0", "GPU-1", "GPU-2"]
+    devices = [[torch.device("cuda")], [torch.device("cuda", 1)], [torch.device("cuda", 2)]]
+    assert all(isinstance(lanes, NcclLanes) for lanes in lanes_of(*devices))
 
 
 def test_workers_that_share_a_device_have_none(
-    identities: dict[torch.device, str], caplog: pytest.LogCaptureFixture
+    machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    identities[CUDA[0]] = "GPU-0"
+    machine.devices = ["GPU-0"]
     with caplog.at_level(logging.INFO, "farcall"):
-        assert lanes_of(CUDA, CUDA) == [None, None]
+        assert lanes_of([torch.device("cuda")], [torch.device("cuda", 0)]) == [None, None]
     assert "share a CUDA device" in caplog.text
 
 
 @pytest.mark.parametrize("other", [[], [torch.device("cuda", 7)]])
 def test_one_worker_without_a_device_is_enough_to_have_none(
-    identities: dict[torch.device, str], other: list[torch.device]
+    machine: Machine, other: list[torch.device]
 ) -> None:
-    identities[CUDA[0]] = "GPU-0"
-    assert lanes_of(CUDA, other) == [None, None]
+    machine.devices = ["GPU-0"]
+    assert lanes_of([torch.device("cuda", 0)], other) == [None, None]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what is to be missing")
 def test_machine_without_cuda_has_none() -> None:
-    assert lanes_of(CUDA, CUDA) == [None, None]
+    devices = [torch.device("cuda", 0)]
+    assert lanes_of(devices, devices) == [None, None]

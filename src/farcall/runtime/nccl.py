@@ -71,9 +71,10 @@ class _Lane:
         memory: Any = buffer.memory
         ready: Any = buffer.ready
         with self._on_stream():
-            # Copies between devices run after what both have to do on their current streams.
-            torch.cuda.current_stream(memory.device).wait_event(ready)
-            self._stream.wait_event(ready)
+            if ready is not None:
+                # Copies between devices run after what both have to do on their current streams.
+                torch.cuda.current_stream(memory.device).wait_event(ready)
+                self._stream.wait_event(ready)
             moved = memory.to(self._device)
             return self._started(self._nccl.send([moved], 1, 0), moved)
 

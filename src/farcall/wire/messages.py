@@ -19,7 +19,8 @@ class OnDevice(bytearray):
     Attributes:
         memory: what stands for the bytes: opaque here.
         size: in bytes.
-        ready: when the bytes are there, for a device that works asynchronously: opaque here.
+        ready: when the bytes are there, for a device that works asynchronously: opaque here. None:
+            they are.
     """
 
     __slots__ = ("memory", "ready", "size")
