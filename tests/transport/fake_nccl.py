@@ -170,8 +170,7 @@ class Machine:
                 machine.fail_if_told()
                 assert size == 2
                 assert options._timeout
-                name = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING")
-                machine.error_handling.append(name)
+                machine.error_handling.append(os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"))
                 self._store = store
                 self._rank = rank
                 self._communicator: Communicator | None = None
