@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from stations import LARGE, Station, Threads, content, echo, request, soon, take
 
 from farcall.errors import LinkError
 from farcall.transport.base import Arrived, Link, LinkLost, NotSent
+from farcall.transport.process_group import ProcessGroupEndpoint
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Reply
 
@@ -144,9 +146,12 @@ def test_link_that_ends_with_half_a_frame_ends_its_senders(
     near: Station, far: Station, blocked: Link, threads: Threads, ended_by: str
 ) -> None:
     near.read()
+    # A process group's endpoint that closes receives what is on its way, which makes room for more
+    # until the peer knows.
+    may_go_on = ended_by == "far" and isinstance(far.endpoint, ProcessGroupEndpoint)
 
     def send() -> None:
-        with pytest.raises(LinkError):
+        with contextlib.suppress(LinkError) if may_go_on else pytest.raises(LinkError):
             blocked.send(request(2), soon())
 
     for _ in range(3):
@@ -157,6 +162,8 @@ def test_link_that_ends_with_half_a_frame_ends_its_senders(
         far.endpoint.close()
     threads.join()
     assert near.lost().link is blocked
+    with pytest.raises(LinkError):
+        blocked.send(request(3), soon())
 
 
 def test_half_a_frame_of_a_dead_peer_is_not_delivered(
