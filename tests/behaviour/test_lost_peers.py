@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from behaviour.helpers import (
 )
 from farcall import rpc
 from farcall.runtime.agent import Agent
+from farcall.runtime.peers import Peer, PendingCall
 from farcall.testing.cluster import acting_as
 
 
@@ -54,6 +56,30 @@ def test_closing_the_callee_ends_all_calls_as_lost(pair: list[Agent], gate: Gate
     for call in (by_sync, by_async, by_remote):
         with pytest.raises(rpc.PeerLost, match="'w1'"):
             call("w1", echo, (1,))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_answer_of_a_worker_that_leaves_at_once_is_not_lost(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    first, second = pair
+    arrived = first.outcomes.arrived
+    is_lost = threading.Event()
+
+    def too_late(peer: Peer, call_id: int) -> PendingCall | None:
+        """The caller has its answer, but is slow to say so."""
+        second.close()
+        assert is_lost.wait(PATIENCE)
+        return arrived(peer, call_id)
+
+    monkeypatch.setattr(first.outcomes, "arrived", too_late)
+    with first.hearing_of_losses(lambda loss: is_lost.set()):
+        if fails:
+            with pytest.raises(ZeroDivisionError):
+                rpc.rpc_sync("w1", operator.truediv, args=(1, 0))
+        else:
+            assert rpc.rpc_sync("w1", operator.add, args=(1, 2)) == 3
+    assert first.leaver.active == 0
 
 
 def test_closing_the_caller_cancels_its_calls(pair: list[Agent], gate: Gate) -> None:

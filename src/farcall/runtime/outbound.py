@@ -98,15 +98,18 @@ class Outbound:
         except BaseException as error:  # KeyboardInterrupt
             self._outcomes.give_up(pending, error)
             raise
-        if self._outcomes.arrived(peer, frame.call_id) is None:
+        is_counted = self._outcomes.arrived(peer, frame.call_id) is not None
+        if not is_counted and self._agent.is_closed:
             raise self._outcomes.ended(peer)
+        # Else, if it is not: the peer was lost meanwhile, but after it had answered.
         try:
             if answer.message.references:  # type: ignore[attr-defined]
                 with self._agent.waiting():
                     self._outcomes.wait_for_references(peer, answer, pending)
             return self._outcomes.open(peer, answer)
         finally:
-            self._leaver.end()
+            if is_counted:
+                self._leaver.end()
 
     def call_async(
         self,
