@@ -1,6 +1,7 @@
 """How the calls of a worker end. Every call that was begun ends once: by its answer (`arrived`),
 by time (`give_up`, `expire`), by its link (`unreachable`), or with its peer or its agent (`fail`).
-The `Outgoing` machine of the peer decides which was first.
+The `Outgoing` machine of the peer decides which was first. But an answer that a waiting thread has
+in hand counts, also if the machine heard of the loss of the peer before that thread told it.
 """
 
 from __future__ import annotations
