@@ -152,7 +152,12 @@ class FastPickler(Met):
             self.dumped(b"")  # what was met is not kept either
             raise
         finally:
+            # C pickle lets go of its memo one by one, and leaves what is gone in the table until it
+            # is through. What ends there may start the collector, which looks at that table. So
+            # nothing may end there: this holds all of it for so long.
+            held = self._pickler.memo.copy()
             self._pickler.clear_memo()
+            del held
             parts.clear()
         return self.dumped(body)
 
