@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Generator
@@ -13,12 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from farcall.runtime.context import current
+from farcall.runtime.context import CallContext, current
 
 if TYPE_CHECKING:
     from farcall.runtime.executor import Executor
 
 logger = logging.getLogger("farcall")
+
+# How long a callback that is added to a future that is done waits for those before it, in seconds.
+# No longer: they may wait for what its thread does next.
+STAND_BACK = 0.1
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -30,6 +36,8 @@ class Future(torch.futures.Future[T]):
     - `await future` works in any asyncio loop; cancelling the task does not cancel the call.
     - `then` gives another of these; an exception raised in the callback reaches whoever waits for
       the result as itself.
+    - Callbacks run in the order in which they were added. One that is added when the future is just
+      done, and another thread runs those before it, waits for them, 0.1 seconds at most.
     - A callback added inside an autograd context runs in that context and with the grad mode
       (`torch.no_grad`) of where it was added, whichever thread runs it.
     - A handler that waits for one does not count among the running handlers of its worker.
@@ -43,6 +51,8 @@ class Future(torch.futures.Future[T]):
     _failed: tuple[BaseException, TracebackType | None] | None = None
     _orphan: _Orphan | None = None
     _looked_at = False
+    # Those that have not ended, in the order in which they were added.
+    _callbacks: list[_Callback] | None = None
     # The user's code that made this, and the place in it, for the log.
     _made_by: CodeType | None = None
     _made_at = 0
@@ -108,20 +118,14 @@ class Future(torch.futures.Future[T]):
         _check_callback(callback)
         self._looked_at = True
         context = current.get()
-        if context is None or not context.gradients:
-            super().add_done_callback(lambda _: callback(self))
-            return
-        grad = torch.is_grad_enabled()
-
-        def run(_: object) -> None:
-            token = current.set(context)
-            try:
-                with torch.set_grad_enabled(grad):
-                    callback(self)
-            finally:
-                current.reset(token)
-
-        super().add_done_callback(run)
+        if context is not None and context.gradients:
+            callback = _in_context(callback, context)
+        if self._callbacks is None:
+            self._callbacks = []
+        entry = _Callback(self, callback, self._callbacks)
+        self._callbacks.append(entry)
+        super().add_done_callback(entry)
+        entry.added_by = 0
 
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()
@@ -135,7 +139,9 @@ class Future(torch.futures.Future[T]):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(wake)
 
-        self.add_done_callback(on_done)
+        # It stands back for no other callback: that would stop the loop.
+        self._looked_at = True
+        super().add_done_callback(on_done)
         yield from bridge
         return self.value()
 
@@ -151,6 +157,65 @@ class FutureOfCall(Future[T]):
 
     # Of the leader that completes it.
     executor: Executor
+
+
+class _Callback:
+    """A callback of a future, which keeps its place among the others.
+
+    A thread that completes a future runs its callbacks in order. But as soon as the future is done,
+    and that is before the first of them begins, torch runs one that is added there and then.
+    """
+
+    __slots__ = ("_callback", "_ended", "_future", "_others", "added_by", "run_by")
+
+    def __init__(
+        self, future: Future[Any], callback: Callable[[Any], None], others: list[_Callback]
+    ) -> None:
+        self._future = future
+        self._callback = callback
+        self._others = others
+        self._ended = threading.Lock()  # released at the end
+        self._ended.acquire()
+        # Threads, or 0: which is about to add it, and which runs it.
+        self.added_by = threading.get_ident()
+        self.run_by = 0
+
+    def __call__(self, _: object) -> None:
+        me = threading.get_ident()
+        if self.added_by == me:
+            self._stand_back(me)
+        self.run_by = me
+        try:
+            self._callback(self._future)
+        finally:
+            self._others.remove(self)
+            self._ended.release()
+
+    def _stand_back(self, me: int) -> None:
+        """Wait for those before this, unless it is one of them that added it."""
+        others = tuple(self._others)
+        if any(other.run_by == me for other in others):
+            return
+        deadline = time.monotonic() + STAND_BACK
+        for other in others[: others.index(self)]:
+            if not other._ended.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                return
+            other._ended.release()
+
+
+def _in_context(callback: Callable[[Any], None], context: CallContext) -> Callable[[Any], None]:
+    """The callback in this context, and with the grad mode of now."""
+    grad = torch.is_grad_enabled()
+
+    def run(future: Any) -> None:
+        token = current.set(context)
+        try:
+            with torch.set_grad_enabled(grad):
+                callback(future)
+        finally:
+            current.reset(token)
+
+    return run
 
 
 class _Orphan:
