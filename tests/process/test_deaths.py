@@ -333,6 +333,17 @@ def test_shutdown_with_a_timeout_names_who_did_not_come(crew: Crew) -> None:
     leave_all(late)  # the one that gave up is not waited for
 
 
+def test_shutdown_with_a_timeout_ends_also_if_the_first_worker_is_silent(crew: Crew) -> None:
+    leader, ready = crew.group(2)
+    leader.stop()  # there is no link yet
+    ready.start(leave, timeout=0.5)
+    error = ready.fails()
+    assert type(error) is rpc.RpcTimeout
+    assert "'w0'" in str(error)
+    leader.signal(signal.SIGCONT)
+    leave_all(leader)
+
+
 def hold_up(value: str) -> str:
     _arrived.release()
     assert _kept["go on"].wait(PATIENCE)

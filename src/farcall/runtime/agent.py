@@ -117,7 +117,7 @@ class Agent:
             check=references.check_sendable,
         )
         members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
-        self.leaver = Leaver(me.incarnation, members, self.control.post)
+        self.leaver = Leaver(me.incarnation, members, self.control)
         self.loopback = LoopbackLink(me, self.executor.post)
         self.outcomes = Outcomes(self)
         self.deadlines = Deadlines(self.outcomes.watched)
@@ -303,7 +303,7 @@ class Agent:
         self.outcomes.fail(pending, peer.loss())
         self.gradients.lost(peer)
         self.references.lost(peer.incarnation, peer.left or cause)
-        self.leaver.lost(peer.incarnation, self.control.watch)
+        self.leaver.lost(peer.incarnation)
         for tell in self._hear_of_losses:
             tell(peer.loss())
 
@@ -340,7 +340,7 @@ class Agent:
             self.close()
 
     def _leave(self, deadline: float, timeout: float) -> None:
-        if self.leaver.leave(self.control.watch, deadline):
+        if self.leaver.leave(deadline):
             return
         missing = [self.directory.of_incarnation(inc) for inc in self.leaver.missing]
         names = ", ".join(repr(peer.name) for peer in missing if peer is not None)

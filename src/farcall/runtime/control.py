@@ -30,8 +30,12 @@ class ControlMessages:
         self._unsent: list[tuple[int, Message, int]] = []
         self.retry_at = math.inf  # `time.monotonic()` seconds
 
-    def post(self, to: int, message: Message, call_id: int) -> None:
-        """Send a message to an incarnation, by whichever link there is. Never raises."""
+    def post(self, to: int, message: Message, call_id: int, deadline: float = math.inf) -> None:
+        """Send a message to an incarnation, by whichever link there is. Never raises.
+
+        Args:
+            deadline: `time.monotonic()` seconds, for this attempt.
+        """
         peer = self._agent.directory.of_incarnation(to)
         if peer is None or peer.lost is not None:
             return
@@ -39,7 +43,7 @@ class ControlMessages:
             self._agent.on_control(peer, message, call_id)
             return
         self._agent.executor.may_pass_lead()
-        deadline = time.monotonic() + SEND_SECONDS
+        deadline = min(deadline, time.monotonic() + SEND_SECONDS)
         try:
             self._send(peer, Frame(message, call_id), deadline)
         except LinkError as error:
@@ -111,16 +115,21 @@ class ControlMessages:
             else:
                 self.post(to, message, call_id)
 
-    def watch(self, incarnation: int) -> None:
-        """Have a link to a worker, so that its death is noticed. Waits while it does not answer."""
+    def watch(self, incarnation: int, deadline: float = math.inf) -> None:
+        """Have a link to a worker, so that its death is noticed. Waits while it does not answer.
+
+        Args:
+            deadline: `time.monotonic()` seconds, when to give up.
+        """
         peer = self._agent.directory.of_incarnation(incarnation)
         while not (peer is None or peer.lost or peer.worker is self._agent.me):
             if self._agent.is_closed:
                 return
             try:
-                self._agent.connect(peer, time.monotonic() + SEND_SECONDS)
+                self._agent.connect(peer, min(deadline, time.monotonic() + SEND_SECONDS))
             except LinkError as error:
                 self._agent.lose(peer, str(error))
             except TimeoutError:
-                continue
+                if time.monotonic() < deadline:
+                    continue
             return

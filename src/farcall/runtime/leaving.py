@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from farcall.protocol.departure import Departure, Messages
-from farcall.runtime.references import Post
+from farcall.runtime.control import ControlMessages
 from farcall.wire.messages import Dismiss, Drain, Drained
 
 MAX_WAIT = threading.TIMEOUT_MAX
@@ -21,16 +21,19 @@ class Leaver:
     Args:
         me: this worker's incarnation.
         members: (id, incarnation) of all workers of a fixed group; empty when workers come and go.
-        post: sends a message.
+        control: sends messages, and sees to it that deaths are noticed.
     """
 
-    def __init__(self, me: int, members: Sequence[tuple[int, int]], post: Post) -> None:
+    def __init__(
+        self, me: int, members: Sequence[tuple[int, int]], control: ControlMessages
+    ) -> None:
         self._lock = threading.Lock()  # guards the departure and the epoch
-        self._post = post
+        self._control = control
         # One entry for each call. Its append and pop are atomic, so calls take no lock here.
         self._going_on: deque[None] = deque()
         self._epoch = 0  # calls that began since the user has called shutdown
         self._leaving = False
+        self._deadline = math.inf  # of the shutdown
         self._departure = Departure(me, list(members)) if members else None
         self._finished = threading.Event()
 
@@ -61,21 +64,24 @@ class Leaver:
         with self._lock:
             messages = event()
             finished = self._departure is not None and self._departure.dismissed
-        for to, message in messages:
-            self._post(to, message, 0)
+        for number, (to, message) in enumerate(messages):
+            # One that is silent must not use up the time of the others.
+            now = time.monotonic()
+            share = (self._deadline - now) / (len(messages) - number + 1)
+            self._control.post(to, message, 0, now + share)
         if finished:
             self._finished.set()
 
-    def leave(self, watch: Callable[[int], None], deadline: float) -> bool:
+    def leave(self, deadline: float) -> bool:
         """Wait until everybody is ready and idle (a group that is not fixed: until this one is).
 
         Args:
-            watch: makes sure that the death of this incarnation will be noticed.
             deadline: `time.monotonic()` seconds.
 
         Returns:
             False if the deadline passed first.
         """
+        self._deadline = deadline
         self._leaving = True
         self._step(self._note_idle)
         departure = self._departure
@@ -84,7 +90,7 @@ class Leaver:
             while not self._finished.is_set():
                 with self._lock:
                     leader = departure.leader
-                watch(leader)
+                self._control.watch(leader, deadline)
                 with self._lock:
                     if departure.leader == leader:
                         break
@@ -121,7 +127,7 @@ class Leaver:
                     departure.on_dismiss()
                 self._finished.set()
 
-    def lost(self, peer: int, watch: Callable[[int], None]) -> None:
+    def lost(self, peer: int) -> None:
         """A member died or left."""
         departure = self._departure
         if departure is None:
@@ -130,4 +136,4 @@ class Leaver:
         with self._lock:
             leader, leaving = departure.leader, self._leaving
         if leaving and not self._finished.is_set():
-            watch(leader)
+            self._control.watch(leader, self._deadline)
