@@ -165,19 +165,18 @@ def test_async_training_with_one_trainer_is_that_of_one_process() -> None:
 
 
 # Hogwild: Adam's first steps may meet each other's half-made moments. The parameters may leap then,
-# and learning begins again from there: one run of 16 was behind by some epochs.
+# and learning begins again from there, which takes some epochs more.
 @pytest.mark.parametrize(
-    ("mode", "hogwild", "epochs", "least"),
-    [("async", False, 5, 0.8), ("async", True, 10, 0.4), ("sync", False, 5, 0.8)],
+    ("mode", "hogwild", "epochs"), [("async", False, 5), ("async", True, 10), ("sync", False, 5)]
 )
 def test_trainers_learn_together_to_tell_digits_apart(
-    mode: Mode, hogwild: bool, epochs: int, least: float
+    mode: Mode, hogwild: bool, epochs: int
 ) -> None:
     options = replace(OPTIONS, mode=mode, hogwild=hogwild, epochs=epochs, batch_size=16)
     with cluster(4) as workers, acting_as(workers[0]):
         history = list(Job(options, *load_digits(seed=0)).train())
-    assert history[0].accuracy < least / 2
-    assert history[-1].accuracy > least
+    assert history[0].accuracy < 0.5
+    assert history[-1].accuracy > 0.8
 
 
 @pytest.mark.parametrize(
