@@ -97,6 +97,51 @@ void test_reply_meanwhile_rings_no_bell() {
   }
 }
 
+// But whoever reads already, and sleeps, has to deliver it. `id`: of the call.
+void await_reply(const Pair& pair, std::uint64_t id, const std::function<void()>& meanwhile) {
+  const TestFrame request = test_frame(kRequest, id, 1, 1);
+  const RingControl& control = pair.shared().controls[1];
+  const auto before = control.tail.load();
+  const auto until_there = [&] {
+    meanwhile();
+    while (control.tail.load() == before) std::this_thread::yield();
+  };
+  CHECK(reply_to(request) == pair.left->exchange(request.out(), patient(), no_interrupt, until_there));
+}
+
+void test_reply_meanwhile_wakes_the_caller_that_reads() {
+  Pair pair(Kind::kRings);
+  std::thread reader([&] { call(*pair.left, test_frame(kRequest, 1, 1, 1)); });
+  const Event first = next_event(*pair.right_home);
+  {
+    Server right(pair.right_home, [](Event& event) { echo(event, patient()); });
+    for (std::uint64_t id = 2; id <= 20; ++id) {
+      pair.await_sleep(0);
+      await_reply(pair, id, [] {});
+    }
+  }
+  echo(first, patient());
+  reader.join();
+}
+
+// Also if that one begins to read, and falls asleep, while the first is busy.
+void test_reply_meanwhile_wakes_the_caller_that_has_begun_to_read() {
+  for (int round = 0; round < 20; ++round) {
+    Pair pair(Kind::kRings);
+    std::thread reader;
+    Event first;
+    await_reply(pair, 2, [&] {
+      const Event second = next_event(*pair.right_home);
+      reader = std::thread([&] { call(*pair.left, test_frame(kRequest, 1, 1, 1)); });
+      first = next_event(*pair.right_home);
+      pair.await_sleep(0);
+      echo(second, patient());
+    });
+    echo(first, patient());
+    reader.join();
+  }
+}
+
 // Nor is it lost when the caller does not look for it after all.
 void test_reply_of_a_caller_that_fails_meanwhile() {
   struct Failure {};
@@ -283,6 +328,8 @@ int main() {
   test_wake();
   test_set_up();
   test_reply_meanwhile_rings_no_bell();
+  test_reply_meanwhile_wakes_the_caller_that_reads();
+  test_reply_meanwhile_wakes_the_caller_that_has_begun_to_read();
   test_reply_of_a_caller_that_fails_meanwhile();
   for (const Kind kind : kKinds) {
     test_one_call(kind);
