@@ -24,7 +24,9 @@ def run(rank: int, init_method: str, last: int, waiting: list[Event]) -> None:
         except RuntimeError as error:
             seen.append(type(error).__name__)
     rpc.shutdown()
-    print(seen, flush=True)
+    # One write: two workers share the output, and print may write line and end apart.
+    sys.stdout.write(f"{seen}\n")
+    sys.stdout.flush()
 
 
 def main(init_method: str, last: int) -> None:
