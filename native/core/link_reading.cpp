@@ -156,7 +156,7 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
     // Waking the endpoint's thread for a reply that comes meanwhile would cost more than it saves.
     channel_->await_outcome(frame.call_id);
     // But a caller that reads has to hear of it: this thread would wait for that one to deliver it.
-    // Of the two one sees the other: that takes the role, and before it sleeps awaits nothing.
+    // Either it is seen here, or it takes the role later, and clears this before it sleeps.
     if (reading_.load(std::memory_order_seq_cst)) channel_->await_outcome(0);
     try {
       send_entered(frame, reading, deadline, interrupt);
@@ -254,7 +254,7 @@ std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds
 // Also returns for no reason. False: the deadline passed.
 bool Link::sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt) {
   if (watched_.load(std::memory_order_relaxed)) set_watched(false);
-  channel_->await_outcome(0);  // what another caller awaits comes to this thread
+  channel_->await_outcome(0);  // another caller's, which this thread would have to deliver
   if (!channel_->arm()) return true;
   pollfd waited[kMaxStreams + 1] = {{channel_->fd(), POLLIN, 0}};
   const nfds_t count = stream_ ? stream_->wait_set(waited) : 1;

@@ -97,7 +97,7 @@ void test_reply_meanwhile_rings_no_bell() {
   }
 }
 
-// But whoever reads already, and sleeps, has to deliver it. `id`: of the call.
+// A call from the left, whose caller is busy until something has come, with `meanwhile` first.
 void await_reply(const Pair& pair, std::uint64_t id, const std::function<void()>& meanwhile) {
   const TestFrame request = test_frame(kRequest, id, 1, 1);
   const RingControl& control = pair.shared().controls[1];
@@ -109,6 +109,7 @@ void await_reply(const Pair& pair, std::uint64_t id, const std::function<void()>
   CHECK(reply_to(request) == pair.left->exchange(request.out(), patient(), no_interrupt, until_there));
 }
 
+// But another caller that reads, and sleeps, has to deliver it.
 void test_reply_meanwhile_wakes_the_caller_that_reads() {
   Pair pair(Kind::kRings);
   std::thread reader([&] { call(*pair.left, test_frame(kRequest, 1, 1, 1)); });
