@@ -96,7 +96,14 @@ void Link::start() {
     if (is_lost()) throw LinkFailure(cause_);
     started_ = true;
   }
-  home_->start(shared_from_this());
+  try {
+    home_->start(shared_from_this());
+  } catch (const LinkFailure&) {
+    std::lock_guard lock(state_);
+    if (is_lost()) return;  // an event tells of that
+    started_ = false;
+    throw;
+  }
   update_interest();  // something may have been sent already
 }
 

@@ -1,4 +1,5 @@
 // Links that end, in every state that they and their threads can be in; and that nothing is left.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -176,6 +177,17 @@ void test_lost_before_it_starts(Kind kind) {
   endpoint->close();
 }
 
+// Who starts a link is told of the failure, so no event may tell of its end.
+void test_start_that_fails() {
+  auto endpoint = std::make_shared<Endpoint>(0);
+  Descriptor unwatchable(open("/dev/null", O_RDWR | O_CLOEXEC));  // epoll takes no such files
+  const auto link = link_over(endpoint, std::make_unique<StreamChannel>(std::move(unwatchable)));
+  CHECK_THROWS(link->start(), LinkFailure);
+  link->lose("enough");
+  CHECK(!endpoint->next(0, no_interrupt));
+  endpoint->close();
+}
+
 // Calls, sends and `next` are under way, in any state.
 void test_close_while_threads_are_inside(Kind kind, int spin_threads) {
   for (int round = 0; round < 10; ++round) {
@@ -256,4 +268,5 @@ int main() {
     test_close_while_threads_are_inside(kind, 0);
     test_close_while_threads_are_inside(kind, 2);
   }
+  test_start_that_fails();
 }

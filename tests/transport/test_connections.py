@@ -47,10 +47,10 @@ class Side:
     """A worker that has nothing but its connections."""
 
     def __init__(self, name: str, open_link: Callable[[Connection], BareLink], **options: Any):
-        self.accepted: queue.Queue[BareLink] = queue.Queue()
+        self.given_up: list[BareLink] = []
         self.connections: Connections[BareLink]
         me = Identity(name, len(name), new_incarnation(), "here", f"main of {name}")
-        self.connections = Connections(me, Listening(**options), open_link)
+        self.connections = Connections(me, Listening(**options), open_link, self.given_up.append)
         addresses = self.connections.addresses
         self.worker = Worker(name, me.id, me.incarnation, addresses, me.host, main=me.main)
         self.connections.start()
@@ -264,8 +264,22 @@ def test_link_that_is_opened_when_all_is_closed_is_not_kept(
     go_on.set()
     threads.join()
     assert near.connections.links() == []
+    assert near.given_up == links
     assert links[0].started == 0
     assert_closed(links[0].connection.sock)
+
+
+def test_link_that_is_lost_before_its_start_is_given_up(side: SideMaker) -> None:
+    class LostLink(BareLink):
+        def start(self) -> None:
+            raise LinkError("lost by the test")
+
+    near, distant = side("near", LostLink), side("distant")
+    with pytest.raises(LinkError, match="lost by the test"):
+        near.connect(distant)
+    assert near.connections.links() == []
+    (link,) = near.given_up
+    assert_closed(link.connection.sock)
 
 
 # Paths.

@@ -103,8 +103,10 @@ class Connections(Generic[L]):
         open_link: makes the link of a connection. It runs in the thread of the handshake, without
             locks, and may talk to the peer's `open_link` up to the connection's deadline. The
             socket belongs to the link then. If it raises LinkError or OSError, the handshake has
-            failed, and the connection is closed. A link may be dropped before its `start`, with
-            nothing but its socket closed, when it comes too late.
+            failed, and the connection is closed.
+        give_up: gets a link that comes too late to be kept: it was lost before its `start`, or we
+            have shut down meanwhile. For links that took the socket's descriptor: others need
+            not do anything, their socket is closed.
         join: gives a link one more connection, whose handshake is done; raises LinkError if it
             can't. For links that may have several: `me` says how many.
 
@@ -117,12 +119,14 @@ class Connections(Generic[L]):
         me: Identity,
         listening: Listening,
         open_link: Callable[[Connection], L],
+        give_up: Callable[[L], None] | None = None,
         join: Callable[[L, socket.socket], None] | None = None,
     ) -> None:
         self.me = me
         self._listening = listening
         self._uses_unix = "unix" in listening.paths or "shm" in listening.paths
         self._open_link = open_link
+        self._give_up = give_up or _is_closed_with_its_socket
         self._join = join or _has_no_more
         self._lock = threading.Lock()  # guards the tables of links
         self._links: set[L] = set()
@@ -326,14 +330,15 @@ class Connections(Generic[L]):
     def _keep(self, connection: Connection) -> L:
         addresses.tune(connection.sock)
         link = self._open_link(connection)
-        with self._lock:
-            if self._closed:
-                raise LinkError("this worker has shut down")
-            self._links.add(link)
         try:
+            with self._lock:
+                if self._closed:
+                    raise LinkError("this worker has shut down")
+                self._links.add(link)
             link.start()
-        except LinkError:  # it was lost already, so no event tells of that
+        except LinkError:  # no event tells of its end
             self.removed(link)
+            self._give_up(link)
             raise
         return link
 
@@ -385,6 +390,10 @@ class Connections(Generic[L]):
         self._closed = True
         self._acceptor.forget()
         return list(self._links)
+
+
+def _is_closed_with_its_socket(link: object) -> None:
+    pass
 
 
 def _has_no_more(link: object, sock: socket.socket) -> None:

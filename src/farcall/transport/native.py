@@ -51,6 +51,11 @@ class NativeLink:
         self._lends = lends
 
     @property
+    def id(self) -> int:
+        """What the core calls it in its events."""
+        return self._core.id
+
+    @property
     def lost(self) -> str | None:
         """Why it ended, or None."""
         return self._core.cause() if self._core.is_lost else None
@@ -186,7 +191,7 @@ class NativeEndpoint:
         self._streams = DEFAULT_STREAMS if listening.streams is None else listening.streams
         self._stripes = (stripe_threshold, stripe_chunk)
         self._connections = Connections(
-            self._speaking(me), listening, self._open_link, NativeLink.join
+            self._speaking(me), listening, self._open_link, self._give_up, NativeLink.join
         )
         self.connect = self._connections.connect
         self._connections.start()
@@ -217,8 +222,12 @@ class NativeEndpoint:
         # In the table before it starts: `next` may have an event of it at once.
         lends = lends and not core.is_stream
         link = NativeLink(core, connection.worker, path, lends, connection.way)
-        self._links[core.id] = link
+        self._links[link.id] = link
         return link
+
+    def _give_up(self, link: NativeLink) -> None:
+        self._links.pop(link.id, None)  # `close` may have been first
+        link.lose("this worker has shut down")
 
     def _open_core(self, connection: Connection, lends: bool) -> _native.Link:
         unix = addresses.is_unix(connection.sock)
