@@ -83,7 +83,7 @@ endif
 
 conformance: $(NATIVE) ## Run PyTorch's own RPC tests on farcall. Options: CONFORMANCE_ARGS="--list extended"
 	$(BIN)/python tests/conformance/run_conformance.py --impl farcall --impl-path src --list core \
-	  --start forkserver -j $(JOBS) --json conformance-out/results.json --logs conformance-out/logs \
+	  --start forkserver --strict -j $(JOBS) --json conformance-out/results.json --logs conformance-out/logs \
 	  $(CONFORMANCE_ARGS)
 
 lint: $(INSTALLED) ## Check style and types.

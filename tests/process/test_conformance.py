@@ -39,7 +39,7 @@ def test_part_of_the_core(tmp_path: Path) -> None:
     command = [
         *(sys.executable, str(CONFORMANCE / "run_conformance.py")),
         *("--impl", "farcall", "--impl-path", str(ROOT / "src")),
-        *("--list", str(tmp_path / "chosen.txt"), "--start", "forkserver", "-j", "1"),
+        *("--list", str(tmp_path / "chosen.txt"), "--start", "forkserver", "-j", "1", "--strict"),
         *("--json", str(tmp_path / "results.json"), "--logs", str(tmp_path / "logs")),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
