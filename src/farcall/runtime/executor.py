@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 from collections import deque
@@ -38,6 +37,7 @@ from typing import Protocol
 
 import torch
 
+from farcall.runtime.frames import current_frames
 from farcall.transport.base import Endpoint, Event, Notice
 
 logger = logging.getLogger("farcall")
@@ -379,7 +379,7 @@ class Executor:
     def _discount_torch_waits(self) -> None:
         # Not kept in a variable: the frames include this one, and would keep all of them alive.
         waiting = {
-            thread for thread, frame in sys._current_frames().items() if frame.f_code in TORCH_WAITS
+            thread for thread, frame in current_frames().items() if frame.f_code in TORCH_WAITS
         }
         with self._lock:
             if len(self._running) < self._max_running:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sys
 import threading
 import time
 import traceback
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from farcall import rpc
+from farcall.runtime.frames import current_frames
 from farcall.testing.cluster import Transport, acting_as, cluster
 from farcall.testing.gradients.distributed import Host, hosting, run_distributed
 from farcall.testing.gradients.generate import draw_leaves, generate
@@ -202,7 +202,7 @@ def stacks() -> str:
     """What all threads are doing."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in current_frames().items():
         lines = "".join(traceback.format_stack(frame)[-8:])
         parts.append(f"thread {names.get(ident, ident)}:\n{lines}")
     return "\n".join(parts)

@@ -1,0 +1,79 @@
+"""A look at what all threads do does not stop the process."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from farcall.runtime import frames
+from farcall.runtime.frames import current_frames
+
+SECONDS = 100
+
+# With `sys._current_frames` itself, Python 3.11.7 stops in the first hundred or so.
+PROGRAM = """
+import gc, threading, time
+from farcall.runtime.frames import current_frames
+
+def begin_and_end_threads():
+    while not over.is_set():
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+
+over = threading.Event()
+threads = [threading.Thread(target=begin_and_end_threads) for _ in range(4)]
+for thread in threads:
+    thread.start()
+gc.callbacks.append(lambda *_: time.sleep(0))  # whoever collects lets another thread run
+gc.set_threshold(1)
+for _ in range(2000):
+    assert threading.get_ident() in current_frames()
+over.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_begin_and_end_while_all_are_looked_at():
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=SECONDS)
+
+
+def test_frames_are_those_of_all_threads():
+    arrived, over = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        arrived.set()
+        over.wait(SECONDS)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        assert arrived.wait(SECONDS)
+        found = current_frames()
+    finally:
+        over.set()
+        thread.join()
+    assert found.keys() >= {thread.ident, threading.get_ident()}
+    assert found[threading.get_ident()].f_code is current_frames.__code__
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_collector_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(701, 11, 12)
+    try:
+        if fails:
+            monkeypatch.setattr(frames.sys, "_current_frames", lambda: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                current_frames()
+        else:
+            current_frames()
+        assert gc.get_threshold() == (701, 11, 12)
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*before)
