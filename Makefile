@@ -72,11 +72,15 @@ demo-rnn: $(NATIVE) ## Learn to predict words: a model on two workers.
 demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one parameter server.
 	$(BIN)/farcall demo parameter-server --out demo-out/parameter-server $(DEMO_ARGS)
 
-# Tests that start processes wait for them most of the time: two of them have enough to do.
+# Tests that start processes wait for them most of the time: two of them have enough to do. A test that
+# stops its process with the interpreter held is out of reach of its own timeout, 120 seconds or up to
+# 900 in tests/process: somewhat later the process ends with the stacks of its threads, and the run
+# soon after. No other process takes its place: with loadfile, xdist's runs may then never end.
+HANGS = --max-worker-restart=0 -o faulthandler_exit_on_timeout=true -o faulthandler_timeout=
 test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
 ifeq ($(TEST_ARGS),)
-	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/behaviour tests/transport
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/process
+	$(BIN)/python -m pytest -n auto --dist loadfile $(HANGS)200 tests/unit tests/behaviour tests/transport
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(HANGS)1000 tests/process
 else
 	$(BIN)/python -m pytest $(TEST_ARGS)
 endif
