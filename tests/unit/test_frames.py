@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -54,12 +55,12 @@ def test_frames_are_those_of_all_threads():
     thread.start()
     try:
         assert arrived.wait(SECONDS)
-        found = current_frames()
+        codes = {ident: frame.f_code for ident, frame in current_frames().items()}
     finally:
         over.set()
         thread.join()
-    assert found.keys() >= {thread.ident, threading.get_ident()}
-    assert found[threading.get_ident()].f_code is current_frames.__code__
+    assert codes.keys() >= {thread.ident, threading.get_ident()}
+    assert codes[threading.get_ident()] is current_frames.__code__
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -77,3 +78,19 @@ def test_collector_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, fails: boo
         assert gc.isenabled()
     finally:
         gc.set_threshold(*before)
+
+
+def test_what_a_function_held_ends_with_it():
+    class Value:
+        pass
+
+    def look() -> weakref.ref[Value]:
+        value = Value()
+        assert threading.get_ident() in current_frames()
+        return weakref.ref(value)
+
+    gc.disable()
+    try:
+        assert look()() is None
+    finally:
+        gc.enable()

@@ -377,7 +377,6 @@ class Executor:
                     self._pass_lead()
 
     def _discount_torch_waits(self) -> None:
-        # Not kept in a variable: the frames include this one, and would keep all of them alive.
         waiting = {
             thread for thread, frame in current_frames().items() if frame.f_code in TORCH_WAITS
         }

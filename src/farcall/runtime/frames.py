@@ -18,6 +18,9 @@ def current_frames() -> dict[int, FrameType]:
     that starts meanwhile may run Python code, and so give the interpreter to such a thread; both
     wait for ever then, and everybody else with them (CPython's issue 106883). So here none starts
     meanwhile. Later Pythons collect between their instructions only.
+
+    Keep neither the dict nor a frame of it in a variable: among the frames is the caller's own, so
+    that would be a cycle, with all that the functions of all threads hold in it.
     """
     if sys.version_info >= (3, 12):
         return sys._current_frames()
@@ -27,8 +30,7 @@ def current_frames() -> dict[int, FrameType]:
     try:
         # In C from the first to the last, so that no other thread comes in between. The thresholds
         # and not `gc.disable`, which a program may be using just now.
-        _, frames, _ = map(operator.call, calls)
+        return cast(dict[int, FrameType], list(map(operator.call, calls))[1])
     except BaseException:
         gc.set_threshold(*usual)
         raise
-    return cast(dict[int, FrameType], frames)

@@ -201,8 +201,7 @@ def within(seconds: float, function: Callable[[], T]) -> T:
 def stacks() -> str:
     """What all threads are doing."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = []
-    for ident, frame in current_frames().items():
-        lines = "".join(traceback.format_stack(frame)[-8:])
-        parts.append(f"thread {names.get(ident, ident)}:\n{lines}")
-    return "\n".join(parts)
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-8:])}"
+        for ident, frame in current_frames().items()
+    )
