@@ -49,11 +49,54 @@ def test_backend_of_a_third_party(tmp_path: Path) -> None:
     assert done.stdout.strip() == "2 {'worker1'} True"
 
 
-def test_scripted_code_that_makes_calls_says_why_it_cannot(tmp_path: Path) -> None:
+def test_scripted_code_makes_calls(tmp_path: Path) -> None:
     done = run("--compat", str(PROGRAMS / "scripted_calls.py"), f"file://{tmp_path}/store")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        *["NotImplementedError explained"] * 4,
+        "documented tensor([2., 2.])",
+        "documented, remote tensor([2., 2.])",
+        "several tensor([8., 8.]) {'none': []}",
+        "method tensor([2., 2.])",
+        "error RuntimeError True",
+        "future tensor([3., 3.])",
+        "failing future RuntimeError True",
+        "futures [tensor([2., 2.]), tensor([2., 2.])]",
+        "forks tensor(64.)",
+        "gradients tensor([6., 6.])",
+        "nested tensor([40., 40.])",
+    ]
+
+
+def test_scripted_code_uses_references(tmp_path: Path) -> None:
+    done = run("--compat", str(PROGRAMS / "scripted_references.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "fetched tensor([4., 4.]) tensor([6., 6.])",
+        "about (False, 'w1', True) (True, 'w0', True)",
+        "sent tensor([10., 10.])",
+        "chained tensor([8., 8.])",
+        "made True tensor([2., 2.])",
+        "made elsewhere w0 tensor([2., 2.])",
+        "picked [[2.0, 2.0], [3.0, 3.0]] tensor([3., 3.])",
+        "picked, one 1",
+        "by Python tensor([3., 3.])",
+        "forks tensor([4., 4.])",
+        "interface tensor([3., 3.])",
+        "method tensor([7., 7.]) tensor([6., 6.])",
+        "saves RuntimeError",
+        "owner RuntimeError explained",
+        "keeps NotImplementedError explained",
+        "no reference RuntimeError",
+        "too few RuntimeError",
+        "value is gone True",
+    ]
+
+
+def test_code_that_was_compiled_before_says_why_it_cannot_call(tmp_path: Path) -> None:
+    done = run(str(PROGRAMS / "scripted_before.py"), f"file://{tmp_path}/store")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        *["NotImplementedError explained"] * 3,
         "RuntimeError",
         "tensor([2., 2.])",
     ]

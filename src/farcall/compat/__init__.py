@@ -29,6 +29,7 @@ from farcall.compat.rpc import (
     internal,
     likeness,
     options,
+    scripted_graphs,
     scripts,
     testing,
 )
@@ -77,6 +78,7 @@ def install() -> None:
         raise RuntimeError(
             "torch.distributed.rpc is initialized: call farcall.compat.install before its init_rpc"
         )
+    scripted_graphs.install(_swap)
     for name, module in _MODULES.items():
         _swap.module(name, module)
     nn.install_remote_module(_swap)

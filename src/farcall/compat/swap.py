@@ -14,12 +14,17 @@ class Swap:
 
     def __init__(self) -> None:
         self._attributes: list[tuple[Any, str, Any]] = []
-        self._modules: list[tuple[str, Any]] = []
+        self._items: list[tuple[dict[Any, Any], Any, Any]] = []
 
     def attribute(self, owner: Any, name: str, value: Any) -> None:
         """Replace or add an attribute of a module."""
         self._attributes.append((owner, name, owner.__dict__.get(name, _MISSING)))
         setattr(owner, name, value)
+
+    def item(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        """Replace or add an item of a dict."""
+        self._items.append((table, key, table.get(key, _MISSING)))
+        table[key] = value
 
     def module(self, name: str, module: ModuleType) -> None:
         """Let a module be the one that is imported by this name, and the parent's attribute.
@@ -27,8 +32,7 @@ class Swap:
         Modules below that one, which it has not itself, are those that were there before.
         """
         before = sys.modules.get(name, _MISSING)
-        self._modules.append((name, before))
-        sys.modules[name] = module
+        self.item(sys.modules, name, module)
         parent, _, last = name.rpartition(".")
         self.attribute(sys.modules[parent], last, module)
         if hasattr(before, "__path__") and not hasattr(module, "__path__"):
@@ -39,7 +43,7 @@ class Swap:
 
     def without(self, name: str) -> None:
         """Let a module be made again when it is imported next."""
-        self._modules.append((name, sys.modules.pop(name, _MISSING)))
+        self._items.append((sys.modules, name, sys.modules.pop(name, _MISSING)))
 
     def undo(self) -> None:
         """Put everything back."""
@@ -49,9 +53,9 @@ class Swap:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
-        while self._modules:
-            name, before = self._modules.pop()
+        while self._items:
+            table, key, before = self._items.pop()
             if before is _MISSING:
-                sys.modules.pop(name, None)
+                table.pop(key, None)
             else:
-                sys.modules[name] = before
+                table[key] = before

@@ -60,14 +60,19 @@ def _search_name(function: Any) -> str | None:
             found = _walk(sys.modules[module], name)
         except AttributeError:
             continue
-        if found is function or (_is_bound_to_class(function) and found == function):
+        if found is function or _is_equal(found, function):
             return f"{MAIN if module == SPAWNED_MAIN else module}:{name}"
     return None
 
 
-def _is_bound_to_class(function: Any) -> bool:
-    # A class method is a new object at every look; equality is all that can be asked of it.
-    return isinstance(_attribute(function, "__self__"), type)
+def _is_equal(found: Any, function: Any) -> bool:
+    """Of what may be a new object at every look."""
+    if isinstance(function, torch._C.ScriptFunction):
+        # No other compiled function has its name.
+        name = _attribute(found, "qualified_name")
+        return type(found) is type(function) and name == function.qualified_name
+    is_class_method = isinstance(_attribute(function, "__self__"), type)
+    return is_class_method and found == function
 
 
 def _attribute(value: Any, name: str) -> Any:

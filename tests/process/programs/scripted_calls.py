@@ -1,14 +1,20 @@
-"""TorchScript code that makes remote calls, or takes references, as in PyTorch's documentation."""
+"""TorchScript code that makes remote calls, as in PyTorch's documentation, and more.
 
-from __future__ import annotations
+Two workers. Prints a line for each thing that was tried.
+"""
 
 import sys
 from collections.abc import Callable
+from typing import Any, Dict, List, Tuple  # noqa: UP035 - as TorchScript wants them
 
 import torch
+import torch.multiprocessing as mp
 from torch import Tensor
+from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.futures import Future
+
+# The example of async_execution in PyTorch's documentation.
 
 
 @torch.jit.script
@@ -22,36 +28,140 @@ def async_add(to: str, x: Tensor, y: Tensor) -> Future[Tensor]:
     return rpc.rpc_async(to, script_add, (x, y))
 
 
+# Calls.
+
+
 @torch.jit.script
-def fetch(rref: rpc.RRef[Tensor]) -> Tensor:
-    return rref.to_here()
+def nothing_in(x: Tensor, count: int = 0) -> Dict[str, List[int]]:  # noqa: UP006
+    return {"none": list(range(count))}
+
+
+@torch.jit.script
+def several(to: str, x: Tensor) -> Tuple[Tensor, Dict[str, List[int]]]:  # noqa: UP006
+    futures = [rpc.rpc_async(to, script_add, (x, x), {}, 30.0) for _ in range(3)]
+    total = torch.zeros_like(x)
+    for future in futures:
+        total += future.wait()
+    if bool(total.sum() > 0):
+        total += rpc.rpc_sync(to, script_add, (x, x))
+    return total, rpc.rpc_sync(to, nothing_in, (x,), {"count": 0})
+
+
+@torch.jit.script
+def raises(x: Tensor) -> Tensor:
+    if x.numel() > 0:
+        raise ValueError("too many")
+    return x
+
+
+@torch.jit.script
+def waits_for_error(to: str, x: Tensor) -> Tensor:
+    return rpc.rpc_async(to, raises, (x,)).wait()
+
+
+@torch.jit.script
+def waits(future: Future[Tensor]) -> Tensor:
+    return future.wait() + 1
+
+
+@torch.jit.script
+def waits_for_all(futures: List[Future[Tensor]]) -> List[Tensor]:  # noqa: UP006
+    return [future.wait() for future in futures]
 
 
 class Adder(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return rpc.rpc_sync("w0", script_add, (x, x))
+    def forward(self, x: Tensor, to: str) -> Tensor:
+        return rpc.rpc_sync(to, script_add, (x, x))
 
 
-def outcome(call: Callable[[], object]) -> str:
+@torch.jit.script
+def remote_twice(to: str, x: Tensor) -> Tensor:
+    return rpc.rpc_async(to, script_add, (x, x)).wait()
+
+
+@torch.jit.script
+def forks(to: str, x: Tensor) -> Tensor:
+    forked = torch.jit.fork(remote_twice, to, x)
+    return torch.jit.wait(forked) * 3
+
+
+@torch.jit.script
+def leaf_of_forks(to: str, x: Tensor) -> Tensor:
+    return rpc.rpc_async(to, script_add, (x, x)).wait()
+
+
+@torch.jit.script
+def forks_and_waits(to: str, x: Tensor) -> Tensor:
+    forked = [torch.jit.fork(leaf_of_forks, to, x) for _ in range(4)]
+    return torch.stack([each.wait() for each in forked]).sum()
+
+
+@torch.jit.script
+def forks_that_fork(to: str, x: Tensor) -> Tensor:
+    forked = [torch.jit.fork(forks_and_waits, to, x) for _ in range(4)]
+    return torch.stack([each.wait() for each in forked]).sum()
+
+
+@torch.jit.script
+def gradients_of(context_id: int, loss: Tensor) -> Dict[Tensor, Tensor]:  # noqa: UP006
+    dist_autograd.backward(context_id, [loss])
+    return dist_autograd.get_gradients(context_id)
+
+
+@torch.jit.script
+def third(x: Tensor) -> Tensor:
+    return x + 1
+
+
+@torch.jit.script
+def second(to: str, x: Tensor) -> Tensor:
+    return rpc.rpc_async(to, third, (x,)).wait() + 1
+
+
+@torch.jit.script
+def first(to: str, back: str, x: Tensor) -> Tensor:
+    return rpc.rpc_async(back, second, (to, x)).wait() + 1
+
+
+def outcome(call: Callable[[], Any]) -> str:
     try:
         return str(call())
     except RuntimeError as error:
         explained = " explained" if "docs/migrate.md" in str(error) else ""
-        return type(error).__name__ + explained
+        return f"{type(error).__name__}{explained} {'too many' in str(error)}"
 
 
-def main(init_method: str) -> None:
-    options = rpc.TensorPipeRpcBackendOptions(init_method=init_method)
-    rpc.init_rpc("w0", rank=0, world_size=1, rpc_backend_options=options)
+def trainer() -> None:
     x = torch.ones(2)
-    print(outcome(lambda: async_add("w0", x, x)))
-    print(outcome(lambda: rpc.rpc_sync("w0", async_add, args=("w0", x, x))))
-    print(outcome(lambda: fetch(rpc.RRef(x))))
-    print(outcome(lambda: torch.jit.script(Adder())(x)))
-    print(outcome(lambda: script_add(x)))
-    print(outcome(lambda: script_add(x, x)))
+    print("documented", rpc.rpc_sync("w1", async_add, args=("w0", x, x)))
+    print("documented, remote", rpc.remote("w1", async_add, args=("w0", x, x)).to_here())
+    print("several", *several("w1", x))
+    print("method", torch.jit.script(Adder())(x, "w1"))
+    print("error", outcome(lambda: waits_for_error("w1", x)))
+    print("future", waits(rpc.rpc_async("w1", script_add, args=(x, x))))
+    failing = rpc.rpc_async("w1", raises, args=(x,))
+    print("failing future", outcome(lambda: waits(failing)))
+    some = [rpc.rpc_async("w1", script_add, args=(x, x)) for _ in range(2)]
+    print("futures", waits_for_all(some))
+    print("forks", forks_that_fork("w1", x))
+    with dist_autograd.context() as context_id:
+        leaf = torch.ones(2, requires_grad=True)
+        print("gradients", gradients_of(context_id, forks("w1", leaf).sum())[leaf])
+    # More than there are threads, each waits for one that waits for a third.
+    nested = [rpc.rpc_async("w1", first, args=("w1", "w0", x)) for _ in range(10)]
+    print("nested", sum(future.wait() for future in nested))
+
+
+def run(rank: int, init_method: str) -> None:
+    torch.set_num_interop_threads(1)  # a fork that blocked its thread would stop them all
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=init_method, num_worker_threads=2, rpc_timeout=30
+    )
+    rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    if rank == 0:
+        trainer()
     rpc.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    mp.spawn(run, args=(sys.argv[1],), nprocs=2)

@@ -1,34 +1,94 @@
-"""TorchScript, where torch.distributed.rpc cares for it and farcall by itself does not."""
+"""TorchScript, where torch.distributed.rpc cares for it and farcall by itself does not.
+
+What scripted code does remotely by itself: `scripted_calls`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from farcall.compat.rpc.scripted_references import call_function, call_method
 from farcall.rref import RRef
+from farcall.runtime.context import CallContext, current
+from farcall.runtime.future import Future
 
-# What torch's C++ code says of scripted functions that make calls, or take references.
+# What torch's C++ code says of scripted code that needs an agent, or references, of C++.
 _COMPLAINTS = ("RPC agent is not set", "Expected a value of type 'RRef")
 
 
-def _explaining(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The call of a scripted function, saying what the matter is if that makes calls itself."""
+def _prepared(call: Callable[..., Any]) -> Callable[..., Any]:
+    """How a scripted function is called from Python.
 
-    def explaining_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    Futures and the context of this thread are given to it in a form that it can use. If it needs
+    what farcall has not, the error says so.
+    """
+
+    def prepared_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return call(self, *args, **kwargs)
+            with _handing_on():
+                return call(self, *map(_for_script, args), **kwargs)
         except RuntimeError as error:
             if not any(complaint in str(error) for complaint in _COMPLAINTS):
                 raise
             raise NotImplementedError(
-                f"the scripted function {self.name} makes remote calls or uses RRefs itself, "
-                "which TorchScript does through an agent in C++, and farcall has none: make the "
-                "call in Python, around the scripted function; see docs/migrate.md, TorchScript"
+                f"{self.name} makes remote calls or uses RRefs, but was not compiled by "
+                "torch.jit.script after farcall.compat.install: as it is it needs an agent in "
+                "C++, which farcall has not; see docs/migrate.md, TorchScript"
             ) from error
 
-    return explaining_call
+    return prepared_call
+
+
+# Futures.
+
+
+def for_torch(future: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
+    """A future that torch's C++ code, too, finds failed when it has failed."""
+    then: Any = torch._C.Future.then  # past ours, of whose failures only Python knows
+    return then(future, lambda done: done.value())  # type: ignore[no-any-return]
+
+
+def _for_script(value: Any) -> Any:
+    if isinstance(value, Future):
+        return for_torch(value)
+    if type(value) in (list, tuple) and any(isinstance(item, Future) for item in value):
+        return type(value)(map(_for_script, value))
+    return value
+
+
+# The context of a call, in threads that scripted code forks.
+
+_CONTEXT = "farcall's call context"  # a key of what torch hands on to those threads
+
+
+@contextlib.contextmanager
+def _handing_on() -> Iterator[None]:
+    context = current.get()
+    if context is None:
+        yield
+        return
+    outer = handed_on()
+    torch._C._stash_obj_in_tls(_CONTEXT, context)
+    try:
+        yield
+    finally:
+        if outer is None:
+            torch._C._remove_obj_from_tls(_CONTEXT)
+        else:
+            torch._C._stash_obj_in_tls(_CONTEXT, outer)
+
+
+def handed_on() -> CallContext | None:
+    """In a thread that scripted code forked: the context of the call that it belongs to."""
+    is_there = torch._C._is_key_in_tls(_CONTEXT)
+    return torch._C._get_obj_in_tls(_CONTEXT) if is_there else None
+
+
+# What torch asks of arguments.
 
 
 def check_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -56,6 +116,6 @@ original_make = RRef.__init__
 
 def install(swap: Any) -> None:
     """Change the classes of scripted functions and of references."""
-    for scripted in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-        swap.attribute(scripted, "__call__", _explaining(scripted.__call__))
+    swap.attribute(torch._C.ScriptFunction, "__call__", _prepared(call_function))
+    swap.attribute(torch._C.ScriptMethod, "__call__", _prepared(call_method))
     swap.attribute(RRef, "__init__", make)

@@ -1,0 +1,174 @@
+"""Graphs of TorchScript: calls of farcall in the place of nodes that need an agent in C++.
+
+A graph is changed when it was just compiled, and has not run. What TorchScript says of a remote
+call while it compiles it, and the types that it has, is torch's doing.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.jit._builtins
+import torch.jit._recursive
+
+from farcall.compat.rpc.scripted_calls import (
+    CALLS,
+    FUNCTIONS,
+    GRADIENTS,
+    LET_OTHERS_WORK,
+    OWNER_NAME,
+    UNWRAPPED,
+    do,
+    note_python,
+)
+from farcall.compat.rpc.scripted_references import boxed_type, has_references, note_compiled
+
+_ANY, _BOOL = torch._C.AnyType.get(), torch._C.BoolType.get()
+_NONE, _STRING = torch._C.NoneType.get(), torch._C.StringType.get()
+
+
+def adapt(graph: Any) -> None:
+    """Let a graph that was just compiled do by farcall what it does remotely."""
+    for node in graph.findAllNodes("prim::PythonOp"):
+        if node.pyobj() is not do and _has_references(node):
+            _replace(graph, node, note_python(node.pyobj()))
+    for node in graph.findAllNodes("aten::owner"):
+        if all(use.user.kind() in CALLS for use in node.output().uses()):
+            _replace(graph, node, OWNER_NAME, _STRING)
+    for kind in FUNCTIONS:
+        for node in graph.findAllNodes(kind):
+            if kind != "aten::save" or _has_references(node):
+                _replace(graph, node, kind)
+    for node in graph.findAllNodes("aten::wait"):
+        if node.input().node().kind() != "prim::fork":
+            _replace_wait(graph, node)
+    for node in graph.findAllNodes("prim::fork"):
+        adapt(node.g("Subgraph"))
+
+
+def _has_references(node: Any) -> bool:
+    return any(has_references(value.type()) for value in (*node.inputs(), *node.outputs()))
+
+
+def _replace(graph: Any, node: Any, kind: str, result_type: Any = None) -> None:
+    """Put a call in the place of a node. It gives the same type if none is named."""
+    graph.setInsertPoint(node)
+    outputs = list(node.outputs())
+    if result_type is None:
+        result_type = outputs[0].type() if outputs else _NONE
+    result = _insert_call(graph, node, kind, list(node.inputs()), result_type)
+    for output in outputs:
+        output.replaceAllUsesWith(result)
+    node.destroy()
+
+
+def _replace_wait(graph: Any, node: Any) -> None:
+    """Let torch wait, and unwrap what comes if TorchScript does not know what it is."""
+    future, result_type = node.input(), node.output().type()
+    graph.setInsertPoint(node)
+    _insert_call(graph, node, LET_OTHERS_WORK, [future], _NONE)
+    result = _insert(graph, "aten::wait", [future], _ANY)
+    result.node().copyMetadata(node)
+    is_known = _insert(graph, "prim::isinstance", [result], _BOOL)
+    is_known.node().tys_("types", [result_type])
+    typed = _insert(graph, "prim::If", [is_known], result_type)
+    known, unknown = typed.node().addBlock(), typed.node().addBlock()
+    graph.setInsertPoint(known)
+    known.registerOutput(_insert(graph, "prim::unchecked_cast", [result], result_type))
+    graph.setInsertPoint(unknown)
+    unknown.registerOutput(_insert_call(graph, node, UNWRAPPED, [result], result_type))
+    node.output().replaceAllUsesWith(typed)
+    node.destroy()
+
+
+def _insert(graph: Any, kind: str, inputs: list[Any], result_type: Any) -> Any:
+    """Gives the value of a new node."""
+    value = graph.insertNode(graph.create(kind, inputs, 1)).output()
+    value.setType(result_type)
+    return value
+
+
+def _insert_call(graph: Any, node: Any, kind: str, inputs: list[Any], result_type: Any) -> Any:
+    """Gives the value of a new call of `do`.
+
+    Args:
+        node: what it stands for, in messages of errors.
+    """
+    types = [value.type() for value in inputs]
+    references = any(map(has_references, (*types, result_type)))
+    given = _insert(graph, "prim::TupleConstruct", inputs, torch._C.TupleType(types))
+    arguments = iter((graph.insertConstant(kind), given, graph.insertConstant(references)))
+    call = graph.insertNode(graph.createClone(_template(), lambda _: next(arguments)))
+    call.copyMetadata(node)
+    result = call.output()
+    result.setType(boxed_type(result_type))
+    if not has_references(result_type):
+        return result
+    return _insert(graph, "prim::unchecked_cast", [result], result_type)
+
+
+def _calls_do(kind: str, inputs: Any, references: bool) -> Any:
+    return do(kind, inputs, references)
+
+
+@functools.cache
+def _template() -> Any:
+    """A node that calls `do`. There is no way to make one from Python, but copies can be made."""
+    return torch.jit.script(_calls_do).graph.findNode("prim::PythonOp")
+
+
+# Where torch compiles.
+
+
+def _adapting(compile_function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_and_adapt(*args: Any) -> Any:
+        compiled = compile_function(*args)
+        adapt(compiled.graph)
+        note_compiled(compiled.qualified_name, compiled.graph)
+        return compiled
+
+    return compile_and_adapt
+
+
+# What torch says of an attribute that is, or contains, a reference.
+_NO_TYPE = "but instead got value of type RRef"
+_create_methods = torch.jit._recursive.create_methods_and_properties_from_stubs
+
+
+def create_methods_and_adapt(concrete_type: Any, *stubs: Any) -> None:
+    """Compiles the methods of a module.
+
+    Raises:
+        NotImplementedError: they use an attribute that holds references.
+    """
+    try:
+        _create_methods(concrete_type, *stubs)
+    except RuntimeError as error:
+        if _NO_TYPE not in str(error):
+            raise
+        raise NotImplementedError(
+            f"{error}\nTorchScript can't hold farcall's references in attributes of a module: give "
+            "them to its methods; see docs/migrate.md, TorchScript"
+        ) from error
+    module: Any = torch._C._create_module_with_type(concrete_type.jit_type)
+    for name in module._method_names():
+        graph = module._get_method(name).graph
+        adapt(graph)
+        note_compiled(f"{module.qualified_name}.{name}", graph)
+
+
+def install(swap: Any) -> None:
+    """Adapt what is compiled from now on.
+
+    Before torch.distributed.autograd is replaced: torch may make its table of built-in functions
+    when it is first asked for, with what is there then.
+    """
+    for name in ("_jit_script_compile", "_jit_script_compile_overload"):
+        swap.attribute(torch._C, name, _adapting(getattr(torch._C, name)))
+    swap.attribute(
+        torch.jit._recursive, "create_methods_and_properties_from_stubs", create_methods_and_adapt
+    )
+    builtins = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    for kind, function in GRADIENTS.items():
+        swap.item(builtins, id(function), kind)

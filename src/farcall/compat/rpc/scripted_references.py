@@ -1,0 +1,120 @@
+"""References in TorchScript code, where torch's own are objects of C++.
+
+What compiled code takes for an `RRef[T]` is a *box* when it runs: a tensor without elements that
+has the reference as an attribute. A tensor that came from Python is the same Python object wherever
+it arrives in Python again, so boxes may travel through lists, tuples, loops and forks. References
+are boxed and unboxed where Python calls compiled code, and where that calls Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from farcall.rref import RRef
+
+_REFERENCE = "_farcall_reference"
+
+# By the name of a compiled function that takes or gives references: the same, but it takes boxes.
+_entries: dict[str, Any] = {}
+
+
+def boxed(value: Any) -> Any:
+    """A value for compiled code."""
+    if isinstance(value, RRef):
+        box = torch.empty(0)
+        setattr(box, _REFERENCE, value)
+        return box
+    return _in_containers(boxed, value)
+
+
+def unboxed(value: Any) -> Any:
+    """A value that compiled code gave."""
+    if type(value) is torch.Tensor:
+        return getattr(value, _REFERENCE, value)
+    return _in_containers(unboxed, value)
+
+
+def _in_containers(change: Callable[[Any], Any], value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(map(change, value))
+    if type(value) is dict:
+        return {key: change(item) for key, item in value.items()}
+    return value
+
+
+def has_references(kind: Any) -> bool:
+    """Whether a type of TorchScript's is, or contains, that of a reference."""
+    return kind.kind() == "RRefType" or any(map(has_references, kind.containedTypes()))
+
+
+def boxed_type(kind: Any) -> Any:
+    """The type that values of this type have when they run. It may be another inside futures."""
+    if not has_references(kind):
+        return kind
+    match kind.kind():
+        case "RRefType":
+            return torch._C.TensorType.get()
+        case "TupleType":
+            return torch._C.TupleType([boxed_type(element) for element in kind.elements()])
+        case "ListType":
+            return torch._C.ListType(boxed_type(kind.getElementType()))
+        case "DictType":
+            return torch._C.DictType(kind.getKeyType(), boxed_type(kind.getValueType()))
+        case "OptionalType":
+            return torch._C.OptionalType(boxed_type(kind.getElementType()))
+    return kind
+
+
+def note_compiled(name: str, graph: Any) -> None:
+    """A function was compiled. If it takes or gives references, it gets an entry for Python."""
+    values = [*graph.inputs(), *graph.outputs()]
+    if not any(has_references(value.type()) for value in values):
+        return
+    copy = graph.copy()
+    for value in copy.inputs():
+        if has_references(value.type()):
+            typed = copy.create("prim::unchecked_cast", [], 1)
+            typed.output().setType(value.type())
+            value.replaceAllUsesWith(typed.output())
+            typed.addInput(value)
+            copy.prependNode(typed)
+            value.setType(boxed_type(value.type()))
+    path, _, last = name.rpartition(".")
+    _entries[name] = torch._C._create_function_from_graph(f"{path}.farcall_entry.{last}", copy)
+
+
+_call_function: Any = torch._C.ScriptFunction.__call__
+_call_method: Any = torch._C.ScriptMethod.__call__
+
+
+def call_function(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """How Python calls a compiled function, with references among its arguments or results."""
+    entry = _entries.get(function.qualified_name) if _entries else None
+    given = None if entry is None else _all_arguments(function.schema, args, kwargs)
+    if given is None:
+        return _call_function(function, *args, **kwargs)
+    return unboxed(_call_function(entry, *boxed(given)))
+
+
+def call_method(method: Any, *args: Any, **kwargs: Any) -> Any:
+    """How Python calls a compiled method, with references among its arguments or results."""
+    module = method.owner if _entries else None
+    entry = None if module is None else _entries.get(f"{module.qualified_name}.{method.name}")
+    given = None if entry is None else _all_arguments(method.schema, (module, *args), kwargs)
+    if given is None:
+        return _call_method(method, *args, **kwargs)
+    return unboxed(_call_function(entry, *boxed(given)))
+
+
+def _all_arguments(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+    """With defaults, by position; None: they don't fit."""
+    arguments = schema.arguments
+    names = [argument.name for argument in arguments]
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    if len(args) > len(names) or set(given) != set(names) or set(names[: len(args)]) & set(kwargs):
+        return None
+    return [given[name] for name in names]
