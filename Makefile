@@ -86,7 +86,7 @@ else
 endif
 
 conformance: $(NATIVE) ## Run PyTorch's own RPC tests on farcall. Options: CONFORMANCE_ARGS="--list extended"
-	$(BIN)/python tests/conformance/run_conformance.py --impl farcall --impl-path src --list core \
+	$(BIN)/python tests/conformance/run_conformance.py --impl farcall --impl-path src --list core,scripted \
 	  --start forkserver --strict -j $(JOBS) --json conformance-out/results.json --logs conformance-out/logs \
 	  $(CONFORMANCE_ARGS)
 

@@ -32,8 +32,9 @@ def part_of(tests: list[str]) -> list[str]:
 
 
 @pytest.mark.timeout(SECONDS)
-def test_part_of_the_core(tmp_path: Path) -> None:
-    lines = (CONFORMANCE / "lists" / "core.txt").read_text().splitlines()
+def test_part_of_core_and_scripted(tmp_path: Path) -> None:
+    lists = [(CONFORMANCE / "lists" / f"{name}.txt").read_text() for name in ("core", "scripted")]
+    lines = [line for text in lists for line in text.splitlines()]
     chosen = part_of([test for line in lines if (test := line.split()[0]) not in CAN_BLOCK])
     (tmp_path / "chosen.txt").write_text("\n".join(chosen))
     command = [
