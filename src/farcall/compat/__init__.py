@@ -29,6 +29,7 @@ from farcall.compat.rpc import (
     internal,
     likeness,
     options,
+    scripted_attributes,
     scripted_graphs,
     scripts,
     testing,
@@ -78,6 +79,7 @@ def install() -> None:
         raise RuntimeError(
             "torch.distributed.rpc is initialized: call farcall.compat.install before its init_rpc"
         )
+    scripted_attributes.install(_swap)
     scripted_graphs.install(_swap)
     for name, module in _MODULES.items():
         _swap.module(name, module)

@@ -13,6 +13,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed import rpc
+from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.distributed.rpc import RRef
 
 SECONDS = 60
@@ -119,8 +120,56 @@ def make_scaler() -> RRef[Any]:
     return rpc.RRef(torch.jit.script(Scaler()), Scales)
 
 
+@torch.jit.interface
+class Forwards(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        pass
+
+
+class Halver(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+def make_halver() -> torch.nn.Module:
+    return torch.jit.script(Halver())
+
+
+class Hybrid(torch.nn.Module):
+    """A remote module as a part of a local one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.remote = torch.jit.script(
+            _RemoteModule("w1/cpu", make_halver, _module_interface_cls=Forwards)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.remote(x) + self.remote.forward_async(x).wait()
+
+
 class Keeps(torch.nn.Module):
-    def __init__(self, rref: RRef[Tensor]) -> None:
+    """References in attributes."""
+
+    def __init__(self, rref: RRef[Tensor], unused: RRef[Any]) -> None:
+        super().__init__()
+        self.rref = rref
+        self.several = {"a": [rref, rref]}
+        self.unused = unused
+
+    def forward(self) -> Tensor:
+        total = self.rref.to_here()
+        for rref in self.several["a"]:
+            total = total + rref.to_here()
+        return total
+
+    @torch.jit.export
+    def keep(self, rref: RRef[Tensor]) -> None:
+        self.rref = rref
+
+
+class KeepsSet(torch.nn.Module):
+    def __init__(self, rref: RRef[Any]) -> None:
         super().__init__()
         self.rref = rref
 
@@ -137,7 +186,7 @@ def outcome(call: Callable[[], Any]) -> str:
         return str(call())
     except RuntimeError as error:
         text = str(error)
-        explained = " explained" if "docs/migrate.md" in text or "owner_name()" in text else ""
+        explained = " explained" if "owner_name()" in text or "has no type for" in text else ""
         return f"{type(error).__name__}{explained}"
 
 
@@ -162,7 +211,14 @@ def user(folder: str) -> None:
     print("method", torch.jit.script(Scaler())(rref), torch.jit.script(Scaler())(rref, plus=0.0))
     print("saves", outcome(lambda: saves(rref, f"{folder}/saved")))
     print("owner", outcome(lambda: owner_in_list(rref)))
-    print("keeps", outcome(lambda: torch.jit.script(Keeps(rref))))
+    keeps = torch.jit.script(Keeps(rref, rpc.RRef({1})))
+    print("keeps", keeps(), isinstance(keeps.rref, rpc.RRef), keeps.several["a"][1].to_here())
+    keeps.keep(several[0])
+    print("keeps another", keeps(), keeps.rref.to_here())
+    keeps.rref = rref
+    print("keeps it again", keeps())
+    print("keeps a set", outcome(lambda: torch.jit.script(KeepsSet(rpc.RRef({1})))))
+    print("remote module", torch.jit.script(Hybrid())(x))
     print("no reference", outcome(lambda: fetched(x)))
     print("too few", outcome(fetched))
     value = Value()

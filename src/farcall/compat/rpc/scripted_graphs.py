@@ -131,26 +131,12 @@ def _adapting(compile_function: Callable[..., Any]) -> Callable[..., Any]:
     return compile_and_adapt
 
 
-# What torch says of an attribute that is, or contains, a reference.
-_NO_TYPE = "but instead got value of type RRef"
 _create_methods = torch.jit._recursive.create_methods_and_properties_from_stubs
 
 
 def create_methods_and_adapt(concrete_type: Any, *stubs: Any) -> None:
-    """Compiles the methods of a module.
-
-    Raises:
-        NotImplementedError: they use an attribute that holds references.
-    """
-    try:
-        _create_methods(concrete_type, *stubs)
-    except RuntimeError as error:
-        if _NO_TYPE not in str(error):
-            raise
-        raise NotImplementedError(
-            f"{error}\nTorchScript can't hold farcall's references in attributes of a module: give "
-            "them to its methods; see docs/migrate.md, TorchScript"
-        ) from error
+    """Compiles the methods of a module."""
+    _create_methods(concrete_type, *stubs)
     module: Any = torch._C._create_module_with_type(concrete_type.jit_type)
     for name in module._method_names():
         graph = module._get_method(name).graph

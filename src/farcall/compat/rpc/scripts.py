@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -108,10 +109,18 @@ def make(self: RRef[Any], value: Any, type_hint: Any = None) -> None:
             "The RRef being created contains a ScriptModule, must provide its ModuleInterface type "
             "hint."
         )
+    if isinstance(value, torch.jit.ScriptModule):
+        _interfaces[value] = type_hint
     original_make(self, value, type_hint)
 
 
 original_make = RRef.__init__
+_interfaces: WeakKeyDictionary[torch.jit.ScriptModule, Any] = WeakKeyDictionary()
+
+
+def interface_of(value: Any) -> Any:
+    """The interface with which a reference to a script module was made here, or None."""
+    return _interfaces.get(value) if isinstance(value, torch.jit.ScriptModule) else None
 
 
 def install(swap: Any) -> None:

@@ -1,0 +1,127 @@
+"""References in attributes of script modules.
+
+TorchScript wants to know the type of an attribute when it compiles a module, so the owner of a
+reference is asked what it holds. The attribute itself has a box (`scripted_references`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch._jit_internal
+import torch.jit._state
+
+from farcall.compat.rpc import api
+from farcall.compat.rpc.scripted_references import boxed, unboxed
+from farcall.compat.rpc.scripts import interface_of
+from farcall.rref import RRef
+
+_INTERFACE, _CLASS, _OTHER = "interface", "class", "other"
+_numbers = itertools.count()
+_names: set[str] = set()  # of attributes that have had references
+
+_infer: Any = torch._C._jit_try_infer_type
+_ScriptModule: Any = torch._C.ScriptModule
+_set, _get = _ScriptModule.setattr, _ScriptModule.getattr
+
+
+def infer_type(value: Any) -> Any:
+    """`torch._C._jit_try_infer_type`, also of references, alone or in containers."""
+    if not _holds_references(value):
+        return _infer(value)
+    if isinstance(value, RRef):
+        return _infer_reference(value)
+    items = [infer_type(item) for item in _items(value)]
+    for inferred in items:
+        if not inferred.success():
+            return inferred
+    types = [inferred.type() for inferred in items]
+    if isinstance(value, tuple):
+        return torch._C.InferredType(torch._C.TupleType(types))
+    if any(not kind.isSubtypeOf(types[0]) for kind in types):
+        return torch._C.InferredType(f"there are references of several types in {value!r}")
+    if isinstance(value, list):
+        return torch._C.InferredType(torch._C.ListType(types[0]))
+    key = _infer(next(iter(value))).type()
+    return torch._C.InferredType(torch._C.DictType(key, types[0]))
+
+
+def _holds_references(value: Any) -> bool:
+    return isinstance(value, RRef) or any(map(_holds_references, _items(value)))
+
+
+def _items(value: Any) -> list[Any]:
+    if type(value) is dict:
+        return list(value.values())
+    return list(value) if type(value) in (list, tuple) else []
+
+
+def _infer_reference(rref: RRef[Any]) -> Any:
+    try:
+        named = _type_named(api.rpc_sync(rref.owner(), name_of_type, args=(rref,)))
+    except Exception as error:  # an attribute that no method uses needs no type
+        return torch._C.InferredType(f"{rref!r} is of no use: {error}")
+    if named is None:
+        return torch._C.InferredType(f"TorchScript has no type for what {rref!r} holds")
+    return torch._C.InferredType(torch._C.RRefType(named))
+
+
+def name_of_type(rref: RRef[Any]) -> tuple[str, str] | None:
+    """At the owner: the type of what a reference holds, for `_type_named`; None: there is none."""
+    value = rref.local_value()
+    interface = interface_of(value)
+    if interface is not None:
+        return _INTERFACE, torch._jit_internal._qualified_name(interface)
+    inferred = _infer(value)
+    if not inferred.success():
+        return None
+    kind = inferred.type()
+    return (_CLASS if kind.kind() == "ClassType" else _OTHER), str(kind.str())
+
+
+def _type_named(named: tuple[str, str] | None) -> Any:
+    if named is None:
+        return None
+    kind, name = named
+    compiled = torch.jit._state._python_cu
+    if kind == _INTERFACE:
+        return compiled.get_interface(name)
+    if kind == _CLASS:
+        return compiled.get_class(name)
+    graph = torch._C.parse_ir(f"graph(%value : {name}):\n  return (%value)")
+    return next(iter(graph.inputs())).type()
+
+
+def set_attribute(module: Any, name: str, value: Any) -> None:
+    """`torch._C.ScriptModule.setattr`."""
+    if not _holds_references(value):
+        _set(module, name, value)
+        return
+    _names.add(name)
+    box = boxed(value)
+    graph: Any = torch._C.Graph()
+    into, given = graph.addInput("self"), graph.addInput("value")
+    into.setType(module._type())
+    given.setType(_infer(box).type())
+    setting = graph.insertNode(graph.create("prim::SetAttr", [into, given], 0))
+    setting.s_("name", name)
+    graph.registerOutput(graph.insertConstant(None))
+    setter = torch._C._create_function_from_graph(
+        f"__torch__.farcall_setter_{next(_numbers)}.{name}", graph
+    )
+    setter(module, box)
+
+
+def get_attribute(module: Any, name: str) -> Any:
+    """`torch._C.ScriptModule.getattr`."""
+    value = _get(module, name)
+    return unboxed(value) if name in _names else value
+
+
+def install(swap: Any) -> None:
+    """Let modules have such attributes."""
+    swap.attribute(torch._C, "_jit_try_infer_type", infer_type)
+    swap.attribute(_ScriptModule, "setattr", set_attribute)
+    swap.attribute(_ScriptModule, "getattr", get_attribute)
