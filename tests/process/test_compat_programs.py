@@ -59,7 +59,7 @@ def test_scripted_code_makes_calls(tmp_path: Path) -> None:
         "method tensor([2., 2.])",
         "error RuntimeError True",
         "future tensor([3., 3.])",
-        "failing future RuntimeError True",
+        "failing future RuntimeError True RuntimeError True",
         "futures [tensor([2., 2.]), tensor([2., 2.])]",
         "forks tensor(64.)",
         "gradients tensor([6., 6.])",

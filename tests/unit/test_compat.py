@@ -20,22 +20,27 @@ NAMES = [name for name in sys.modules if name.startswith((
     "torch.distributed.rpc", "torch.distributed.autograd", "torch.distributed.optim",
     "torch.distributed.nn", "torch._C._distributed_rpc", "torch._C._distributed_autograd",
 )) or name in (
-    "torch", "torch.distributed", "torch._C", "torch._jit_internal", "torch.nn.parallel.distributed"
+    "torch", "torch.distributed", "torch._C", "torch._jit_internal", "torch.jit._recursive",
+    "torch.nn.parallel.distributed",
 )]
+CLASSES = (torch._C.ScriptFunction, torch._C.ScriptMethod, torch._C.ScriptModule)
 
 def snapshot():
+    places = {name: (id(sys.modules.get(name)), vars(sys.modules[name])) for name in NAMES}
+    places |= {kind.__name__: (id(kind), vars(kind)) for kind in CLASSES}
+    places["built-in functions"] = (0, torch.jit._builtins._get_builtin_table())
     return {
-        name: (id(sys.modules.get(name)), {k: id(v) for k, v in vars(sys.modules[name]).items()})
-        for name in NAMES
+        name: (place, {key: id(value) for key, value in inside.items()})
+        for name, (place, inside) in places.items()
     }
 
 def changes(before):
     after = snapshot()
     return sorted(
-        {f"{name}" for name in NAMES if before[name][0] != after[name][0]}
+        {f"{name}" for name in before if before[name][0] != after[name][0]}
         | {
             f"{name}.{key}"
-            for name in NAMES
+            for name in before
             for key in before[name][1].keys() | after[name][1].keys()
             if before[name][0] == after[name][0]
             and before[name][1].get(key) != after[name][1].get(key)

@@ -140,7 +140,7 @@ def trainer() -> None:
     print("error", outcome(lambda: waits_for_error("w1", x)))
     print("future", waits(rpc.rpc_async("w1", script_add, args=(x, x))))
     failing = rpc.rpc_async("w1", raises, args=(x,))
-    print("failing future", outcome(lambda: waits(failing)))
+    print("failing future", outcome(lambda: waits(failing)), outcome(lambda: waits(future=failing)))
     some = [rpc.rpc_async("w1", script_add, args=(x, x)) for _ in range(2)]
     print("futures", waits_for_all(some))
     print("forks", forks_that_fork("w1", x))

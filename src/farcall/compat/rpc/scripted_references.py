@@ -46,8 +46,14 @@ def _in_containers(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def has_references(kind: Any) -> bool:
-    """Whether a type of TorchScript's is, or contains, that of a reference."""
-    return kind.kind() == "RRefType" or any(map(has_references, kind.containedTypes()))
+    """Whether a type of TorchScript's is, or contains, that of a reference.
+
+    Attributes of objects are another matter: these stay where they are.
+    """
+    name = kind.kind()
+    if name in ("ClassType", "InterfaceType"):
+        return False
+    return name == "RRefType" or any(map(has_references, kind.containedTypes()))
 
 
 def boxed_type(kind: Any) -> Any:

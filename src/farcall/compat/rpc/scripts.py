@@ -29,9 +29,10 @@ def _prepared(call: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def prepared_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        named = {name: _for_script(value) for name, value in kwargs.items()}
         try:
             with _handing_on():
-                return call(self, *map(_for_script, args), **kwargs)
+                return call(self, *map(_for_script, args), **named)
         except RuntimeError as error:
             if not any(complaint in str(error) for complaint in _COMPLAINTS):
                 raise
