@@ -55,6 +55,18 @@ def test_workers_that_share_a_device_have_none(
     assert "share a CUDA device" in caplog.text
 
 
+def test_workers_of_hosts_that_are_different_to_nccl_may_share_a_device(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.devices = ["GPU-0"]
+    store = HashStore()
+    candidates = []
+    for rank in range(2):
+        monkeypatch.setenv("NCCL_HOSTID", f"host{rank}")
+        candidates.append(Candidate(store, rank, [torch.device("cuda", 0)]))
+    assert all(candidate.lanes(2) is not None for candidate in candidates)
+
+
 @pytest.mark.parametrize("other", [[], [torch.device("cuda", 7)]])
 def test_one_worker_without_a_device_is_enough_to_have_none(
     machine: Machine, other: list[torch.device]

@@ -30,6 +30,7 @@ _Nccl: Any = getattr(torch.distributed, "ProcessGroupNCCL", None)
 # By default torch ends the process when nccl reports an error. It reads this in the constructor.
 _ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _LEAVE_IT_TO_US = "0"
+_HOST = "NCCL_HOSTID"
 _constructing = threading.Lock()
 
 
@@ -216,10 +217,14 @@ class Candidate:
 
 
 def _identity(device: torch.device | None) -> str:
-    """What is different for all CUDA devices of all hosts; "" if there is none."""
+    """What is different for all CUDA devices of all hosts; "" if there is none.
+
+    Hosts are told apart as by nccl: workers with values of their own of NCCL_HOSTID may share a
+    device, and talk by sockets then.
+    """
     if device is None or not torch.cuda.is_available():
         return ""
     index = device.index if device.index is not None else torch.cuda.current_device()
     if index >= torch.cuda.device_count():
         return ""
-    return str(torch.cuda.get_device_properties(index).uuid)
+    return f"{os.environ.get(_HOST, '')} {torch.cuda.get_device_properties(index).uuid}"

@@ -1,4 +1,7 @@
-"""Tensors on CUDA devices between processes that have a device each: they go by nccl."""
+"""Tensors on CUDA devices between processes: they go by nccl.
+
+With one device for all of them each process is a host of its own to nccl.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,25 @@ from farcall.runtime.context import current_agent
 from farcall.transport.process_group import ProcessGroupEndpoint
 
 pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_nccl_available() or torch.cuda.device_count() < 2,
-    reason="needs two CUDA devices and a torch with nccl",
+    not torch.distributed.is_nccl_available() or not torch.cuda.is_available(),
+    reason="needs a CUDA device and a torch with nccl",
 )
 
 _never = threading.Event()
 
 
+def device_of(rank: int) -> int:
+    return rank % torch.cuda.device_count()
+
+
 def join_with_devices(rank: int, size: int, init_method: str) -> bool:
-    """Each worker has the device of its rank. Whether there are lanes."""
+    """Each worker has the device of its rank, or all have one. Whether there are lanes."""
+    if torch.cuda.device_count() < size:
+        os.environ["NCCL_HOSTID"] = f"w{rank}"
     options = rpc.ProcessGroupRpcBackendOptions(
         init_method=init_method,
         rpc_timeout=PATIENCE,
-        device_maps={f"w{n}": {rank: n} for n in range(size) if n != rank},
+        device_maps={f"w{n}": {device_of(rank): device_of(n)} for n in range(size) if n != rank},
     )
     rpc.init_rpc(f"w{rank}", rpc.BackendType.PROCESS_GROUP, rank, size, options)
     endpoint = current_agent().endpoint
@@ -44,7 +53,7 @@ def group_of(crew: Crew, count: int) -> list[Member]:
 
 def doubled_by(to: str, size: int, times: int) -> bool:
     """Have tensors doubled by a worker; each is changed on a stream of its own just before."""
-    mine = torch.device("cuda", rpc.get_worker_info().id)
+    mine = torch.device("cuda", device_of(rpc.get_worker_info().id))
     with torch.cuda.device(mine), torch.cuda.stream(torch.cuda.Stream(mine)):
         for number in range(times):
             sent = torch.zeros(size, device=mine)
