@@ -1,7 +1,7 @@
 """Buffers on a device over a process group: announced, sent by lanes, and put into their frames.
 
 What is carried here are CPU tensors, by queues of one process, or by the lanes of nccl over a
-stand-in of torch's part: nccl itself needs GPUs (see tests/process/test_nccl.py).
+stand-in of torch's part: nccl itself needs GPUs (see tests/process/test_nccl_of_processes.py).
 """
 
 from __future__ import annotations
