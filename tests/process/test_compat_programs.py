@@ -62,7 +62,7 @@ def test_scripted_code_makes_calls(tmp_path: Path) -> None:
         "failing future RuntimeError True RuntimeError True",
         "futures [tensor([2., 2.]), tensor([2., 2.])]",
         "forks tensor(64.)",
-        "gradients tensor([6., 6.])",
+        "gradients tensor([7., 7.])",
         "nested tensor([40., 40.])",
     ]
 

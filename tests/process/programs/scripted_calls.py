@@ -103,6 +103,20 @@ def forks_that_fork(to: str, x: Tensor) -> Tensor:
 
 
 @torch.jit.script
+def takes_long(x: Tensor) -> Tensor:
+    square = torch.ones(400, 400)
+    for _ in range(30):
+        square = square @ square / 400
+    return x + square[0, 0]
+
+
+@torch.jit.script
+def goes_on(to: str, x: Tensor) -> Tensor:
+    waited = rpc.rpc_async(to, takes_long, (torch.ones(2),)).wait()
+    return rpc.rpc_sync(to, script_add, (x, waited))  # in a thread of torch's own
+
+
+@torch.jit.script
 def gradients_of(context_id: int, loss: Tensor) -> Dict[Tensor, Tensor]:  # noqa: UP006
     dist_autograd.backward(context_id, [loss])
     return dist_autograd.get_gradients(context_id)
@@ -146,7 +160,8 @@ def trainer() -> None:
     print("forks", forks_that_fork("w1", x))
     with dist_autograd.context() as context_id:
         leaf = torch.ones(2, requires_grad=True)
-        print("gradients", gradients_of(context_id, forks("w1", leaf).sum())[leaf])
+        loss = forks("w1", leaf).sum() + goes_on("w1", leaf).sum()
+        print("gradients", gradients_of(context_id, loss)[leaf])
     # More than there are threads, each waits for one that waits for a third.
     nested = [rpc.rpc_async("w1", first, args=("w1", "w0", x)) for _ in range(10)]
     print("nested", sum(future.wait() for future in nested))
