@@ -3,6 +3,7 @@
 Two workers. Prints a line for each thing that was tried.
 """
 
+import io
 import sys
 from collections.abc import Callable
 from typing import Any, Dict, List, Tuple  # noqa: UP035 - as TorchScript wants them
@@ -71,7 +72,32 @@ def waits_for_all(futures: List[Future[Tensor]]) -> List[Tensor]:  # noqa: UP006
 
 class Adder(torch.nn.Module):
     def forward(self, x: Tensor, to: str) -> Tensor:
+        return self.compiled_when_needed(x, to) + self.two
+
+    def compiled_when_needed(self, x: Tensor, to: str) -> Tensor:
         return rpc.rpc_sync(to, script_add, (x, x))
+
+    @property
+    def two(self) -> int:
+        return 2
+
+
+class Forks(torch.nn.Module):
+    """Nothing remote: it may be saved."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        forked = [torch.jit.fork(self.doubled, x) for _ in range(3)]
+        return torch.stack([each.wait() for each in forked]).sum()
+
+    def doubled(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def saved_and_loaded(module: torch.nn.Module) -> torch.nn.Module:
+    stream = io.BytesIO()
+    torch.jit.save(module, stream)
+    stream.seek(0)
+    return torch.jit.load(stream)
 
 
 @torch.jit.script
@@ -151,6 +177,7 @@ def trainer() -> None:
     print("documented, remote", rpc.remote("w1", async_add, args=("w0", x, x)).to_here())
     print("several", *several("w1", x))
     print("method", torch.jit.script(Adder())(x, "w1"))
+    print("saved", saved_and_loaded(torch.jit.script(Forks()))(x))
     print("error", outcome(lambda: waits_for_error("w1", x)))
     print("future", waits(rpc.rpc_async("w1", script_add, args=(x, x))))
     failing = rpc.rpc_async("w1", raises, args=(x,))

@@ -22,14 +22,27 @@ from farcall.compat.rpc.scripted_calls import (
     do,
     note_python,
 )
-from farcall.compat.rpc.scripted_references import boxed_type, has_references, note_compiled
+from farcall.compat.rpc.scripted_references import (
+    boxed_type,
+    contains,
+    has_references,
+    note_compiled,
+)
 
 _ANY, _BOOL = torch._C.AnyType.get(), torch._C.BoolType.get()
 _NONE, _STRING = torch._C.NoneType.get(), torch._C.StringType.get()
+_FUTURES_COME_FROM = (
+    "prim::rpc_async",
+    "prim::PythonOp",
+    "prim::CallFunction",
+    "prim::CallMethod",
+    "prim::GetAttr",
+)
 
 
 def adapt(graph: Any) -> None:
     """Let a graph that was just compiled do by farcall what it does remotely."""
+    gets_futures = _gets_futures(graph)
     for node in graph.findAllNodes("prim::PythonOp"):
         if node.pyobj() is not do and _has_references(node):
             _replace(graph, node, note_python(node.pyobj()))
@@ -40,11 +53,21 @@ def adapt(graph: Any) -> None:
         for node in graph.findAllNodes(kind):
             if kind != "aten::save" or _has_references(node):
                 _replace(graph, node, kind)
-    for node in graph.findAllNodes("aten::wait"):
-        if node.input().node().kind() != "prim::fork":
+    if gets_futures:
+        for node in graph.findAllNodes("aten::wait"):
             _replace_wait(graph, node)
     for node in graph.findAllNodes("prim::fork"):
         adapt(node.g("Subgraph"))
+
+
+def _gets_futures(graph: Any) -> bool:
+    """Whether there may be futures other than those of what the graph itself forks.
+
+    Else its waits stay as they are: with calls of Python it can't be saved.
+    """
+    sources = (node for kind in _FUTURES_COME_FROM for node in graph.findAllNodes(kind))
+    values = (*graph.inputs(), *(value for node in sources for value in node.outputs()))
+    return any(contains(value.type(), "FutureType") for value in values)
 
 
 def _has_references(node: Any) -> bool:
@@ -134,14 +157,18 @@ def _adapting(compile_function: Callable[..., Any]) -> Callable[..., Any]:
 _create_methods = torch.jit._recursive.create_methods_and_properties_from_stubs
 
 
-def create_methods_and_adapt(concrete_type: Any, *stubs: Any) -> None:
-    """Compiles the methods of a module."""
-    _create_methods(concrete_type, *stubs)
+def create_methods_and_adapt(concrete_type: Any, method_stubs: Any, property_stubs: Any) -> None:
+    """Compiles methods of a module. Not all of them: others may be compiled just now."""
+    _create_methods(concrete_type, method_stubs, property_stubs)
+    names = [stub.def_.name() for stub in method_stubs]
+    for stub in property_stubs:
+        names += [stub.def_.getter_name(), stub.def_.setter_name()]
     module: Any = torch._C._create_module_with_type(concrete_type.jit_type)
-    for name in module._method_names():
-        graph = module._get_method(name).graph
-        adapt(graph)
-        note_compiled(f"{module.qualified_name}.{name}", graph)
+    for name in names:
+        if name is not None:
+            graph = module._get_method(name.name).graph
+            adapt(graph)
+            note_compiled(f"{module.qualified_name}.{name.name}", graph)
 
 
 def install(swap: Any) -> None:

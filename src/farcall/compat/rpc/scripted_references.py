@@ -46,14 +46,19 @@ def _in_containers(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def has_references(kind: Any) -> bool:
-    """Whether a type of TorchScript's is, or contains, that of a reference.
+    """Whether a type of TorchScript's is, or contains, that of a reference."""
+    return contains(kind, "RRefType")
+
+
+def contains(kind: Any, name: str) -> bool:
+    """Whether a type is, or contains, one of that kind.
 
     Attributes of objects are another matter: these stay where they are.
     """
-    name = kind.kind()
-    if name in ("ClassType", "InterfaceType"):
+    own = kind.kind()
+    if own in ("ClassType", "InterfaceType"):
         return False
-    return name == "RRefType" or any(map(has_references, kind.containedTypes()))
+    return own == name or any(contains(part, name) for part in kind.containedTypes())
 
 
 def boxed_type(kind: Any) -> Any:
