@@ -82,6 +82,20 @@ class Adder(torch.nn.Module):
         return 2
 
 
+@torch.jit.script
+class Client:
+    def __init__(self, to: str):
+        self.to = to
+
+    def doubled(self, x: Tensor) -> Tensor:
+        return rpc.rpc_sync(self.to, script_add, (x, x))
+
+
+@torch.jit.script
+def by_client(to: str, x: Tensor) -> Tensor:
+    return Client(to).doubled(x)
+
+
 class Forks(torch.nn.Module):
     """Nothing remote: it may be saved."""
 
@@ -177,6 +191,7 @@ def trainer() -> None:
     print("documented, remote", rpc.remote("w1", async_add, args=("w0", x, x)).to_here())
     print("several", *several("w1", x))
     print("method", torch.jit.script(Adder())(x, "w1"))
+    print("class", by_client("w1", x))
     print("saved", saved_and_loaded(torch.jit.script(Forks()))(x))
     print("error", outcome(lambda: waits_for_error("w1", x)))
     print("future", waits(rpc.rpc_async("w1", script_add, args=(x, x))))

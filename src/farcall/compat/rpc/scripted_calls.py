@@ -26,23 +26,24 @@ from farcall.runtime.context import current
 def _rpc_async(
     to: Any, function: str, args: Any = (), kwargs: Any = (), timeout: float = UNSET_RPC_TIMEOUT
 ) -> Any:
-    return for_torch(api.rpc_async(to, _compiled(function), args, dict(kwargs), timeout))
+    return for_torch(api.rpc_async(to, compiled_function(function), args, dict(kwargs), timeout))
 
 
 def _rpc_sync(
     to: Any, function: str, args: Any = (), kwargs: Any = (), timeout: float = UNSET_RPC_TIMEOUT
 ) -> Any:
-    return api.rpc_sync(to, _compiled(function), args, dict(kwargs), timeout)
+    return api.rpc_sync(to, compiled_function(function), args, dict(kwargs), timeout)
 
 
 def _rpc_remote(
     to: Any, function: str, args: Any = (), kwargs: Any = (), timeout: float = UNSET_RPC_TIMEOUT
 ) -> Any:
-    return api.remote(to, _compiled(function), args, dict(kwargs), timeout)
+    return api.remote(to, compiled_function(function), args, dict(kwargs), timeout)
 
 
-def _compiled(function: str) -> Any:
-    return torch.jit._state._python_cu.find_function(function)
+def compiled_function(name: str) -> Any:
+    """A function or method by the name that TorchScript has for it."""
+    return torch.jit._state._python_cu.find_function(name)
 
 
 def _owner(_: RRef[Any]) -> Any:

@@ -5,7 +5,7 @@ call while it compiles it, and the types that it has, is torch's doing.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from farcall.compat.rpc.scripted_calls import (
     LET_OTHERS_WORK,
     OWNER_NAME,
     UNWRAPPED,
+    compiled_function,
     do,
     note_python,
 )
@@ -144,11 +145,19 @@ def _template() -> Any:
 # Where torch compiles.
 
 
-def _adapting(compile_function: Callable[..., Any]) -> Callable[..., Any]:
+def _compiling_functions(compile_function: Callable[..., Any]) -> Callable[..., Any]:
     def compile_and_adapt(*args: Any) -> Any:
         compiled = compile_function(*args)
-        adapt(compiled.graph)
-        note_compiled(compiled.qualified_name, compiled.graph)
+        _adapt_function(compiled)
+        return compiled
+
+    return compile_and_adapt
+
+
+def _compiling_classes(compile_class: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_and_adapt(*args: Any) -> Any:
+        compiled = compile_class(*args)
+        _adapt_methods(compiled, compiled.method_names())
         return compiled
 
     return compile_and_adapt
@@ -163,12 +172,17 @@ def create_methods_and_adapt(concrete_type: Any, method_stubs: Any, property_stu
     names = [stub.def_.name() for stub in method_stubs]
     for stub in property_stubs:
         names += [stub.def_.getter_name(), stub.def_.setter_name()]
-    module: Any = torch._C._create_module_with_type(concrete_type.jit_type)
+    _adapt_methods(concrete_type.jit_type, [name.name for name in names if name is not None])
+
+
+def _adapt_methods(kind: Any, names: Iterable[str]) -> None:
     for name in names:
-        if name is not None:
-            graph = module._get_method(name.name).graph
-            adapt(graph)
-            note_compiled(f"{module.qualified_name}.{name.name}", graph)
+        _adapt_function(compiled_function(f"{kind.qualified_name()}.{name}"))
+
+
+def _adapt_function(function: Any) -> None:
+    adapt(function.graph)
+    note_compiled(function.qualified_name, function.graph)
 
 
 def install(swap: Any) -> None:
@@ -177,8 +191,12 @@ def install(swap: Any) -> None:
     Before torch.distributed.autograd is replaced: torch may make its table of built-in functions
     when it is first asked for, with what is there then.
     """
-    for name in ("_jit_script_compile", "_jit_script_compile_overload"):
-        swap.attribute(torch._C, name, _adapting(getattr(torch._C, name)))
+    for name, compiling in (
+        ("_jit_script_compile", _compiling_functions),
+        ("_jit_script_compile_overload", _compiling_functions),
+        ("_jit_script_class_compile", _compiling_classes),
+    ):
+        swap.attribute(torch._C, name, compiling(getattr(torch._C, name)))
     swap.attribute(
         torch.jit._recursive, "create_methods_and_properties_from_stubs", create_methods_and_adapt
     )
