@@ -57,6 +57,7 @@ def test_scripted_code_makes_calls(tmp_path: Path) -> None:
         "documented, remote tensor([2., 2.])",
         "several tensor([8., 8.]) {'none': []}",
         "method tensor([4., 4.])",
+        "hooks tensor([7., 7.]) tensor([6., 6.])",
         "class tensor([2., 2.])",
         "saved tensor(12.)",
         "error RuntimeError True",

@@ -82,6 +82,30 @@ class Adder(torch.nn.Module):
         return 2
 
 
+def remote_before(self, given: Tuple[Tensor]) -> Tensor:  # noqa: UP006
+    return rpc.rpc_sync("w1", script_add, (given[0], given[0]))
+
+
+def remote_after(self, given: Tuple[Tensor], result: Tensor) -> Tensor:  # noqa: UP006
+    return rpc.rpc_async("w1", script_add, (given[0], result)).wait()
+
+
+class Hooked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.square = Square()
+        self.square.register_forward_pre_hook(remote_before)
+        self.square.register_forward_hook(remote_after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.square(x) + 1
+
+
+class Square(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
+
+
 @torch.jit.script
 class Client:
     def __init__(self, to: str):
@@ -191,6 +215,8 @@ def trainer() -> None:
     print("documented, remote", rpc.remote("w1", async_add, args=("w0", x, x)).to_here())
     print("several", *several("w1", x))
     print("method", torch.jit.script(Adder())(x, "w1"))
+    hooked = torch.jit.script(Hooked())
+    print("hooks", hooked(x), hooked.square(x))
     print("class", by_client("w1", x))
     print("saved", saved_and_loaded(torch.jit.script(Forks()))(x))
     print("error", outcome(lambda: waits_for_error("w1", x)))

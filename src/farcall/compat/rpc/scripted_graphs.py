@@ -164,6 +164,7 @@ def _compiling_classes(compile_class: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _create_methods = torch.jit._recursive.create_methods_and_properties_from_stubs
+_create_hooks = torch.jit._recursive.create_hooks_from_stubs
 
 
 def create_methods_and_adapt(concrete_type: Any, method_stubs: Any, property_stubs: Any) -> None:
@@ -173,6 +174,13 @@ def create_methods_and_adapt(concrete_type: Any, method_stubs: Any, property_stu
     for stub in property_stubs:
         names += [stub.def_.getter_name(), stub.def_.setter_name()]
     _adapt_methods(concrete_type.jit_type, [name.name for name in names if name is not None])
+
+
+def create_hooks_and_adapt(concrete_type: Any, hook_stubs: Any, pre_hook_stubs: Any) -> None:
+    """Compiles what runs before and after `forward` of a module."""
+    _create_hooks(concrete_type, hook_stubs, pre_hook_stubs)
+    names = {stub.def_.name().name for stub in (*hook_stubs, *pre_hook_stubs)}
+    _adapt_methods(concrete_type.jit_type, names)
 
 
 def _adapt_methods(kind: Any, names: Iterable[str]) -> None:
@@ -197,9 +205,9 @@ def install(swap: Any) -> None:
         ("_jit_script_class_compile", _compiling_classes),
     ):
         swap.attribute(torch._C, name, compiling(getattr(torch._C, name)))
-    swap.attribute(
-        torch.jit._recursive, "create_methods_and_properties_from_stubs", create_methods_and_adapt
-    )
+    recursive = torch.jit._recursive
+    swap.attribute(recursive, "create_methods_and_properties_from_stubs", create_methods_and_adapt)
+    swap.attribute(recursive, "create_hooks_from_stubs", create_hooks_and_adapt)
     builtins = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
     for kind, function in GRADIENTS.items():
         swap.item(builtins, id(function), kind)
