@@ -63,8 +63,19 @@ class PeerLost(CallError, ConnectionError):
 
     Attributes:
         worker: name of the worker that was lost.
-        cause: what was seen, in words.
+        cause: what is known of why it was lost, in words.
+        rank: the id of that worker; -1 if it is not known.
+        host: the name of the machine that it ran on; "" if it is not known.
+        pid: its process there; 0 if it is not known.
+        calls: how many calls of this worker to it were in flight when it was lost.
+        functions: the names of the first few functions that these calls had asked for.
     """
+
+    rank: int = -1
+    host: str = ""
+    pid: int = 0
+    calls: int = 0
+    functions: tuple[str, ...] = ()
 
     def __init__(self, worker: str, cause: str) -> None:
         super().__init__(worker, cause)
@@ -72,14 +83,30 @@ class PeerLost(CallError, ConnectionError):
         self.cause = cause
 
     def __str__(self) -> str:
-        return f"lost worker {self.worker!r}: {self.cause}"
+        return f"lost worker {self.worker!r}{self._place()}: {self.cause}{self._calls()}"
+
+    def _place(self) -> str:
+        known = [f"rank {self.rank}"] if self.rank >= 0 else []
+        known += [f"pid {self.pid}"] if self.pid else []
+        where = ", ".join(known) + (f" on {self.host}" if self.host else "")
+        return f" ({where.strip()})" if where else ""
+
+    def _calls(self) -> str:
+        if not self.calls:
+            return ""
+        names = ", ".join(self.functions) + (", ..." if self.calls > len(self.functions) else "")
+        what = "1 call was" if self.calls == 1 else f"{self.calls} calls were"
+        return f"; {what} in flight: {names}"
 
 
 class OwnerDied(PeerLost):
     """The worker that owned a reference is gone, and the value with it."""
 
     def __str__(self) -> str:
-        return f"the owner {self.worker!r} of this reference is gone: {self.cause}"
+        return (
+            f"the owner {self.worker!r}{self._place()} of this reference is gone: {self.cause}"
+            f"{self._calls()}"
+        )
 
 
 class Cancelled(CallError):

@@ -21,7 +21,6 @@ from farcall.runtime.inbound import Deferred, result_of
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.references import RefHandle
 from farcall.runtime.values import OwnedValue
-from farcall.serde import name_of
 
 T = TypeVar("T")
 
@@ -325,8 +324,5 @@ def call_method(place: OwnedValue, name: str, args: tuple[Any, ...], kwargs: dic
     """Handler of the call proxies."""
     context = current.get()
     value = _value(place, math.inf if context is None else context.deadline)
-    policy = current_agent().policy
-    if not policy.allows_all:
-        policy.check(f"{name_of(type(value)) or ''}.{name}")
-    method = getattr(value, name)
+    method = current_agent().policy.method_of(value, name)
     return result_of(method, method(*args, **kwargs))

@@ -14,7 +14,7 @@ from behaviour.helpers import WAYS, Box, echo, fail_with
 from farcall import rpc
 from farcall.errors import FunctionNotFound, Refused, SerializationError, UnknownWorker
 from farcall.runtime.agent import Agent
-from farcall.runtime.inbound import Policy
+from farcall.runtime.policy import Policy
 from farcall.serde import Serializer
 from farcall.testing.cluster import acting_as
 

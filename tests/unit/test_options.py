@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from farcall import rpc
 from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
     BackendType,
     RpcBackendOptions,
     TensorPipeRpcBackendOptions,
-    listen_address,
     validate_timeout,
 )
 from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions, check_backend
+from farcall.runtime.protected_mode import listen_address
 
 
 @pytest.fixture(autouse=True)
@@ -304,11 +305,11 @@ def test_without_a_secret_a_worker_listens_on_loopback() -> None:
 
 
 def test_with_a_secret_a_worker_listens_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert listen_address(RpcBackendOptions(secret="s")) == ("0.0.0.0", 0)
+    assert listen_address(RpcBackendOptions(secret="s")) == ("::", 0)
     monkeypatch.setenv("FARCALL_SECRET", "from outside")
     options = RpcBackendOptions()
     assert options.secret == b"from outside"
-    assert listen_address(options) == ("0.0.0.0", 0)
+    assert listen_address(options) == ("::", 0)
 
 
 def test_environment_says_where_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,6 +351,113 @@ def test_insecure_does_not_warn_when_nothing_is_open() -> None:
 
 
 @pytest.mark.parametrize("listen", [":80", "a:b", "a:70000", "[::1", "[::1]80", "a:", "[]:1"])
-def test_address_that_makes_no_sense_is_refused(listen: str) -> None:
-    with pytest.raises(ValueError, match="listen must be"):
-        listen_address(RpcBackendOptions(listen=listen, secret="s"))
+def test_address_that_makes_no_sense_is_refused(
+    monkeypatch: pytest.MonkeyPatch, listen: str
+) -> None:
+    with pytest.raises(ValueError, match=r"^listen must be"):
+        RpcBackendOptions(listen=listen, secret="s")
+    monkeypatch.setenv("FARCALL_LISTEN", listen)
+    with pytest.raises(ValueError, match=r"^FARCALL_LISTEN must be"):
+        RpcBackendOptions()
+
+
+def test_a_secret_that_is_set_later_opens_the_port_as_one_of_the_constructor_does() -> None:
+    options = RpcBackendOptions()
+    options.secret = "later"  # type: ignore[assignment]
+    assert options.secret == b"later"
+    assert listen_address(options) == ("::", 0)
+
+
+# --- every option, wherever it is set
+
+WRONG: dict[str, list[object]] = {
+    "rpc_timeout": ["1", None, True, -1, math.nan, [1]],
+    "init_method": [None, 5, b"env://"],
+    "store": ["file:///x", 5, True],
+    "num_worker_threads": [0, -1, 1.5, "4", None, True],
+    "secret": ["", b"", 5, ["s"], bytearray(b"s"), True],
+    "listen": ["a:b", ":80", "", 80, ("127.0.0.1", 80), b"127.0.0.1"],
+    "insecure": ["False", "yes", 0, 1, None, b""],
+    "allow_functions": ["app:*", "*", b"app:*", ["app"], [5], 5, True, ["app:*", None]],
+    "allow_by_value": ["False", 0, 1, None, []],
+    "allow_pickle": ["False", "0", 0, 1, None, {}],
+    "transports": ["socket", (), ["tcp"], [5], 5, True],
+    "paths": ["tcp", (), ["ibv"], [None], 5, True],
+    "tcp_streams": [0, 17, "4", 2.0, True],
+    "dead_host_timeout": [0.5, -1, math.nan, math.inf, 3601, "30", True, [30]],
+    "shared_tensors": ["", "handles", 5, True, ["copy"]],
+    "keep_freed_memory": [-1, 2**31, "1", 1.5, True],
+    "device_maps": ["w", [("w", {0: 1})], {"w": 5}, {5: {0: 1}}, {"w": {0: 1, 1: 1}}],
+    "devices": ["cuda:0", 0, ["cpu"], {0: 1}],
+}
+CASES = [(name, value) for name, values in WRONG.items() for value in values]
+
+
+def test_the_sweep_knows_every_option() -> None:
+    assert set(WRONG) == set(RpcBackendOptions._checks)
+    assert set(WRONG) == set(vars(RpcBackendOptions()))
+
+
+@pytest.mark.parametrize(("name", "value"), CASES)
+def test_a_wrong_option_is_refused_by_the_constructor_by_assignment_and_at_the_start(
+    name: str, value: object
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=name.rstrip("s")):
+        RpcBackendOptions(**{name: value})  # type: ignore[arg-type]
+    options = RpcBackendOptions()
+    before = getattr(options, name)
+    with pytest.raises((TypeError, ValueError), match=name.rstrip("s")):
+        setattr(options, name, value)
+    assert getattr(options, name) == before
+    vars(options)[name] = value  # as a change in place would
+    with pytest.raises((TypeError, ValueError)):
+        rpc.init_rpc("w", rank=0, world_size=1, rpc_backend_options=options)
+
+
+@pytest.mark.parametrize(
+    ("variable", "texts"),
+    [
+        ("LISTEN", ["a:b", "1.2.3.4:99999"]),
+        ("TRANSPORTS", ["tcp", ","]),
+        ("PATHS", ["ibv", "tcp;unix"]),
+        ("TCP_STREAMS", ["0", "17", "x", "1.5"]),
+        ("DEAD_HOST_TIMEOUT", ["x", "0.5", "-3", "nan", "inf", "3601", "30s"]),
+        ("SHARED_TENSORS", ["yes", "COPY"]),
+        ("KEEP_FREED_MEMORY", ["-1", "1 GB"]),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, texts: list[str]
+) -> None:
+    for text in texts:
+        monkeypatch.setenv(f"FARCALL_{variable}", text)
+        with pytest.raises(ValueError, match=f"^FARCALL_{variable}"):
+            RpcBackendOptions()
+
+
+def test_what_is_given_is_what_the_attribute_has() -> None:
+    given = {
+        "secret": "text",
+        "allow_functions": ["app:*"],
+        "paths": {"tcp"},
+        "dead_host_timeout": 5,
+        "devices": [0],
+        "listen": "10.0.0.1:5",
+    }
+    built = RpcBackendOptions(**given)  # type: ignore[arg-type]
+    assigned = RpcBackendOptions()
+    for name, value in given.items():
+        setattr(assigned, name, value)
+    assert vars(built) == vars(assigned)
+    assert built.allow_functions == ("app:*",)
+    built.validate()
+    assert vars(built) == vars(assigned)
+
+
+def test_a_subclass_whose_constructor_leaves_options_out_is_told_so() -> None:
+    class Mine(RpcBackendOptions):
+        def __init__(self) -> None:
+            self.secret = b"s"
+
+    with pytest.raises(TypeError, match=r"Mine has no option .* has to call that of RpcBackendOpt"):
+        Mine().validate()

@@ -29,11 +29,12 @@ from farcall.runtime.control import SEND_SECONDS, ControlMessages
 from farcall.runtime.deadlines import Deadlines
 from farcall.runtime.executor import Executor
 from farcall.runtime.gradients import Gradients
-from farcall.runtime.inbound import Job, Policy
+from farcall.runtime.inbound import Job
 from farcall.runtime.leaving import Leaver
 from farcall.runtime.outbound import Outbound
 from farcall.runtime.outcomes import Outcomes
 from farcall.runtime.peers import Directory, Find, Peer, PendingCall
+from farcall.runtime.policy import Policy
 from farcall.runtime.references import References, RefHandle
 from farcall.serde import DeviceMap, Dumped, Serializer
 from farcall.transport.base import Arrived, Endpoint, Event, Link
@@ -284,7 +285,7 @@ class Agent:
         with peer.lock:
             if peer.lost is not None or peer.worker is self.me:
                 return
-            peer.lost = cause
+            peer.note_loss(cause)
             peer.back_link = None
             jobs = peer.incoming.lost()
         pending = peer.outgoing.lost()

@@ -6,6 +6,7 @@ Nothing here is kept: every function looks anew. All are safe in any thread.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import socket
 import sys
@@ -70,3 +71,12 @@ def local_address_towards(host: str) -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return "127.0.0.1"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is one that only this machine has."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        # Other names aren't looked up: what they resolve to may change after this check.
+        return host == "localhost"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
@@ -18,7 +17,6 @@ from farcall.errors import (
     FarcallError,
     InvalidResult,
     LinkError,
-    Refused,
     RpcTimeout,
     SerializationError,
 )
@@ -28,7 +26,7 @@ from farcall.runtime.context import CallContext, current
 from farcall.runtime.peers import Peer
 from farcall.runtime.references import RefHandle, references_of
 from farcall.runtime.values import OwnedValue
-from farcall.serde import Dumped, dump_failure, name_of
+from farcall.serde import Dumped, dump_failure
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Accepted, Failure, Reply, Request
@@ -39,48 +37,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("farcall")
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
-OWN_HANDLERS = frozenset(
-    [f"farcall.rref:{name}" for name in ("fetch", "type_of", "call_method", "run_backward")]
-    + [f"farcall.autograd.handlers:{name}" for name in ("survey", "prepare", "cause", "abort")]
-)
 
 
 class Deferred(NamedTuple):
     """Returned by farcall's own handlers: the call's value is that of this future, later."""
 
     future: torch._C.Future[Any]
-
-
-class Policy:
-    """Which functions may be called from elsewhere.
-
-    Args:
-        allow_functions: patterns (`fnmatch`) of "module:qualname"; None allows everything.
-    """
-
-    def __init__(self, allow_functions: Collection[str] | None = None) -> None:
-        self._patterns = None if allow_functions is None else tuple(allow_functions)
-        self.allows_all = allow_functions is None
-
-    def check(self, name: str) -> None:
-        """Raises Refused unless the function of this name may be called. "" is one sent by value.
-
-        farcall's own handlers may always be: they check what they are asked to call.
-        """
-        if self._patterns is None or name in OWN_HANDLERS:
-            return
-        if not name:
-            raise Refused("this worker runs only functions that are named; this one came by value")
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns):
-            raise Refused(f"this worker does not allow calls of {name!r}")
-
-    def check_found(self, name: str, function: Callable[..., Any]) -> None:
-        """Raises Refused if the function that was found is really another's.
-
-        "app:os.system" would match the pattern "app:*" if app imports os.
-        """
-        if self._patterns is not None and name_of(function) != name:
-            raise Refused(f"this worker does not allow calls of {name!r}: it is not defined there")
 
 
 def result_of(function: Callable[..., Any], result: Any) -> Any:

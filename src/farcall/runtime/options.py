@@ -1,26 +1,31 @@
 """What a user can set when a worker starts: `RpcBackendOptions` and its TensorPipe-shaped child.
 
 Both are ordinary classes with ordinary attributes, as users of torch.distributed.rpc expect: they
-subclass them and set attributes afterwards. What the constructors refuse never reaches an agent.
-Here are also the checks that other modules share: of a timeout, and of the address to listen on.
+subclass them and set attributes afterwards. What is refused when it is set never reaches an agent.
+Here is also the check of a timeout, which other modules share.
 """
 
 from __future__ import annotations
 
 import enum
-import ipaddress
 import logging
 import math
 import numbers
-import os
-import warnings
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.runtime import option_checks as check
+from farcall.runtime.device_options import (
+    Device,
+    DeviceMap,
+    device_list,
+    device_map_of,
+    device_maps_of,
+)
 from farcall.runtime.endpoints import ListeningEndpoint, Place, open_endpoint
 from farcall.transport.addresses import MAX_STREAMS, PATHS
 from farcall.transport.listening import Listening
@@ -43,10 +48,6 @@ _TORCH_TRANSPORTS = frozenset({"shm", "uv", "ibv"})
 _TORCH_CHANNELS = frozenset(
     {"basic", "cma", "mpt_uv", "xth", "cuda_basic", "cuda_gdr", "cuda_ipc", "cuda_xth"}
 )
-
-Device = int | str | torch.device
-# Any: the key type of a Mapping is invariant, so a plain dict[int, int] would not fit a union.
-DeviceMap = Mapping[Any, Device]
 
 
 class BackendType(enum.Enum):
@@ -88,7 +89,9 @@ def validate_timeout(value: object, what: str = "timeout", *, allow_unset: bool 
 class RpcBackendOptions:
     """How a worker runs, listens and whom it trusts.
 
-    Not safe to change while another thread starts an agent with it; the agent reads it once.
+    Options may also be set as attributes, before the agent starts; they are checked as the
+    constructor checks them. Not safe to change while another thread starts an agent with it; the
+    agent reads it once.
 
     Args:
         rpc_timeout: default limit of a call in seconds; 0 for none.
@@ -100,7 +103,8 @@ class RpcBackendOptions:
             environment, and no authentication when that isn't set either.
         listen: "host" or "host:port" to listen on (port 0: any free one). Default:
             `FARCALL_LISTEN` of the environment; else loopback without a secret, and all
-            interfaces ("0.0.0.0") with one.
+            interfaces ("::", which is IPv4 and IPv6) with one. A worker that listens on
+            loopback also calls workers of its own machine only, unless it has a secret.
         insecure: listen where others can reach it even without a secret. Whoever reaches it can
             run code in this process.
         allow_functions: callers may run these only: patterns of "module:qualname", matched as by
@@ -119,6 +123,11 @@ class RpcBackendOptions:
             over all of them. It is the smaller of what both workers say, and 1 with the transport
             "socket". Default: `FARCALL_TCP_STREAMS` of the environment; else 4, and 1 for links
             that this worker dials to workers of its own host, where several are slower.
+        dead_host_timeout: seconds, 1 to 3600, after which a worker counts as lost whose host does
+            not answer: it is off, or cut off. A host answers for workers that are busy or
+            stopped. 0: a host is waited for as long as the system does. Default:
+            `FARCALL_DEAD_HOST_TIMEOUT` of the environment; else 30. Process groups have
+            connections of their own, for which it means nothing.
         shared_tensors: what becomes of tensors that lie in shared memory already
             (`Tensor.share_memory_()`, what the workers of a DataLoader give) on their way to a
             worker of the same host. "copy": they are copied, as all others are. "handle": if both
@@ -138,6 +147,70 @@ class RpcBackendOptions:
         ValueError: an argument has a value that makes no sense; the message says which.
     """
 
+    rpc_timeout: float
+    init_method: str
+    store: Store | None
+    num_worker_threads: int
+    secret: bytes | None
+    listen: str | None
+    insecure: bool
+    allow_functions: tuple[str, ...] | None
+    allow_by_value: bool
+    allow_pickle: bool
+    transports: tuple[str, ...]
+    paths: tuple[str, ...]
+    tcp_streams: int | None
+    dead_host_timeout: float
+    shared_tensors: str
+    keep_freed_memory: int
+    device_maps: dict[str, dict[torch.device, torch.device]]
+    devices: list[torch.device]
+
+    # What an option may be set to, and what it is then: in the constructor, by assignment, and
+    # once more when the agent starts.
+    _checks: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
+        "rpc_timeout": lambda value: validate_timeout(
+            value, "incompatible constructor arguments: rpc_timeout"
+        ),
+        "init_method": partial(check.text, "init_method"),
+        "store": check.store,
+        "num_worker_threads": partial(check.thread_count, "num_worker_threads"),
+        "secret": check.secret,
+        "listen": check.listen,
+        "insecure": partial(check.flag, "insecure"),
+        "allow_functions": check.patterns,
+        "allow_by_value": partial(check.flag, "allow_by_value"),
+        "allow_pickle": partial(check.flag, "allow_pickle"),
+        "transports": partial(
+            check.choice, "transports", variable="FARCALL_TRANSPORTS", known=TRANSPORTS
+        ),
+        "paths": partial(check.choice, "paths", variable="FARCALL_PATHS", known=PATHS),
+        "tcp_streams": partial(
+            check.whole_number,
+            "tcp_streams",
+            variable="FARCALL_TCP_STREAMS",
+            lowest=1,
+            highest=MAX_STREAMS,
+        ),
+        "dead_host_timeout": check.dead_host_timeout,
+        "shared_tensors": partial(
+            check.one_of,
+            "shared_tensors",
+            variable="FARCALL_SHARED_TENSORS",
+            known=SHARED_TENSORS,
+        ),
+        "keep_freed_memory": partial(
+            check.whole_number,
+            "keep_freed_memory",
+            variable="FARCALL_KEEP_FREED_MEMORY",
+            lowest=0,
+            highest=MAX_KEEP_FREED_MEMORY,
+            default=DEFAULT_KEEP_FREED_MEMORY,
+        ),
+        "device_maps": device_maps_of,
+        "devices": device_list,
+    }
+
     def __init__(
         self,
         rpc_timeout: float = DEFAULT_RPC_TIMEOUT,
@@ -154,41 +227,56 @@ class RpcBackendOptions:
         transports: Sequence[str] | None = None,
         paths: Collection[str] | None = None,
         tcp_streams: int | None = None,
+        dead_host_timeout: float | None = None,
         shared_tensors: str | None = None,
         keep_freed_memory: int | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
-        what = "incompatible constructor arguments: rpc_timeout"
-        self.rpc_timeout = validate_timeout(rpc_timeout, what)
-        self.init_method = init_method
-        self.store = store
-        self.num_worker_threads = check.thread_count("num_worker_threads", num_worker_threads)
-        self.secret = check.secret(secret)
-        default_host = "127.0.0.1" if self.secret is None else "0.0.0.0"
-        self.listen: str = listen or os.environ.get("FARCALL_LISTEN") or default_host
-        self.insecure = insecure
-        self.allow_functions = check.patterns(allow_functions)
-        self.allow_by_value = allow_by_value
-        self.allow_pickle = allow_pickle
-        self.transports = check.choice("transports", transports, "FARCALL_TRANSPORTS", TRANSPORTS)
-        self.paths = check.choice("paths", paths, "FARCALL_PATHS", PATHS)
-        self.tcp_streams = check.whole_number(
-            "tcp_streams", tcp_streams, "FARCALL_TCP_STREAMS", 1, MAX_STREAMS
+        self._assign(
+            rpc_timeout=rpc_timeout,
+            init_method=init_method,
+            store=store,
+            num_worker_threads=num_worker_threads,
+            secret=secret,
+            listen=listen,
+            insecure=insecure,
+            allow_functions=allow_functions,
+            allow_by_value=allow_by_value,
+            allow_pickle=allow_pickle,
+            transports=transports,
+            paths=paths,
+            tcp_streams=tcp_streams,
+            dead_host_timeout=dead_host_timeout,
+            shared_tensors=shared_tensors,
+            keep_freed_memory=keep_freed_memory,
+            device_maps=device_maps,
+            devices=devices,
         )
-        self.shared_tensors = check.one_of(
-            "shared_tensors", shared_tensors, "FARCALL_SHARED_TENSORS", SHARED_TENSORS
-        )
-        kept = check.whole_number(
-            "keep_freed_memory",
-            keep_freed_memory,
-            "FARCALL_KEEP_FREED_MEMORY",
-            0,
-            MAX_KEEP_FREED_MEMORY,
-        )
-        self.keep_freed_memory = DEFAULT_KEEP_FREED_MEMORY if kept is None else kept
-        self.device_maps = {to: _device_map(one) for to, one in (device_maps or {}).items()}
-        self.devices = _device_list(devices or ())
+
+    def _assign(self, **values: object) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        checked = self._checks.get(name)
+        object.__setattr__(self, name, value if checked is None else checked(value))
+
+    def validate(self) -> None:
+        """Check every option once more: lists and dicts may have been changed in place.
+
+        Raises:
+            TypeError: an option is of the wrong type, or was never set, since a subclass did not
+                call the constructor.
+            ValueError: an option has a value that makes no sense.
+        """
+        for name in self._checks:
+            if not hasattr(self, name):
+                raise TypeError(
+                    f"{type(self).__name__} has no option {name!r}: its constructor has to call "
+                    "that of RpcBackendOptions"
+                )
+            setattr(self, name, getattr(self, name))
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
         """Add to the device map towards a callee. It must stay one to one.
@@ -201,14 +289,14 @@ class RpcBackendOptions:
             ValueError: a device on either side would map to two.
         """
         merged = dict(self.device_maps.get(to, {}))
-        for source, target in _device_map(device_map).items():
+        for source, target in device_map_of(device_map).items():
             if merged.get(source, target) != target:
                 raise ValueError(
                     "`set_device_map` only supports 1-to-1 mapping, trying"
                     f" to map {source} to {target} and {merged[source]}"
                 )
             merged[source] = target
-        self.device_maps[to] = _device_map(merged)
+        self.device_maps[to] = device_map_of(merged)
 
     def set_devices(self, devices: Sequence[Device]) -> None:
         """Replace the list of CUDA devices that this worker uses.
@@ -216,7 +304,7 @@ class RpcBackendOptions:
         Raises:
             ValueError: one of them is not a CUDA device.
         """
-        self.devices = _device_list(devices)
+        self.devices = device_list(devices)
 
     def open_endpoint(self, place: Place) -> ListeningEndpoint:
         """Called once when a worker starts: what its frames travel over.
@@ -255,6 +343,7 @@ class FarcallOptions(TypedDict, total=False):
     transports: Sequence[str] | None
     paths: Collection[str] | None
     tcp_streams: int | None
+    dead_host_timeout: float | None
     shared_tensors: str | None
     keep_freed_memory: int | None
 
@@ -295,86 +384,6 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         )
         _ignore_tensorpipe("transport", _transports, _TORCH_TRANSPORTS)
         _ignore_tensorpipe("channel", _channels, _TORCH_CHANNELS)
-
-
-def listen_address(options: RpcBackendOptions) -> tuple[str, int]:
-    """Host and port (0: any free one) to listen on, if that is safe: protected mode.
-
-    Warns (`RuntimeWarning`) when `insecure=True` opens an unprotected port to others.
-
-    Raises:
-        ValueError: others could connect without a secret, or the address makes no sense.
-    """
-    host, port = _host_and_port(options.listen)
-    if options.secret is not None or _is_loopback(host):
-        return host, port
-    if not options.insecure:
-        raise ValueError(
-            f"farcall refuses to listen on {host} without authentication: set FARCALL_SECRET to "
-            "the same secret on all workers (or the option secret=), listen on 127.0.0.1, or pass "
-            "insecure=True if everyone who can reach this port may run code in this process"
-        )
-    warnings.warn(
-        f"farcall listens on {host} without authentication: whoever can reach this port can run "
-        "code in this process",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return host, port
-
-
-def _host_and_port(listen: str) -> tuple[str, int]:
-    if listen.startswith("["):
-        host, bracket, rest = listen[1:].partition("]")
-        sensible = bracket == "]" and (not rest or rest.startswith(":"))
-        port = rest[1:] if rest else "0"
-    elif listen.count(":") > 1:  # an IPv6 address without brackets has no port
-        host, port, sensible = listen, "0", True
-    else:
-        host, colon, port = listen.partition(":")
-        sensible, port = True, port if colon else "0"
-    if not host or not sensible or not port.isdecimal() or int(port) >= 2**16:
-        raise ValueError(f"listen must be 'host' or 'host:port' (0 to 65535), not {listen!r}")
-    return host, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        # Other names aren't looked up: what they resolve to may change after this check.
-        return host == "localhost"
-
-
-def _device(device: Device) -> torch.device:
-    # torch itself reads a number as a device of whatever accelerator this machine has, and fails
-    # without one; a map may name the devices of another machine.
-    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-
-
-def _device_list(devices: Sequence[Device]) -> list[torch.device]:
-    full = [_device(device) for device in devices]
-    for device in full:
-        if device.type != "cuda":
-            raise ValueError(
-                f"`set_devices` expect a list of CUDA devices, but got device type {device.type}."
-            )
-    return full
-
-
-def _device_map(device_map: DeviceMap) -> dict[torch.device, torch.device]:
-    full: dict[torch.device, torch.device] = {}
-    reverse: dict[torch.device, torch.device] = {}
-    for key, value in device_map.items():
-        source, target = _device(key), _device(value)
-        if target in reverse:
-            raise ValueError(
-                "`device_map` only supports 1-to-1 mapping, "
-                f"trying to map {source} and {reverse[target]} to {target}"
-            )
-        full[source] = target
-        reverse[target] = source
-    return full
 
 
 def _ignore_tensorpipe(what: str, names: Sequence[str] | None, known: frozenset[str]) -> None:

@@ -19,7 +19,7 @@ from farcall.errors import (
     RpcTimeout,
 )
 from farcall.protocol.ref_entries import TransferKey
-from farcall.runtime.peers import Peer, PendingCall
+from farcall.runtime.peers import Peer, PendingCall, readable
 from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
 from farcall.transport.base import NotSent
@@ -29,18 +29,6 @@ from farcall.wire.messages import Accepted, Failure, Reply
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
-
-# How farcall's own handlers are called in messages.
-_OWN_NAMES = {
-    "farcall.rref:fetch": "to_here",
-    "farcall.rref:type_of": "the type of a remote value",
-    "farcall.rref:call_method": "a method of a remote value",
-    "farcall.rref:run_backward": "the backward pass of a remote value",
-    "farcall.autograd.handlers:survey": "a part of a backward pass",
-    "farcall.autograd.handlers:prepare": "a part of a backward pass",
-    "farcall.autograd.handlers:cause": "the cause of a failed backward pass",
-    "farcall.autograd.handlers:abort": "the news of a failed backward pass",
-}
 
 
 class Outcomes:
@@ -118,7 +106,7 @@ class Outcomes:
         return [call for call in calls if call.watched]
 
     def timeout(self, pending: PendingCall) -> RpcTimeout:
-        what = _OWN_NAMES.get(pending.function, pending.function) or "a function sent by value"
+        what = readable(pending.function)
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
             f"{what} on worker {pending.peer.name!r}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from farcall.errors import PeerLost, UnknownWorker
+from farcall.errors import OwnerDied, PeerLost, UnknownWorker
 from farcall.ids import RefId, Worker, WorkerInfo
 from farcall.protocol.calls import Incoming, Outgoing
+from farcall.runtime.hosts import host_name
 from farcall.transport.base import Link
 
 if TYPE_CHECKING:
@@ -22,6 +23,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger("farcall")
 
 Find = Callable[[str | int], Worker | None]
+L = TypeVar("L", bound=PeerLost)
+
+NAMED_CALLS = 5  # of the calls that were in flight: how many a `PeerLost` names
+
+# How farcall's own handlers are called in messages.
+_OWN_NAMES = {
+    "": "a function sent by value",
+    "farcall.rref:fetch": "to_here",
+    "farcall.rref:type_of": "the type of a remote value",
+    "farcall.rref:call_method": "a method of a remote value",
+    "farcall.rref:run_backward": "the backward pass of a remote value",
+    "farcall.autograd.handlers:survey": "a part of a backward pass",
+    "farcall.autograd.handlers:prepare": "a part of a backward pass",
+    "farcall.autograd.handlers:cause": "the cause of a failed backward pass",
+    "farcall.autograd.handlers:abort": "the news of a failed backward pass",
+}
+
+
+def readable(function: str) -> str:
+    """Return what a call asked for, for messages, given the name in its request."""
+    return _OWN_NAMES.get(function, function)
+
+
 _KEY_TYPES = frozenset((str, int, WorkerInfo))
 
 
@@ -70,8 +94,33 @@ class Peer:
         self.linked = False  # we have dialled it
         self.back_link: Link | None = None  # the link that it dialled
 
+        self._in_flight: list[str] = []  # when it was lost: what our calls had asked for
+
+    def note_loss(self, cause: str) -> None:
+        """Take down that the peer is lost, and which calls that ends. With the lock held."""
+        # Before the peer counts as lost: who sees that raises an error that names these calls.
+        self._in_flight = [readable(call.function) for call in self.outgoing.records()]
+        self.lost = cause
+
     def loss(self) -> PeerLost:
-        return PeerLost(self.name, self.left or self.lost or "its connection ended")
+        """A new error that says how this peer was lost."""
+        return self.describe(PeerLost(self.name, self._cause()))
+
+    def owner_died(self) -> OwnerDied:
+        """A new error for who uses a reference to a value of this peer."""
+        return self.describe(OwnerDied(self.name, self._cause()))
+
+    def _cause(self) -> str:
+        return self.left or self.lost or "its connection ended"
+
+    def describe(self, error: L) -> L:
+        """Add to an error what is known of this peer and of the calls to it."""
+        error.rank = self.worker.id
+        error.host = host_name(self.worker.host)
+        error.pid = self.worker.pid
+        error.calls = len(self._in_flight)
+        error.functions = tuple(self._in_flight[:NAMED_CALLS])
+        return error
 
 
 class Directory:
@@ -98,7 +147,7 @@ class Directory:
             if peer is None:
                 peer = Peer(worker, self._runs_same_program(worker))
                 self._by_incarnation[worker.incarnation] = peer
-            elif worker.addresses and not peer.worker.addresses:
+            elif worker.addresses and not peer.worker.addresses:  # from its hello: no pid either
                 peer.worker = worker
             for key in (worker.name, worker.id, worker.info):
                 self._by_key[key] = peer

@@ -211,7 +211,7 @@ class References:
         owner = self.agent.directory.of_incarnation(handle.reference.owner)
         if owner is not None and owner.lost is not None and not self.agent.is_closed:
             # Whoever heard of its loss by a call may be here before the machine knows.
-            raise OwnerDied(owner.name, owner.left or owner.lost)
+            raise owner.owner_died()
         if not self._creation_errors and not self._refs.is_void(ref):
             return
         with self._lock:
@@ -220,7 +220,7 @@ class References:
         if error is not None:
             raise error
         if cause is not None:
-            raise OwnerDied(*cause)
+            raise OwnerDied(*cause) if owner is None else owner.describe(OwnerDied(*cause))
 
     def made_place(self, reference: Reference) -> OwnedValue | None:
         """The place of a value that lives here and has been made; else None."""

@@ -17,8 +17,9 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.endpoints import ListeningEndpoint, Place
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.hosts import host_id, host_name, local_address_towards, main_fingerprint
-from farcall.runtime.inbound import Policy
-from farcall.runtime.options import RpcBackendOptions, listen_address
+from farcall.runtime.options import RpcBackendOptions
+from farcall.runtime.policy import Policy
+from farcall.runtime.protected_mode import listen_address
 from farcall.runtime.rendezvous import Rendezvous
 from farcall.runtime.stores import check_place, host_of, open_store
 from farcall.serde import DeviceMap
@@ -55,6 +56,7 @@ def start_agent(
         LinkError: the address can't be listened on.
         ValueError: options that make no sense for this group, or that contradict each other.
     """
+    options.validate()
     host, port = listen_address(options)
     if options.store is None:
         store, rank, size = open_store(options.init_method, rank, world_size, options.rpc_timeout)

@@ -29,6 +29,8 @@ DEFAULT_STREAMS = 4
 MAX_STREAMS = 16
 
 BACKLOG = 512
+ALL = "::"
+ALL_IPV4 = "0.0.0.0"
 UNIX = "unix:@"
 KEEPALIVE_IDLE_SECONDS = 15
 KEEPALIVE_INTERVAL_SECONDS = 5
@@ -84,14 +86,19 @@ def _dial_unix(name: str) -> tuple[socket.socket, str] | None:
 def listen_tcp(host: str, port: int) -> socket.socket:
     """A listener on a host name or address; port 0 takes a free one.
 
+    "::" is all interfaces, for IPv4 and IPv6 as far as this machine has them.
+
     Raises:
         LinkError: it can't be listened on.
     """
+    if host == ALL and not socket.has_dualstack_ipv6():
+        host = ALL_IPV4
     try:
         return socket.create_server(
             (host, port),
             family=socket.AF_INET6 if ":" in host else socket.AF_INET,
             backlog=BACKLOG,
+            dualstack_ipv6=host == ALL,
         )
     except OSError as error:
         raise LinkError(f"can't listen on {host}:{port}: {error}") from error
@@ -130,7 +137,10 @@ def accept(listener: socket.socket) -> tuple[socket.socket, str]:
         OSError: there is none, or no descriptor for it.
     """
     sock, address = listener.accept()
-    return sock, _process_at(sock) if is_unix(sock) else _join(address[0], address[1])
+    if is_unix(sock):
+        return sock, _process_at(sock)
+    # A listener for both gives IPv4 addresses as "::ffff:10.0.0.1".
+    return sock, _join(address[0].removeprefix("::ffff:"), address[1])
 
 
 def is_unix(sock: socket.socket) -> bool:
@@ -139,7 +149,7 @@ def is_unix(sock: socket.socket) -> bool:
 
 def is_loopback(sock: socket.socket) -> bool:
     """Whether a TCP connection was dialled to an address that only this host has."""
-    return ipaddress.ip_address(sock.getpeername()[0]).is_loopback
+    return ipaddress.ip_address(sock.getpeername()[0].partition("%")[0]).is_loopback
 
 
 def tune(sock: socket.socket) -> None:
