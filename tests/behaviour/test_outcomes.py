@@ -91,6 +91,8 @@ def raise_with(kind: str) -> None:
             raise SystemExit(3)
         case "interrupt":
             raise KeyboardInterrupt
+        case "generator":
+            raise GeneratorExit
         case "stop":
             raise StopIteration("stopped")
         case "base":
@@ -185,22 +187,32 @@ def test_an_exception_of_a_local_type_arrives(pair: list[Agent]) -> None:
     assert type(raised.value).__name__ == "LocalError"
 
 
-@pytest.mark.parametrize("call", [by_sync, by_async])
+@each_way
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "name"),
     [
-        ("exit", SystemExit),
-        ("interrupt", KeyboardInterrupt),
-        ("stop", StopIteration),
-        ("base", GoodbyeError),
+        ("exit", "SystemExit"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("generator", "GeneratorExit"),
+        ("base", f"{__name__}.GoodbyeError"),
     ],
 )
-def test_even_a_base_exception_reaches_the_caller_and_no_worker_ends(
-    pair: list[Agent], call: Way, kind: str, expected: type[BaseException]
+def test_what_is_no_exception_arrives_as_a_remote_error_that_names_it(
+    pair: list[Agent], call: Way, kind: str, name: str
 ) -> None:
-    with pytest.raises(expected):
-        call("w1", raise_with, (kind,))
-    assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+    for to in ("w0", "w1"):
+        with pytest.raises(rpc.RemoteError) as raised:
+            call(to, raise_with, (kind,))
+        assert (raised.value.type_name, raised.value.worker) == (name, to)
+        assert "in raise_with" in raised.value.remote_traceback
+        assert call(to, echo, (1,)) == 1
+
+
+@pytest.mark.parametrize("call", [by_sync, by_async])
+def test_stop_iteration_arrives(pair: list[Agent], call: Way) -> None:
+    with pytest.raises(StopIteration) as raised:
+        call("w1", raise_with, ("stop",))
+    assert raised.value.value == "stopped"
 
 
 @pytest.mark.parametrize("call", [by_sync, by_async])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-import farcall.runtime.future as module
+import farcall.runtime.callbacks as module
 from farcall.runtime.future import Future
 
 PATIENCE = 30.0  # seconds; only a test that fails waits for so long
@@ -172,3 +174,187 @@ def test_many_threads_may_add(patient: None) -> None:
         thread.join(PATIENCE)
     assert ran == [list(range(rounds))] * count
     assert future._callbacks == []
+
+
+# Chains.
+
+
+def waits(done: Any) -> Any:
+    return done.wait()
+
+
+@pytest.mark.parametrize("callback", [waits, lambda done: done.value()])
+def test_a_chain_of_any_length_completes(callback: Any) -> None:
+    head: Future[int] = Future()
+    last = head
+    for _ in range(10_000):
+        last = last.then(callback)
+    head.set_result(7)
+    assert last.wait() == 7
+
+
+def test_the_error_of_the_head_passes_a_chain_of_any_length() -> None:
+    head: Future[int] = Future()
+    last = head
+    for _ in range(10_000):
+        last = last.then(waits)
+    head.set_exception(KeyError("head"))
+    with pytest.raises(KeyError, match="head"):
+        last.wait()
+
+
+def test_the_stack_in_a_chain_is_of_constant_depth() -> None:
+    depths = []
+
+    def note(done: Any) -> None:
+        depth, frame = 0, inspect.currentframe()
+        while frame is not None:
+            depth, frame = depth + 1, frame.f_back
+        depths.append(depth)
+
+    head: Future[None] = Future()
+    last = head
+    for _ in range(1000):
+        last = last.then(note)
+    head.set_result(None)
+    last.wait()
+    assert len(depths) == 1000
+    assert max(depths) == max(depths[:100])
+
+
+def test_a_chain_that_nobody_completes_can_be_dropped() -> None:
+    head: Future[None] = Future()
+    last = head
+    for _ in range(10_000):
+        last = last.then(waits)
+    del head, last
+
+
+@pytest.mark.parametrize(
+    "error", [RecursionError(), MemoryError(), SystemExit(1), KeyboardInterrupt(), GeneratorExit()]
+)
+def test_whatever_a_callback_raises_completes_the_future_behind_it(error: BaseException) -> None:
+    def fail(_: Any) -> None:
+        raise error
+
+    future: Future[None] = Future()
+    behind = future.then(fail)
+    further = behind.then(waits)
+    future.set_result(None)
+    for one in (behind, further):
+        with pytest.raises(type(error)):
+            one.wait()
+
+
+def test_a_callback_that_fills_the_stack_completes_the_future_behind_it() -> None:
+    def deeper(depth: int, future: Future[Any]) -> None:
+        if depth:
+            deeper(depth - 1, future)
+        else:
+            future.set_result(None)
+
+    # With less room torch can't even begin a callback, and may crash while it formats that error.
+    left = sys.getrecursionlimit() - len(inspect.stack())
+    for depth in range(left - 80, left - 30):
+        future: Future[None] = Future()
+        behind = future.then(lambda _: recurse()).then(waits)
+        try:
+            deeper(depth, future)
+        except RecursionError:
+            break
+        assert behind.done()
+        assert type(behind.exception()) is RecursionError
+
+
+def recurse() -> None:
+    recurse()
+
+
+def test_a_callback_may_wait_for_what_a_later_callback_completes() -> None:
+    """The later one is in the queue of the thread that waits."""
+    head: Future[None] = Future()
+    last: Future[Any] = head
+    reached = []
+
+    def complete_and_wait(_: Any) -> int:
+        inner: Future[int] = Future()
+        behind = inner.then(lambda done: done.value() + 1)
+        inner.set_result(1)
+        reached.append(behind.wait())
+        return reached[-1]
+
+    for _ in range(50):
+        last = last.then(complete_and_wait)
+    head.set_result(None)
+    assert last.wait() == 2
+    assert reached == [2] * 50
+
+
+def test_a_callback_that_raises_keeps_no_other_from_running() -> None:
+    def fail(_: Any) -> None:
+        raise SystemExit(1)
+
+    future: Future[None] = Future()
+    ran = []
+    future.add_done_callback(fail)
+    future.add_done_callback(lambda _: ran.append(1))
+    future.set_result(None)
+    assert ran == [1]
+
+
+def test_callbacks_can_be_taken_back() -> None:
+    future: Future[None] = Future()
+    ran = []
+
+    def callback(_: Any) -> None:
+        ran.append(1)
+
+    future.add_done_callback(callback)
+    future.add_done_callback(callback)
+    assert future.remove_done_callback(callback) == 2
+    assert future.remove_done_callback(callback) == 0
+    future.set_result(None)
+    assert ran == []
+
+
+# asyncio.
+
+
+async def complete_soon(futures: list[Future[int]]) -> None:
+    for number, future in enumerate(futures):
+        threading.Timer(0, future.set_result, (number,)).start()
+
+
+def test_asyncio_takes_futures_of_calls() -> None:
+    async def use() -> None:
+        futures: list[Future[int]] = [Future() for _ in range(3)]
+        await complete_soon(futures)
+        done, pending = await asyncio.wait(futures)
+        assert (done, pending) == (set(futures), set())
+        assert await asyncio.gather(*futures) == [0, 1, 2]
+        assert await asyncio.wait_for(futures[1], PATIENCE) == 1
+        assert sorted([await one for one in asyncio.as_completed(futures)]) == [0, 1, 2]
+
+        late: Future[int] = Future()
+        done, pending = await asyncio.wait([late, *futures], return_when=asyncio.FIRST_COMPLETED)
+        assert late in pending
+        failed: Future[int] = Future()
+        threading.Timer(0, failed.set_exception, (KeyError("f"),)).start()
+        done, pending = await asyncio.wait([late, failed], return_when=asyncio.FIRST_EXCEPTION)
+        assert (done, pending) == ({failed}, {late})
+        done, pending = await asyncio.wait([late], timeout=0)
+        assert (done, pending) == (set(), {late})
+
+    asyncio.run(use())
+
+
+def test_the_text_of_a_future_says_how_it_stands() -> None:
+    future: Future[int] = Future()
+    assert repr(future) == "<farcall Future pending>"
+    assert "pending made at" in repr(future.then(waits))
+    future.set_result(1)
+    assert repr(future) == "<farcall Future done>"
+    failed: Future[int] = Future()
+    failed.set_exception(KeyError("f"))
+    assert repr(failed) == "<farcall Future failed with KeyError>"
+    assert failed.exception() is not None  # looked at

@@ -104,6 +104,14 @@ class TimeoutAndRuntime(RuntimeError, TimeoutError):
     pass
 
 
+class Slotted(Exception):
+    __slots__ = ("first", "second")
+
+    def __init__(self, first: int, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+        self.first, self.second = first, second
+
+
 SIMPLE = {
     "ValueError": ValueError("a", 1),
     "KeyError": KeyError("missing"),
@@ -119,9 +127,9 @@ SIMPLE = {
     "user StopIteration": MyStop(5),
     "ImportError": ImportError("x", name="mod", path="/p"),
     "SyntaxError": SyntaxError("bad", ("file.py", 3, 1, "text")),
-    "SystemExit": SystemExit(3),
-    "user SystemExit": Quit(4),
-    "KeyboardInterrupt": KeyboardInterrupt(),
+    "AttributeError": AttributeError("a", name="a", obj=[1]),
+    "NameError": NameError("n", name="n"),
+    "slots": Slotted(1, "two"),
     "two bases": TimeoutAndRuntime("late"),
     "RpcTimeout": errors.RpcTimeout("late"),
     "PeerLost": errors.PeerLost("w3", "connection reset"),
@@ -132,7 +140,7 @@ SIMPLE = {
     "tensor in args": ValueError(torch.ones(3).tolist()),
 }
 FIELDS = ("errno", "strerror", "filename", "start", "reason", "object", "value", "code", "name")
-FIELDS += ("path", "lineno", "text", "worker", "cause")
+FIELDS += ("path", "lineno", "text", "worker", "cause", "obj", "first", "second")
 
 
 @pytest.mark.parametrize("error", SIMPLE.values(), ids=SIMPLE)
@@ -164,6 +172,59 @@ def test_traceback_cause_and_worker_are_attached() -> None:
     shown = "".join(traceback.format_exception(got))
     assert "inner_function" in shown
     assert "on worker 'w1'" in shown
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Quit(4), KeyboardInterrupt(), GeneratorExit()])
+def test_what_is_no_exception_arrives_as_a_remote_error(error: BaseException) -> None:
+    got = travel(error)
+    assert type(got) is errors.RemoteError
+    assert got.type_name.endswith(type(error).__name__)
+
+
+def test_the_traceback_has_the_remote_frames_and_none_of_farcall() -> None:
+    got = travel(ValueError("x"))
+    frames = traceback.extract_tb(got.__traceback__)
+    assert [(frame.filename, frame.name) for frame in frames] == [(__file__, "raised")]
+    shown = "".join(traceback.format_exception(got))
+    assert shown.count("raise error") == 1
+
+
+def test_remote_frames_keep_no_frames_of_this_process() -> None:
+    for _ in range(2):
+        trace = travel(ValueError("x")).__traceback__
+        assert trace is not None
+        frame = trace.tb_frame.f_back
+        while frame is not None:
+            assert frame.f_code.co_name not in ("travel", "load_failure"), frame
+            frame = frame.f_back
+
+
+def test_an_endless_recursion_keeps_both_ends_of_its_traceback() -> None:
+    def recurse() -> None:
+        recurse()
+
+    try:
+        recurse()
+    except RecursionError as error:
+        failure, dumped = dump_failure(SERIALIZER, error)
+    got = load_failure(SERIALIZER, failure, dumped.body, worker="w1")
+    frames = traceback.extract_tb(got.__traceback__)
+    assert len(frames) == 100
+    assert frames[0].name.startswith("test_an_endless")
+
+
+@pytest.mark.parametrize(
+    "frames", [((1, 2, 3),), (("a\0b", "f", 1),), (("a", "f", 1 << 62),), (("a", "f", -1),), (1,)]
+)
+def test_frames_of_a_hostile_peer_do_no_harm(frames: tuple[object, ...]) -> None:
+    failure = Failure("mod.Type", "text", "the traceback", frames=frames)
+    got = load_failure(SERIALIZER, failure, b"", worker="w1")
+    assert str(got) == "mod.Type on worker 'w1': text"
+
+
+def test_a_missing_attribute_does_not_take_a_large_object_along() -> None:
+    got = travel(AttributeError("a", name="a", obj=torch.zeros(100_000)))
+    assert (got.name, got.obj) == ("a", None)
 
 
 def test_it_can_be_raised_twice() -> None:

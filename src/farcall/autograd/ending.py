@@ -6,6 +6,7 @@ import threading
 
 from farcall.protocol.backward import Returned
 from farcall.runtime.agent import Agent
+from farcall.serde import StoredError
 from farcall.transport.waiter import Alarm, Waiter
 
 
@@ -22,7 +23,7 @@ class Ending:
         self._missing: dict[str, int] = {}
         self._waiter: Waiter[None] = Waiter()
         self.is_over = False
-        self._error: BaseException | None = None
+        self._error: StoredError | None = None
         self._alarm: Alarm | None = None
         self._receiver = 0  # the thread that the alarm would wake
 
@@ -49,7 +50,9 @@ class Ending:
     def _end(self, error: BaseException | None) -> None:
         with self._lock:
             if not self.is_over:
-                self._error = error  # before the other, which is read without the lock
+                self._error = (
+                    None if error is None else StoredError(error)
+                )  # before the other, which is read without the lock
                 self.is_over = True
                 self._waiter.deliver(None)
             if self._alarm is not None and self._receiver != threading.get_ident():
@@ -74,7 +77,7 @@ class Ending:
             with Agent.waiting():
                 self._waiter.wait(deadline)
         if self._error is not None:
-            raise self._error
+            raise self._error.error()
 
 
 def unused(idle: dict[str, int]) -> RuntimeError:

@@ -30,6 +30,7 @@ from farcall.protocol.backward import Backward, UnexpectedGradient
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.future import Future
 from farcall.runtime.peers import Peer
+from farcall.serde import StoredError
 from farcall.transport.base import Link
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Pass:
         self, runner: Runner, context: Context, options: Options, roots: Source | None = None
     ) -> None:
         self.options = options
-        self.error: BaseException | None = None
+        self.error: StoredError | None = None
         self.ending = None if roots is None else Ending()
         self.live: list[Source] = []  # when known: the sources that are live, the latest first
         self._runner = runner
@@ -408,7 +409,7 @@ class Pass:
         with self._lock:
             if self.error is not None:
                 return
-            self.error = error
+            self.error = StoredError(error)
             answers, self._answers = self._answers, {}
             kept = (self._all, self._of_roots, self._live, self._gradients, self._held)
             more = (self._roots, self._sources, self.live)
@@ -431,7 +432,7 @@ class Pass:
 
     def _check(self) -> None:
         if self.error is not None:
-            raise self.error  # who hears of it may be the first to tell the root
+            raise self.error.error()  # whoever gets it may be the first to tell the root
 
 
 def _pass_on(done: torch.futures.Future[None], to: Future[None]) -> None:

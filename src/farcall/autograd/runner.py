@@ -23,6 +23,7 @@ from farcall.runtime.context import CallContext, current
 from farcall.runtime.future import Future
 from farcall.runtime.inbound import Deferred
 from farcall.runtime.peers import Peer
+from farcall.serde import message_of
 from farcall.transport.base import Link
 from farcall.transport.waiter import Alarm
 from farcall.wire.frames import Frame
@@ -104,8 +105,8 @@ class Runner:
         try:
             self._receive(backward, backward.ending, deadline)
             backward.ending.wait(deadline)
-        except TimeoutError as error:
-            if error is backward.error:
+        except TimeoutError:
+            if backward.error is not None:
                 raise
             raise RpcTimeout(
                 f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
@@ -162,7 +163,8 @@ class Runner:
     def tell_of_failure(self, peer: Peer, context: int, backward: Pass) -> None:
         """Tell a worker that a pass has failed."""
         self.agent.executor.may_pass_lead()
-        call = (context, tuple(backward.options), str(backward.error))
+        reason = "" if backward.error is None else message_of(backward.error.error())
+        call = (context, tuple(backward.options), reason)
         future = self.agent.call_async(peer.name, handlers.abort, call)
         future.add_done_callback(lambda _: None)  # who can't be told has no part in it
 
@@ -304,7 +306,7 @@ class Runner:
         if backward is None or backward.error is None:
             raise RuntimeError(f"the backward pass did not fail on worker {self.agent.me.name!r}")
         failed: Future[None] = Future()
-        failed.set_exception(backward.error)
+        failed.set_exception(backward.error.error())
         return Deferred(failed)
 
     def on_abort(self, context: int, options: Options, reason: str) -> None:

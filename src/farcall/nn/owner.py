@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from farcall.rref import RRef
+from farcall.serde import message_of
 
 Made = Callable[..., nn.Module]
 
@@ -81,7 +82,7 @@ def load_state_dict(
     try:
         found = rref.local_value().load_state_dict(state, strict=False)
     except RuntimeError as error:
-        return [], [], [str(error)]
+        return [], [], [message_of(error)]
     return list(found.missing_keys), list(found.unexpected_keys), []
 
 

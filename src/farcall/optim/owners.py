@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from farcall.rref import RRef, call_meanwhile
 from farcall.runtime.context import CallContext, current, current_agent
 from farcall.runtime.future import Future
+from farcall.serde import add_note, message_of, notes_of
 
 R = TypeVar("R")
 
@@ -89,7 +90,7 @@ def explained(what: str, failures: Mapping[str, Exception], done: Sequence[str])
     (owner, error), *others = failures.items()
     note(error, f"{what} failed on worker {owner!r}")
     for other, failure in others:
-        note(error, f"... and on worker {other!r}: {type(failure).__name__}: {failure}")
+        note(error, f"... and on worker {other!r}: {type(failure).__name__}: {message_of(failure)}")
     if done:
         note(error, f"... but not on {', '.join(map(repr, done))}")
     return error
@@ -97,8 +98,8 @@ def explained(what: str, failures: Mapping[str, Exception], done: Sequence[str])
 
 def note(error: BaseException, text: str) -> None:
     """Add a note; once, also if the same error is raised several times, as a reference's is."""
-    if text not in getattr(error, "__notes__", ()):
-        error.add_note(text)
+    if text not in notes_of(error):
+        add_note(error, text)
 
 
 class Owners:

@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -292,6 +293,23 @@ class Agent:
         self.executor.may_pass_lead()
         for job in jobs:
             job.cancelled = True
+        loss = peer.loss()
+        steps: list[Callable[[], object]] = [
+            lambda: self.endpoint.drop(peer.incarnation, cause),
+            lambda: self.outcomes.fail(pending, loss),
+            lambda: self.gradients.lost(peer),
+            lambda: self.references.lost(peer.incarnation, peer.left or cause),
+            lambda: self.leaver.lost(peer.incarnation),
+            lambda: self._log_loss(peer, cause),
+            *(partial(tell, loss) for tell in self._hear_of_losses),
+        ]
+        for step in steps:
+            try:
+                step()
+            except Exception:  # the others wait, too
+                logger.exception("%s: an internal error after a loss", self.me.name)
+
+    def _log_loss(self, peer: Peer, cause: str) -> None:
         expected = self.is_closed or peer.left is not None or self.leaver.is_leaving
         logger.log(
             logging.DEBUG if expected else logging.WARNING,
@@ -300,13 +318,6 @@ class Agent:
             peer.name,
             peer.left or cause,
         )
-        self.endpoint.drop(peer.incarnation, cause)
-        self.outcomes.fail(pending, peer.loss())
-        self.gradients.lost(peer)
-        self.references.lost(peer.incarnation, peer.left or cause)
-        self.leaver.lost(peer.incarnation)
-        for tell in self._hear_of_losses:
-            tell(peer.loss())
 
     @contextlib.contextmanager
     def hearing_of_losses(self, tell: Callable[[PeerLost], None]) -> Iterator[None]:

@@ -5,26 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Generator
-from types import CodeType, FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
+from farcall.runtime.callbacks import Callback, run_waiting_callbacks
 from farcall.runtime.context import CallContext, current
+from farcall.serde import StoredError, hide_own_frames, message_of
 
 if TYPE_CHECKING:
     from farcall.runtime.executor import Executor
 
 logger = logging.getLogger("farcall")
-
-# How long a callback that is added to a future that is done waits for those before it, in seconds.
-# No longer: they may wait for what its thread does next.
-STAND_BACK = 0.1
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -35,24 +32,26 @@ class Future(torch.futures.Future[T]):
 
     - `await future` works in any asyncio loop; cancelling the task does not cancel the call.
     - `then` gives another of these; an exception raised in the callback reaches whoever waits for
-      the result as itself.
+      the result. The result completes whatever happens in the callback.
     - Callbacks run in the order in which they were added. One that is added when the future is just
-      done, and another thread runs those before it, waits for them, 0.1 seconds at most.
+      done, and another thread runs those before it, waits for them, 0.1 seconds at most. Chains of
+      callbacks may be of any length.
     - A callback added inside an autograd context runs in that context and with the grad mode
       (`torch.no_grad`) of where it was added, whichever thread runs it.
     - A handler that waits for one does not count among the running handlers of its worker.
     - One that failed and is collected before anybody looked at it logs its error, with the place
       where it was made, to the logger "farcall".
+    - Each `wait` of a failed future raises a new exception, equal to the first, so that none keeps
+      the frames of another alive.
 
     Thread-safe.
     """
 
-    # The error, and the traceback that it had when it got here.
-    _failed: tuple[BaseException, TracebackType | None] | None = None
+    _failed: StoredError | None = None
     _orphan: _Orphan | None = None
     _looked_at = False
     # Those that have not ended, in the order in which they were added.
-    _callbacks: list[_Callback] | None = None
+    _callbacks: list[Callback] | None = None
     # The user's code that made this, and the place in it, for the log.
     _made_by: CodeType | None = None
     _made_at = 0
@@ -64,11 +63,22 @@ class Future(torch.futures.Future[T]):
 
     def note_maker(self, frame: FrameType) -> None:
         """Remember this frame, or the nearest around it outside of farcall, as what made this."""
-        # Not by `_is_farcall`: this is done for every call.
+        # Not by `is_own`: this is done for every call.
         while str(frame.f_globals.get("__name__"))[:8] == "farcall." and frame.f_back is not None:
             frame = frame.f_back
         self._made_by = frame.f_code
         self._made_at = frame.f_lasti
+
+    def __repr__(self) -> str:
+        if not self.done():
+            state = "pending"
+        elif self._failed is not None:
+            state = f"failed with {self._failed.type.__qualname__}"
+        else:
+            state = "done"
+        code = self._made_by
+        where = "" if code is None else f" made at {_place(code, self._made_at)}"
+        return f"<farcall Future {state}{where}>"
 
     def wait(self) -> T:
         self._looked_at = True
@@ -76,26 +86,43 @@ class Future(torch.futures.Future[T]):
         if executor is not None and executor.is_completing and not self.done():
             executor.let_complete()
         context = current.get()
-        if context is None or self.done():
-            return self._wait()  # type: ignore[no-any-return]
-        with context.agent.executor.waiting():
-            return self._wait()  # type: ignore[no-any-return]
+        try:
+            if self.done():
+                return self._wait()  # type: ignore[no-any-return]
+            run_waiting_callbacks(self)
+            if context is None:
+                return self._wait()  # type: ignore[no-any-return]
+            with context.agent.executor.waiting():
+                return self._wait()  # type: ignore[no-any-return]
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     def value(self) -> T:
         self._looked_at = True
         return super().value()
 
     def exception(self) -> BaseException | None:
-        """The error of a future that is done, or None. Looking at it counts as handling it."""
+        """Return the error of a future that is done, or None. It counts as handled then."""
         self._looked_at = True
-        return None if self._failed is None else self._failed[0]
+        return None if self._failed is None else self._failed.error()
 
     def set_exception(self, result: BaseException) -> None:  # type: ignore[override]
-        result.__traceback__ = _without_farcall(result.__traceback__)
-        self._failed = (result, result.__traceback__)
-        self._orphan = orphan = _Orphan(self, result)
-        # Like the base class, which insists on Exception: a remote SystemExit has to arrive, too.
-        self._set_unwrap_func(orphan.throw)
+        """Complete the future with an error, which may be any exception.
+
+        Its type, arguments and attributes are kept, and not the object itself.
+
+        Raises:
+            RuntimeError: the future is done already.
+        """
+        self._fail(StoredError(result))
+
+    def _fail(self, stored: StoredError) -> None:
+        orphan = _Orphan(self)
+        if not self.done():
+            self._failed, self._orphan = stored, orphan
+            # Like the base class, which insists on Exception.
+            self._set_unwrap_func(orphan.throw)
         self.set_result(None)
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
@@ -104,28 +131,56 @@ class Future(torch.futures.Future[T]):
         result.note_maker(sys._getframe(1))
 
         def run(_: object) -> None:
+            failure = None
             try:
                 value = callback(self)
             except BaseException as error:
-                result.set_exception(error)
-            else:
+                failure = error
+            # Not in the handler: what further callbacks raise would have this error as its context.
+            if failure is None:
                 result.set_result(value)
+            else:
+                stored = StoredError(failure)
+                del failure
+                result._fail(stored)
 
-        self.add_done_callback(run)
+        self._add(run, result)
         return result
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         _check_callback(callback)
+        if getattr(callback, "__module__", None) == "asyncio.tasks":
+            callback = _in_loop(callback)
+        self._add(callback, None)
+
+    def _add(self, callback: Callable[[Any], None], behind: Future[Any] | None) -> None:
         self._looked_at = True
         context = current.get()
         if context is not None and context.gradients:
             callback = _in_context(callback, context)
         if self._callbacks is None:
             self._callbacks = []
-        entry = _Callback(self, callback, self._callbacks)
+        entry = Callback(
+            self,
+            callback,
+            self._callbacks,
+            None if behind is None else partial(complete_with, behind),
+        )
         self._callbacks.append(entry)
         super().add_done_callback(entry)
         entry.added_by = 0
+
+    def remove_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> int:
+        """Take back all additions of a callback that has not begun to run; return how many.
+
+        As of an `asyncio.Future`, so that `asyncio.wait` takes futures of calls.
+        """
+        found = [one for one in self._callbacks or () if one.is_of(callback)]
+        return sum(one.take_back() for one in found)
+
+    def cancelled(self) -> bool:
+        """Return False: these can't be cancelled. `asyncio.wait` asks."""
+        return False
 
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()
@@ -143,11 +198,15 @@ class Future(torch.futures.Future[T]):
         self._looked_at = True
         super().add_done_callback(on_done)
         yield from bridge
-        return self.value()
+        try:
+            return self.value()
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     def __del__(self) -> None:
-        if self._failed is not None and self._orphan is not None and not self._looked_at:
-            self._orphan.adopt(self._failed[0])
+        if self._failed is not None and self._orphan is not None:
+            self._orphan.adopt(self._failed, self)
 
 
 class FutureOfCall(Future[T]):
@@ -159,48 +218,20 @@ class FutureOfCall(Future[T]):
     executor: Executor
 
 
-class _Callback:
-    """A callback of a future, which keeps its place among the others.
+def complete_with(future: Future[Any], error: BaseException) -> None:
+    """Fail a future unless it is done. Never raises."""
+    if future.done():
+        return
+    try:
+        future.set_exception(error)
+    except BaseException:
+        # The stack may be full. These are C functions, which need no frame of Python.
+        future._set_unwrap_func(partial(_throw, error))
+        future.set_result(None)
 
-    A thread that completes a future runs its callbacks in order. But as soon as the future is done,
-    and that is before the first of them begins, torch runs one that is added there and then.
-    """
 
-    __slots__ = ("_callback", "_ended", "_future", "_others", "added_by", "run_by")
-
-    def __init__(
-        self, future: Future[Any], callback: Callable[[Any], None], others: list[_Callback]
-    ) -> None:
-        self._future = future
-        self._callback = callback
-        self._others = others
-        self._ended = threading.Lock()  # released at the end
-        self._ended.acquire()
-        # Threads, or 0: which is about to add it, and which runs it.
-        self.added_by = threading.get_ident()
-        self.run_by = 0
-
-    def __call__(self, _: object) -> None:
-        me = threading.get_ident()
-        if self.added_by == me:
-            self._stand_back(me)
-        self.run_by = me
-        try:
-            self._callback(self._future)
-        finally:
-            self._others.remove(self)
-            self._ended.release()
-
-    def _stand_back(self, me: int) -> None:
-        """Wait for those before this, unless it is one of them that added it."""
-        others = tuple(self._others)
-        if any(other.run_by == me for other in others):
-            return
-        deadline = time.monotonic() + STAND_BACK
-        for other in others[: others.index(self)]:
-            if not other._ended.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                return
-            other._ended.release()
+def _throw(error: BaseException, _: object) -> NoReturn:
+    raise error
 
 
 def _in_context(callback: Callable[[Any], None], context: CallContext) -> Callable[[Any], None]:
@@ -218,61 +249,72 @@ def _in_context(callback: Callable[[Any], None], context: CallContext) -> Callab
     return run
 
 
+class _InLoop:
+    """A callback of asyncio's own, which may run in the thread of its loop only."""
+
+    __slots__ = ("_loop", "callback")
+
+    def __init__(self, callback: Callable[[Any], None]) -> None:
+        self.callback = callback
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, future: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.callback, future)
+
+
+_in_loop = _InLoop
+
+
 class _Orphan:
     """What the C++ half of a failed future has of the error.
 
     `collect_all` works on the C++ half alone, also when the Python half is gone. But the error must
-    not be kept there, where the garbage collector can't see it: an error that was raised leads back
-    to its future (traceback, frame, local variable), and both would stay for ever. So the Python
-    half has it; only when that is collected and nobody has looked, the error moves here, without
-    its traceback. If nobody looks here either, it is logged.
+    not be kept there, where the garbage collector can't see it: its arguments may lead back to its
+    future, and both would stay forever. So the Python half has it; only when that is collected the
+    error moves here. If nobody has looked at it when this is collected, too, it is logged.
     """
 
-    __slots__ = ("_error", "_future", "_made_at", "_made_by", "_summary", "_text")
+    __slots__ = ("_future", "_looked_at", "_made_at", "_made_by", "_stored")
 
-    def __init__(self, future: Future[Any], error: BaseException) -> None:
+    def __init__(self, future: Future[Any]) -> None:
         self._future = weakref.ref(future)
-        self._error: BaseException | None = None
-        self._summary = f"{type(error).__name__}: {error}"
-        self._text = ""
+        self._stored: StoredError | None = None
+        self._looked_at = False
         self._made_by = future._made_by
         self._made_at = future._made_at
 
-    def adopt(self, error: BaseException) -> None:
+    def adopt(self, stored: StoredError, future: Future[Any]) -> None:
         """The Python half is about to go."""
-        self._text = "".join(traceback.format_exception(error))
-        self._error = error.with_traceback(None)
+        self._looked_at = future._looked_at
+        self._stored = stored
 
-    def throw(self, _: object) -> Any:
+    def throw(self, _: object) -> NoReturn:
         """Raise the error; the future's unwrap function."""
         future = self._future()
         if future is not None and future._failed is not None:
             future._looked_at = True
-            error, where = future._failed
-            # Several futures may share one error: tracebacks of other raises don't belong to it.
-            raise error.with_traceback(where)
-        orphaned, self._error = self._error, None
-        raise RuntimeError(self._summary) if orphaned is None else orphaned
+            raise future._failed.error()
+        self._looked_at = True
+        if self._stored is None:
+            raise RuntimeError("the future of this error is being collected")
+        raise self._stored.error()
 
     def __del__(self) -> None:
-        if self._error is None:
+        if self._stored is None or self._looked_at:
             return
-        where = ""
         code = self._made_by
-        if code is not None:
-            where = f" made at {code.co_filename}:{_line(code, self._made_at)} in {code.co_name}"
-        logger.error("the failure of a call%s was never looked at:\n%s", where, self._text)
+        where = "" if code is None else f" made at {_place(code, self._made_at)} in {code.co_name}"
+        error = self._stored.error()
+        try:
+            text = "".join(traceback.format_exception(error))
+        except BaseException:
+            text = message_of(error)
+        logger.error("the failure of a call%s was never looked at:\n%s", where, text)
 
 
-def _without_farcall(trace: TracebackType | None) -> TracebackType | None:
-    """Without the outermost frames that are farcall's: they tell users nothing."""
-    while trace is not None and _is_farcall(trace.tb_frame.f_globals):
-        trace = trace.tb_next
-    return trace
-
-
-def _is_farcall(namespace: dict[str, Any]) -> bool:
-    return str(namespace.get("__name__", "")).startswith("farcall.")
+def _place(code: CodeType, instruction: int) -> str:
+    return f"{code.co_filename}:{_line(code, instruction)}"
 
 
 def _check_callback(callback: object) -> None:

@@ -26,7 +26,14 @@ from farcall.runtime.context import CallContext, current
 from farcall.runtime.peers import Peer
 from farcall.runtime.references import RefHandle, references_of
 from farcall.runtime.values import OwnedValue
-from farcall.serde import Dumped, dump_failure
+from farcall.serde import (
+    Dumped,
+    as_exception,
+    dump_failure,
+    message_of,
+    text_of,
+    type_name_of,
+)
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Accepted, Failure, Reply, Request
@@ -75,6 +82,7 @@ class Job(msgspec.Struct, eq=False):
     request: Request
     deadline: float  # `time.monotonic()` seconds
     cancelled: bool = False
+    is_ended: bool = False  # it was answered, or its value has been made
     context: int = 0  # the autograd context that the call is part of
     handles: Sequence[RefHandle] | None = None  # of its references, if they all live here
     target: OwnedValue | None = None  # what the function works on, with `Request.on_reference`
@@ -124,18 +132,19 @@ class Job(msgspec.Struct, eq=False):
             self._fail(error)
 
     def run(self) -> None:
-        if self.request.context:
-            self.context = self.agent.gradients.enter(self.request.context, self.peer)
-        token = current.set(CallContext(self.agent, self.deadline, self.context))
+        """Run the function, and answer whatever happens."""
+        token = current.set(CallContext(self.agent, self.deadline))
         try:
+            if self.request.context:
+                self.context = self.agent.gradients.enter(self.request.context, self.peer)
+                current.set(CallContext(self.agent, self.deadline, self.context))
             result = self._call()
-        except BaseException as error:
-            self._fail(error)
-        else:
             if type(result) is Deferred:
                 result.future.add_done_callback(self._finish_later)
             else:
                 self._succeed(result)
+        except BaseException as error:
+            self._fail(error)
         finally:
             current.reset(token)
 
@@ -200,30 +209,27 @@ class Job(msgspec.Struct, eq=False):
 
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
         try:
-            result = future.value()
+            self._succeed(future.value())
         except BaseException as error:
             self._fail(error)
-        else:
-            self._succeed(result)
 
-    # Outcomes.
+    # Outcomes. Each request ends once, in `_end`: what runs code of the user before may raise.
 
     def _succeed(self, result: Any) -> None:
         if self.place is not None:
             value = self.agent.references.place_of(self.place)
             if value is not None:
                 value.set(result)
-            self.agent.leaver.end()
+            self._end()
             return
         try:
             dumped = self.agent.dump(result, self.peer)
-        except BaseException as error:  # pickling runs user code; the caller waits for an answer
+        except BaseException as error:  # pickling runs user code
             explained = SerializationError(
-                f"the result of {self.request.function or 'the function'} can't be sent: {error}"
+                f"the result of {self.request.function or 'the function'} can't be sent: "
+                + message_of(error).removeprefix("can't be sent: ")
             )
-            explained.__cause__ = error
-            self._fail(explained)
-            return
+            raise explained from error
         reply = Reply()
         gradients = self.agent.gradients
         if self.context and dumped.tensors:
@@ -233,38 +239,68 @@ class Job(msgspec.Struct, eq=False):
             gradients.record(reply.context, reply.sent)
 
     def _fail(self, error: BaseException) -> None:
-        self.agent.on_raised(error)
-        if self.place is not None:
-            value = self.agent.references.place_of(self.place)
+        if self.is_ended:
+            logger.error(
+                "%s: an error after the answer of %s:\n%s",
+                self.agent.me.name,
+                self.request.function,
+                text_of(error),
+            )
+            return
+        try:
+            self.agent.on_raised(error)
+            if self.place is not None:
+                self._fail_value(error)
+                return
+            failure, dumped = dump_failure(
+                self.agent.serializer, error, by_value=not self.peer.same_program
+            )
+            self._answer(failure, dumped)
+        except BaseException as worse:
+            logger.error(
+                "%s: could not answer %s with its error:\n%s",
+                self.agent.me.name,
+                self.request.function,
+                text_of(worse),
+            )
+            if not self.is_ended:
+                text = f"{message_of(error)} (and answering with it failed: {message_of(worse)})"
+                self._answer(Failure(type_name_of(error), text, text_of(error)), Dumped(b""))
+
+    def _fail_value(self, error: BaseException) -> None:
+        assert self.place is not None
+        value = self.agent.references.place_of(self.place)
+        try:
             if value is not None:
-                value.fail(error)
-            elif not isinstance(error, FarcallError):
+                value.fail(as_exception(error, self.agent.me.name))
+            elif not issubclass(type(error), FarcallError):
                 logger.error(
-                    "%s: %s raised, and nobody holds a reference to its result any more",
+                    "%s: %s raised, and nobody holds a reference to its result any more:\n%s",
                     self.agent.me.name,
                     self.request.function,
-                    exc_info=error,
+                    text_of(error),
                 )
-            self.agent.leaver.end()
-            return
-        failure, dumped = dump_failure(
-            self.agent.serializer, error, by_value=not self.peer.same_program
-        )
-        self._answer(failure, dumped)
+        finally:
+            self._end()
 
     def _answer(self, message: Reply | Failure, dumped: Dumped) -> None:
         handles: Sequence[RefHandle] = dumped.references
-        if self.peer.incoming.finish(self.frame.call_id):
-            if handles and not self._wait_until_accepted(handles):
-                self.agent.leaver.end()
-                return
-            if handles:
-                key = TransferKey(self.peer.incarnation, self.frame.call_id, of_reply=True)
-                message.references = references_of(handles)
-                self.agent.references.pin(key, handles)
-            frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
-            if not self._send(frame) and handles:
-                self.agent.references.unpin(key)
+        try:
+            if self.peer.incoming.finish(self.frame.call_id):
+                if handles and not self._wait_until_accepted(handles):
+                    return
+                if handles:
+                    key = TransferKey(self.peer.incarnation, self.frame.call_id, of_reply=True)
+                    message.references = references_of(handles)
+                    self.agent.references.pin(key, handles)
+                frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
+                if not self._send(frame) and handles:
+                    self.agent.references.unpin(key)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.is_ended = True
         self.agent.leaver.end()
 
     def _wait_until_accepted(self, handles: Sequence[RefHandle]) -> bool:

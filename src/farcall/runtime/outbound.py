@@ -31,7 +31,7 @@ from farcall.runtime.context import current
 from farcall.runtime.future import Future, FutureOfCall
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
-from farcall.serde import NO_ARGUMENTS, Dumped, name_of
+from farcall.serde import NO_ARGUMENTS, Dumped, message_of, name_of
 from farcall.transport.base import NotSent
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Request
@@ -173,7 +173,7 @@ class Outbound:
             # As in PyTorch: what happens to the call is told to whoever uses the reference.
             self._references.creation_failed(handle.ref, error)
         except BaseException as error:
-            self._references.creation_failed(handle.ref, Cancelled(str(error)))
+            self._references.creation_failed(handle.ref, Cancelled(message_of(error)))
             raise
         return handle
 

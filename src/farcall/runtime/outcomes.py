@@ -85,9 +85,11 @@ class Outcomes:
 
     def _cancel(self, pending: PendingCall, error: Exception) -> None:
         """We gave up on a call: tell the callee, if its link takes that at once, else later."""
-        self._agent.control.cancel(pending.peer, pending.call_id)
-        pending.fail(error)
-        self._agent.leaver.end()
+        try:
+            self._agent.control.cancel(pending.peer, pending.call_id)
+        finally:
+            pending.fail(error)
+            self._agent.leaver.end()
 
     def watch(self, pending: PendingCall) -> None:
         """See to it that `expire` is called in time, for no thread waits for this call itself.
@@ -155,17 +157,15 @@ class Outcomes:
     def _complete(
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
-        self._agent.executor.completes()
         try:
+            self._agent.executor.completes()
             if error is not None:
                 raise error
             value = self.open(peer, answer)
         except BaseException as failure:
             pending.fail(failure)
         else:
-            future, pending.future = pending.future, None
-            if future is not None:
-                future.set_result(value)
+            pending.succeed(value)
         finally:
             self._agent.leaver.end()
 

@@ -12,11 +12,11 @@ import msgspec
 from farcall.errors import OwnerDied, PeerLost, UnknownWorker
 from farcall.ids import RefId, Worker, WorkerInfo
 from farcall.protocol.calls import Incoming, Outgoing
+from farcall.runtime.future import Future, complete_with
 from farcall.runtime.hosts import host_name
 from farcall.transport.base import Link
 
 if TYPE_CHECKING:
-    from farcall.runtime.future import Future
     from farcall.runtime.inbound import Job
     from farcall.runtime.references import RefHandle
 
@@ -69,10 +69,20 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     recording: Callable[[], None] | None = None  # to be done when the request was sent
 
     def fail(self, error: BaseException) -> None:
-        """End the future, if there is one."""
+        """Fail the future, if there is one and nobody else has completed it. Never raises."""
         future, self.future = self.future, None
         if future is not None:
-            future.set_exception(error)
+            complete_with(future, error)
+
+    def succeed(self, value: Any) -> None:
+        """Complete the future, if there is one and nobody else has. Never raises."""
+        future, self.future = self.future, None
+        if future is None:
+            return
+        try:
+            future.set_result(value)
+        except BaseException as error:  # torch refuses some values
+            complete_with(future, error)
 
 
 class Peer:

@@ -27,6 +27,7 @@ from farcall.protocol.ref_entries import (
 )
 from farcall.protocol.refs import Refs
 from farcall.runtime.values import OwnedValue
+from farcall.serde import StoredError
 from farcall.transport.waiter import Waiter
 from farcall.wire.messages import Message, Received, Reference, Register, Registered, Release
 from farcall.wire.messages import Released as ReleasedMessage
@@ -78,7 +79,7 @@ class References:
         self._parked: dict[TransferKey, Continuation] = {}
         self._ready: deque[tuple[TransferKey, OwnerDied | None]] = deque()
         self._forgotten: deque[RefId] = deque()
-        self._creation_errors: dict[RefId, CallError] = {}
+        self._creation_errors: dict[RefId, StoredError] = {}
         self._acceptance: dict[Waiter[None], list[RefId]] = {}
 
     # Making and dropping.
@@ -118,10 +119,7 @@ class References:
             while self._forgotten:
                 ref = self._forgotten.popleft()
                 self._refs.release(ref)
-                if self._creation_errors and not self._refs.knows(ref):
-                    self._creation_errors.pop(ref, None)
-            instructions = self._refs.take()
-        self._do(instructions)
+        self.run()
 
     # Creation by remote().
 
@@ -189,7 +187,7 @@ class References:
             place.fail(_of_creation(error))
             return
         with self._lock:
-            self._creation_errors[ref] = _of_creation(error)
+            self._creation_errors[ref] = StoredError(_of_creation(error))
             self._refs.creation_failed(ref, str(error))
         self.run()
 
@@ -197,7 +195,7 @@ class References:
         """Holder: the request was not accepted in time; it still may be."""
         with self._lock:
             if self._refs.state(ref) is HeldState.CREATING:
-                self._creation_errors[ref] = _of_creation(error)
+                self._creation_errors[ref] = StoredError(_of_creation(error))
 
     # Use.
 
@@ -218,7 +216,7 @@ class References:
             cause = self._refs.void_cause(ref)
             error = self._creation_errors.get(ref)
         if error is not None:
-            raise error
+            raise error.error()
         if cause is not None:
             raise OwnerDied(*cause) if owner is None else owner.describe(OwnerDied(*cause))
 
@@ -347,6 +345,9 @@ class References:
     def run(self) -> None:
         """Do what the machine asks for. Never called with the lock held."""
         with self._lock:
+            if self._creation_errors:
+                for ref in [ref for ref in self._creation_errors if not self._refs.knows(ref)]:
+                    del self._creation_errors[ref]
             instructions = self._refs.take()
         self._do(instructions)
 

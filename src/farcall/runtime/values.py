@@ -6,8 +6,9 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
+
+from farcall.serde import StoredError
 
 
 class OwnedValue:
@@ -16,14 +17,13 @@ class OwnedValue:
     Set or failed once. Thread-safe.
     """
 
-    __slots__ = ("_callbacks", "_error", "_lock", "_traceback", "_value")
+    __slots__ = ("_callbacks", "_error", "_lock", "_value")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[OwnedValue], None]] | None = []
         self._value: Any = None
-        self._error: BaseException | None = None
-        self._traceback: TracebackType | None = None
+        self._error: StoredError | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -33,20 +33,22 @@ class OwnedValue:
         self._finish(value, None)
 
     def fail(self, error: BaseException) -> None:
-        self._finish(None, error)
+        self._finish(None, StoredError(error))
 
-    def _finish(self, value: Any, error: BaseException | None) -> None:
+    def _finish(self, value: Any, error: StoredError | None) -> None:
         with self._lock:
             if self._callbacks is None:
                 return
             self._value, self._error = value, error
-            self._traceback = None if error is None else error.__traceback__
             callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks:
             callback(self)
 
     def when_ready(self, callback: Callable[[OwnedValue], None]) -> None:
-        """Call back once, in the thread that sets the value, or now if it is set."""
+        """Call back once, in the thread that sets the value, or now if it is set.
+
+        The callback must not raise.
+        """
         with self._lock:
             if self._callbacks is not None:
                 self._callbacks.append(callback)
@@ -56,8 +58,7 @@ class OwnedValue:
     def get(self) -> Any:
         """The value. Raises what the function raised. Only when `is_ready`."""
         if self._error is not None:
-            # Else each raise would add its frames to those of the ones before.
-            raise self._error.with_traceback(self._traceback)
+            raise self._error.error()
         return self._value
 
     def wait(self, deadline: float) -> bool:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from farcall.serde.exceptions import RemoteTraceback
-from farcall.serde.failures import dump_failure, load_failure
+from farcall.serde.exceptions import (
+    RemoteTraceback,
+    StoredError,
+    add_note,
+    message_of,
+    notes_of,
+    type_name_of,
+)
+from farcall.serde.failures import as_exception, dump_failure, load_failure
 from farcall.serde.functions import Functions, name_of, resolve
 from farcall.serde.loading import Attach, load_reference
 from farcall.serde.pickling import Dumped
 from farcall.serde.serializer import NO_ARGUMENTS, Serializer
 from farcall.serde.tensors import DeviceMap
+from farcall.serde.tracebacks import hide_own_frames, text_of
 
 __all__ = [
     "NO_ARGUMENTS",
@@ -18,9 +26,17 @@ __all__ = [
     "Functions",
     "RemoteTraceback",
     "Serializer",
+    "StoredError",
+    "add_note",
+    "as_exception",
     "dump_failure",
+    "hide_own_frames",
     "load_failure",
     "load_reference",
+    "message_of",
     "name_of",
+    "notes_of",
     "resolve",
+    "text_of",
+    "type_name_of",
 ]

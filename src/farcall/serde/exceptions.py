@@ -1,30 +1,57 @@
-"""Exceptions as pickle, so that they arrive as themselves.
+"""Exceptions as pickle, so that they arrive as themselves, and as parts, so that they can be kept.
 
 The standard reduction calls `Type(*args)` on arrival, which fails for every exception whose
 `__init__` takes other arguments than it passes on. Here the instance is made by the built-in base's
 `__new__` and `__init__` with the arguments that it had, then its attributes are set, and the user's
 `__init__` does not run again. A type that says itself how to be pickled (`__reduce__`,
 `__reduce_ex__`, copyreg) is left to its word. Stateless; safe from any thread.
+
+An exception is an object of the user: all its special methods may raise anything. Functions that
+must not fail say so, and read and write exceptions past those methods.
 """
 
 from __future__ import annotations
 
 import copyreg
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from farcall.serde.tracebacks import (
+    cause_of,
+    context_of,
+    encodable,
+    frames_of,
+    traceback_from,
+    traceback_of_exception,
+)
+
+# What the built-in reductions leave out.
+_FIELDS: dict[type[BaseException], tuple[str, ...]] = {
+    AttributeError: ("name", "obj"),
+    NameError: ("name",),
+    ImportError: ("name", "path", "name_from"),
+}
+MAX_CHAIN = 8  # exceptions in a chain of causes that is kept
+
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that came from another worker: shows the traceback there."""
+    """The cause of an exception that came from another worker.
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
+    Attributes:
+        text: the traceback there. Printed as part of a traceback, it shows only what the frames of
+            the exception itself don't: `header`, and earlier exceptions.
+        header: says which worker it was.
+    """
+
+    def __init__(self, text: str, header: str = "", *, shows_text: bool = True) -> None:
+        super().__init__(text, header)
         self.text = text
+        self.header = header
+        self.shows_text = shows_text
 
     def __str__(self) -> str:
-        return self.text
+        return f'\n"""{self.header}\n{self.text.rstrip()}\n"""' if self.shows_text else self.header
 
 
 def _defining_class(cls: type, attribute: str) -> type:
@@ -36,7 +63,7 @@ def _is_builtin(cls: type) -> bool:
 
 
 def has_own_reduction(cls: type[BaseException]) -> bool:
-    """Whether the type, or a base that is not built in, says how it is to be pickled."""
+    """Return whether the type, or a base that is not built in, says how it is to be pickled."""
     return cls in copyreg.dispatch_table or not (
         _is_builtin(_defining_class(cls, "__reduce__"))
         and _is_builtin(_defining_class(cls, "__reduce_ex__"))
@@ -44,11 +71,41 @@ def has_own_reduction(cls: type[BaseException]) -> bool:
 
 
 def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...], dict[str, Any]]:
-    """Type, constructor arguments of the built-in base, and attributes of an exception."""
+    """Return type, constructor arguments of the built-in base, and attributes of an exception.
+
+    No code of the user runs.
+    """
+    cls = type(error)
     # The built-in reductions know what `args` does not tell, such as an OSError's file name.
-    reduced: Any = error.__reduce__()
-    state = reduced[2] if len(reduced) > 2 else None
-    return type(error), tuple(reduced[1]), dict(state or {})
+    base: Any = next(b for b in cls.__mro__ if _is_builtin(b) and "__reduce__" in vars(b))
+    reduced: Any = base.__reduce__(error)
+    state = dict((reduced[2] if len(reduced) > 2 else None) or {})
+    for owner in cls.__mro__:
+        for name in _fields_of(owner):
+            with suppress(AttributeError):
+                value = vars(owner)[name].__get__(error)
+                # None is what a built-in field is when nobody has set it.
+                if value is not None or not _is_builtin(owner):
+                    state.setdefault(name, value)
+    return cls, tuple(reduced[1]), state
+
+
+def _fields_of(owner: type) -> Iterator[str]:
+    """The attributes of a class that lie in no `__dict__`."""
+    for name in _FIELDS.get(owner, ()):
+        if name in vars(owner):
+            yield name
+    if not _is_builtin(owner) and "__slots__" in vars(owner):
+        for name, value in vars(owner).items():
+            if type(value) is _MEMBER:
+                yield name
+
+
+class _WithSlot:
+    __slots__ = ("slot",)
+
+
+_MEMBER = type(vars(_WithSlot)["slot"])
 
 
 def reduce_exception(error: BaseException) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -59,14 +116,11 @@ def reduce_exception(error: BaseException) -> tuple[Callable[..., Any], tuple[An
 def rebuild_exception(
     cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
-    """An exception of this type, args and attributes, without running its own `__init__`."""
+    """Make an exception of this type, args and attributes, without running its own `__init__`."""
     if not (isinstance(cls, type) and issubclass(cls, BaseException)):
         raise TypeError(f"{cls!r} is not an exception type")
     error = _new(cls, args)
-    # Built-in bases keep fields outside of `args` and `__dict__` (errno, code, value, start, ...).
-    with suppress(Exception):
-        base: Any = next(b for b in cls.__mro__ if _is_builtin(b) and "__init__" in vars(b))
-        base.__init__(error, *args)
+    _initialize(error, args)
     if not _is_builtin(_defining_class(cls, "__setstate__")):
         error.__setstate__(state)
         return error
@@ -75,26 +129,151 @@ def rebuild_exception(
     return error
 
 
+def copy_of(
+    error: BaseException, made_before: dict[int, BaseException] | None = None
+) -> BaseException:
+    """Make an equal exception, without its traceback, causes and context.
+
+    No code of the user runs. Its arguments and attributes are the same objects, but for exceptions
+    among them, which are copied, too.
+
+    Raises:
+        TypeError: its type can't be made so; that takes a base of a kind that Python itself does
+            not have.
+    """
+    copies = {} if made_before is None else made_before
+    cls, args, state = parts_of(error)
+    args = tuple([_detached(value, copies) for value in args])
+    made = _bare(cls, args)
+    copies[id(error)] = made
+    _initialize(made, args)
+    for name, value in state.items():
+        set_attribute(made, name, _detached(value, copies))
+    return made
+
+
+def _detached(value: Any, copies: dict[int, BaseException]) -> Any:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([_detached(item, copies) for item in value])
+    if not issubclass(kind, BaseException):
+        return value
+    if id(value) not in copies:
+        return copy_of(value, copies)
+    return copies[id(value)]
+
+
+def _initialize(error: BaseException, args: tuple[Any, ...]) -> None:
+    # Built-in bases keep fields outside of `args` and `__dict__` (errno, code, value, start, ...).
+    with suppress(Exception):
+        base: Any = next(b for b in type(error).__mro__ if _is_builtin(b) and "__init__" in vars(b))
+        base.__init__(error, *args)
+
+
 def set_attribute(error: BaseException, name: str, value: object) -> None:
     """Set it past the type's own `__setattr__`, with which frozen dataclasses refuse.
 
     An attribute that still can't be set is lost, rather than the exception.
     """
-    with suppress(Exception):
+    with suppress(BaseException):
         object.__setattr__(error, name, value)
+
+
+def get_attribute(error: BaseException, name: str) -> Any:
+    """Return an attribute of the instance past all that its type defines; None without it."""
+    with suppress(BaseException):
+        return object.__getattribute__(error, "__dict__").get(name)
+    return None
 
 
 def _new(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     try:
         return cls.__new__(cls, *args)
     except Exception as first:
-        # The user's __new__ may want other arguments; and with two built-in bases only the one
-        # that fixes the memory layout may be used, which need not be the first.
-        for base in cls.__mro__:
-            if _is_builtin(base) and issubclass(base, BaseException):
-                with suppress(Exception):
-                    return base.__new__(cls, *args)
-        raise first
+        # The user's __new__ may want other arguments.
+        try:
+            return _bare(cls, args)
+        except TypeError:
+            raise first from None
+
+
+def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An instance made by a built-in base: with two of them only the one that fixes the memory
+    layout may be used, which need not be the first.
+    """
+    for base in cls.__mro__:
+        if _is_builtin(base) and issubclass(base, BaseException):
+            with suppress(Exception):
+                return base.__new__(cls, *args)
+    raise TypeError(f"can't make an instance of {cls!r}")
+
+
+class StoredError:
+    """An exception that is kept, to be raised later by anyone any number of times.
+
+    It holds the parts of the exception (type, arguments, attributes, the places of its frames, and
+    its causes), and none of the frames: a frame keeps all its local variables, and a raised
+    exception collects the frames of whoever raises it. So each `error` is a new exception.
+
+    No code of the user runs here. Thread-safe.
+    """
+
+    __slots__ = ("_cause", "_context", "_copy", "_frames", "_hides_context", "_is_only_one")
+
+    def __init__(self, error: BaseException, depth: int = MAX_CHAIN) -> None:
+        self._frames = frames_of(traceback_of_exception(error))
+        self._hides_context = bool(vars(BaseException)["__suppress_context__"].__get__(error))
+        cause, context = cause_of(error), context_of(error)
+        self._cause = None if cause is None or not depth else StoredError(cause, depth - 1)
+        self._context = None
+        if context is not None and context is not cause and depth and not self._hides_context:
+            self._context = StoredError(context, depth - 1)
+        self._is_only_one = False
+        try:
+            self._copy = copy_of(error)
+        except BaseException:
+            # Python can't make a second one: the same is raised each time, without its frames.
+            self._is_only_one = True
+            self._copy = error
+            BaseException.with_traceback(error, None)
+            for name in ("__cause__", "__context__"):
+                _set(error, name, None)
+
+    @property
+    def type(self) -> type[BaseException]:
+        """The type of the exception."""
+        return type(self._copy)
+
+    def error(self) -> BaseException:
+        """Return a new exception, to be raised."""
+        made = self._copy if self._is_only_one else copy_of(self._copy)
+        BaseException.with_traceback(made, traceback_from(self._frames))
+        if self._cause is not None:
+            _set(made, "__cause__", self._cause.error())
+        if self._context is not None:
+            _set(made, "__context__", self._context.error())
+        _set(made, "__suppress_context__", self._hides_context)
+        return made
+
+
+def _set(error: BaseException, name: str, value: Any) -> None:
+    vars(BaseException)[name].__set__(error, value)
+
+
+def set_cause(error: BaseException, cause: BaseException | None) -> None:
+    """Set the cause, past a property of that name."""
+    _set(error, "__cause__", cause)
+
+
+def notes_of(error: BaseException) -> list[Any]:
+    """Return the notes of an exception. Never raises."""
+    notes = get_attribute(error, "__notes__")
+    return notes if type(notes) is list else []
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note, also to an exception that refuses changes. Never raises."""
+    set_attribute(error, "__notes__", [*notes_of(error), text])
 
 
 class Stripped:
@@ -115,28 +294,31 @@ class Stripped:
 
 
 def type_name_of(error: BaseException) -> str:
-    """Qualified name of the exception's type; built-in ones without their module."""
-    cls = type(error)
-    return cls.__qualname__ if _is_builtin(cls) else f"{cls.__module__}.{cls.__qualname__}"
+    """Return the qualified name of the exception's type; built-in ones without their module.
+
+    Never raises.
+    """
+    try:
+        cls = type(error)
+        # Past a metaclass.
+        name = encodable(vars(type)["__qualname__"].__get__(cls))
+        module = vars(type)["__module__"].__get__(cls)
+        return name if module == "builtins" else f"{encodable(str(module))}.{name}"
+    except BaseException:
+        return "an exception whose type has no name"
 
 
 def message_of(error: BaseException) -> str:
-    """`str(error)`, or a note that it failed."""
+    """Return `str(error)`, or a note that it failed. Never raises."""
     try:
-        return _encodable(str(error))
-    except Exception as failure:
+        return encodable(str(error))
+    except BaseException as failure:
         return f"<str() of the exception raised {type(failure).__name__}>"
 
 
-def traceback_of(error: BaseException) -> str:
-    """The traceback as text, with those of its causes and contexts."""
+def repr_of(value: object) -> str:
+    """Return `repr(value)`, or the name of its type. Never raises."""
     try:
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-    except Exception as failure:
-        return f"<formatting the traceback raised {type(failure).__name__}>\n"
-    return _encodable("".join(lines))
-
-
-def _encodable(text: str) -> str:
-    # File names that are not UTF-8 carry lone surrogates, which can't go on the wire.
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+        return encodable(repr(value))
+    except BaseException:
+        return f"<{type(value).__name__}>"

@@ -1,8 +1,10 @@
 """How a call's exception travels: `Failure` and the pickled exception, both ways.
 
 Sending never fails: what can't be pickled is left out, bit by bit, down to the text that
-`Failure` carries. On arrival the exception has the remote traceback as its cause, and tells
-the worker it came from. Stateless; safe from any thread.
+`Failure` carries. On arrival the exception has the remote frames in its traceback, the remote
+traceback as its cause, and tells the worker it came from. What is not an `Exception`, such as
+`SystemExit`, would end the caller past every `except Exception`; it arrives as `RemoteError`.
+Stateless; safe from any thread.
 """
 
 from __future__ import annotations
@@ -15,17 +17,31 @@ from farcall.errors import RemoteError
 from farcall.serde.exceptions import (
     RemoteTraceback,
     Stripped,
+    get_attribute,
     has_own_reduction,
     message_of,
     parts_of,
+    repr_of,
     set_attribute,
-    traceback_of,
+    set_cause,
     type_name_of,
 )
 from farcall.serde.pickling import Dumped
 from farcall.serde.serializer import Body, Serializer
 from farcall.serde.tensors import DeviceMap
+from farcall.serde.tracebacks import (
+    cause_of,
+    context_of,
+    frames_of,
+    shows_everything,
+    text_of,
+    traceback_from,
+    traceback_of_exception,
+)
 from farcall.wire.messages import Failure
+
+# The object whose attribute was missing goes along if it takes no more than this.
+MAX_OBJECT_BYTES = 16 << 10
 
 
 def dump_failure(
@@ -35,24 +51,47 @@ def dump_failure(
     by_value: bool = False,
     device_map: DeviceMap | None = None,
 ) -> tuple[Failure, Dumped]:
-    """The message for an exception, and its pickle (empty if there is none). Never raises.
+    """Return the message for an exception, and its pickle (empty if there is none). Never raises.
 
     `by_value` and `device_map` are as for `Serializer.dump`.
     """
     options = {"by_value": by_value, "device_map": device_map}
-    failure = Failure(type_name_of(error), message_of(error), traceback_of(error))
-    dumped = _attempt(serializer, error, options)
+    chained = (cause_of(error) or context_of(error)) is not None
+    failure = Failure(
+        type_name_of(error),
+        message_of(error),
+        text_of(error),
+        frames=tuple(frames_of(traceback_of_exception(error))),
+        is_chained=chained,
+    )
+    dumped = None
+    if not _has_large_object(serializer, error, options):
+        dumped = _attempt(serializer, error, options)
     if dumped is None:
-        with suppress(Exception):
+        with suppress(BaseException):
             dumped = _attempt(serializer, _strip(serializer, error, options), options)
     return failure, dumped or Dumped(b"")
+
+
+def _has_large_object(serializer: Serializer, error: Any, options: dict[str, Any]) -> bool:
+    """Whether it is an AttributeError that would take a whole model, say, along."""
+    if not issubclass(type(error), AttributeError):
+        return False
+    missing_in = vars(AttributeError)["obj"].__get__(error)
+    return missing_in is not None and not _is_small(serializer, missing_in, options)
+
+
+def _is_small(serializer: Serializer, value: Any, options: dict[str, Any]) -> bool:
+    dumped = _attempt(serializer, value, options)
+    if dumped is None:
+        return False
+    size = len(dumped.body) + sum(memoryview(one).nbytes for one in dumped.buffers)
+    return size <= MAX_OBJECT_BYTES
 
 
 def _attempt(serializer: Serializer, value: Any, options: dict[str, Any]) -> Dumped | None:
     try:
         return serializer.dump(value, **options)
-    except KeyboardInterrupt:
-        raise
     except BaseException:
         # A user's __reduce__ may raise anything, and the caller waits for an answer.
         return None
@@ -67,26 +106,23 @@ def _strip(serializer: Serializer, error: BaseException, options: dict[str, Any]
     def stripped(value: Any) -> Any:
         if _attempt(serializer, value, options) is not None:
             return value
-        if isinstance(value, BaseException):
+        if issubclass(type(value), BaseException):
             # A member of an exception group: the group is nothing without it.
             return _strip(serializer, value, options)
-        if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        if type(value) in (list, tuple):
             return type(value)(stripped(item) for item in value)
-        return _repr(value)
+        return repr_of(value)
 
     kept = {
         name: value
         for name, value in state.items()
-        if _attempt(serializer, value, options) is not None
+        if (_is_small if name == "obj" else _can_be_sent)(serializer, value, options)
     }
     return Stripped(cls, tuple(stripped(value) for value in args), kept)
 
 
-def _repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception:
-        return f"<{type(value).__name__}>"
+def _can_be_sent(serializer: Serializer, value: Any, options: dict[str, Any]) -> bool:
+    return _attempt(serializer, value, options) is not None
 
 
 def load_failure(
@@ -98,24 +134,40 @@ def load_failure(
     worker: str,
     references: Sequence[Any] = (),
 ) -> BaseException:
-    """The exception to raise for a `Failure` that came from `worker`. Never raises itself.
+    """Return the exception to raise for a `Failure` that came from `worker`. Never raises itself.
 
-    It has `remote_worker` and `remote_traceback` (unless its type has no room for them) and a
-    `RemoteTraceback` as its cause. `RemoteError` if it can't be rebuilt here. An exception that
-    went through several workers keeps the name of the first, where it was raised.
+    It has `remote_worker` and `remote_traceback` (unless its type has no room for them), the remote
+    frames in its traceback, and a `RemoteTraceback` as its cause. It is a `RemoteError` if it can't
+    be rebuilt here or is no `Exception`. An exception that went through several workers keeps the
+    name of the first, where it was raised.
     """
     loaded: Any = None
     if len(body):
-        with suppress(Exception):
+        with suppress(BaseException):
             loaded = serializer.load(body, buffers, references=references)
     error: BaseException
-    if isinstance(loaded, BaseException):
+    if issubclass(type(loaded), Exception):
         error = loaded
     else:
         error = RemoteError(failure.type_name, failure.message, worker, failure.traceback)
-    if not isinstance(vars(error).get("remote_worker"), str):
+    if not isinstance(get_attribute(error, "remote_worker"), str):
         set_attribute(error, "remote_worker", worker)
     set_attribute(error, "remote_traceback", failure.traceback)
-    text = f'\n"""on worker {worker!r}\n{failure.traceback.rstrip()}\n"""'
-    set_attribute(error, "__cause__", RemoteTraceback(text))
+    frames = traceback_from(failure.frames)
+    BaseException.with_traceback(error, frames)
+    is_shown = frames is None or failure.is_chained or shows_everything()
+    header = f"on worker {worker!r}"
+    set_cause(error, RemoteTraceback(failure.traceback, header, shows_text=is_shown))
     return error
+
+
+def as_exception(error: BaseException, worker: str) -> BaseException:
+    """Return the error, or the RemoteError that stands for it if it is no `Exception`.
+
+    For an error that a function raised on this worker, `worker`, and that is raised again here in
+    some other thread, which it would end.
+    """
+    if issubclass(type(error), Exception):
+        return error
+    stands = RemoteError(type_name_of(error), message_of(error), worker, text_of(error))
+    return BaseException.with_traceback(stands, traceback_of_exception(error))

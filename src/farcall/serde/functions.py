@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from farcall.errors import FunctionNotFound
+from farcall.serde.exceptions import message_of, type_name_of
 
 MAIN = "__main__"
 # What multiprocessing's spawn calls the parent's __main__ in the child.
@@ -161,7 +162,7 @@ def _import(module_name: str, attribute: str, name: str) -> Any:
         # A module may raise anything at all while it is being imported.
         raise FunctionNotFound(
             f"can't find {name!r}: importing {module_name!r} failed with "
-            f"{type(error).__name__}: {error}; {_ADVICE}"
+            f"{type_name_of(error)}: {message_of(error)}; {_ADVICE}"
         ) from error
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farcall.errors import FarcallError, FunctionNotFound, SerializationError
+from farcall.serde.exceptions import message_of, type_name_of
 from farcall.serde.functions import SPAWNED_MAIN, Functions
 from farcall.serde.loading import Arriving, Attach, arriving
 from farcall.serde.pickling import (
@@ -245,7 +246,7 @@ def _names_spawned_main(body: Body) -> bool:
 def _reason(error: BaseException) -> str:
     if isinstance(error, SerializationError) and error.__cause__ is not None:
         error = error.__cause__
-    return str(error) or type(error).__name__
+    return message_of(error).removeprefix("can't be sent: ") or type_name_of(error)
 
 
 def _unpicklable(error: Exception) -> Exception:
@@ -256,11 +257,12 @@ def _unpicklable(error: Exception) -> Exception:
 
 
 def _unloadable(error: Exception) -> SerializationError:
-    missing_attribute = isinstance(error, AttributeError) and str(error).startswith("Can't get ")
+    text = message_of(error)
+    missing_attribute = isinstance(error, AttributeError) and text.startswith("Can't get ")
     if isinstance(error, ImportError) or missing_attribute:
         return FunctionNotFound(
-            f"the message names what this worker does not have: {error}; "
+            f"the message names what this worker does not have: {text}; "
             f"what the caller defines must be importable on the callee too "
             "(the RPC pickler does not serialize function code)"
         )
-    return SerializationError(f"can't rebuild what arrived: {type(error).__name__}: {error}")
+    return SerializationError(f"can't rebuild what arrived: {type_name_of(error)}: {text}")

@@ -112,6 +112,8 @@ class Failure(Message):
     message: str
     traceback: str
     references: tuple[Reference, ...] = ()
+    frames: tuple[tuple[str, str, int], ...] = ()  # file, function, line; outermost first
+    is_chained: bool = False  # the exception has a cause or a context, which the traceback shows
 
 
 class Cancel(Message):

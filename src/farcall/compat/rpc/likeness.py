@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -26,6 +25,14 @@ from farcall.rref import RRef, seconds_or_default, type_of
 from farcall.runtime.agent import Agent
 from farcall.runtime.future import Future
 from farcall.runtime.options import UNSET_RPC_TIMEOUT
+from farcall.serde.exceptions import (
+    get_attribute,
+    message_of,
+    repr_of,
+    set_attribute,
+    set_cause,
+)
+from farcall.serde.tracebacks import cause_of, text_of, traceback_of_exception
 
 
 def make_like_torch(agent: Agent) -> None:
@@ -33,19 +40,18 @@ def make_like_torch(agent: Agent) -> None:
     infos = {peer.name: peer.worker.info for peer in agent.directory.live()}
 
     def translate(error: BaseException) -> BaseException:
-        worker = getattr(error, "remote_worker", None)
+        worker = get_attribute(error, "remote_worker")
         if isinstance(error, FarcallError) or worker is None:
             return error
         if isinstance(error, torch.jit.Error):
-            return RuntimeError(str(error))
+            return RuntimeError(message_of(error))
         where = infos.get(worker, worker)
-        text = f"On {where}:\n{error!r}\n{getattr(error, 'remote_traceback', '')}"
+        text = f"On {where}:\n{repr_of(error)}\n{get_attribute(error, 'remote_traceback') or ''}"
         return recreated(error, _unescaped(text))
 
     def show(error: BaseException) -> None:
-        if isinstance(error, Exception):
-            trace = "".join(traceback.format_exception(error))
-            print(f"On {agent.me.info}:\n{error!r}\n{trace}", file=sys.stderr)
+        if issubclass(type(error), Exception):
+            print(f"On {agent.me.info}:\n{repr_of(error)}\n{text_of(error)}", file=sys.stderr)
 
     assert isinstance(agent.gradients, Autograd)
     _runners.add(agent.gradients.runner)
@@ -67,17 +73,18 @@ def recreated(error: BaseException, text: str) -> BaseException:
     """An exception of the same type that says this."""
     try:
         made = type(error)(text)
+        if not issubclass(type(made), BaseException):
+            raise TypeError(f"calling the type of the exception made a {type(made).__name__}")
     except BaseException as failure:
         made = RuntimeError(
-            f"Failed to create original exception type. Error msg was {failure}"
+            f"Failed to create original exception type. Error msg was {message_of(failure)}"
             f" Original exception on remote side was {text}"
         )
-    made.__cause__ = error.__cause__
-    made.remote_error = error  # type: ignore[attr-defined]
+    set_cause(made, cause_of(error))
+    set_attribute(made, "remote_error", error)
     for name in ("remote_worker", "remote_traceback"):
-        if hasattr(error, name):
-            setattr(made, name, getattr(error, name))
-    return made
+        set_attribute(made, name, get_attribute(error, name))
+    return BaseException.with_traceback(made, traceback_of_exception(error))
 
 
 def then(self: Future[Any], callback: Callable[[Any], Any]) -> Future[Any]:
@@ -89,7 +96,7 @@ def then(self: Future[Any], callback: Callable[[Any], Any]) -> Future[Any]:
         except RuntimeError:
             raise
         except Exception as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+            raise RuntimeError(f"{type(error).__name__}: {message_of(error)}") from error
 
     return original_then(self, call if callable(callback) else callback)
 

@@ -1,0 +1,135 @@
+"""Tracebacks without the frames behind them, and without farcall's own frames.
+
+A traceback keeps every frame that it shows, and each frame keeps its local variables. So nothing
+that is stored or sent holds a traceback: it holds `Frames`, plain data from which tblib makes a
+traceback that debuggers and editors show like any other. Stateless; safe from any thread.
+
+farcall's own frames are left out everywhere, unless the environment says FARCALL_FULL_TRACEBACKS=1.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from types import FrameType, SimpleNamespace, TracebackType
+from typing import Any
+
+import tblib
+
+# File, function and line of each frame, outermost first.
+Frames = list[tuple[str, str, int]]
+
+# A traceback that is longer, by an endless recursion, keeps its two ends.
+MAX_FRAMES = 100
+MAX_LINE = 1 << 24
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_DEMOS = os.path.join(_PACKAGE, "demos", "")
+
+# Past the properties that a user's type may have under these names.
+traceback_of_exception = vars(BaseException)["__traceback__"].__get__
+cause_of = vars(BaseException)["__cause__"].__get__
+context_of = vars(BaseException)["__context__"].__get__
+
+
+def shows_everything() -> bool:
+    """Return whether the user wants to see farcall's own frames."""
+    return os.environ.get("FARCALL_FULL_TRACEBACKS") == "1"
+
+
+def is_own(file: str) -> bool:
+    """Return whether a file is farcall's. The demos are programs of users."""
+    return file.startswith(_PACKAGE) and not file.startswith(_DEMOS)
+
+
+def frames_of(trace: TracebackType | None) -> Frames:
+    """Return the frames of a traceback as plain data."""
+    everything = shows_everything()
+    frames: Frames = []
+    for one in _links(trace):
+        code = one.tb_frame.f_code
+        if everything or not is_own(code.co_filename):
+            frames.append((encodable(code.co_filename), encodable(code.co_name), one.tb_lineno))
+    if len(frames) > MAX_FRAMES:
+        frames[MAX_FRAMES // 2 : -(MAX_FRAMES // 2)] = []
+    return frames
+
+
+def traceback_from(frames: Sequence[Any]) -> TracebackType | None:
+    """Return a traceback that shows these frames, or None if there are none.
+
+    The frames may come from a peer: anything that is no frame is left out.
+    """
+    made: TracebackType | None = None
+    for frame in reversed(frames[:MAX_FRAMES]):
+        with suppress(Exception):
+            file, function, line = frame
+            if 0 < line <= MAX_LINE:
+                # Without an instruction: the statement that tblib runs has columns of its own, and
+                # these would be marked in the user's line.
+                made = TracebackType(made, _frame(file, function, line), -1, line)
+    return made
+
+
+@lru_cache(256)  # the frames of one failure come again at each hop and each raise
+def _frame(file: str, function: str, line: int) -> FrameType:
+    """A frame without variables that shows this place."""
+    code = SimpleNamespace(co_filename=file, co_name=function)
+    namespace = {"__file__": file, "__name__": "?"}
+    shown = SimpleNamespace(f_globals=namespace, f_locals={}, f_code=code, f_lineno=line)
+    return next(_made_frames(SimpleNamespace(tb_frame=shown, tb_lineno=line, tb_next=None)))
+
+
+def _made_frames(trace: Any) -> Iterator[FrameType]:
+    """A generator, for a frame that tblib makes has all frames around it as its `f_back`. They end
+    here: the frame of a generator that is suspended has none around it.
+    """
+    yield tblib.Traceback(trace).as_traceback().tb_frame
+
+
+def _links(trace: TracebackType | None) -> list[TracebackType]:
+    links = []
+    while trace is not None:
+        links.append(trace)
+        trace = trace.tb_next
+    return links
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Leave farcall's frames out of the traceback of an error that is being raised to the user."""
+    if shows_everything():
+        return
+    made: TracebackType | None = None
+    for one in reversed(_links(traceback_of_exception(error))):
+        if not is_own(one.tb_frame.f_code.co_filename):
+            made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    BaseException.with_traceback(error, made)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the traceback as text, with those of its causes and contexts. Never raises."""
+    try:
+        shown = traceback.TracebackException(type(error), error, traceback_of_exception(error))
+        if not shows_everything():
+            _hide(shown)
+        text = "".join(shown.format())
+    except BaseException as failure:
+        return f"<formatting the traceback raised {type(failure).__name__}>\n"
+    return encodable(text)
+
+
+def _hide(shown: traceback.TracebackException | None) -> None:
+    while shown is not None:
+        shown.stack[:] = [frame for frame in shown.stack if not is_own(frame.filename)]
+        for member in getattr(shown, "exceptions", None) or ():
+            _hide(member)
+        _hide(shown.__cause__)
+        shown = shown.__context__
+
+
+def encodable(text: str) -> str:
+    """Return the text with what UTF-8 can't encode, as in odd file names, as escapes."""
+    return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")
