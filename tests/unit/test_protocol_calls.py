@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,8 +33,8 @@ def test_outcome_of_open_call_yields_its_record_once():  # CALL-1
 def test_abandoned_call_yields_its_record_once_and_waits_for_the_answer():  # CALL-1, CALL-3
     outgoing: Outgoing[str] = Outgoing()
     call = outgoing.begin("record")
-    assert outgoing.abandon(call) == "record"
-    assert outgoing.abandon(call) is None
+    assert outgoing.abandon(call, "record")
+    assert not outgoing.abandon(call, "record")
     assert outgoing.is_closed(call)
     assert list(outgoing.abandoned()) == [call]
     assert outgoing.outcome(call) is None
@@ -42,26 +45,67 @@ def test_call_that_has_ended_can_not_be_abandoned():
     outgoing: Outgoing[str] = Outgoing()
     call = outgoing.begin("record")
     outgoing.outcome(call)
-    assert outgoing.abandon(call) is None
+    assert not outgoing.abandon(call, "record")
     assert list(outgoing.abandoned()) == []
 
 
 def test_lost_peer_ends_open_calls_and_forgets_abandoned_ones():
     outgoing: Outgoing[str] = Outgoing()
     outgoing.begin("open")
-    outgoing.abandon(outgoing.begin("abandoned"))
+    outgoing.abandon(outgoing.begin("abandoned"), "abandoned")
     assert outgoing.lost() == ["open"]
     assert outgoing.lost() == []
     assert list(outgoing.abandoned()) == []
     assert outgoing.outcome(1) is None
 
 
-def test_number_of_a_request_that_was_not_sent_is_cancelled_not_reused():
+@pytest.mark.parametrize("gives_up_first", [False, True])
+def test_the_next_call_takes_the_number_of_a_request_that_was_not_sent(gives_up_first):  # CALL-4
     outgoing: Outgoing[str] = Outgoing()
     call = outgoing.begin("unsent")
-    assert outgoing.retract(call) == "unsent"
-    assert list(outgoing.abandoned()) == [call]
-    assert outgoing.begin("next") == call + 1
+    if gives_up_first:  # its deadline passed while it was about to be sent
+        assert outgoing.abandon(call, "unsent")
+    assert outgoing.retract(call, "unsent") is not gives_up_first
+    assert list(outgoing.abandoned()) == []
+    assert outgoing.begin("next") == call
+    assert outgoing.begin("after it") == call + 1
+
+
+def test_who_gives_up_late_does_not_end_the_next_call_of_that_number():  # CALL-1
+    outgoing: Outgoing[str] = Outgoing()
+    outgoing.retract(outgoing.begin("unsent"), "unsent")
+    call = outgoing.begin("next")
+    assert not outgoing.abandon(call, "unsent")
+    assert not outgoing.retract(call, "unsent")
+    assert outgoing.outcome(call) == "next"
+
+
+def test_a_signal_while_a_call_is_begun_loses_no_number():  # CALL-4
+    """KeyboardInterrupt comes between two instructions of Python, where the interpreter looks."""
+    outgoing: Outgoing[str] = Outgoing()
+    armed = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise KeyboardInterrupt
+
+    interrupts = 0
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(2_000):
+            try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 50))
+                while armed:
+                    outgoing.begin("call")
+            except KeyboardInterrupt:
+                interrupts += 1
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+    assert interrupts == 2_000
+    assert set(outgoing.open_ids()) == set(range(1, 1 + len(outgoing))), "a number is lost"
 
 
 # The callee.
@@ -134,6 +178,11 @@ def test_every_call_has_exactly_one_end_in_any_order_of_events(events):  # CALL-
     outgoing: Outgoing[int] = Outgoing()
     for number in range(1, 7):
         outgoing.begin(number)
-    ends = [getattr(outgoing, event)(call) for event, call in events]
+    ends = []
+    for event, call in events:
+        if event == "outcome":
+            ends.append(outgoing.outcome(call))
+        else:
+            ends.append(call if getattr(outgoing, event)(call, call) else None)
     ends = [end for end in [*ends, *outgoing.lost()] if end is not None]
     assert sorted(ends) == [1, 2, 3, 4, 5, 6]

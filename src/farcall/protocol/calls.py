@@ -7,9 +7,10 @@ Caller (`Outgoing`), per call id:
     -          begin                  OPEN
     OPEN       outcome arrived        -          the record comes out: complete it
     OPEN       abandon (timeout, ..)  ABANDONED  the record comes out; CANCEL must be sent
-    OPEN       retract (not sent)     ABANDONED  the record comes out; CANCEL must be sent
+    OPEN       retract (not sent)     -          the record comes out; the id is free again
     OPEN       peer lost              -          the record comes out: PeerLost
     ABANDONED  outcome arrived        -          nothing to complete: the call is closed
+    ABANDONED  retract (not sent)     -          the id is free again
     ABANDONED  peer lost              -
     -          outcome arrived        -          late or duplicate: ignored
 
@@ -28,6 +29,8 @@ Invariants (tests cite them):
 CALL-1  A record comes out of `Outgoing` exactly once: every call has one outcome.
 CALL-2  `Incoming.request` is true at most once per call id: a function runs at most once.
 CALL-3  An abandoned call is closed by the callee's answer, after which it can't run any more.
+CALL-4  An id of which the callee has heard nothing is given to the next call. So the ids that the
+        callee has seen have no more holes than calls were begun at once, and its memory is bounded.
 
 A caller numbers the calls to each peer 1, 2, 3 ..., so "seen" is one number and a small set.
 """
@@ -45,22 +48,36 @@ Record = TypeVar("Record")
 class Outgoing(Generic[Record]):
     """Calls made to one peer incarnation. `Record` is whatever the owner wants back at the end.
 
-    Thread-safe without a lock: who takes a record out of the table, which is one atomic step, has
-    it, and nobody else. One that is begun while `lost` runs may come out of it, or stay.
+    What every call passes needs no lock: taking a record out of the table is one atomic step, so
+    exactly one thread gets it. But the owner holds one around `abandon` and `retract`: an id that
+    is free again may belong to another call at once. A call that is begun while `lost` runs may
+    come out of it, or stay.
     """
 
-    __slots__ = ("_abandoned", "_ids", "_open")
+    __slots__ = ("_abandoned", "_free", "_ids", "_open", "_reused")
 
     def __init__(self) -> None:
         self._ids = count(1)
         self._open: dict[int, Record] = {}
         self._abandoned: set[int] = set()
+        self._free: list[int] = []
+        self._reused = iter(self._free.pop, None)
 
     def begin(self, record: Record) -> int:
         """A new call: its id."""
-        call_id = next(self._ids)
-        self._open[call_id] = record
-        return call_id
+        # A `for` takes an id and keeps it without a call in between. Python runs signal handlers
+        # after calls: a KeyboardInterrupt there would lose the id, and CALL-4 with it.
+        if self._free:
+            try:
+                for call_id in self._reused:
+                    self._open[call_id] = record
+                    return call_id
+            except IndexError:
+                pass  # another thread was faster
+        for call_id in self._ids:
+            self._open[call_id] = record
+            return call_id
+        raise AssertionError("numbers never end")
 
     def outcome(self, call_id: int) -> Record | None:
         """The callee's answer arrived. The record to complete, or None: late or duplicate."""
@@ -69,23 +86,40 @@ class Outgoing(Generic[Record]):
             self._abandoned.discard(call_id)
         return record
 
-    def abandon(self, call_id: int) -> Record | None:
-        """The caller gives up. The record to fail (then send CANCEL), or None: already over."""
-        if call_id not in self._open:
-            return None
-        self._abandoned.add(call_id)  # first: the answer may come as soon as the record is out
-        record = self._open.pop(call_id, None)
-        if record is None:
-            self._abandoned.discard(call_id)
-        return record
+    def abandon(self, call_id: int, record: Record) -> bool:
+        """The caller gives up. Returns True: fail the record, and send CANCEL when it was sent.
 
-    def retract(self, call_id: int) -> Record | None:
-        """The request could not be sent. The record to fail, or None: already over.
-
-        Like `abandon`, if the peer is still there: without a CANCEL the callee would remember
-        every later call id one by one, for ever, waiting for this one.
+        Returns False, without side effects, if the call is over already.
         """
-        return self.abandon(call_id)
+        if self._open.get(call_id) is not record:
+            return False
+        self._abandoned.add(call_id)  # first: the answer may come as soon as the record is out
+        if self._open.pop(call_id, None) is None:
+            self._abandoned.discard(call_id)
+            return False
+        return True
+
+    def retract(self, call_id: int, record: Record) -> bool:
+        """The callee has heard nothing of this call, not even a CANCEL, and never will.
+
+        Whatever else goes by the id must have been undone before. Returns whether the record is to
+        be failed: it came out here, and not before by `abandon` or `lost`.
+        """
+        is_open = self._open.get(call_id) is record
+        if is_open:
+            is_open = self._open.pop(call_id, None) is not None
+        elif call_id not in self._abandoned:
+            return False  # its peer is lost
+        self._abandoned.discard(call_id)
+        self._free.append(call_id)
+        return is_open
+
+    def find(self, record: Record) -> int:
+        """The id of an open call; 0 if the call is not open. Slow: it looks at all of them."""
+        for call_id, found in list(self._open.items()):
+            if found is record:
+                return call_id
+        return 0
 
     def lost(self) -> list[Record]:
         """The peer is gone: every open record, to be failed."""
@@ -104,6 +138,9 @@ class Outgoing(Generic[Record]):
     def abandoned(self) -> Iterator[int]:
         """Calls whose CANCEL has not been answered; over a lossy network, send it again."""
         return iter(tuple(self._abandoned))
+
+    def is_abandoned(self, call_id: int) -> bool:
+        return call_id in self._abandoned
 
     def records(self) -> list[Record]:
         """Of all open calls."""

@@ -167,15 +167,18 @@ class Refs:
         if held is not None and held.state is HeldState.CREATING:
             self._confirm(ref, held)
 
-    def creation_failed(self, ref: RefId, cause: str) -> None:
-        """Holder: the call ended without ACCEPTED, or was never sent: ask the owner if it is so.
+    def creation_failed(self, ref: RefId, cause: str, was_sent: bool = True) -> None:
+        """Holder: the call ended without ACCEPTED: ask the owner if it is so. Or it was never sent.
 
         The call must be closed: only what can't be accepted any more may be asked for.
         """
         held = self._held.get(ref)
         if held is not None and held.state is HeldState.CREATING:
             held.cause = cause or "its creation failed"
-            self._outbox.register(held.owner, (*ref, held.sequence))
+            if was_sent:
+                self._outbox.register(held.owner, (*ref, held.sequence))
+            else:
+                self._void(ref, held, held.cause)
 
     # Transfers: the sender.
 

@@ -26,7 +26,7 @@ from farcall.ids import Worker
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import CallContext, current
-from farcall.runtime.control import SEND_SECONDS, ControlMessages
+from farcall.runtime.control import ControlMessages
 from farcall.runtime.deadlines import Deadlines
 from farcall.runtime.executor import Executor
 from farcall.runtime.gradients import Gradients
@@ -208,8 +208,7 @@ class Agent:
         if found is CancelResult.ANSWER:
             self.executor.may_pass_lead()
             answer = Failure("farcall.errors.Cancelled", "the call was cancelled", "")
-            with contextlib.suppress(LinkError, TimeoutError):
-                link.send(Frame(answer, call_id), time.monotonic() + SEND_SECONDS)
+            self.control.answer(peer, link, Frame(answer, call_id))
 
     def on_control(self, peer: Peer, message: Message, call_id: int) -> None:
         """A message arrived that is neither a request nor an answer."""

@@ -86,8 +86,12 @@ class ControlMessages:
         self._agent.connect(peer, deadline).send(frame, deadline)
 
     def cancel(self, peer: Peer, call_id: int) -> None:
-        """Tell a callee that nobody waits for this call: at once if its link takes it, or later."""
-        if peer.lost is not None or not peer.linked:
+        """Tell a callee that nobody waits for this call: at once if its link takes it, or later.
+
+        The request went by the link that this goes by. Of a call whose request was not sent the
+        callee need not hear, see CALL-4.
+        """
+        if peer.lost is not None:
             return
         try:
             self._agent.connect(peer, 0.0).send(Frame(Cancel(), call_id), 0.0)
@@ -95,6 +99,15 @@ class ControlMessages:
             self._keep(peer.incarnation, Cancel(), call_id)
         except LinkError:
             pass  # its loss ends the call, too
+
+    def answer(self, peer: Peer, link: Link, frame: Frame) -> None:
+        """Send an answer that the caller does not wait for, but needs to forget the call."""
+        try:
+            link.send(frame, time.monotonic() + SEND_SECONDS)
+        except NotSent:
+            self._keep(peer.incarnation, frame.message, frame.call_id)
+        except (LinkError, TimeoutError):
+            pass  # the link's loss ends the call; else the rest follows when the caller reads
 
     def _keep(self, to: int, message: Message, call_id: int) -> None:
         # One that was cut in the middle is sent twice; every receiver takes that.

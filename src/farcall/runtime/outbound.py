@@ -32,7 +32,7 @@ from farcall.runtime.future import Future, FutureOfCall
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
 from farcall.serde import NO_ARGUMENTS, Dumped, message_of, name_of
-from farcall.transport.base import NotSent
+from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Request
 
@@ -80,11 +80,12 @@ class Outbound:
         """
         peer = self._peer(to)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
-        record = pending.recording
-        if record is not None:
-            meanwhile = record if meanwhile is None else _both(record, meanwhile)
-        context = current.get()
+        link: Link | None = None
         try:
+            record = pending.recording
+            if record is not None:
+                meanwhile = record if meanwhile is None else _both(record, meanwhile)
+            context = current.get()
             link = self._agent.connect(peer, pending.deadline)
             if context is None or not context.agent.executor.is_at_work():
                 answer = link.exchange(frame, pending.deadline, meanwhile)
@@ -96,7 +97,7 @@ class Outbound:
         except TimeoutError as error:
             raise self._outcomes.give_up(pending, error) from None
         except BaseException as error:  # KeyboardInterrupt
-            self._outcomes.give_up(pending, error)
+            self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
             raise
         is_counted = self._outcomes.arrived(peer, frame.call_id) is not None
         if not is_counted and self._agent.is_closed:
@@ -137,13 +138,21 @@ class Outbound:
         except (PeerLost, RpcTimeout) as error:
             future.set_exception(error)
             return future
-        self._outcomes.watch(pending)
+        link: Link | None = None
         try:
-            self._agent.connect(peer, pending.deadline).send(frame, pending.deadline)
+            self._outcomes.watch(pending)
+            link = self._agent.connect(peer, pending.deadline)
+            link.send(frame, pending.deadline)
+            pending.sent = True
+            if not pending.watched:
+                self._outcomes.expired(pending)
         except LinkError as error:
             self._outcomes.unreachable(pending, error)
         except TimeoutError as error:
             self._outcomes.give_up(pending, error)
+        except BaseException as error:  # KeyboardInterrupt
+            self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
+            raise
         if pending.recording is not None:
             pending.recording()
         return future
@@ -167,41 +176,40 @@ class Outbound:
             sequence = 0
         else:
             handle, sequence = self._references.create(peer.worker)
+        fail = self._references.creation_failed
         try:
-            self._send_creation(peer, function, args, kwargs, timeout, handle, sequence)
-        except CallError as error:
-            # As in PyTorch: what happens to the call is told to whoever uses the reference.
-            self._references.creation_failed(handle.ref, error)
+            pending, frame = self._request(
+                peer, function, args, kwargs, timeout, created=handle, sequence=sequence
+            )
         except BaseException as error:
-            self._references.creation_failed(handle.ref, Cancelled(message_of(error)))
-            raise
-        return handle
-
-    def _send_creation(
-        self,
-        peer: Peer,
-        function: Function,
-        args: Sequence[Any],
-        kwargs: Kwargs | None,
-        timeout: float | None,
-        handle: RefHandle,
-        sequence: int,
-    ) -> None:
-        pending, frame = self._request(
-            peer, function, args, kwargs, timeout, created=handle, sequence=sequence
-        )
-        self._outcomes.watch(pending)
-        until = max(pending.deadline, time.monotonic() + SECONDS_TO_SEND)
+            fail(handle.ref, _of_unmade(error), was_sent=False)
+            # As in PyTorch: what happens to the call is told to whoever uses the reference.
+            if not isinstance(error, CallError):
+                raise
+            return handle
+        link: Link | None = None
         try:
-            self._agent.connect(peer, until).send(frame, until)
+            self._outcomes.watch(pending)
+            until = max(pending.deadline, time.monotonic() + SECONDS_TO_SEND)
+            link = self._agent.connect(peer, until)
+            link.send(frame, until)
         except LinkError as error:
-            raise self._outcomes.unreachable(pending, error) from error
+            ended = self._outcomes.unreachable(pending, error)
+            is_lost = isinstance(ended, CallError)
+            fail(handle.ref, _of_unmade(ended), was_sent=is_lost and link is not None)
+            if not is_lost:
+                raise ended from error
         except NotSent as error:
-            raise self._outcomes.give_up(pending, error) from None
+            fail(handle.ref, self._outcomes.give_up(pending, error), was_sent=False)
         except TimeoutError:
             pass  # the rest follows when the owner reads; `creation_late` says so until then
+        except BaseException as error:  # KeyboardInterrupt
+            self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
+            fail(handle.ref, _of_unmade(error), was_sent=link is not None)
+            raise
         if pending.recording is not None:
             pending.recording()
+        return handle
 
     # Requests out.
 
@@ -237,33 +245,38 @@ class Outbound:
         if elsewhere:
             self._wait_until_accepted(peer, handles, pending)
         self._leaver.begin()
-        call_id = pending.call_id = peer.outgoing.begin(pending)
-        # After that: a peer that is lost from now on finds the call there, and fails it.
-        if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
-            self._leaver.end()
-            raise peer.loss()
-        request = Request(name, 0.0 if created else seconds)
-        context = current.get()
-        if context is not None and context.gradients:
-            request.no_grad = not torch.is_grad_enabled()
-            gradients = self._agent.gradients
-            tensors = dumped.tensors
-            # Who waits for the answer records before, and changes nothing meanwhile.
-            waits = future is None and created is None
-            request.context, request.sent = gradients.send(context.gradients, peer, tensors, waits)
-            if request.sent:
-                pending.recording = partial(gradients.record, request.context, request.sent)
-        if created is not None:
-            request.creates, request.sequence = created.reference.number, sequence
-        if handles:
-            request.references, request.on_reference = references_of(handles), bool(on)
-            if elsewhere or created is not None:
-                pending.pinned = True
-                self._references.pin(TransferKey(peer.incarnation, call_id, False), handles)
-            else:
-                # Until it answers, the callee's values are kept by our own use of them.
-                pending.handles = handles
-        return pending, Frame(request, call_id, dumped.body, dumped.buffers)
+        try:
+            call_id = pending.call_id = peer.outgoing.begin(pending)
+            # After that: a peer that is lost from now on finds the call there, and fails it.
+            if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
+                self._leaver.end()
+                raise peer.loss()
+            request = Request(name, 0.0 if created else seconds)
+            context = current.get()
+            if context is not None and context.gradients:
+                request.no_grad = not torch.is_grad_enabled()
+                gradients = self._agent.gradients
+                tensors = dumped.tensors
+                # Who waits for the answer records before, and changes nothing meanwhile.
+                waits = future is None and created is None
+                sent = gradients.send(context.gradients, peer, tensors, waits)
+                request.context, request.sent = sent
+                if request.sent:
+                    pending.recording = partial(gradients.record, request.context, request.sent)
+            if created is not None:
+                request.creates, request.sequence = created.reference.number, sequence
+            if handles:
+                request.references, request.on_reference = references_of(handles), bool(on)
+                if elsewhere or created is not None:
+                    pending.pinned = True
+                    self._references.pin(TransferKey(peer.incarnation, call_id, False), handles)
+                else:
+                    # Until it answers, the callee's values are kept by our own use of them.
+                    pending.handles = handles
+            return pending, Frame(request, call_id, dumped.body, dumped.buffers)
+        except BaseException as error:  # KeyboardInterrupt
+            self._outcomes.interrupted(pending, error, may_be_sent=False)
+            raise
 
     def _wait_until_accepted(
         self, peer: Peer, handles: Sequence[RefHandle], pending: PendingCall
@@ -319,6 +332,11 @@ class Outbound:
                 by_value=not peer.same_program,
                 device_map=self._agent.device_maps.get(peer.name),
             ) from error
+
+
+def _of_unmade(error: BaseException) -> CallError:
+    """What use of a reference raises whose `remote()` call failed so."""
+    return error if isinstance(error, CallError) else Cancelled(message_of(error))
 
 
 def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:

@@ -67,29 +67,53 @@ class Outcomes:
         if isinstance(error, NotSent):
             self._retract(pending, ended)
         else:
+            pending.sent = True
             self._abandon(pending, ended)
         return ended
 
     def _retract(self, pending: PendingCall, error: Exception) -> None:
         """The request was not sent."""
+        if self.withdraw(pending):
+            pending.fail(error)
+            self._agent.leaver.end()
+
+    def withdraw(self, pending: PendingCall) -> bool:
+        """Of this call the callee has heard nothing. Returns whether the call is to be ended."""
         peer, call_id = pending.peer, pending.call_id
-        taken = peer.outgoing.retract(call_id)
         self._references.unpin(TransferKey(peer.incarnation, call_id, False))
-        if taken is not None:
-            self._cancel(pending, error)
+        with peer.lock:
+            return peer.outgoing.retract(call_id, pending)
 
     def _abandon(self, pending: PendingCall, error: Exception) -> None:
         """Nobody waits for the answer any more."""
-        if pending.peer.outgoing.abandon(pending.call_id) is not None:
-            self._cancel(pending, error)
-
-    def _cancel(self, pending: PendingCall, error: Exception) -> None:
-        """We gave up on a call: tell the callee, if its link takes that at once, else later."""
+        with pending.peer.lock:
+            if not pending.peer.outgoing.abandon(pending.call_id, pending):
+                return
         try:
-            self._agent.control.cancel(pending.peer, pending.call_id)
+            if pending.sent:
+                self._agent.control.cancel(pending.peer, pending.call_id)
+            # Else a thread is about to send it, and does the rest: `expired` or `withdraw`.
         finally:
             pending.fail(error)
             self._agent.leaver.end()
+
+    def expired(self, pending: PendingCall) -> None:
+        """The request was sent, and its deadline has passed meanwhile."""
+        # The flag `sent` was set before. So the callee is told here, in `_abandon`, or twice.
+        if pending.peer.outgoing.is_abandoned(pending.call_id):
+            self._agent.control.cancel(pending.peer, pending.call_id)
+
+    def interrupted(self, pending: PendingCall, error: BaseException, may_be_sent: bool) -> None:
+        """Something unexpected was raised, such as KeyboardInterrupt, while the call was made."""
+        call_id = pending.call_id = pending.call_id or pending.peer.outgoing.find(pending)
+        ended = Cancelled(f"{type(error).__name__} while the call was made")
+        if may_be_sent:
+            pending.sent = True
+            self._abandon(pending, ended)
+        elif call_id:
+            self._retract(pending, ended)
+        elif pending.peer.lost is None:
+            self._agent.leaver.end()  # it was counted, and no more
 
     def watch(self, pending: PendingCall) -> None:
         """See to it that `expire` is called in time, for no thread waits for this call itself.

@@ -64,6 +64,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     created: RefId | None = None
     call_id: int = 0
     watched: bool = False  # `Outcomes.expire` has to be called when its deadline has passed
+    sent: bool = False  # the callee may have got some of the request; of those that are watched
     pinned: bool = False  # the request carries references that were pinned for it
     handles: Sequence[RefHandle] = ()  # references in it that were not
     recording: Callable[[], None] | None = None  # to be done when the request was sent
@@ -88,7 +89,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
 class Peer:
     """One incarnation of another worker.
 
-    `lock` guards everything but the constants, and `outgoing`, which needs none.
+    `lock` guards everything but the constants. Of `outgoing` it guards what gives up on calls.
     """
 
     def __init__(self, worker: Worker, same_program: bool) -> None:

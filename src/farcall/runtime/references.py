@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied, RpcTimeout
@@ -119,7 +119,10 @@ class References:
             while self._forgotten:
                 ref = self._forgotten.popleft()
                 self._refs.release(ref)
-        self.run()
+                if self._creation_errors and not self._refs.knows(ref):
+                    self._creation_errors.pop(ref, None)
+            instructions = self._refs.take()
+        self._do(instructions)
 
     # Creation by remote().
 
@@ -180,15 +183,21 @@ class References:
                 del self._acceptance[waiter]
                 waiter.deliver(None)
 
-    def creation_failed(self, ref: RefId, error: CallError) -> None:
-        """The request was never accepted, and never will be: use of the reference raises this."""
+    def creation_failed(self, ref: RefId, error: CallError, was_sent: bool = True) -> None:
+        """The request was not accepted, and never will be: use of the reference raises this.
+
+        Args:
+            was_sent: the owner may have got the request, and is asked whether it accepted.
+        """
         place = self._values.get(ref)
         if place is not None:  # a call to ourselves
             place.fail(_of_creation(error))
             return
         with self._lock:
-            self._creation_errors[ref] = StoredError(_of_creation(error))
-            self._refs.creation_failed(ref, str(error))
+            if self._refs.knows(ref):
+                self._creation_errors[ref] = StoredError(_of_creation(error))
+            self._refs.creation_failed(ref, str(error), was_sent)
+            self._announce()
         self.run()
 
     def creation_late(self, ref: RefId, error: CallError) -> None:
@@ -325,6 +334,7 @@ class References:
                     self._refs.on_register(sender, entries)
                 case Registered(entries=answers):
                     self._refs.on_registered(answers)
+                    self._forget_creations(answers)
                     self._announce()
                 case Release(entries=entries):
                     self._refs.on_release(sender, entries)
@@ -336,18 +346,24 @@ class References:
                     raise AssertionError(message)
         self.run()
 
+    def _forget_creations(self, answers: Iterable[tuple[int, int, int, bool]]) -> None:
+        """An owner answered REGISTER: failed creations that nobody uses are over. Lock held."""
+        for minted_by, number, _, known in answers if self._creation_errors else ():
+            ref = RefId(minted_by, number)
+            if known or not self._refs.knows(ref):
+                self._creation_errors.pop(ref, None)
+
     def lost(self, peer: int, cause: str) -> None:
         with self._lock:
             self._refs.lost(peer, cause)
+            for ref in [ref for ref in self._creation_errors if not self._refs.knows(ref)]:
+                del self._creation_errors[ref]
             self._announce()
         self.run()
 
     def run(self) -> None:
         """Do what the machine asks for. Never called with the lock held."""
         with self._lock:
-            if self._creation_errors:
-                for ref in [ref for ref in self._creation_errors if not self._refs.knows(ref)]:
-                    del self._creation_errors[ref]
             instructions = self._refs.take()
         self._do(instructions)
 

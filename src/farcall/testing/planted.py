@@ -98,7 +98,7 @@ class _NeverRepeatsReleases(Refs):
 
 
 class _BelievesInFailedCreation(Refs):
-    def creation_failed(self, ref: RefId, cause: str) -> None:
+    def creation_failed(self, ref: RefId, cause: str, was_sent: bool = True) -> None:
         held = self._held.get(ref)
         if held is not None and held.state is HeldState.CREATING:
             self._void(ref, held, cause)

@@ -131,8 +131,8 @@ class SimWorker:
 
     def abandon(self, peer: int, call_id: int) -> None:
         """A call times out."""
-        call = self.outgoing[peer].abandon(call_id)
-        if call is not None:
+        call = self.outgoing[peer].peek(call_id)
+        if call is not None and self.outgoing[peer].abandon(call_id, call):
             self._oracle.abandoned(self.incarnation, peer, call_id)
             self._send(peer, Cancel(), call_id)
             self._end(peer, call)
@@ -244,13 +244,11 @@ class SimWorker:
         elif arguments:
             self.refs.pin(key, arguments)
         if fails:
-            outgoing.retract(call_id)
-            self._oracle.abandoned(self.incarnation, peer, call_id)
             self._end(peer, call)
-            self._send(peer, Cancel(), call_id)
             if ref is not None:
-                self._creation_failed(ref, "the request could not be sent")
+                self._creation_failed(ref, "the request could not be sent", was_sent=False)
             self.refs.unpin(key)
+            outgoing.retract(call_id, call)
         else:
             if ref is not None:
                 self._creations[peer, call_id] = ref
@@ -291,9 +289,9 @@ class SimWorker:
             else:
                 self._arrive(key, None, message.references)
 
-    def _creation_failed(self, ref: RefId, cause: str) -> None:
+    def _creation_failed(self, ref: RefId, cause: str, was_sent: bool = True) -> None:
         self._failed.add(ref)
-        self.refs.creation_failed(ref, cause)
+        self.refs.creation_failed(ref, cause, was_sent)
 
     # Inside: the callee.
 

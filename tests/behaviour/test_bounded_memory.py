@@ -1,0 +1,249 @@
+"""After calls that failed, however they did, no table of either side is larger than before."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from behaviour.helpers import Gate, by_async, by_sync, echo, wait_at, wait_until
+from farcall import rpc
+from farcall.errors import AuthenticationFailed
+from farcall.runtime.agent import Agent
+from farcall.transport.base import NotSent
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Cancel
+
+Way = Callable[..., Any]
+WAYS = (by_sync, by_async)
+# The tables are the same on every transport.
+pytestmark = pytest.mark.parametrize("transport", ["native"])
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise ValueError("can't be pickled")
+
+
+def unpicklable() -> Any:
+    return Unpicklable()
+
+
+def unloadable() -> Any:
+    raise RuntimeError("raised while it is loaded")
+
+
+class Unloadable:
+    def __reduce__(self) -> Any:
+        return unloadable, ()
+
+
+def tables(agent: Agent) -> dict[str, int]:
+    """What grows with calls in an agent, and how large it is."""
+    references = agent.references
+    sizes = dict(references.statistics())
+    sizes |= {
+        "values": len(references._values),
+        "creation errors": len(references._creation_errors),
+        "parked": len(references._parked),
+        "acceptance": len(references._acceptance),
+        "unsent": len(agent.control._unsent),
+        "waiting for references": len(agent.outcomes._waiting),
+        "active": agent.leaver.active,
+    }
+    for peer in agent.directory.all():
+        sizes |= {
+            f"open to {peer.name}": len(peer.outgoing),
+            f"abandoned to {peer.name}": len(peer.outgoing._abandoned),
+            f"free to {peer.name}": len(peer.outgoing._free),
+            f"running for {peer.name}": len(peer.incoming),
+            f"seen of {peer.name}": len(peer.incoming._seen_above),
+        }
+    return sizes
+
+
+def wait_until_small(*agents: Agent, at_most: int = 8) -> None:
+    """Until all tables are small. A few entries may be there, such as numbers that are free."""
+
+    def sizes() -> list[tuple[str, str, int]]:
+        return [
+            (agent.me.name, table, size)
+            for agent in agents
+            for table, size in tables(agent).items()
+            if size > at_most
+        ]
+
+    try:
+        wait_until(lambda: not sizes())
+    except AssertionError:
+        raise AssertionError(sizes()) from None
+
+
+@contextlib.contextmanager
+def dials_that_fail(agent: Agent, error: Callable[[], Exception]) -> Iterator[None]:
+    """Inside the block no link of this agent comes about."""
+    connect = agent.endpoint.connect
+
+    def fail(*_: Any) -> Any:
+        raise error()
+
+    agent.endpoint.connect = fail  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        agent.endpoint.connect = connect  # type: ignore[method-assign]
+
+
+def fail_often(count: int, call: Way, *args: Any, **options: Any) -> None:
+    for _ in range(count):
+        with pytest.raises(Exception):  # noqa: B017  # what is raised is not the matter here
+            call("w1", *args, **options)
+
+
+def succeed_often(count: int) -> None:
+    for number in range(count):
+        assert rpc.rpc_sync("w1", echo, args=(number,)) == number
+
+
+@pytest.mark.parametrize("call", WAYS)
+@pytest.mark.parametrize("error", [NotSent, lambda: AuthenticationFailed("another secret")])
+def test_calls_whose_link_could_not_be_dialled(
+    pair: list[Agent], call: Way, error: Callable[[], Exception]
+) -> None:
+    with dials_that_fail(pair[0], error):
+        fail_often(2_000, call, echo, (1,))
+    succeed_often(3_000)
+    wait_until_small(*pair)
+
+
+@pytest.mark.parametrize("call", WAYS)
+def test_calls_between_those_that_could_not_be_sent(pair: list[Agent], call: Way) -> None:
+    for _ in range(300):
+        with dials_that_fail(pair[0], NotSent):
+            fail_often(3, call, echo, (1,))
+        succeed_often(3)
+    wait_until_small(*pair)
+
+
+def test_references_dropped_before_their_creation_fails(pair: list[Agent]) -> None:
+    with dials_that_fail(pair[0], NotSent):
+        for _ in range(3_000):
+            rpc.remote("w1", echo, args=(1,))
+    succeed_often(10)
+    wait_until_small(*pair)
+
+
+@pytest.mark.parametrize("call", [by_sync, by_async])
+def test_calls_that_were_given_up(pair: list[Agent], gate: Gate, call: Way) -> None:
+    fail_often(400, call, wait_at, (gate,), timeout=0.001)
+    gate.open()
+    succeed_often(100)
+    wait_until_small(*pair)
+
+
+def test_calls_that_were_given_up_while_they_were_sent(pair: list[Agent]) -> None:
+    """The deadline passes while the calling thread is about to write the request."""
+    agent = pair[0]
+    connect = agent.endpoint.connect
+    expired = threading.Event()
+    expire = agent.outcomes.expire
+
+    def expire_and_tell(pending: Any) -> None:
+        expire(pending)
+        expired.set()
+
+    agent.outcomes.expire = expire_and_tell  # type: ignore[method-assign]
+    sends = [True, False]
+
+    def connect_late(*args: Any) -> Any:
+        assert expired.wait(30)
+        if sends[0]:
+            return connect(*args)
+        raise NotSent
+
+    for sends_it in (True, False) * 30:
+        sends[0] = sends_it
+        expired.clear()
+        agent.endpoint.connect = connect_late  # type: ignore[method-assign]
+        future = rpc.rpc_async("w1", echo, args=(1,), timeout=0.001)
+        agent.endpoint.connect = connect  # type: ignore[method-assign]
+        with pytest.raises(rpc.RpcTimeout):
+            future.wait()
+        succeed_often(3)
+    wait_until_small(*pair, at_most=2)
+
+
+@pytest.mark.parametrize("call", WAYS)
+def test_calls_with_what_can_not_be_sent(pair: list[Agent], call: Way) -> None:
+    fail_often(300, call, echo, (Unpicklable(),))
+    fail_often(300, call, echo, (Unloadable(),))
+    fail_often(300, call, unpicklable)
+    fail_often(300, call, echo, timeout=-1.0)
+    succeed_often(100)
+    wait_until_small(*pair)
+
+
+@pytest.mark.parametrize("call", WAYS)
+def test_calls_that_were_interrupted(pair: list[Agent], call: Way) -> None:
+    """Ctrl-C, wherever it comes."""
+    armed = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise KeyboardInterrupt
+
+    interrupts = 0
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        succeed_often(10)
+        for number in range(1_000):
+            try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 300))
+                while armed:
+                    call("w1", echo, (number,))
+            except KeyboardInterrupt:
+                interrupts += 1
+            finally:
+                armed = False
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+    assert interrupts > 100
+    succeed_often(1_000)
+    for agent in pair:
+        for peer in agent.directory.all():
+            wait_until(lambda peer=peer: len(peer.incoming._seen_above) < 8)
+            wait_until(lambda peer=peer: len(peer.outgoing._abandoned) < 8)
+            wait_until(lambda peer=peer: len(peer.outgoing) < 8)
+
+
+def test_answers_to_cancels_that_could_not_be_written(pair: list[Agent], gate: Gate) -> None:
+    """A caller forgets an abandoned call when it is answered: the answer must come, if late."""
+    agent = pair[1]
+    answer = agent.control.answer
+    lost: list[Any] = []
+
+    class Full:
+        """A link that takes nothing."""
+
+        def send(self, *_: Any) -> None:
+            raise NotSent
+
+    def answer_badly(peer: Any, link: Any, frame: Any) -> None:
+        lost.append(frame)
+        answer(peer, Full(), frame)  # type: ignore[arg-type]
+
+    agent.control.answer = answer_badly  # type: ignore[method-assign]
+    outgoing = pair[0].directory.resolve("w1").outgoing
+    succeed_often(5)
+    outgoing._abandoned.add(3)  # as if its answer had not come
+    pair[0].connect(pair[0].directory.resolve("w1"), math.inf).send(Frame(Cancel(), 3), math.inf)
+    wait_until(lambda: bool(lost))
+    wait_until(lambda: not outgoing._abandoned)
