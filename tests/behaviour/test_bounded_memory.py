@@ -217,11 +217,9 @@ def test_calls_that_were_interrupted(pair: list[Agent], call: Way) -> None:
         signal.signal(signal.SIGALRM, usual)
     assert interrupts > 100
     succeed_often(1_000)
-    for agent in pair:
-        for peer in agent.directory.all():
-            wait_until(lambda peer=peer: len(peer.incoming._seen_above) < 8)
-            wait_until(lambda peer=peer: len(peer.outgoing._abandoned) < 8)
-            wait_until(lambda peer=peer: len(peer.outgoing) < 8)
+    # Interrupts may come anywhere, also where a counter has just been changed: a few are lost.
+    wait_until_small(*pair, at_most=interrupts // 20)
+    wait_until(lambda: tables(pair[1])["seen of w0"] < 8)  # though 1,000 calls followed
 
 
 def test_answers_to_cancels_that_could_not_be_written(pair: list[Agent], gate: Gate) -> None:

@@ -207,6 +207,8 @@ class Agent:
             job.cancelled = True
         if found is CancelResult.ANSWER:
             self.executor.may_pass_lead()
+            # If it has ended with references: its caller, interrupted, may have dropped the answer.
+            self.references.unpin(TransferKey(peer.incarnation, call_id, True))
             answer = Failure("farcall.errors.Cancelled", "the call was cancelled", "")
             self.control.answer(peer, link, Frame(answer, call_id))
 

@@ -117,16 +117,26 @@ class ControlMessages:
         self._agent.endpoint.wake()
 
     def retry(self) -> None:
-        """Send what could not be sent."""
+        """Send what could not be sent. A peer that still takes nothing is asked once, not for each.
+
+        Else a worker that is stopped would hold up the messages to all others.
+        """
         with self._lock:
             unsent, self._unsent = self._unsent, []
             self.retry_at = math.inf
+        stuck: set[int] = set()
         for to, message, call_id in unsent:
+            if to in stuck:
+                self._keep(to, message, call_id)
+                continue
+            kept = len(self._unsent)
             peer = self._agent.directory.of_incarnation(to)
             if isinstance(message, Cancel) and peer is not None:
                 self.cancel(peer, call_id)
             else:
                 self.post(to, message, call_id)
+            if len(self._unsent) > kept:
+                stuck.add(to)
 
     def watch(self, incarnation: int, deadline: float = math.inf) -> None:
         """Have a link to a worker, so that its death is noticed. Waits while it does not answer.

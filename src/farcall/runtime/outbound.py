@@ -92,6 +92,7 @@ class Outbound:
             else:
                 with context.agent.executor.waiting():
                     answer = link.exchange(frame, pending.deadline, meanwhile)
+            is_counted = self._outcomes.arrived(peer, frame.call_id) is not None
         except LinkError as error:
             raise self._outcomes.unreachable(pending, error) from error
         except TimeoutError as error:
@@ -99,7 +100,6 @@ class Outbound:
         except BaseException as error:  # KeyboardInterrupt
             self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
             raise
-        is_counted = self._outcomes.arrived(peer, frame.call_id) is not None
         if not is_counted and self._agent.is_closed:
             raise self._outcomes.ended(peer)
         # Else, if it is not: the peer was lost meanwhile, but after it had answered.

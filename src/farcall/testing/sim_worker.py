@@ -314,6 +314,7 @@ class SimWorker:
     def _on_cancel(self, peer: int, message: Cancel, call_id: int) -> None:
         result, task = self.incoming[peer].cancel(call_id)
         if result is CancelResult.ANSWER:
+            self.refs.unpin(TransferKey(peer, call_id, True))
             self._send(peer, Failure("Cancelled", "cancelled", ""), call_id)
         elif task is not None and not task.started:
             self._answer(task, Failure, ())
