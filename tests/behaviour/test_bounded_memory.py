@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import signal
 import threading
@@ -11,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from behaviour.helpers import Gate, by_async, by_sync, echo, wait_at, wait_until
+from behaviour.helpers import Gate, by_async, by_remote, by_sync, echo, wait_at, wait_until
 from farcall import rpc
 from farcall.errors import AuthenticationFailed
 from farcall.runtime.agent import Agent
+from farcall.testing.faults import Fault, inject, of_type
 from farcall.transport.base import NotSent
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Cancel
+from farcall.wire.messages import Cancel, Request
 
 Way = Callable[..., Any]
-WAYS = (by_sync, by_async)
+WAYS = (by_sync, by_async, by_remote)
 # The tables are the same on every transport.
 pytestmark = pytest.mark.parametrize("transport", ["native"])
 
@@ -116,8 +118,8 @@ def test_calls_whose_link_could_not_be_dialled(
     pair: list[Agent], call: Way, error: Callable[[], Exception]
 ) -> None:
     with dials_that_fail(pair[0], error):
-        fail_often(2_000, call, echo, (1,))
-    succeed_often(3_000)
+        fail_often(5_000, call, echo, (1,))
+    succeed_often(5_000)
     wait_until_small(*pair)
 
 
@@ -179,6 +181,14 @@ def test_calls_that_were_given_up_while_they_were_sent(pair: list[Agent]) -> Non
 
 
 @pytest.mark.parametrize("call", WAYS)
+def test_requests_that_a_peer_does_not_take(pair: list[Agent], call: Way) -> None:
+    inject(pair[0], [Fault(of_type(Request), losses=5_000)])
+    fail_often(5_000, call, echo, (1,))
+    succeed_often(3_000)
+    wait_until_small(*pair)
+
+
+@pytest.mark.parametrize("call", WAYS)
 def test_calls_with_what_can_not_be_sent(pair: list[Agent], call: Way) -> None:
     fail_often(300, call, echo, (Unpicklable(),))
     fail_often(300, call, echo, (Unloadable(),))
@@ -188,8 +198,94 @@ def test_calls_with_what_can_not_be_sent(pair: list[Agent], call: Way) -> None:
     wait_until_small(*pair)
 
 
+def interrupt_in(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    """Ctrl-C comes at the beginning of this method, or at its end."""
+    method = getattr(owner, name)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if after:
+            method(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
 @pytest.mark.parametrize("call", WAYS)
-def test_calls_that_were_interrupted(pair: list[Agent], call: Way) -> None:
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("method", ["begin", "pin", "watch", "connect", "dial", "send"])
+def test_calls_that_were_interrupted_while_they_were_made(
+    pair: list[Agent], call: Way, after: bool, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = pair[0]
+    arguments = rpc.RRef(1)  # its owner is not the callee, so it is pinned
+    rpc.rpc_sync("w1", echo, args=(arguments,))
+    to = agent.directory.resolve("w1")
+    link = agent.connect(to, math.inf)
+    owners = {
+        "begin": (to.outgoing, "begin") if after else (agent.leaver, "begin"),
+        "pin": (agent.references, "pin"),
+        "watch": (agent.outcomes, "watch"),
+        "connect": (agent, "connect"),
+        "dial": (agent.endpoint, "connect"),
+        "send": (link, "exchange" if call is by_sync else "send"),
+    }
+    owner, name = owners[method]
+    for _ in range(30):
+        with monkeypatch.context() as patch:
+            if owner is to.outgoing:
+                monkeypatch_begin(to, patch)
+            elif owner is link:
+                interrupt_on_link(agent, name, patch, after)
+            else:
+                interrupt_in(owner, name, patch, after)
+            if (call, method) != (by_sync, "watch"):
+                with pytest.raises(KeyboardInterrupt):
+                    call("w1", echo, (arguments,))
+        succeed_often(3)
+    del arguments
+    wait_until_small(*pair, at_most=2)
+
+
+def monkeypatch_begin(peer: Any, patch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes when a number was taken, and before anybody knows which."""
+    outgoing = peer.outgoing
+
+    class Interrupting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(outgoing, name)
+
+        def begin(self, record: Any) -> Any:
+            outgoing.begin(record)
+            raise KeyboardInterrupt
+
+    patch.setattr(peer, "outgoing", Interrupting())
+
+
+def interrupt_on_link(agent: Agent, name: str, patch: pytest.MonkeyPatch, after: bool) -> None:
+    connect = agent.connect
+
+    class Interrupting:
+        def __init__(self, link: Any) -> None:
+            self.link = link
+
+        def __getattr__(self, called: str) -> Any:
+            return getattr(self.link, called)
+
+    def interrupted(link: Any, frame: Frame, *args: Any) -> Any:
+        if after or type(frame.message) is not Request:
+            getattr(link, name)(frame, *args)
+        if type(frame.message) is Request:
+            raise KeyboardInterrupt
+
+    def connect_badly(*args: Any) -> Any:
+        wrapped: Any = Interrupting(connect(*args))
+        setattr(wrapped, name, functools.partial(interrupted, wrapped.link))
+        return wrapped
+
+    patch.setattr(agent, "connect", connect_badly)
+
+
+def test_calls_that_were_interrupted_anywhere(pair: list[Agent]) -> None:
     """Ctrl-C, wherever it comes."""
     armed = False
 
@@ -208,7 +304,7 @@ def test_calls_that_were_interrupted(pair: list[Agent], call: Way) -> None:
                 armed = True
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 300))
                 while armed:
-                    call("w1", echo, (number,))
+                    rpc.rpc_sync("w1", echo, args=(number,))
             except KeyboardInterrupt:
                 interrupts += 1
             finally:

@@ -12,7 +12,7 @@ from farcall.errors import LinkError, RpcTimeout
 from farcall.runtime.peers import Peer
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Cancel, Message
+from farcall.wire.messages import Cancel, Message, Pinned
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
@@ -88,15 +88,25 @@ class ControlMessages:
     def cancel(self, peer: Peer, call_id: int) -> None:
         """Tell a callee that nobody waits for this call: at once if its link takes it, or later.
 
-        The request went by the link that this goes by. Of a call whose request was not sent the
-        callee need not hear, see CALL-4.
+        Of a call whose request was not sent the callee need not hear, see CALL-4.
         """
+        self._follow(peer, Cancel(), call_id)
+
+    def ask_for_references(self, peer: Peer, call_id: int) -> None:
+        """Have a callee say RECEIVED for a request of which we can't tell whether it was sent.
+
+        After a `cancel`, the callee has seen the call in either case.
+        """
+        self._follow(peer, Pinned(of_reply=False), call_id)
+
+    def _follow(self, peer: Peer, message: Message, call_id: int) -> None:
+        """Send a message by the link that the request went by, so that it comes after that."""
         if peer.lost is not None:
             return
         try:
-            self._agent.connect(peer, 0.0).send(Frame(Cancel(), call_id), 0.0)
+            self._agent.connect(peer, 0.0).send(Frame(message, call_id), 0.0)
         except TimeoutError:
-            self._keep(peer.incarnation, Cancel(), call_id)
+            self._keep(peer.incarnation, message, call_id)
         except LinkError:
             pass  # its loss ends the call, too
 
@@ -131,8 +141,8 @@ class ControlMessages:
                 continue
             kept = len(self._unsent)
             peer = self._agent.directory.of_incarnation(to)
-            if isinstance(message, Cancel) and peer is not None:
-                self.cancel(peer, call_id)
+            if isinstance(message, Cancel | Pinned) and peer is not None:
+                self._follow(peer, message, call_id)
             else:
                 self.post(to, message, call_id)
             if len(self._unsent) > kept:

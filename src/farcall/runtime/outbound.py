@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farcall.errors import (
+    AuthenticationFailed,
+    BadFrame,
     CallError,
     Cancelled,
     LinkError,
@@ -194,11 +196,11 @@ class Outbound:
             link = self._agent.connect(peer, until)
             link.send(frame, until)
         except LinkError as error:
-            ended = self._outcomes.unreachable(pending, error)
-            is_lost = isinstance(ended, CallError)
-            fail(handle.ref, _of_unmade(ended), was_sent=is_lost and link is not None)
-            if not is_lost:
-                raise ended from error
+            # In no variable that stays: an error that is raised would lead back to it.
+            ended = _of_unmade(self._outcomes.unreachable(pending, error))
+            fail(handle.ref, ended, was_sent=isinstance(ended, PeerLost) and link is not None)
+            if isinstance(error, AuthenticationFailed | BadFrame):
+                raise  # it is no matter of this call alone
         except NotSent as error:
             fail(handle.ref, self._outcomes.give_up(pending, error), was_sent=False)
         except TimeoutError:

@@ -110,6 +110,8 @@ class Outcomes:
         if may_be_sent:
             pending.sent = True
             self._abandon(pending, ended)
+            if pending.pinned:
+                self._agent.control.ask_for_references(pending.peer, call_id)
         elif call_id:
             self._retract(pending, ended)
         elif pending.peer.lost is None:
