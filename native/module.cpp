@@ -12,6 +12,7 @@
 
 #include "core/endpoint.hpp"
 #include "core/ring_channel.hpp"
+#include "core/torch_state.hpp"
 #include "core/watch.hpp"
 #include "plain/plain.hpp"
 
@@ -300,6 +301,14 @@ NB_MODULE(_native, module) {
           "wait", [](Watch& watch) { return static_cast<int>(watch.wait()); },
           nb::call_guard<nb::gil_scoped_release>())
       .def("stop", &Watch::stop);
+
+  nb::class_<TorchState>(module, "TorchState")
+      .def(nb::init<>())
+      .def_static("is_available", &TorchState::is_available)
+      .def("note", &TorchState::note)
+      .def("begin", &TorchState::begin)
+      .def_prop_ro("anomaly_was_enabled", &TorchState::anomaly_was_enabled)
+      .def("has_changed", &TorchState::has_changed);
 
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::new_([](int spin_threads) { return std::make_shared<Endpoint>(spin_threads); }),

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from farcall.runtime.isolation import run_callback
 from farcall.serde import text_of
 
 logger = logging.getLogger("farcall")
@@ -106,7 +107,7 @@ class Callback:
         stack = _stack
         stack.depth += 1
         try:
-            self._run()
+            run_callback(self._run)
         except BaseException as error:
             self._fail(error)
         finally:

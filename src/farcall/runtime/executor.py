@@ -38,6 +38,7 @@ from typing import Protocol
 import torch
 
 from farcall.runtime.frames import current_frames
+from farcall.runtime.isolation import isolate_callbacks, run_isolated
 from farcall.transport.base import Endpoint, Event, Notice
 
 logger = logging.getLogger("farcall")
@@ -159,7 +160,7 @@ class Executor:
 
     def _run(self, me: int, function: Callable[[], None]) -> None:
         try:
-            function()
+            run_isolated(function)
         except BaseException:
             logger.exception("%s: an internal error while serving a call", self._name)
         finally:
@@ -259,6 +260,7 @@ class Executor:
     def _follow(self) -> None:
         me = threading.get_ident()
         self._handler.on_thread_start()
+        isolate_callbacks()
         try:
             while self._do_something(me):
                 pass

@@ -132,12 +132,11 @@ class Job(msgspec.Struct, eq=False):
             self._fail(error)
 
     def run(self) -> None:
-        """Run the function, and answer whatever happens."""
-        token = current.set(CallContext(self.agent, self.deadline))
+        """Run the function, and answer whatever happens. In a context of its own."""
         try:
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
-                current.set(CallContext(self.agent, self.deadline, self.context))
+            current.set(CallContext(self.agent, self.deadline, self.context))
             result = self._call()
             if type(result) is Deferred:
                 result.future.add_done_callback(self._finish_later)
@@ -145,8 +144,6 @@ class Job(msgspec.Struct, eq=False):
                 self._succeed(result)
         except BaseException as error:
             self._fail(error)
-        finally:
-            current.reset(token)
 
     def _call(self) -> Any:
         function, args, kwargs = self._load()
