@@ -39,6 +39,7 @@ from farcall.rref import RRef, seconds_or_default
 from farcall.runtime import profiling
 from farcall.runtime.context import current_agent, default_agent, set_default_agent
 from farcall.runtime.future import Future
+from farcall.runtime.graph_breaks import breaks_graphs
 from farcall.runtime.heap import keep_freed_memory
 from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
@@ -101,6 +102,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+@breaks_graphs
 def init_rpc(
     name: str,
     backend: BackendType | None = None,
@@ -145,6 +147,7 @@ def init_rpc(
         keep_freed_memory(options.keep_freed_memory)
 
 
+@breaks_graphs
 def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:
     """Leave the group and end this process's agent. `init_rpc` may be called again afterwards.
 
@@ -168,6 +171,7 @@ def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:
             set_default_agent(None)
 
 
+@breaks_graphs
 def get_worker_info(worker_name: str | int | WorkerInfo | None = None) -> WorkerInfo:
     """Name and id of a worker, or of this one.
 
@@ -182,6 +186,7 @@ def get_worker_info(worker_name: str | int | WorkerInfo | None = None) -> Worker
     return agent.directory.resolve(worker_name).worker.info
 
 
+@breaks_graphs
 def rpc_sync(
     to: Worker,
     func: Callable[..., Any],
@@ -215,6 +220,7 @@ def rpc_sync(
     return current_agent().call(to, func, args or (), kwargs, seconds_or_default(timeout))
 
 
+@breaks_graphs
 def rpc_async(
     to: Worker,
     func: Callable[..., Any],
@@ -236,6 +242,7 @@ def rpc_async(
     return current_agent().call_async(to, func, args or (), kwargs, seconds, sys._getframe(1))
 
 
+@breaks_graphs
 def remote(
     to: Worker,
     func: Callable[..., Any],

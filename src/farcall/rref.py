@@ -17,6 +17,7 @@ from farcall.runtime import profiling
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import current, current_agent
 from farcall.runtime.future import Future
+from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.runtime.inbound import Deferred, result_of
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.references import RefHandle
@@ -25,6 +26,7 @@ from farcall.runtime.values import OwnedValue
 T = TypeVar("T")
 
 
+@methods_break_graphs
 class RRef(Generic[T]):
     """A reference to a value that lives on one worker, its owner.
 
@@ -225,6 +227,7 @@ def _record_remote(agent: Agent, name: str | None, call: profiling.Call) -> RRef
 _Record = Callable[[Agent, str | None, profiling.Call], Any]  # the same while a profiler runs
 
 
+@methods_break_graphs
 class _Methods:
     """Attributes are the methods of a remote value; its own names are mangled out of their way."""
 

@@ -22,6 +22,7 @@ import torch
 from farcall.autograd.contents import Context
 from farcall.autograd.recorder import Autograd
 from farcall.runtime.context import CallContext, current, current_agent
+from farcall.runtime.graph_breaks import breaks_graphs, methods_break_graphs
 
 __all__ = ["backward", "context", "get_gradients"]
 
@@ -39,6 +40,7 @@ def contents_of(context_id: int) -> Context:
     return _autograd().find(context_id)
 
 
+@methods_break_graphs
 class context:  # noqa: N801 - named as in PyTorch
     """A context for forward and backward passes that span workers. Gives its id.
 
@@ -70,6 +72,7 @@ class context:  # noqa: N801 - named as in PyTorch
         self._autograd.end(self._id)
 
 
+@breaks_graphs
 def backward(
     context_id: int,
     roots: Sequence[torch.Tensor],
@@ -109,6 +112,7 @@ def backward(
     )
 
 
+@breaks_graphs
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """The gradients that a context has on this worker: leaf -> gradient of the same shape.
 

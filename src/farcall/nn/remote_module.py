@@ -13,10 +13,12 @@ from farcall.nn import owner
 from farcall.rref import RRef
 from farcall.runtime.context import current_agent
 from farcall.runtime.future import Future
+from farcall.runtime.graph_breaks import methods_break_graphs
 
 Tensor = torch.Tensor
 
 
+@methods_break_graphs
 class RemoteModule(nn.Module):
     """A module that another worker has; `forward` runs there.
 

@@ -30,8 +30,10 @@ from farcall.optim.part import Recipe
 from farcall.optim.sharded import Sharded
 from farcall.optim.shards import StateDict, check_groups
 from farcall.optim.stepping import is_watched
+from farcall.runtime.graph_breaks import methods_break_graphs
 
 
+@methods_break_graphs
 class DistributedOptimizer(torch.optim.Optimizer):
     """An optimizer of parameters that live on several workers, their owners.
 

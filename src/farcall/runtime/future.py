@@ -16,6 +16,7 @@ import torch
 
 from farcall.runtime.callbacks import Callback, run_waiting_callbacks
 from farcall.runtime.context import CallContext, current
+from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.serde import StoredError, hide_own_frames, message_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
+@methods_break_graphs
 class Future(torch.futures.Future[T]):
     """A `torch.futures.Future` that can be awaited, and that lets no error disappear.
 

@@ -1,0 +1,56 @@
+"""`torch.compile` does not look into farcall: it breaks its graph around each call of it.
+
+What Dynamo looks at are marks on functions and on their code. They can be set without importing
+Dynamo, which takes a second.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type[Any])
+
+MARK = "_torchdynamo_disable"
+
+
+def breaks_graphs(function: F) -> F:
+    """Mark a function: code that is compiled calls it as it is."""
+    plain = inspect.unwrap(function)
+    if isinstance(plain, FunctionType):
+        setattr(plain, MARK, True)
+        _skip_frames_of(plain)
+    return function
+
+
+def methods_break_graphs(cls: C) -> C:
+    """Mark all methods that a class defines."""
+    for member in vars(cls).values():
+        for function in _functions_of(member):
+            breaks_graphs(function)
+    return cls
+
+
+def _functions_of(member: Any) -> Iterable[Callable[..., Any]]:
+    if isinstance(member, classmethod | staticmethod):
+        return [member.__func__]
+    if isinstance(member, property):
+        return [one for one in (member.fget, member.fset, member.fdel) if one is not None]
+    return [member] if isinstance(member, FunctionType) else []
+
+
+def _skip_frames_of(function: FunctionType) -> None:
+    """Neither the frame of the function nor any that it calls is compiled by itself.
+
+    Older versions of torch have no such mark. There Dynamo looks at farcall's frames one by one.
+    """
+    compiled: Any = torch._C._dynamo.eval_frame
+    if hasattr(compiled, "set_code_exec_strategy"):
+        skip = compiled._FrameAction.SKIP
+        strategy = compiled._FrameExecStrategy(skip, skip)
+        compiled.set_code_exec_strategy(function.__code__, strategy)
