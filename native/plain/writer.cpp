@@ -199,7 +199,7 @@ class Writer {
   }
 
   bool write_tensor(PyObject* tensor) {
-    if (!is_new(tensor)) return false;
+    if (!is_new(tensor) || has_attributes(tensor)) return false;
     dlpack::Tensor seen;
     if (context_.api->borrow_from_object(tensor, &seen) != 0) throw nb::python_error();
     const DType* dtype = seen.device.type == dlpack::kCpu ? dtype_of(seen.dtype) : nullptr;
@@ -233,13 +233,23 @@ class Writer {
     return put(op::kReduce);
   }
 
-  // Whether the storage is as large as the tensor says: FSDP and others free it behind its back.
+  // Python's picklers carry the attributes.
+  static bool has_attributes(PyObject* tensor) {
+    PyObject** const dict = _PyObject_GetDictPtr(tensor);
+    return dict != nullptr && *dict != nullptr && PyDict_GET_SIZE(*dict) != 0;
+  }
+
+  // Whether the storage is as large as the tensor says, since FSDP and others free it behind the
+  // tensor's back; and no other tensor of the message has it, since Python's picklers send a shared
+  // storage once.
   bool owns(PyObject* tensor, const std::uint8_t* data, std::int64_t size) {
     const nb::object storage = call_method(tensor, context_.untyped_storage);
     const Py_ssize_t bytes = PyObject_Size(storage.ptr());
     if (bytes < 0) throw nb::python_error();
     const auto start = nb::cast<std::uintptr_t>(call_method(storage.ptr(), context_.data_ptr));
     const auto first = reinterpret_cast<std::uintptr_t>(data);
+    if (std::find(storages_.begin(), storages_.end(), start) != storages_.end()) return false;
+    storages_.push_back(start);
     return start != 0 && first >= start && first - start + static_cast<std::uint64_t>(size) <=
                                                static_cast<std::uint64_t>(bytes);
   }
@@ -349,6 +359,7 @@ class Writer {
   std::string out_;
   nb::object buffers_, tensors_, handles_;  // lists, if there are any
   std::vector<const PyObject*> seen_;
+  std::vector<std::uintptr_t> storages_;  // where each one begins
   int values_ = 0;
   bool names_rebuild_ = false;
 };

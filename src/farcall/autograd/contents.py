@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import Node
 
 from farcall.autograd.reach import Reach
-from farcall.autograd.records import Receive, Source, with_grad
+from farcall.autograd.records import Receive, Source, plain, with_grad
 
 Tensor = torch.Tensor
 Gradient = tuple[Tensor, Tensor]  # a leaf, and its gradient
@@ -130,7 +130,7 @@ class Context:
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.clone() for tensor in tensors]
+    return [(tensor if type(tensor) is Tensor else plain(tensor)).clone() for tensor in tensors]
 
 
 def accumulate(to: Gradients, gradients: Iterable[Gradient]) -> None:

@@ -13,12 +13,18 @@ from farcall.autograd.contents import Context
 from farcall.autograd.records import Receive
 from farcall.autograd.replicas import Replicas
 from farcall.autograd.runner import Runner
-from farcall.errors import Cancelled
+from farcall.errors import Cancelled, SerializationError
 from farcall.protocol.contexts import CREATOR_SHIFT, Contexts, Dropped
 from farcall.runtime.agent import Agent
 from farcall.runtime.peers import Peer
+from farcall.serde.tensors import described, is_recorded
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Broken, HoldContext, Ran, ReleaseContext
+
+_UNRECORDED = (
+    "{} that requires grad can't be sent in an autograd context: gradients don't flow through "
+    "tensors of that kind between workers; send its parts, or what detach() gives"
+)
 
 
 class Autograd:
@@ -113,6 +119,9 @@ class Autograd:
     def send(
         self, context: int, peer: Peer, tensors: Sequence[torch.Tensor], waits: bool = False
     ) -> tuple[int, int]:
+        for tensor in tensors:
+            if not is_recorded(tensor):
+                raise SerializationError(_UNRECORDED.format(described(tensor)))
         known = self._shared_with(context, peer)
         if known is None:
             return 0, 0

@@ -127,7 +127,11 @@ class Source:
 
 def _make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     made: list[Tensor] = [
-        _Entry.apply(_behind(tensor) if tensor.is_leaf else tensor, source, index)  # type: ignore[no-untyped-call]
+        _Entry.apply(  # type: ignore[no-untyped-call]
+            _behind(tensor) if tensor.is_leaf or type(tensor) is not Tensor else tensor,
+            source,
+            index,
+        )
         for index, tensor in enumerate(tensors)
     ]
     for entry in made:
@@ -136,11 +140,19 @@ def _make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _behind(leaf: Tensor) -> Tensor:
-    """A tensor whose gradient, dense or sparse, is that of the leaf.
+    """A tensor whose gradient, dense or sparse, is that of the leaf, or of one of a subclass.
 
-    `apply` is not for leaves: it has the interpreter, see BEHIND_EXITS.
+    `apply` is not for leaves: it has the GIL, see BEHIND_EXITS.
     """
+    if type(leaf) is not Tensor and type(leaf) is not torch.nn.Parameter:
+        return plain(leaf)
     return leaf.expand_as(leaf) if leaf.layout is torch.strided else leaf.clone()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor without its subclass, whose own functions are not called."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
 
 
 class Receive(msgspec.Struct, eq=False):

@@ -24,10 +24,14 @@ from cloudpickle import cloudpickle as cloudpickle_internals
 from farcall.serde.exceptions import has_own_reduction, reduce_exception
 from farcall.serde.functions import MAIN, SPAWNED_MAIN, name_of, resolve
 from farcall.serde.loading import load_reference
+from farcall.serde.sharing import plan_of
 from farcall.serde.tensors import (
     INLINE_BYTES,
     DeviceMap,
+    Notes,
     reduce_memory_format,
+    reduce_span,
+    reduce_subclass,
     reduce_tensor,
     reduce_typed_storage,
     reduce_untyped_storage,
@@ -48,7 +52,6 @@ else:
 
 _REDUCERS: dict[type, Reducer] = {
     torch.memory_format: reduce_memory_format,
-    torch.UntypedStorage: reduce_untyped_storage,
     torch.TypedStorage: reduce_typed_storage,
 }
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -80,7 +83,7 @@ class Dumped(msgspec.Struct):
 class Met:
     """What is met in one message and does not go into its pickle, or not only."""
 
-    __slots__ = ("buffers", "check", "device_map", "references", "tensors")
+    __slots__ = ("buffers", "check", "device_map", "notes", "references", "tensors")
 
     def __init__(self, check: Check | None) -> None:
         self.check = check
@@ -88,6 +91,27 @@ class Met:
         self.buffers: list[memoryview | OnDevice] = []
         self.tensors: list[torch.Tensor] = []
         self.references: list[Any] = []
+        self.notes = Notes()
+
+    def collect(self, dump: Callable[[], bytes]) -> Dumped:
+        """Pickle one message; twice, if tensors in it turn out to have memory in common.
+
+        Args:
+            dump: pickles the message.
+        """
+        notes = self.notes
+        try:
+            body = dump()
+            if len(notes.memory) > 1:
+                plan = plan_of(notes.memory, reduce_span)
+                if plan:
+                    self.buffers, self.tensors, self.references = [], [], []
+                    notes.plan = plan
+                    body = dump()
+        finally:
+            if notes.memory:
+                self.notes = Notes()
+        return self.dumped(body)
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Pickle's buffer_callback: true leaves the buffer in the pickle."""
@@ -103,7 +127,15 @@ class Met:
     def reduce_tensor(self, value: Any) -> Any:
         if value.requires_grad:
             self.tensors.append(value)
-        return reduce_tensor(value, self.device_map)
+        return reduce_tensor(value, self.device_map, self.notes)
+
+    def reduce_subclass(self, value: Any) -> Any:
+        if value.requires_grad:
+            self.tensors.append(value)
+        return reduce_subclass(value)
+
+    def reduce_storage(self, value: Any) -> Any:
+        return reduce_untyped_storage(value, self.notes)
 
     def reduce_reference(self, value: Any) -> Any:
         if self.check is not None:
@@ -144,13 +176,17 @@ class FastPickler(Met):
     def dump(self, value: Any, device_map: DeviceMap | None) -> Dumped:
         """Pickle one message."""
         self.device_map = device_map
-        parts = self._parts
         try:
-            self._pickler.dump(value)
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            return self.collect(lambda: self._dump(value))
         except BaseException:
             self.dumped(b"")  # what was met is not kept either
             raise
+
+    def _dump(self, value: Any) -> bytes:
+        parts = self._parts
+        try:
+            self._pickler.dump(value)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
         finally:
             # C pickle lets go of its memo one by one, and leaves what is gone in the table until it
             # is through. What ends there may start the collector, which looks at that table. So
@@ -159,7 +195,6 @@ class FastPickler(Met):
             self._pickler.clear_memo()
             del held
             parts.clear()
-        return self.dumped(body)
 
 
 class _Reducers(dict[type, Reducer]):
@@ -168,8 +203,10 @@ class _Reducers(dict[type, Reducer]):
     def __init__(self, met: Met, reference: type | None, more: Mapping[type, Reducer]) -> None:
         super().__init__(_REDUCERS)
         self._more = more
+        self._met = met
         for kind in _TENSORS:
             self[kind] = met.reduce_tensor
+        self[torch.UntypedStorage] = met.reduce_storage
         if reference is not None:
             self[reference] = met.reduce_reference
 
@@ -178,6 +215,8 @@ class _Reducers(dict[type, Reducer]):
         reducer = self._more.get(kind) or _family_reducer(kind) or copyreg.dispatch_table.get(kind)
         if reducer is not None:
             return reducer
+        if issubclass(kind, torch.Tensor):
+            return self._met.reduce_subclass
         if issubclass(kind, type):
             raise KeyError(kind)  # a class that has a metaclass; it goes by name
         return _reduce_plainly
@@ -218,9 +257,13 @@ class ByValuePickler(_CloudPickler):
             return self._met.reduce_reference(value)
         if kind in _TENSORS:
             return self._met.reduce_tensor(value)
+        if kind is torch.UntypedStorage:
+            return self._met.reduce_storage(value)
         if kind in _REDUCERS:
             return _REDUCERS[kind](value)
         reducer = self._more.get(kind) or _family_reducer(kind)
+        if reducer is None and isinstance(value, torch.Tensor):
+            reducer = copyreg.dispatch_table.get(kind) or self._met.reduce_subclass
         return super().reducer_override(value) if reducer is None else reducer(value)
 
     def _reduce_main(self, value: type | types.FunctionType) -> Any:

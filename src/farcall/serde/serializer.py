@@ -144,14 +144,18 @@ class Serializer:
     def _dump_by_value(
         self, value: Any, main_by_value: bool, device_map: DeviceMap | None
     ) -> Dumped:
-        stream = io.BytesIO()
         met = Met(self._check)
         met.device_map = device_map
-        try:
+
+        def dump() -> bytes:
+            stream = io.BytesIO()
             ByValuePickler(stream, met, self._reference, main_by_value, self.reducers).dump(value)
+            return stream.getvalue()
+
+        try:
+            return met.collect(dump)
         except Exception as error:
             raise _unpicklable(error) from error
-        return met.dumped(stream.getvalue())
 
     def load(
         self,

@@ -19,18 +19,18 @@ from ctypes import string_at
 from typing import Any, NamedTuple
 
 import torch
+from torch._tensor import _rebuild_from_type_v2
 
 from farcall.errors import SerializationError
 from farcall.serde.loading import attached
 from farcall.serde.shared import export
+from farcall.serde.sharing import HOLES_ALLOWED_BYTES, Place, Plan, key_of
 from farcall.wire.messages import OnDevice
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 # Up to this size copying into the pickle costs less than a buffer of its own in the frame.
 INLINE_BYTES = 16 << 10
-# Below this size holes are sent too: looking for them costs more.
-HOLES_ALLOWED_BYTES = 8 << 10
 
 _DTYPES: dict[str, torch.dtype] = {
     str(value).removeprefix("torch."): value
@@ -51,6 +51,8 @@ _COMPRESSED_LAYOUTS: dict[torch.layout, str] = {
 }
 _LAYOUTS_BY_NAME = {name: layout for layout, name in _COMPRESSED_LAYOUTS.items()}
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+# How torch reduces tensors; a subclass may have a way of its own.
+_OWN_REDUCTIONS = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
 
 
 class DeviceMap(NamedTuple):
@@ -65,21 +67,51 @@ class DeviceMap(NamedTuple):
     is_direct: bool = False
 
 
-def reduce_tensor(tensor: torch.Tensor, device_map: DeviceMap | None = None) -> Reduced:
+class Notes:
+    """What one message was found to hold: the memory that was met, and where to find common memory.
+
+    Attributes:
+        memory: dense CPU tensors and CPU storages, each as often as it was met.
+        plan: where each of those lies that have memory in common; empty until that is known.
+    """
+
+    __slots__ = ("memory", "plan")
+
+    def __init__(self) -> None:
+        self.memory: list[Any] = []
+        self.plan: Plan = {}
+
+    def place_of(self, value: Any) -> Place | None:
+        """Note that a message holds it. Returns its place in common memory, if it has any."""
+        if self.plan:
+            return self.plan.get(key_of(value))
+        self.memory.append(value)
+        return None
+
+
+def reduce_tensor(
+    tensor: torch.Tensor, device_map: DeviceMap | None = None, notes: Notes | None = None
+) -> Any:
     """The pickle reduction of a `torch.Tensor` (exactly) or `torch.nn.Parameter`.
+
+    Attributes that the user gave it travel, too.
 
     Raises:
         SerializationError: the tensor is not on the CPU and there is no map for its device, or its
             storage was freed.
     """
     is_parameter = type(tensor) is torch.nn.Parameter
+    if tensor.__dict__:
+        # The detached tensor has no attributes.
+        leaf = (tensor.detach(), tensor.requires_grad, is_parameter)
+        return rebuild_leaf, leaf, tensor.__dict__, None, None, set_attributes
     if (
         not is_parameter
         and tensor.layout is torch.strided
         and tensor.is_cpu
         and not (tensor.is_quantized or tensor.is_nested)
     ):
-        return _reduce_dense(tensor)
+        return _reduce_dense(tensor, notes)
     if is_parameter or tensor.requires_grad:
         return rebuild_leaf, (tensor.detach(), tensor.requires_grad, is_parameter)
     if tensor.layout is torch.sparse_coo:
@@ -93,8 +125,13 @@ def reduce_tensor(tensor: torch.Tensor, device_map: DeviceMap | None = None) -> 
     return _reduce_device(tensor, device_map)
 
 
-def _reduce_dense(tensor: torch.Tensor) -> Reduced:
+def _reduce_dense(tensor: torch.Tensor, notes: Notes | None) -> Reduced:
     requires_grad = tensor.requires_grad
+    place = notes.place_of(tensor) if notes is not None and tensor.nbytes else None
+    if place is not None:
+        name, shape, at = _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), place.offset
+        bits = tensor.is_conj(), tensor.is_neg()
+        return rebuild_view, (place.block, name, shape, place.stride, at, requires_grad, *bits)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
     data: bytearray | pickle.PickleBuffer = bytearray()
@@ -172,7 +209,46 @@ def _reduce_direct(tensor: torch.Tensor, target: str) -> Reduced:
     return rebuild_direct, (buffer, name, tuple(tensor.shape), tensor.stride(), target)
 
 
-def reduce_untyped_storage(storage: torch.UntypedStorage) -> Any:
+def reduce_subclass(tensor: torch.Tensor) -> Any:
+    """The reduction of a tensor of a subclass. `is_recorded` says whether it is torch's own."""
+    # By torch's own a parameter of a subclass arrives as a Parameter.
+    is_ours = tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)
+    if not (is_ours and is_recorded(tensor)):
+        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+    with torch._C.DisableTorchFunctionSubclass():
+        data = tensor.detach().as_subclass(torch.Tensor)
+    state = torch._utils._get_obj_state(tensor)  # type: ignore[no-untyped-call]
+    parts = (data, type(tensor), tensor.requires_grad)
+    return rebuild_subclass, parts, state, None, None, set_state
+
+
+def is_recorded(tensor: torch.Tensor) -> bool:
+    """Whether gradients flow through a tensor of this kind that is sent in an autograd context."""
+    kind = type(tensor)
+    if tensor.is_nested:
+        return False
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return True
+    return (
+        kind.__reduce_ex__ in _OWN_REDUCTIONS
+        and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and tensor.layout is torch.strided
+    )
+
+
+def described(tensor: torch.Tensor) -> str:
+    """Name the kind of a tensor, for errors."""
+    nested = "nested " if tensor.is_nested else ""
+    return f"a {nested}tensor of type {type(tensor).__module__}.{type(tensor).__qualname__}"
+
+
+def reduce_span(storage: torch.UntypedStorage, begin: int, end: int) -> Reduced:
+    """The reduction of a storage of its own, over these bytes of another one."""
+    part = torch.empty(0, dtype=torch.uint8).set_(storage, begin, (end - begin,), (1,))
+    return rebuild_storage, (_bytes_of(part, end - begin),)
+
+
+def reduce_untyped_storage(storage: torch.UntypedStorage, notes: Notes | None = None) -> Any:
     """The reduction of a storage: what tensor subclasses and quantized tensors are made of."""
     if storage.device.type != "cpu":
         raise SerializationError(
@@ -180,6 +256,9 @@ def reduce_untyped_storage(storage: torch.UntypedStorage) -> Any:
         )
     if not storage.nbytes():
         return rebuild_storage, (bytearray(),)
+    place = None if notes is None else notes.place_of(storage)
+    if place is not None:
+        return itself, (place.block,)
     data = torch.empty(0, dtype=torch.uint8).set_(storage)
     return rebuild_storage, (_bytes_of(data, data.numel()),)
 
@@ -230,11 +309,76 @@ def rebuild_tensor(
     return attached(tensor) if requires_grad else tensor
 
 
+def rebuild_view(
+    storage: torch.UntypedStorage,
+    dtype_name: str,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    requires_grad: bool,
+    is_conj: bool,
+    is_neg: bool,
+) -> torch.Tensor:
+    """A tensor over a storage that others of the message share, from this byte on.
+
+    Raises:
+        ValueError: the tensor would reach beyond the storage.
+    """
+    dtype = _DTYPES[dtype_name]
+    numbers = (*shape, *stride, offset)
+    if type(storage) is not torch.UntypedStorage or storage.device.type != "cpu":
+        raise ValueError("a tensor's memory is no storage of the CPU")
+    if any(type(number) is not int or number < 0 for number in numbers) or offset % dtype.itemsize:
+        raise ValueError(f"no shape, stride and offset of a tensor: {shape}, {stride}, {offset}")
+    last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    # torch would try to make the storage larger.
+    if 0 in shape or offset + (last + 1) * dtype.itemsize > storage.nbytes():
+        raise ValueError(
+            f"a tensor of shape {shape}, stride {stride} at byte {offset} does not lie in "
+            f"{storage.nbytes()} bytes"
+        )
+    # No view of a hidden base, see `rebuild_tensor`.
+    tensor = torch.empty(0, dtype=dtype)
+    tensor.set_(storage, offset // dtype.itemsize, shape, stride)
+    if is_conj:
+        torch._C._set_conj(tensor, True)
+    if is_neg:
+        torch._C._set_neg(tensor, True)
+    return attached(tensor) if requires_grad else tensor
+
+
+def itself(value: Any) -> Any:
+    """What was made before: a storage that tensors of the message share."""
+    return value
+
+
 def rebuild_leaf(data: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
-    """A parameter, or a leaf of a kind that `rebuild_tensor` does not make."""
+    """A parameter, a tensor with attributes, or a leaf that `rebuild_tensor` does not make."""
     if not requires_grad:
         return torch.nn.Parameter(data, requires_grad=False) if is_parameter else data
     return attached(data, torch.nn.Parameter) if is_parameter else attached(data)
+
+
+def set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    """Give a tensor that was made the attributes that the user gave the one that was sent."""
+    tensor.__dict__.update(attributes)
+
+
+def set_state(tensor: torch.Tensor, state: Any) -> None:
+    """Give a tensor of a subclass its state, as torch does."""
+    _rebuild_from_type_v2(itself, type(tensor), (tensor,), state)  # type: ignore[no-untyped-call]
+
+
+def rebuild_subclass(
+    data: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool
+) -> torch.Tensor:
+    """A tensor of a subclass that adds nothing to torch's own way of pickling."""
+
+    def leaf(data: torch.Tensor) -> torch.Tensor:
+        return data.as_subclass(kind).requires_grad_()
+
+    made = attached(data, leaf) if requires_grad else data
+    return made if type(made) is kind else made.as_subclass(kind)
 
 
 def rebuild_coo(

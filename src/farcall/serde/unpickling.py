@@ -74,7 +74,10 @@ def _safe_names() -> dict[tuple[str, str], Any]:
     functions: list[Callable[..., Any]] = [
         loading.load_reference,
         tensors.rebuild_tensor,
+        tensors.rebuild_view,
+        tensors.rebuild_storage,
         tensors.rebuild_leaf,
+        tensors.itself,
         tensors.rebuild_coo,
         tensors.rebuild_compressed,
         tensors.rebuild_on_device,
@@ -92,6 +95,8 @@ def _safe_names() -> dict[tuple[str, str], Any]:
     safe |= {(t.__module__, t.__qualname__): _Sealed(t) for t in python_types}
     rebuild = exceptions.rebuild_exception
     safe[rebuild.__module__, rebuild.__qualname__] = _Sealed(_rebuild_exception)
+    setter = tensors.set_attributes
+    safe[setter.__module__, setter.__qualname__] = _Sealed(_set_attributes)
     safe |= {("torch", "Size"): torch.Size, ("torch", "device"): torch.device}
     constants = torch.dtype | torch.layout
     safe |= {("torch", k): v for k, v in vars(torch).items() if isinstance(v, constants)}
@@ -101,6 +106,15 @@ def _safe_names() -> dict[tuple[str, str], Any]:
 def _rebuild_exception(cls: Any, args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
     unsealed: Any = cls._function if isinstance(cls, _Sealed) else cls
     return exceptions.rebuild_exception(unsealed, args, state)
+
+
+def _set_attributes(tensor: Any, attributes: Any) -> None:
+    if not (isinstance(tensor, torch.Tensor) and type(attributes) is dict):
+        raise TypeError("only tensors have attributes")
+    for name in attributes:
+        if not isinstance(name, str) or hasattr(torch.Tensor, name):
+            raise Refused(f"this worker takes no tensors that have {name!r} in place of torch's")
+    tensors.set_attributes(tensor, attributes)
 
 
 def _is_exception(value: Any) -> bool:
