@@ -109,8 +109,9 @@ class Met:
                     notes.plan = plan
                     body = dump()
         finally:
-            if notes.memory:
-                self.notes = Notes()
+            notes.memory.clear()
+            if notes.plan:
+                notes.plan = {}
         return self.dumped(body)
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:

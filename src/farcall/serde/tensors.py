@@ -127,7 +127,8 @@ def reduce_tensor(
 
 def _reduce_dense(tensor: torch.Tensor, notes: Notes | None) -> Reduced:
     requires_grad = tensor.requires_grad
-    place = notes.place_of(tensor) if notes is not None and tensor.nbytes else None
+    is_empty = not tensor.nbytes
+    place = None if notes is None or is_empty else notes.place_of(tensor)
     if place is not None:
         name, shape, at = _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), place.offset
         bits = tensor.is_conj(), tensor.is_neg()
@@ -135,7 +136,7 @@ def _reduce_dense(tensor: torch.Tensor, notes: Notes | None) -> Reduced:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
     data: bytearray | pickle.PickleBuffer = bytearray()
-    if tensor.nbytes:
+    if not is_empty:
         tensor, length = _with_few_holes(tensor)
         data = _bytes_of(tensor, length)
     stride = tensor.stride()
