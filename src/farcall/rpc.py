@@ -50,6 +50,7 @@ from farcall.runtime.options import (
 )
 from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions, check_backend
 from farcall.runtime.start import start_agent
+from farcall.serde import hide_own_frames
 
 __all__ = [
     "BackendType",
@@ -213,11 +214,15 @@ def rpc_sync(
         FunctionNotFound: the worker has no such function.
         UnknownWorker, NotInitialized, TypeError: the call makes no sense.
     """
-    _check_call(func, args, kwargs)
-    if profiler._is_profiler_enabled:
-        call = to, func, args or (), kwargs, seconds_or_default(timeout)
-        return profiling.call(current_agent(), None, call)
-    return current_agent().call(to, func, args or (), kwargs, seconds_or_default(timeout))
+    try:
+        _check_call(func, args, kwargs)
+        if profiler._is_profiler_enabled:
+            call = to, func, args or (), kwargs, seconds_or_default(timeout)
+            return profiling.call(current_agent(), None, call)
+        return current_agent().call(to, func, args or (), kwargs, seconds_or_default(timeout))
+    except BaseException as error:
+        hide_own_frames(error)
+        raise
 
 
 @breaks_graphs
@@ -234,12 +239,16 @@ def rpc_async(
     it; only what is wrong with the arguments is raised here. The arguments' memory may be changed
     as soon as this returns.
     """
-    _check_call(func, args, kwargs)
-    seconds = seconds_or_default(timeout)
-    if profiler._is_profiler_enabled:
-        call = to, func, args or (), kwargs, seconds
-        return profiling.call_async(current_agent(), None, call, sys._getframe(1))
-    return current_agent().call_async(to, func, args or (), kwargs, seconds, sys._getframe(1))
+    try:
+        _check_call(func, args, kwargs)
+        seconds = seconds_or_default(timeout)
+        if profiler._is_profiler_enabled:
+            call = to, func, args or (), kwargs, seconds
+            return profiling.call_async(current_agent(), None, call, sys._getframe(1))
+        return current_agent().call_async(to, func, args or (), kwargs, seconds, sys._getframe(1))
+    except BaseException as error:
+        hide_own_frames(error)
+        raise
 
 
 @breaks_graphs
@@ -256,12 +265,16 @@ def remote(
     reference, not the function: if the worker has not accepted the call in time, using the
     reference raises RpcTimeout.
     """
-    _check_call(func, args, kwargs)
-    agent = current_agent()
-    if profiler._is_profiler_enabled:
-        call = to, func, args or (), kwargs, seconds_or_default(timeout)
-        return RRef.of(profiling.remote(agent, None, call))
-    return RRef.of(agent.remote(to, func, args or (), kwargs, seconds_or_default(timeout)))
+    try:
+        _check_call(func, args, kwargs)
+        agent = current_agent()
+        if profiler._is_profiler_enabled:
+            call = to, func, args or (), kwargs, seconds_or_default(timeout)
+            return RRef.of(profiling.remote(agent, None, call))
+        return RRef.of(agent.remote(to, func, args or (), kwargs, seconds_or_default(timeout)))
+    except BaseException as error:
+        hide_own_frames(error)
+        raise
 
 
 def _check_call(func: object, args: object, kwargs: object) -> None:

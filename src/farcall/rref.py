@@ -22,6 +22,7 @@ from farcall.runtime.inbound import Deferred, result_of
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.references import RefHandle
 from farcall.runtime.values import OwnedValue
+from farcall.serde import hide_own_frames
 
 T = TypeVar("T")
 
@@ -108,7 +109,11 @@ class RRef(Generic[T]):
             InvalidReference: this worker is not the owner.
             BaseException: what the function that was to make the value raised.
         """
-        return _value(self._place, math.inf)  # type: ignore[no-any-return]
+        try:
+            return _value(self._place, math.inf)  # type: ignore[no-any-return]
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
         """The value itself on its owner, elsewhere a copy. Waits for the function that makes it.
@@ -122,11 +127,15 @@ class RRef(Generic[T]):
             PeerLost: the owner was lost meanwhile.
             BaseException: what the function that was to make the value raised.
         """
-        seconds = seconds_or_default(timeout)
-        if self._handle.is_owner:
-            return _value(self._place, self._agent.outbound.deadline(seconds)[0])  # type: ignore[no-any-return]
-        self._handle.references.check_usable(self._handle)
-        return self._agent.call(self.owner_name(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
+        try:
+            seconds = seconds_or_default(timeout)
+            if self._handle.is_owner:
+                return _value(self._place, self._agent.outbound.deadline(seconds)[0])  # type: ignore[no-any-return]
+            self._handle.references.check_usable(self._handle)
+            return self._agent.call(self.owner_name(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     # Calls of its methods.
 
@@ -166,12 +175,16 @@ class RRef(Generic[T]):
                 "User RRefs require 'dist_autograd_ctx_id' to be specified: the value lives on "
                 f"worker {self.owner_name()!r}, this is {handle.references.me.name!r}"
             )
-        if handle.is_owner:
-            _backward(self._place, self._agent, dist_autograd_ctx_id, retain_graph)
-        else:
-            handle.references.check_usable(handle)
-            call = (handle, dist_autograd_ctx_id, retain_graph)
-            self._agent.call(self.owner_name(), run_backward, call)
+        try:
+            if handle.is_owner:
+                _backward(self._place, self._agent, dist_autograd_ctx_id, retain_graph)
+            else:
+                handle.references.check_usable(handle)
+                call = (handle, dist_autograd_ctx_id, retain_graph)
+                self._agent.call(self.owner_name(), run_backward, call)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
         """Type of the value, or a future of it if not `blocking`; named as in PyTorch."""
@@ -246,13 +259,17 @@ class _Methods:
 
     def __invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         handle = self.__handle
-        handle.references.check_usable(handle)
-        owner = handle.reference.owner_name
-        call = (handle, method, args, kwargs)
-        if profiler._is_profiler_enabled:
-            made = owner, call_method, call, None, self.__timeout
-            return self.__record(handle.references.agent, method, made)
-        return self.__call(owner, call_method, call, None, self.__timeout)
+        try:
+            handle.references.check_usable(handle)
+            owner = handle.reference.owner_name
+            call = (handle, method, args, kwargs)
+            if profiler._is_profiler_enabled:
+                made = owner, call_method, call, None, self.__timeout
+                return self.__record(handle.references.agent, method, made)
+            return self.__call(owner, call_method, call, None, self.__timeout)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
 
 def call_meanwhile(

@@ -165,7 +165,8 @@ def test_traceback_cause_and_worker_are_attached() -> None:
     failure, dumped = dump_failure(SERIALIZER, caught.value)
     assert (failure.type_name, failure.message) == ("ValueError", "second")
     got = load_failure(SERIALIZER, failure, dumped.body, worker="w1")
-    assert isinstance(got.__cause__, RemoteTraceback)
+    assert type(got.__cause__) is KeyError
+    assert isinstance(got.__cause__.__cause__, RemoteTraceback)
     assert "inner_function" in got.remote_traceback
     assert "KeyError: 'first'" in got.remote_traceback
     assert got.remote_worker == "w1"

@@ -23,6 +23,7 @@ from farcall.autograd.contents import Context
 from farcall.autograd.recorder import Autograd
 from farcall.runtime.context import CallContext, current, current_agent
 from farcall.runtime.graph_breaks import breaks_graphs, methods_break_graphs
+from farcall.serde import hide_own_frames
 
 __all__ = ["backward", "context", "get_gradients"]
 
@@ -107,9 +108,13 @@ def backward(
     May be called from several threads at once. After an error the gradients in the context are
     incomplete.
     """
-    _autograd().backward(
-        context_id, roots, retain_graph=retain_graph, create_graph=create_graph, mode=mode
-    )
+    try:
+        _autograd().backward(
+            context_id, roots, retain_graph=retain_graph, create_graph=create_graph, mode=mode
+        )
+    except BaseException as error:
+        hide_own_frames(error)
+        raise
 
 
 @breaks_graphs

@@ -14,6 +14,7 @@ from farcall.rref import RRef
 from farcall.runtime.context import current_agent
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import methods_break_graphs
+from farcall.serde import hide_own_frames
 
 Tensor = torch.Tensor
 
@@ -116,7 +117,11 @@ class RemoteModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's `forward` gives."""
-        return self._call(owner.run, "forward", self.device, args, kwargs)
+        try:
+            return self._call(owner.run, "forward", self.device, args, kwargs)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """A future of what the module's `forward` gives. No hooks of this object run."""

@@ -31,6 +31,7 @@ from farcall.optim.sharded import Sharded
 from farcall.optim.shards import StateDict, check_groups
 from farcall.optim.stepping import is_watched
 from farcall.runtime.graph_breaks import methods_break_graphs
+from farcall.serde import hide_own_frames
 
 
 @methods_break_graphs
@@ -161,9 +162,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             TypeError: neither or both are given; or LBFGS is given a context.
             Exception: what an optimizer raised on an owner. The others have stepped.
         """
-        if is_watched(self):
-            return _step_watched(self, context_id, closure)
-        return self._step(context_id, closure)
+        try:
+            if is_watched(self):
+                return _step_watched(self, context_id, closure)
+            return self._step(context_id, closure)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     step.hooked = True  # type: ignore[attr-defined]  # so torch does not wrap it, see `stepping`
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 from farcall.serde.tracebacks import (
+    MAX_EARLIER,
     cause_of,
     context_of,
     encodable,
@@ -26,13 +28,7 @@ from farcall.serde.tracebacks import (
     traceback_of_exception,
 )
 
-# What the built-in reductions leave out.
-_FIELDS: dict[type[BaseException], tuple[str, ...]] = {
-    AttributeError: ("name", "obj"),
-    NameError: ("name",),
-    ImportError: ("name", "path", "name_from"),
-}
-MAX_CHAIN = 8  # exceptions in a chain of causes that is kept
+MAX_CHAIN = MAX_EARLIER  # exceptions in a chain of causes that is kept
 
 
 class RemoteTraceback(Exception):
@@ -91,21 +87,16 @@ def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...]
 
 
 def _fields_of(owner: type) -> Iterator[str]:
-    """The attributes of a class that lie in no `__dict__`."""
-    for name in _FIELDS.get(owner, ()):
-        if name in vars(owner):
+    """The attributes of a class that lie in no `__dict__`: slots, fields of built-in classes."""
+    if owner in _WITHOUT_FIELDS or (not _is_builtin(owner) and "__slots__" not in vars(owner)):
+        return
+    for name, value in vars(owner).items():
+        if type(value) is MemberDescriptorType or type(value) is GetSetDescriptorType:
             yield name
-    if not _is_builtin(owner) and "__slots__" in vars(owner):
-        for name, value in vars(owner).items():
-            if type(value) is _MEMBER:
-                yield name
 
 
-class _WithSlot:
-    __slots__ = ("slot",)
-
-
-_MEMBER = type(vars(_WithSlot)["slot"])
+# Of these all that counts is kept in another way.
+_WITHOUT_FIELDS = frozenset((object, BaseException, BaseExceptionGroup))
 
 
 def reduce_exception(error: BaseException) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -263,6 +254,26 @@ def _set(error: BaseException, name: str, value: Any) -> None:
 def set_cause(error: BaseException, cause: BaseException | None) -> None:
     """Set the cause, past a property of that name."""
     _set(error, "__cause__", cause)
+
+
+def set_context(error: BaseException, context: BaseException) -> None:
+    """Set the context, so that it is shown."""
+    _set(error, "__context__", context)
+    _set(error, "__suppress_context__", False)
+
+
+def earlier_than(error: BaseException) -> Iterator[tuple[bool, BaseException]]:
+    """What Python shows above an exception, the nearest first: whether it is a cause, and it."""
+    known = {id(error)}
+    for _ in range(MAX_CHAIN):
+        cause, context = cause_of(error), context_of(error)
+        hides = vars(BaseException)["__suppress_context__"].__get__(error)
+        following = cause if cause is not None else None if hides else context
+        if following is None or id(following) in known:
+            return
+        known.add(id(following))
+        yield cause is not None, following
+        error = following
 
 
 def notes_of(error: BaseException) -> list[Any]:

@@ -2,7 +2,7 @@
 
 Sending never fails: what can't be pickled is left out, bit by bit, down to the text that
 `Failure` carries. On arrival the exception has the remote frames in its traceback, the remote
-traceback as its cause, and tells the worker it came from. What is not an `Exception`, such as
+traceback as a cause, and tells the worker it came from. What is not an `Exception`, such as
 `SystemExit`, would end the caller past every `except Exception`; it arrives as `RemoteError`.
 Stateless; safe from any thread.
 """
@@ -15,23 +15,26 @@ from typing import Any
 
 from farcall.errors import RemoteError
 from farcall.serde.exceptions import (
+    MAX_CHAIN,
     RemoteTraceback,
     Stripped,
+    earlier_than,
     get_attribute,
     has_own_reduction,
     message_of,
+    notes_of,
     parts_of,
     repr_of,
     set_attribute,
     set_cause,
+    set_context,
     type_name_of,
 )
 from farcall.serde.pickling import Dumped
 from farcall.serde.serializer import Body, Serializer
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.tracebacks import (
-    cause_of,
-    context_of,
+    encodable,
     frames_of,
     shows_everything,
     text_of,
@@ -42,6 +45,7 @@ from farcall.wire.messages import Failure
 
 # The object whose attribute was missing goes along if it takes no more than this.
 MAX_OBJECT_BYTES = 16 << 10
+MAX_PICKLE = 64 << 10  # bytes that the pickle of one cause may take
 
 
 def dump_failure(
@@ -56,21 +60,44 @@ def dump_failure(
     `by_value` and `device_map` are as for `Serializer.dump`.
     """
     options = {"by_value": by_value, "device_map": device_map}
-    chained = (cause_of(error) or context_of(error)) is not None
     failure = Failure(
         type_name_of(error),
         message_of(error),
         text_of(error),
         frames=tuple(frames_of(traceback_of_exception(error))),
-        is_chained=chained,
+        notes=tuple(encodable(note) for note in notes_of(error) if type(note) is str),
     )
+    with suppress(BaseException):
+        failure.earlier = tuple(
+            (
+                is_cause,
+                type_name_of(one),
+                message_of(one),
+                tuple(frames_of(traceback_of_exception(one))),
+                _small_pickle(serializer, one, options),
+            )
+            for is_cause, one in earlier_than(error)
+        )
+    return failure, _dump(serializer, error, options) or Dumped(b"")
+
+
+def _dump(serializer: Serializer, error: BaseException, options: dict[str, Any]) -> Dumped | None:
+    """Pickle as much of an exception as can be; None if its type can't be."""
     dumped = None
     if not _has_large_object(serializer, error, options):
         dumped = _attempt(serializer, error, options)
     if dumped is None:
         with suppress(BaseException):
             dumped = _attempt(serializer, _strip(serializer, error, options), options)
-    return failure, dumped or Dumped(b"")
+    return dumped
+
+
+def _small_pickle(serializer: Serializer, error: BaseException, options: dict[str, Any]) -> bytes:
+    """A pickle that stands alone, or nothing."""
+    dumped = _dump(serializer, error, options)
+    if dumped is None or dumped.buffers or dumped.references or len(dumped.body) > MAX_PICKLE:
+        return b""
+    return dumped.body
 
 
 def _has_large_object(serializer: Serializer, error: Any, options: dict[str, Any]) -> bool:
@@ -137,9 +164,10 @@ def load_failure(
     """Return the exception to raise for a `Failure` that came from `worker`. Never raises itself.
 
     It has `remote_worker` and `remote_traceback` (unless its type has no room for them), the remote
-    frames in its traceback, and a `RemoteTraceback` as its cause. It is a `RemoteError` if it can't
-    be rebuilt here or is no `Exception`. An exception that went through several workers keeps the
-    name of the first, where it was raised.
+    frames in its traceback, and its causes and contexts. The first of these, or the exception
+    itself, has a `RemoteTraceback` as its cause. It is a `RemoteError` if it can't be rebuilt here
+    or is no `Exception`. An exception that went through several workers keeps the name of the
+    first, where it was raised.
     """
     loaded: Any = None
     if len(body):
@@ -153,11 +181,34 @@ def load_failure(
     if not isinstance(get_attribute(error, "remote_worker"), str):
         set_attribute(error, "remote_worker", worker)
     set_attribute(error, "remote_traceback", failure.traceback)
+    if failure.notes and not notes_of(error):
+        set_attribute(error, "__notes__", list(failure.notes))
     frames = traceback_from(failure.frames)
     BaseException.with_traceback(error, frames)
-    is_shown = frames is None or failure.is_chained or shows_everything()
+    first = _with_earlier(serializer, error, failure, worker)
+    is_shown = frames is None or shows_everything()
     header = f"on worker {worker!r}"
-    set_cause(error, RemoteTraceback(failure.traceback, header, shows_text=is_shown))
+    set_cause(first, RemoteTraceback(failure.traceback, header, shows_text=is_shown))
+    return error
+
+
+def _with_earlier(
+    serializer: Serializer, error: BaseException, failure: Failure, worker: str
+) -> BaseException:
+    """Give an exception its causes and contexts: the first of them, or the exception itself."""
+    for is_cause, type_name, message, frames, body in failure.earlier[:MAX_CHAIN]:
+        earlier: Any = None
+        if body:
+            with suppress(BaseException):
+                earlier = serializer.load(body)
+        if not issubclass(type(earlier), BaseException):
+            earlier = RemoteError(type_name, message, worker, "")
+        BaseException.with_traceback(earlier, traceback_from(frames))
+        if is_cause:
+            set_cause(error, earlier)
+        else:
+            set_context(error, earlier)
+        error = earlier
     return error
 
 

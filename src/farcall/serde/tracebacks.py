@@ -25,6 +25,7 @@ Frames = list[tuple[str, str, int]]
 # A traceback that is longer, by an endless recursion, keeps its two ends.
 MAX_FRAMES = 100
 MAX_LINE = 1 << 24
+MAX_EARLIER = 8  # causes and contexts that are looked at
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _DEMOS = os.path.join(_PACKAGE, "demos", "")
@@ -99,14 +100,23 @@ def _links(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def hide_own_frames(error: BaseException) -> None:
-    """Leave farcall's frames out of the traceback of an error that is being raised to the user."""
+    """Leave farcall's frames out of what is shown of an error that is being raised to the user.
+
+    A function that calls this and then says `raise`, and nothing more, does not show up itself:
+    Python notes a frame where an exception is raised or passes, not where it goes on.
+    """
     if shows_everything():
         return
-    made: TracebackType | None = None
-    for one in reversed(_links(traceback_of_exception(error))):
-        if not is_own(one.tb_frame.f_code.co_filename):
-            made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    BaseException.with_traceback(error, made)
+    following: BaseException | None = error
+    for _ in range(MAX_EARLIER):
+        if following is None:
+            return
+        made: TracebackType | None = None
+        for one in reversed(_links(traceback_of_exception(following))):
+            if not is_own(one.tb_frame.f_code.co_filename):
+                made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
+        BaseException.with_traceback(following, made)
+        following = cause_of(following) or context_of(following)
 
 
 def text_of(error: BaseException) -> str:

@@ -113,7 +113,10 @@ class Failure(Message):
     traceback: str
     references: tuple[Reference, ...] = ()
     frames: tuple[tuple[str, str, int], ...] = ()  # file, function, line; outermost first
-    is_chained: bool = False  # the exception has a cause or a context, which the traceback shows
+    notes: tuple[str, ...] = ()
+    # What Python shows above the exception, the nearest first: whether it is the cause (else the
+    # context) of the one before, type name, message, frames, and the pickled exception, or nothing.
+    earlier: tuple[tuple[bool, str, str, tuple[tuple[str, str, int], ...], bytes], ...] = ()
 
 
 class Cancel(Message):
