@@ -16,7 +16,7 @@ import pytest
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
-from farcall.transport import acceptor, addresses, poller, socket_link
+from farcall.transport import acceptor, dialling, poller, socket_link
 from farcall.transport import socket as socket_transport
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
 from farcall.transport.group import Group
@@ -144,7 +144,7 @@ class Station:
 
 def dial(station: Station) -> socket.socket:
     """A connection to a station, on which a test says what it likes."""
-    dialled = addresses.dial(station.worker.addresses[0], PATIENCE)
+    dialled = dialling.dial(station.worker.addresses[0], PATIENCE, PATIENCE)
     assert dialled is not None
     sock, _ = dialled
     sock.settimeout(PATIENCE)

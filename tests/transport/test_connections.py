@@ -19,7 +19,7 @@ from stations import PATIENCE, Threads, soon
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
-from farcall.transport import addresses, handshake
+from farcall.transport import dialling, handshake
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
 from farcall.transport.connections import Connection, Connections
@@ -35,12 +35,16 @@ class BareLink:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.peer = connection.worker
+        self.description = connection.description
         self.lost: str | None = None
         self.started = 0
         connection.sock.settimeout(PATIENCE)
 
     def start(self) -> None:
         self.started += 1
+
+    def lose(self, cause: str) -> None:
+        self.lost = cause
 
 
 class Side:
@@ -202,7 +206,7 @@ def test_open_link_that_is_silent_until_the_deadline_was_not_sent_to(
 def test_dial_that_is_late_when_the_peer_has_its_link_goes_on(
     side: SideMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dial, shake = addresses.dial, handshake.connect
+    dial, shake = dialling.dial, handshake.connect
 
     def shake_until_late(*args: Any, **options: Any) -> Identity:
         peer = shake(*args, **{**options, "deadline": soon()})
@@ -210,7 +214,7 @@ def test_dial_that_is_late_when_the_peer_has_its_link_goes_on(
             pass
         return peer
 
-    monkeypatch.setattr(addresses, "dial", lambda url, _: dial(url, PATIENCE))
+    monkeypatch.setattr(dialling, "dial", lambda url, *_: dial(url, PATIENCE, 30.0))
     monkeypatch.setattr(handshake, "connect", shake_until_late)
     near, distant = side("near"), side("distant")
     deadline = time.monotonic() + 0.01

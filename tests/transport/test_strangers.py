@@ -18,7 +18,7 @@ from stations import PATIENCE, SocketNet, Station, dial, echo, request, soon
 
 from farcall.errors import AuthenticationFailed, LinkError
 from farcall.ids import Worker, new_incarnation
-from farcall.transport import addresses, handshake
+from farcall.transport import addresses, handshake, strangers
 from farcall.transport.handshake import Identity
 from farcall.wire.frames import HEADER, MAGIC, VERSION, Limits, encode
 from farcall.wire.messages import Kind
@@ -178,9 +178,8 @@ def test_limits_are_the_endpoints_own(networked_station: StationMaker) -> None:
         b"\0" * 64,
         b"\xff" * 5000,
         b"".join(bytes(p) for p in encode(request(1))),
-        b"",
     ],
-    ids=["http", "tls", "zeros", "ones", "a frame without handshake", "nothing"],
+    ids=["http", "tls", "zeros", "ones", "a frame without handshake"],
 )
 def test_stranger_is_shown_the_door(far: Station, warnings: queue.Queue[str], data: bytes) -> None:
     far.read()
@@ -189,6 +188,30 @@ def test_stranger_is_shown_the_door(far: Station, warnings: queue.Queue[str], da
         who = "127.0.0.1:" if sock.family == socket.AF_INET else f"pid {os.getpid()} (uid "
         assert f"refused a connection from {who}" in warnings.get(timeout=PATIENCE)
     assert far.events.empty()
+
+
+def test_who_dies_while_dialling_is_not_said_to_be_refused(
+    far: Station, caplog: pytest.LogCaptureFixture
+) -> None:
+    far.read()
+    caplog.set_level(logging.DEBUG, "farcall.transport")
+    with dial(far) as sock:
+        say(sock, b"")
+    far.close()  # joins the threads of handshakes
+    said = [record for record in caplog.records if "while it dialled" in record.message]
+    assert [record.levelno for record in said] == [logging.DEBUG]
+    assert "refused a connection" not in caplog.text
+
+
+def test_strangers_fill_no_log(far: Station, caplog: pytest.LogCaptureFixture) -> None:
+    far.read()
+    for _ in range(3 * strangers.LINES):
+        with dial(far) as sock:
+            say(sock, b"GET / HTTP/1.1\r\n\r\n")
+    far.close()
+    refused = [record for record in caplog.records if "refused a connection" in record.message]
+    assert len(refused) == strangers.LINES
+    assert "more lines of this kind are counted" in caplog.text
 
 
 @pytest.mark.usefixtures("bystander")

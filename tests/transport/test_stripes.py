@@ -145,6 +145,7 @@ def test_only_links_to_other_hosts_have_several_by_default(
 ) -> None:
     # There is nothing but loopback here.
     monkeypatch.setattr(addresses, "is_loopback", lambda _: is_loopback)
+    monkeypatch.setattr(addresses, "is_loopback_name", lambda _: False)
     near, far = (station("w", streams, host=host) for host in hosts)
     near.read()
     far.read(echo)

@@ -16,6 +16,7 @@ from stations import SocketNet, Station, Threads, echo, request, soon
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.ids import Worker
+from farcall.transport import addresses
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import Link
 
@@ -146,9 +147,11 @@ def test_connecting_that_is_forbidden_is_followed_by_tcp(
 
 
 def test_name_on_this_host_is_not_tried_for_a_worker_of_another(
-    station: StationMaker, far: Station, impostor: socket.socket
+    station: StationMaker, far: Station, impostor: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever has seen the name could listen on it here."""
+    # There is nothing but loopback here.
+    monkeypatch.setattr(addresses, "is_loopback_name", lambda _: False)
     claimed = by_tcp(far.worker, url_of(impostor))
     there = Worker(claimed.name, claimed.id, claimed.incarnation, claimed.addresses, "there")
     near = station("near", host="here")
@@ -178,17 +181,20 @@ def test_endpoint_does_without_where_there_are_no_unix_sockets(
 
 def test_worker_that_is_gone_is_described_by_its_tcp_address(near: Station, far: Station) -> None:
     far.close()
-    _, tcp = far.worker.addresses
+    unix, tcp = far.worker.addresses
     with pytest.raises(LinkError) as raised:
         near.connect(far)
-    assert str(raised.value) == f"can't reach worker 'far': {tcp}: [Errno 111] Connection refused"
+    assert str(raised.value) == (
+        f"can't reach worker 'far': {unix}: nobody listens there; {tcp}: [Errno 111] Connection "
+        "refused"
+    )
 
 
 def test_worker_that_has_only_a_unix_address_and_is_gone(near: Station, far: Station) -> None:
     far.close()
     known = far.worker
     worker = Worker(known.name, known.id, known.incarnation, known.addresses[:1])
-    with pytest.raises(LinkError, match="'far': nobody listens"):
+    with pytest.raises(LinkError, match=r"'far': unix:@.*: nobody listens there"):
         near.endpoint.connect(worker, soon())
 
 

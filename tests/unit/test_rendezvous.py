@@ -21,7 +21,7 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from farcall import rpc
 from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
 from farcall.ids import Worker, new_incarnation
-from farcall.runtime.hosts import host_id, host_name, local_address_towards, main_fingerprint
+from farcall.runtime.hosts import host_id, host_name, main_fingerprint
 from farcall.runtime.rendezvous import Rendezvous
 from farcall.runtime.stores import bounded, host_of, open_store
 
@@ -451,11 +451,3 @@ def test_program_without_a_file_has_no_fingerprint(monkeypatch: pytest.MonkeyPat
 def test_host_id_begins_with_the_name() -> None:
     assert host_name(host_id()) == socket.gethostname()
     assert host_id() == host_id()
-
-
-def test_address_towards_loopback_is_loopback() -> None:
-    assert local_address_towards("127.0.0.1") == "127.0.0.1"
-
-
-def test_address_towards_a_host_that_is_unknown_is_still_an_address() -> None:
-    assert socket.inet_aton(local_address_towards("no such host"))

@@ -38,7 +38,7 @@ class Place:
         me: what to say of ourselves. The id is -1 if the group has yet to assign it.
         admit: for the endpoint to ask about everyone who dials in.
         listen: host and port (0: any free one) to listen on, checked to be safe.
-        advertise: the host name or address under which others reach us.
+        advertise: host names or addresses under which others reach us, best first.
         store: for the endpoint's own use: keys in it clash with nobody else's.
         world_size: number of workers; None: they come and go.
         timeout: seconds to wait for others; 0 for no limit.
@@ -47,7 +47,7 @@ class Place:
     me: Identity
     admit: Admit
     listen: tuple[str, int]
-    advertise: str
+    advertise: tuple[str, ...]
     store: Store
     world_size: int | None
     timeout: float

@@ -6,7 +6,6 @@ Nothing here is kept: every function looks anew. All are safe in any thread.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import socket
 import sys
@@ -49,34 +48,3 @@ def main_fingerprint() -> str:
             return hashlib.sha256(file.read()).hexdigest()
     except OSError:
         return ""
-
-
-def local_address_towards(host: str) -> str:
-    """The address of this machine that `host` would see, as text.
-
-    Asks the routing table; nothing is sent. Falls back to the address of this machine's name, and
-    to loopback when that has none either.
-
-    Args:
-        host: a name or address, usually of the machine where the workers meet.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except OSError:
-        pass
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address is one that only this machine has."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        # Other names aren't looked up: what they resolve to may change after this check.
-        return host == "localhost"

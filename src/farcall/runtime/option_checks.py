@@ -13,7 +13,8 @@ from collections.abc import Collection
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
-DEFAULT_DEAD_HOST_TIMEOUT = 30.0
+from farcall.transport.dark_hosts import DEFAULT_SECONDS
+
 MAX_DEAD_HOST_TIMEOUT = 3600.0
 
 
@@ -71,7 +72,7 @@ def dead_host_timeout(given: float | None) -> float:
     if given is None:
         said = os.environ.get("FARCALL_DEAD_HOST_TIMEOUT", "").strip()
         if not said:
-            return DEFAULT_DEAD_HOST_TIMEOUT
+            return DEFAULT_SECONDS
         what = "FARCALL_DEAD_HOST_TIMEOUT"
         try:
             given = float(said)

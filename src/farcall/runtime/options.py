@@ -27,6 +27,7 @@ from farcall.runtime.device_options import (
     device_maps_of,
 )
 from farcall.runtime.endpoints import ListeningEndpoint, Place, open_endpoint
+from farcall.runtime.protected_mode import is_confined
 from farcall.transport.addresses import MAX_STREAMS, PATHS
 from farcall.transport.listening import Listening
 
@@ -321,11 +322,13 @@ class RpcBackendOptions:
             place.me,
             Listening(
                 listen=place.listen,
-                advertise=[place.advertise],
+                advertise=place.advertise,
                 secret=self.secret,
                 admit=place.admit,
                 paths=self.paths,
                 streams=self.tcp_streams,
+                dead_host_timeout=self.dead_host_timeout,
+                confined=is_confined(self),
             ),
         )
 

@@ -93,7 +93,7 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
             place.store,
             place.me.id,
             place.world_size,
-            place.advertise,
+            place.advertise[0],
             place.timeout,
             place.me.name,
         )

@@ -6,10 +6,9 @@ import warnings
 from typing import Protocol
 
 from farcall.runtime import option_checks as check
-from farcall.runtime.hosts import is_loopback
+from farcall.transport.addresses import ALL, is_loopback_name
 
 LOOPBACK = "127.0.0.1"
-ALL_INTERFACES = "::"  # IPv4, too: see `addresses.listen_tcp`
 
 
 class _Options(Protocol):
@@ -34,9 +33,9 @@ def listen_address(options: _Options) -> tuple[str, int]:
     Raises:
         ValueError: others could connect without a secret, or the address makes no sense.
     """
-    default = LOOPBACK if options.secret is None else ALL_INTERFACES
+    default = LOOPBACK if options.secret is None else ALL
     host, port = check.host_and_port(options.listen or default)
-    if options.secret is not None or is_loopback(host):
+    if options.secret is not None or is_loopback_name(host):
         return host, port
     if not options.insecure:
         raise ValueError(

@@ -22,7 +22,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Literal
 
 import msgspec
@@ -42,10 +41,12 @@ __all__ = ["Rendezvous", "open_store"]
 
 _log = logging.getLogger(__name__)
 
-# One wait at the store, in seconds. A wait can't be interrupted and, when it ends without result,
-# torch's TCPStore prints two lines of warning: a compromise between Ctrl-C and noise. News (the
-# gate) ends a wait at once.
-_SLICE = 5.0
+# How long to sleep, in seconds, before the store is asked again, and by which factor that grows.
+# The store's own wait can't be interrupted, blocks all others that use the same store object, and
+# when it ends without result torch's TCPStore prints two lines of warning.
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.001, 0.05, 1.5
+# Many workers ask less often, so that together they ask some thousand times a second.
+_PAUSE_PER_WORKER = 0.001
 # What leaving may cost, in seconds, when the store's host has vanished without closing.
 _LEAVE_LIMIT = 5.0
 
@@ -78,8 +79,7 @@ class Rendezvous:
     """The meeting place of one group of workers.
 
     A group of fixed size uses a prefix once: the next `init_rpc` needs another one. Methods may be
-    called from any thread, but a store runs one operation at a time: while one thread waits in
-    `join`, others that use the same store object wait too, up to a few seconds.
+    called from any thread.
 
     Args:
         store: where to meet.
@@ -239,6 +239,8 @@ class Rendezvous:
     def _wait_for_gate(self, worker: Worker, world_size: int, timeout: float) -> _Gate:
         deadline = time.monotonic() + timeout if timeout else math.inf
         ranks = [f"rank/{rank}" for rank in range(world_size)]
+        longest = max(_LONGEST_PAUSE, world_size * _PAUSE_PER_WORKER)
+        pause = _FIRST_PAUSE
         while True:
             if self._store.check(["gate"]):
                 return _decode_gate(self._store.get("gate"))
@@ -249,18 +251,8 @@ class Rendezvous:
             if remaining <= 0:
                 reason = self._missing(worker, world_size, timeout)
                 return self._decide(_Gate("timed out", worker.name, reason))
-            self._wait_for_news(min(remaining, _SLICE))
-
-    def _wait_for_news(self, seconds: float) -> None:
-        try:
-            # At least a millisecond: the stores take 0 for "no timeout".
-            self._store.wait(["gate"], timedelta(seconds=max(seconds, 0.001)))
-        except DistNetworkError:
-            raise
-        except RuntimeError:
-            # "Wait timeout": a DistStoreError of TCPStore and HashStore, a bare RuntimeError of
-            # FileStore. A store that is broken will say so at the next question.
-            return
+            time.sleep(min(remaining, pause))
+            pause = min(_GROWTH * pause, longest)
 
     def _decide(self, gate: _Gate) -> _Gate:
         """End the wait of the group in this way, unless it has ended; how it has ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 import torch
@@ -16,19 +16,20 @@ from farcall.ids import Incarnation, Worker, new_incarnation
 from farcall.runtime.agent import Agent
 from farcall.runtime.endpoints import ListeningEndpoint, Place
 from farcall.runtime.gradients import Gradients
-from farcall.runtime.hosts import host_id, host_name, local_address_towards, main_fingerprint
+from farcall.runtime.hosts import host_id, host_name, main_fingerprint
 from farcall.runtime.options import RpcBackendOptions
 from farcall.runtime.policy import Policy
-from farcall.runtime.protected_mode import listen_address
+from farcall.runtime.protected_mode import is_confined, listen_address
+from farcall.runtime.reach import advertised
 from farcall.runtime.rendezvous import Rendezvous
-from farcall.runtime.stores import check_place, host_of, open_store
+from farcall.runtime.stores import check_place, open_store
 from farcall.serde import DeviceMap
+from farcall.transport.addresses import is_loopback_name
 from farcall.transport.handshake import Identity
 from farcall.transport.process_group import ProcessGroupEndpoint
 
 PROBE_SECONDS = 2.0
 FIXED = "farcall/fixed"  # in a store: a worker of the last group of a fixed size
-WILDCARDS = ("0.0.0.0", "::")
 
 
 def start_agent(
@@ -59,12 +60,18 @@ def start_agent(
     options.validate()
     host, port = listen_address(options)
     if options.store is None:
-        store, rank, size = open_store(options.init_method, rank, world_size, options.rpc_timeout)
+        store, rank, size = open_store(
+            options.init_method,
+            rank,
+            world_size,
+            options.rpc_timeout,
+            confined=is_confined(options),
+        )
     else:
         check_place(rank, world_size or -1, "store")
         store, size = options.store, world_size if world_size and world_size > 0 else None
     if not size:
-        _check_kind(store)
+        _check_kind(store, host_id())
     prefix = f"farcall/{generation}" if size else "farcall/open"
     rendezvous = Rendezvous(store, prefix)
     incarnation = new_incarnation()
@@ -74,7 +81,7 @@ def start_agent(
             me=starting.identity,
             admit=starting.admit,
             listen=(host, port),
-            advertise=_advertised(host, options),
+            advertise=advertised(host, options.store, options.init_method),
             store=PrefixStore(f"{prefix}/endpoint", store),
             world_size=size,
             timeout=options.rpc_timeout,
@@ -97,7 +104,7 @@ def start_agent(
             size,
             options.rpc_timeout,
             # In a fixed group a name is used once; in an open one it may come back after a crash.
-            is_dead=(lambda _: False) if size else _is_dead,
+            is_dead=lambda other: not size and _is_dead(other, starting.identity.host),
         )
         me = next(worker for worker in workers if worker.incarnation == incarnation)
         endpoint.me = msgspec.structs.replace(endpoint.me, id=me.id)
@@ -126,11 +133,11 @@ def start_agent(
     return starting.agent
 
 
-def _check_kind(store: Store) -> None:
+def _check_kind(store: Store, here: str) -> None:
     """Workers that come and go, and groups of a fixed size, don't see each other at one store."""
     if store.check([FIXED]):
         other = msgspec.json.decode(store.get(FIXED), type=Worker)
-        if not _is_dead(other):
+        if not _is_dead(other, here):
             raise RendezvousError(
                 "RPC group mixes statically and dynamically initialized members which is not "
                 f"supported. At this store {other.name!r} gave a world_size: give it, too, or use "
@@ -151,47 +158,60 @@ class _Starting:
         return None if self.agent is None else self.agent.admit(name, incarnation)
 
 
-def _advertised(host: str, options: RpcBackendOptions) -> str:
-    """Where the others reach a worker that listens on `host`."""
-    if host not in WILDCARDS:
-        return host
-    if options.store is not None:
-        master = host_of(options.store)
-    else:
-        url = urlsplit(options.init_method)
-        master = os.environ.get("MASTER_ADDR") if url.scheme == "env" else url.hostname
-    return local_address_towards(master or "localhost")
-
-
-def _is_dead(worker: Worker) -> bool:
+def _is_dead(worker: Worker, here: str) -> bool:
     """Whether nobody listens any more where a worker used to; when in doubt, it lives."""
-    refused = []
-    for address in worker.addresses:
-        url = urlsplit(address)
-        if url.scheme != "tcp":
-            continue  # a Unix socket that refuses may be one of another host
-        try:
-            socket.create_connection((url.hostname or "", url.port or 0), PROBE_SECONDS).close()
-        except ConnectionRefusedError:
-            refused.append(address)
-        except OSError:
-            return False
-        else:
-            return False
-    return bool(refused)
+    near = worker.host == here
+    urls = [urlsplit(address) for address in worker.addresses]
+    # A Unix socket or loopback that refuses may be one of another host.
+    urls = [
+        url
+        for url in urls
+        if url.scheme == "tcp" and (near or not is_loopback_name(url.hostname or ""))
+    ]
+    return bool(urls) and _refuses(urls[0]) and not any(map(_listens, urls[1:]))
+
+
+def _refuses(url: SplitResult) -> bool:
+    try:
+        socket.create_connection((url.hostname or "", url.port or 0), PROBE_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _listens(url: SplitResult) -> bool:
+    try:
+        socket.create_connection((url.hostname or "", url.port or 0), PROBE_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _check_reachable(me: Worker, workers: list[Worker], options: RpcBackendOptions) -> None:
     """A group over several machines needs more than loopback: say so now, not at the first call."""
-    if options.secret is not None or options.insecure:
-        return
     for worker in workers:
-        if worker.host != me.host:
+        if worker.host == me.host:
+            continue
+        if is_confined(options):
             raise RendezvousError(
                 f"{me.name!r} is on machine {host_name(me.host)} and {worker.name!r} on "
                 f"{host_name(worker.host)}, but without a secret workers listen on loopback only: "
                 "set FARCALL_SECRET to the same secret on all workers"
             )
+        if _is_near_only(worker):
+            raise RendezvousError(
+                f"{worker.name!r} on machine {host_name(worker.host)} listens on loopback only, "
+                f"where {me.name!r} on {host_name(me.host)} can't reach it: see its option listen "
+                "(FARCALL_LISTEN)"
+            )
+
+
+def _is_near_only(worker: Worker) -> bool:
+    urls = [urlsplit(address) for address in worker.addresses]
+    tcp = [url.hostname or "" for url in urls if url.scheme == "tcp"]
+    return bool(tcp) and all(map(is_loopback_name, tcp))
 
 
 def _has_lanes(endpoint: ListeningEndpoint) -> bool:

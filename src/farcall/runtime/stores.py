@@ -8,6 +8,7 @@ store, and its place (rank, world size) as the arguments, the URL or the environ
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -24,7 +25,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from farcall.errors import RendezvousError, RendezvousTimeout
+from farcall.errors import RendezvousError
+from farcall.runtime.store_probe import LOOPBACK, Search, listen_on_loopback
 
 # Stands for "no limit" where torch wants one: its stores count milliseconds in 32 bits.
 _NO_LIMIT = 7 * 24 * 3600.0
@@ -37,6 +39,8 @@ def open_store(
     rank: int = -1,
     world_size: int | None = None,
     timeout: float = 60.0,
+    *,
+    confined: bool = False,
 ) -> tuple[Store, int, int | None]:
     """The store that a URL names, and this worker's rank and world size.
 
@@ -51,6 +55,7 @@ def open_store(
         rank: this worker's, or -1 when the URL or environment says it.
         world_size: number of workers; None, 0 or -1 when the URL or environment says it.
         timeout: seconds to wait for the store to appear; 0 for no limit.
+        confined: host a store for this machine alone, and use none of another machine.
 
     Returns:
         The store, the rank (-1: to be assigned, in a group without a world size) and the world
@@ -58,8 +63,9 @@ def open_store(
 
     Raises:
         ValueError: a part is missing or makes no sense; the message says which.
-        RendezvousTimeout: nobody hosts a store at that address.
-        RendezvousError: the address can't be used, for instance because another program has it.
+        RendezvousTimeout: nobody hosts a store at that address; the message says what was found.
+        RendezvousError: the address can't be used, for instance because another program has it, or
+            because it is another machine's and this worker is confined to its own.
     """
     url = urlsplit(init_method)
     if url.scheme not in ("env", "tcp", "file"):
@@ -75,7 +81,7 @@ def open_store(
     if url.scheme == "file":
         store = _open_file(url, size, timeout)
     else:
-        store = _open_tcp(*_master(url), rank, timeout, _use_libuv(query))
+        store = _open_tcp(*_master(url), rank, timeout, _use_libuv(query), confined)
     return store, rank, size if size > 0 else None
 
 
@@ -165,47 +171,71 @@ def _use_libuv(query: Mapping[str, str]) -> bool:
     return query.get("use_libuv", os.environ.get("USE_LIBUV", default)) == "1"
 
 
-def _open_tcp(host: str, port: int, rank: int, timeout: float, use_libuv: bool) -> Store:
+def _open_tcp(
+    host: str, port: int, rank: int, timeout: float, use_libuv: bool, confined: bool
+) -> Store:
     hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    is_master = rank == 0 and not hosted_by_agent
-    seconds = timeout or _NO_LIMIT
+    search = Search(host, port, timeout, confined=confined)
     host_of_store = "the torchrun agent" if hosted_by_agent else "rank 0"
-    late = RendezvousTimeout(
-        f"no store answered at {host}:{port} in {timeout:.1f} s: is {host_of_store} running, and "
-        "is that its address?"
-    )
-
-    def build() -> Store:
-        return TCPStore(
-            host,
-            port,
-            None,
-            is_master,
-            timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,
-            multi_tenant=True,
-            use_libuv=use_libuv,
-        )
-
+    hint = f"; is {host_of_store} running, and is that its address?"
+    if rank == 0 and not hosted_by_agent:
+        return _host_store(host, port, search, use_libuv, confined)
+    address = search.find(hint)
     try:
-        # Bounded because a client never returns when something accepts its connection but is not
-        # a store (seen with torch 2.13). Torch itself may exceed its timeout by a retry.
-        store = bounded(build, seconds + 5.0, late)
-    except RendezvousTimeout:
-        raise
-    except RuntimeError as error:
-        if is_master:
-            reason = str(error).splitlines()[0]
-            raise RendezvousError(
-                f"rank 0 can't host a store at {host}:{port}: {reason}"
-            ) from error
-        raise late from error
+        store: Store = _tcp_store(address, port, max(search.remaining, 1.0), use_libuv)
+    except RuntimeError as error:  # it ended just now
+        raise search.late(hint) from error
+    store.set_timeout(timedelta(seconds=timeout or _NO_LIMIT))
     if hosted_by_agent:
         # The agent's store outlives its workers: without this, workers that torchrun restarts
         # would meet the records of the ones before.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return PrefixStore(f"farcall_attempt_{attempt}", store)
     return store
+
+
+def _host_store(host: str, port: int, search: Search, use_libuv: bool, confined: bool) -> Store:
+    addresses = search.resolve("; is it the name of rank 0's machine?")
+    try:
+        if not confined:
+            return _tcp_store(LOOPBACK[0], port, search.remaining, use_libuv, is_master=True)
+        try:
+            listener = listen_on_loopback(addresses, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            # Perhaps a store of this process has it, such as that of `init_process_group`: torch
+            # shares its own stores within a process, and fails if it is another's.
+            return _tcp_store(LOOPBACK[0], port, search.remaining, use_libuv, is_master=True)
+        own, port = listener.getsockname()[:2]
+        return _tcp_store(
+            own, port, search.remaining, use_libuv, is_master=True, fd=listener.detach()
+        )
+    except (RuntimeError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise RendezvousError(f"rank 0 can't host a store at {host}:{port}: {reason}") from error
+
+
+def _tcp_store(
+    host: str,
+    port: int,
+    seconds: float,
+    use_libuv: bool,
+    *,
+    is_master: bool = False,
+    fd: int | None = None,
+) -> TCPStore:
+    return TCPStore(
+        host,
+        port,
+        None,
+        is_master,
+        timeout=timedelta(seconds=max(1.0, min(seconds, _NO_LIMIT))),
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=fd,
+        use_libuv=use_libuv,
+    )
 
 
 def _open_file(url: SplitResult, world_size: int, timeout: float) -> Store:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from farcall.transport import addresses
 from farcall.transport.poller import READ, new_poller
+from farcall.transport.strangers import StrangerLog
 
 logger = logging.getLogger("farcall.transport")
 
@@ -25,6 +26,7 @@ class Acceptor:
         listen: (host, port) to listen on; port 0 takes a free one.
         advertise: host names or addresses under which others reach us.
         on_connection: gets each connection, and who is at its other end, in the acceptor's thread.
+        strangers: for lines about connections that come to nothing.
         unix: also listen on a Unix socket, where there are any.
 
     Raises:
@@ -37,11 +39,13 @@ class Acceptor:
         listen: tuple[str, int],
         advertise: Sequence[str],
         on_connection: OnConnection,
+        strangers: StrangerLog,
         *,
         unix: bool = True,
     ) -> None:
         self._name = name
         self._on_connection = on_connection
+        self._strangers = strangers
         tcp = addresses.listen_tcp(*listen)
         local = addresses.listen_unix() if unix else None
         self._listeners = [tcp] if local is None else [local, tcp]
@@ -75,6 +79,13 @@ class Acceptor:
             logger.warning("%s: could not accept a connection: %s", self._name, error)
             self._closed.wait(PAUSE_SECONDS)
             return
+        if addresses.is_unix(sock):
+            try:
+                addresses.check_user(sock)
+            except OSError as error:
+                sock.close()
+                self._strangers.log(logging.WARNING, "refused a connection: %s", error)
+                return
         self._on_connection(sock, peer)
 
     def close(self) -> None:

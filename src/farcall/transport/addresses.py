@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import secrets
 import socket
 import struct
 import sys
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from farcall.errors import LinkError
 
@@ -32,9 +32,6 @@ BACKLOG = 512
 ALL = "::"
 ALL_IPV4 = "0.0.0.0"
 UNIX = "unix:@"
-KEEPALIVE_IDLE_SECONDS = 15
-KEEPALIVE_INTERVAL_SECONDS = 5
-KEEPALIVE_PROBES = 3
 
 # The default is 208 KiB, of which the smallest frame takes most of one: 278 that nobody reads would
 # block a sender, where TCP takes tens of thousands. With this, 28 MB go in 6 pieces instead of 30
@@ -42,45 +39,6 @@ KEEPALIVE_PROBES = 3
 UNIX_BUFFER_SIZE = 1 << 20
 
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
-
-
-def dial(url: str, timeout: float) -> tuple[socket.socket, str] | None:
-    """A connection to an address, and which path it is, for people.
-
-    Args:
-        timeout: seconds that TCP may take; a Unix socket connects, or fails, at once.
-
-    Returns:
-        None: nothing has this address here. It is of a kind that this platform does not have, or a
-        Unix name that nobody listens on, as all those of other hosts are.
-
-    Raises:
-        OSError: it can't be reached.
-    """
-    if url.startswith(UNIX):
-        return _dial_unix(url.removeprefix(UNIX))
-    parts = urlsplit(url)
-    if parts.scheme != "tcp" or not parts.hostname or not parts.port:
-        return None
-    sock = socket.create_connection((parts.hostname, parts.port), timeout=max(0.001, timeout))
-    return sock, f"tcp {_join(parts.hostname, parts.port)}"
-
-
-def _dial_unix(name: str) -> tuple[socket.socket, str] | None:
-    if sys.platform != "linux":
-        return None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        # Not blocking: else a full backlog is waited for, and TCP is a way, too.
-        sock.setblocking(False)
-        sock.connect(f"\0{name}".encode())
-        return sock, f"unix {_process_at(sock)}"
-    except ConnectionRefusedError:
-        sock.close()
-        return None
-    except BaseException:
-        sock.close()
-        raise
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
@@ -127,7 +85,7 @@ def urls(listener: socket.socket, hosts: Sequence[str]) -> tuple[str, ...]:
     address = listener.getsockname()
     if is_unix(listener):
         return (UNIX + address[1:].decode(),)
-    return tuple(f"tcp://{_join(host, address[1])}" for host in hosts)
+    return tuple(f"tcp://{join(host, address[1])}" for host in hosts)
 
 
 def accept(listener: socket.socket) -> tuple[socket.socket, str]:
@@ -138,9 +96,9 @@ def accept(listener: socket.socket) -> tuple[socket.socket, str]:
     """
     sock, address = listener.accept()
     if is_unix(sock):
-        return sock, _process_at(sock)
+        return sock, process_at(sock)
     # A listener for both gives IPv4 addresses as "::ffff:10.0.0.1".
-    return sock, _join(address[0].removeprefix("::ffff:"), address[1])
+    return sock, join(address[0].removeprefix("::ffff:"), address[1])
 
 
 def is_unix(sock: socket.socket) -> bool:
@@ -149,31 +107,55 @@ def is_unix(sock: socket.socket) -> bool:
 
 def is_loopback(sock: socket.socket) -> bool:
     """Whether a TCP connection was dialled to an address that only this host has."""
-    return ipaddress.ip_address(sock.getpeername()[0].partition("%")[0]).is_loopback
+    return is_loopback_name(sock.getpeername()[0])
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a name or address is one that only this machine has."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        # Other names aren't looked up: what they resolve to may change after this check.
+        return host == "localhost"
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback  # as a listener for both families has it
+    return address.is_loopback
 
 
 def tune(sock: socket.socket) -> None:
-    """Set what a connection needs to be quick, and to notice that the peer's host is dead."""
+    """Set what a connection needs to be quick."""
     if is_unix(sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_SIZE)
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    else:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _process_at(sock: socket.socket) -> str:
+def check_user(sock: socket.socket) -> None:
+    """Refuse a process of another user at the other end of a Unix socket.
+
+    Raises:
+        PermissionError: it is one; the message names it.
+    """
+    pid, uid = _credentials(sock)
+    if uid != os.geteuid():
+        raise PermissionError(
+            f"pid {pid} at the other end of the Unix socket belongs to another user (uid {uid}, "
+            f"not {os.geteuid()})"
+        )
+
+
+def process_at(sock: socket.socket) -> str:
     """The process that connected, or listens. Its pid is 0 if it can't be seen from here."""
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(data)
+    pid, uid = _credentials(sock)
     return f"pid {pid} (uid {uid})"
 
 
-def _join(host: str, port: int) -> str:
+def _credentials(sock: socket.socket) -> tuple[int, int]:
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
+
+
+def join(host: str, port: int) -> str:
+    """Return "host:port", or "[host]:port" of an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -28,18 +28,20 @@ import msgspec
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
-from farcall.transport import addresses, handshake, joining
+from farcall.transport import addresses, dark_hosts, handshake, joining
 from farcall.transport.acceptor import Acceptor
-from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
-from farcall.transport.handshake import Identity
+from farcall.transport.dark_hosts import HostWatch
+from farcall.transport.dialling import Dial, seconds_until
+from farcall.transport.handshake import Ended, Identity
 from farcall.transport.joining import Joinable, Way
 from farcall.transport.listening import Listening
+from farcall.transport.strangers import StrangerLog
+from farcall.transport.versions import Versions
 
 logger = logging.getLogger("farcall.transport")
 
 HANDSHAKE_SECONDS = 10.0
-MAX_DIAL_SECONDS = 3600.0
 MAX_HANDSHAKES = 32
 
 
@@ -51,8 +53,15 @@ class KeptLink(Protocol):
         """Who is at the other end."""
 
     @property
+    def description(self) -> str:
+        """Which path it takes, for people."""
+
+    @property
     def lost(self) -> str | None:
         """Why the link ended, or None while it has not."""
+
+    def lose(self, cause: str) -> None:
+        """End the link."""
 
     def start(self) -> None:
         """Called once, when the link is in the tables: from now on it may receive."""
@@ -99,7 +108,7 @@ class Connections(Generic[L]):
             begin later use the new one.
         listening: where to listen, and how to reach others. Its path "unix" is to listen on a
             Unix socket, too, where there are any, and to dial those of others; "tcp" is to dial
-            TCP. "shm" is as good as "unix", as shared memory is handed over on a Unix socket.
+            TCP.
         open_link: makes the link of a connection. It runs in the thread of the handshake, without
             locks, and may talk to the peer's `open_link` up to the connection's deadline. The
             socket belongs to the link then. If it raises LinkError or OSError, the handshake has
@@ -124,7 +133,6 @@ class Connections(Generic[L]):
     ) -> None:
         self.me = me
         self._listening = listening
-        self._uses_unix = "unix" in listening.paths or "shm" in listening.paths
         self._open_link = open_link
         self._give_up = give_up or _is_closed_with_its_socket
         self._join = join or _has_no_more
@@ -135,12 +143,18 @@ class Connections(Generic[L]):
         self._joinable: Joinable[L] = Joinable()
         self._shaking: set[socket.socket] = set()
         self._closed = False
+        self._strangers = StrangerLog(logger, me.name)
+        self._versions = Versions(me.name)
+        self._hosts: HostWatch[L] = HostWatch(
+            me.name, listening.dead_host_timeout, lambda link, cause: link.lose(cause)
+        )
         self._acceptor = Acceptor(
             me.name,
             listening.listen,
             listening.advertise,
             self._on_connection,
-            unix=self._uses_unix,
+            self._strangers,
+            unix=listening.uses_unix,
         )
         self._handshakes = ThreadPoolExecutor(MAX_HANDSHAKES, f"farcall-handshake-{me.name}")
 
@@ -162,8 +176,8 @@ class Connections(Generic[L]):
             return link
         with self._lock:
             dialling = self._dialling.setdefault(worker.incarnation, threading.Lock())
-        if not dialling.acquire(timeout=_seconds_until(deadline)):
-            raise NotSent
+        if not dialling.acquire(timeout=seconds_until(deadline)):
+            raise NotSent("another call is still dialling it")
         try:
             link = self._dialled.get(worker.incarnation)
             if link is None or link.lost is not None:
@@ -174,59 +188,36 @@ class Connections(Generic[L]):
             dialling.release()
 
     def _dial(self, worker: Worker, deadline: float) -> L:
-        failures = []
-        for url in self._addresses_of(worker):
+        attempt = Dial(worker, self.me, self._listening, deadline)
+        for url, sock, description, until in attempt:
+            logger.debug("%s: dialled %r at %s", self.me.name, worker.name, url)
             try:
-                dialled = addresses.dial(url, _seconds_until(deadline))
-            except OSError as error:
-                logger.debug("%s: could not connect to %s: %s", self.me.name, url, error)
-                failures.append(f"{url}: {error}")
-                continue
-            if dialled is None:
-                continue
-            sock, description = dialled
-            until = time.monotonic() + _seconds_until(deadline)
-            me = self.me
-            try:
-                if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
-                    me = joining.naming_a_link(me)
-                peer = handshake.connect(
-                    sock,
-                    me,
-                    self._listening.secret,
-                    expects=worker.incarnation,
-                    deadline=until,
-                )
-                # The peer has a link now, whose end it would take for our death. So we want it,
-                # too, even if that is too late for who has asked.
-                until = time.monotonic() + HANDSHAKE_SECONDS
-                streams = joining.streams_of(me, peer, me.link)
-                way = joining.way_of(sock, me, peer) if streams > 1 else None
-                return self._keep(Connection(sock, peer, description, True, until, streams, way))
+                return self._introduce(worker, sock, description, until)
             except BaseException as error:
                 sock.close()
                 # One that is silent may be busy, or stopped; only one that refuses is gone.
                 if isinstance(error, LinkError | TimeoutError) and time.monotonic() >= deadline:
-                    raise NotSent from error
-                if isinstance(error, OSError) and not isinstance(error, LinkError):
-                    raise LinkError(f"the connection to {url} broke: {error}") from error
-                raise
-        if time.monotonic() >= deadline:
-            raise NotSent
-        why = "; ".join(failures) or "nobody listens at its addresses, or none is known"
-        paths = self._listening.paths
-        if "tcp" not in paths:
-            why += f" (TCP is not tried: it is not among our paths, {', '.join(paths)})"
-        raise LinkError(f"can't reach worker {worker.name!r}: {why}")
+                    raise attempt.late(url, error) from error
+                if not isinstance(error, OSError):
+                    raise
+                attempt.failed(url, error)
+        failure = attempt.error()
+        logger.debug("%s: no link to %r: %s", self.me.name, worker.name, failure)
+        raise failure
 
-    def _addresses_of(self, worker: Worker) -> list[str]:
-        """Where to try, best first."""
-        # The Unix name of a worker of another host is free on ours: whoever has seen it in the
-        # rendezvous could listen on it, and be taken for that worker, or refuse in its place.
-        elsewhere = worker.host and self.me.host and worker.host != self.me.host
-        unix = self._uses_unix and not elsewhere
-        tcp = "tcp" in self._listening.paths
-        return [url for url in worker.addresses if (unix if url.startswith(UNIX) else tcp)]
+    def _introduce(self, worker: Worker, sock: socket.socket, description: str, until: float) -> L:
+        me = self.me
+        if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
+            me = joining.naming_a_link(me)
+        peer = handshake.connect(
+            sock, me, self._listening.secret, expects=worker.incarnation, deadline=until
+        )
+        # The peer has a link now, whose end it would take for our death. So we want it, too, even
+        # if that is too late for who has asked.
+        until = time.monotonic() + HANDSHAKE_SECONDS
+        streams = joining.streams_of(me, peer, me.link)
+        way = joining.way_of(sock, me, peer) if streams > 1 else None
+        return self._keep(Connection(sock, peer, description, True, until, streams, way))
 
     def _gains_by_streams(self, sock: socket.socket, worker: Worker) -> bool:
         # Over loopback the memory is what is slow, and several connections make it slower.
@@ -262,11 +253,13 @@ class Connections(Generic[L]):
         expected: list[bytes] = []  # the name of the link, once it may be joined
         me = self.me
         try:
+            addresses.tune(sock)
+            if not addresses.is_unix(sock):
+                dark_hosts.limit(sock, self._listening.dead_host_timeout)
             until = time.monotonic() + HANDSHAKE_SECONDS
             worker = handshake.accept(sock, me, self._listening.secret, deadline=until, admit=admit)
             if worker.joins:
-                addresses.tune(sock)
-                self._join(self._joinable.wait_for(worker, until), sock)
+                self._add(self._joinable.wait_for(worker, until), sock)
                 return
             kind = "unix" if addresses.is_unix(sock) else "tcp"
             streams = joining.streams_of(me, worker, worker.link)
@@ -279,10 +272,12 @@ class Connections(Generic[L]):
             sock.close()
             for name in expected:
                 self._joinable.failed(name)
-            logger.log(
+            if isinstance(error, Ended):  # it died, or gave up: that is no refusal
+                self._strangers.log(logging.DEBUG, "%s while it dialled: %s", peer, error)
+                return
+            self._strangers.log(
                 logging.DEBUG if refused or self._closed else logging.WARNING,
-                "%s: refused a connection from %s: %s",
-                self.me.name,
+                "refused a connection from %s: %s",
                 peer,
                 error,
             )
@@ -310,14 +305,15 @@ class Connections(Generic[L]):
             self._shaking.add(sock)
         try:
             until = time.monotonic() + HANDSHAKE_SECONDS
+            addresses.tune(sock)
+            dark_hosts.limit(sock, self._listening.dead_host_timeout)
             sock.settimeout(HANDSHAKE_SECONDS)
             sock.connect(way.address)
             me = msgspec.structs.replace(self.me, joins=way.link)
             handshake.connect(
                 sock, me, self._listening.secret, expects=way.incarnation, deadline=until
             )
-            addresses.tune(sock)
-            self._join(link, sock)
+            self._add(link, sock)
         except OSError as error:
             sock.close()
             logger.debug("%s: no further connection to %s: %s", self.me.name, way.address, error)
@@ -325,17 +321,29 @@ class Connections(Generic[L]):
             with self._lock:
                 self._shaking.discard(sock)
 
+    def _add(self, link: L, sock: socket.socket) -> None:
+        connection = self._hosts.note(sock)
+        self._join(link, sock)
+        self._hosts.watch(link, connection)
+        if link.lost is not None:  # and `removed` may have been called already
+            self._hosts.forget(link)
+
     # Links.
 
     def _keep(self, connection: Connection) -> L:
-        addresses.tune(connection.sock)
+        self._versions.compare(self.me, connection.peer)
+        watched = self._hosts.note(connection.sock)
         link = self._open_link(connection)
         try:
             with self._lock:
                 if self._closed:
                     raise LinkError("this worker has shut down")
                 self._links.add(link)
+            self._hosts.watch(link, watched)
             link.start()
+            logger.debug(
+                "%s: made a link to %r: %s", self.me.name, link.peer.name, link.description
+            )
         except LinkError:  # no event tells of its end
             self.removed(link)
             self._give_up(link)
@@ -355,7 +363,16 @@ class Connections(Generic[L]):
     def removed(self, link: L) -> None:
         """A link is lost: forget it."""
         self._joinable.lost(link)
+        self._hosts.forget(link)
         with self._lock:
+            if link in self._links:
+                logger.debug(
+                    "%s: lost the link to %r, %s: %s",
+                    self.me.name,
+                    link.peer.name,
+                    link.description,
+                    link.lost or "this worker has shut down",
+                )
             self._links.discard(link)
             if self._dialled.get(link.peer.incarnation) is link:
                 del self._dialled[link.peer.incarnation]
@@ -374,6 +391,7 @@ class Connections(Generic[L]):
             self._closed = True
             shaking = list(self._shaking)
         self._acceptor.close()
+        self._hosts.close()
         for sock in shaking:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -398,7 +416,3 @@ def _is_closed_with_its_socket(link: object) -> None:
 
 def _has_no_more(link: object, sock: socket.socket) -> None:
     raise LinkError("a link of this transport has one connection")
-
-
-def _seconds_until(deadline: float) -> float:
-    return max(0.0, min(deadline - time.monotonic(), MAX_DIAL_SECONDS))

@@ -45,6 +45,7 @@ from farcall.transport.introductions import (
     VERSION,
     Channel,
     Code,
+    Ended,
     Hello,
     Identity,
     Proof,
@@ -53,7 +54,9 @@ from farcall.transport.introductions import (
     printable,
 )
 
-__all__ = ["Identity", "accept", "connect"]
+__all__ = ["Ended", "Identity", "accept", "connect"]
+
+PARTING_SECONDS = 1.0  # what a peer that is refused has to read why
 
 _CHECK_SECRET = "check FARCALL_SECRET on both workers"
 
@@ -138,11 +141,14 @@ def _guarded(sock: socket.socket, deadline: float, run: Callable[[Channel], Iden
         except _Refusal as refusal:
             code: Code = "authentication" if refusal.error is AuthenticationFailed else "link"
             _tell(channel, Refuse(refusal.told[:1000], code))
+            channel.part(PARTING_SECONDS)
             raise refusal.error(refusal.message) from None
     except LinkError:
         raise
     except TimeoutError as error:
         raise LinkError("the handshake was not finished in time: the peer is silent") from error
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Ended(f"the connection failed during the handshake: {error}") from error
     except OSError as error:
         raise LinkError(f"the connection failed during the handshake: {error}") from error
     finally:
@@ -218,6 +224,7 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         streams=me.streams,
         link=me.link,
         joins=me.joins,
+        versions=me.versions,
     )
 
 

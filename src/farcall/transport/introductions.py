@@ -26,6 +26,7 @@ LENGTH = struct.Struct("<I")
 Code = Literal["authentication", "link"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 LinkName = Annotated[bytes, msgspec.Meta(max_length=NONCE_LENGTH)]
+Versions = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -39,6 +40,7 @@ class Identity(msgspec.Struct, frozen=True):
         streams: how many connections it can use for one link; 0 or 1: one.
         link: of who dials: random bytes that name the link, if others may join it; empty if not.
         joins: of who dials: the connection is no link of its own, it joins the one of that name.
+        versions: of what it runs, for people: "farcall 0.1.0, torch 2.13.0, Python 3.11.9"; or "".
     """
 
     name: str
@@ -51,6 +53,7 @@ class Identity(msgspec.Struct, frozen=True):
     streams: Count = 0
     link: LinkName = b""
     joins: LinkName = b""
+    versions: Versions = ""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -76,6 +79,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     streams: Count = 0
     link: LinkName = b""
     joins: LinkName = b""
+    versions: Versions = ""
 
     @property
     def identity(self) -> Identity:
@@ -90,6 +94,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
             streams=self.streams,
             link=self.link,
             joins=self.joins,
+            versions=self.versions,
         )
 
 
@@ -114,6 +119,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Hello | Proof | Ready | Refuse).decode
 
 
+class Ended(LinkError):
+    """The peer closed the connection before the handshake was over: it died, or gave up."""
+
+
 class Channel:
     """Length-prefixed messages over a socket, all of them before one deadline."""
 
@@ -127,8 +136,27 @@ class Channel:
         if len(data) > LIMIT:
             raise LinkError(f"this worker's own {type(message).__name__} is over {LIMIT} bytes")
         self._limit_time()
-        self._sock.sendall(LENGTH.pack(len(data)) + data)
+        try:
+            self._sock.sendall(LENGTH.pack(len(data)) + data)
+        except (BrokenPipeError, ConnectionResetError):
+            self.receive()  # it may have said why before it closed
+            raise
         return data
+
+    def part(self, seconds: float) -> None:
+        """Say no more, and let the peer read what was said before the connection is closed.
+
+        A connection that is closed with something unread is reset, and what was sent last is lost.
+        """
+        deadline = min(self._deadline, time.monotonic() + seconds)
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+            while (remaining := deadline - time.monotonic()) > 0:
+                self._sock.settimeout(remaining)
+                if not self._sock.recv(LIMIT):
+                    return
+        except OSError:
+            return  # the peer is gone, or goes on talking
 
     def receive(self) -> tuple[Hello | Proof | Ready, bytes]:
         """The peer's next message and its bytes; raises what a Refuse says."""
@@ -152,7 +180,7 @@ class Channel:
             self._limit_time()
             piece = self._sock.recv(count - len(data))
             if not piece:
-                raise LinkError("the peer closed the connection during the handshake")
+                raise Ended("the peer closed the connection during the handshake")
             data += piece
         return data
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from farcall.transport.addresses import PATHS
 from farcall.transport.base import Admit
+from farcall.transport.dark_hosts import DEFAULT_SECONDS
 
 
 def _admit_all(name: str, incarnation: int) -> None:
@@ -27,6 +28,9 @@ class Listening:
         streams: how many TCP connections a link may use for large buffers, 1 to 16, if the peer
             can use as many and the transport can use several. None: 4, but links that we dial to
             workers of this host have one.
+        dead_host_timeout: seconds after which a host that does not answer counts as dead; 0: as
+            long as the system waits.
+        confined: dial Unix sockets and loopback only.
     """
 
     listen: tuple[str, int] = ("127.0.0.1", 0)
@@ -35,3 +39,13 @@ class Listening:
     admit: Admit = _admit_all
     paths: Collection[str] = PATHS
     streams: int | None = None
+    dead_host_timeout: float = DEFAULT_SECONDS
+    confined: bool = False
+
+    @property
+    def uses_unix(self) -> bool:
+        """Whether to listen on a Unix socket, and to dial those of others.
+
+        "shm" is as good as "unix", as shared memory is handed over on a Unix socket.
+        """
+        return "unix" in self.paths or "shm" in self.paths

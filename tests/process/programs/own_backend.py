@@ -28,7 +28,7 @@ class NotingEndpoint(SocketEndpoint):
 class NotingOptions(rpc.RpcBackendOptions):
     def open_endpoint(self, place: Place) -> NotingEndpoint:
         self.dialled: set[str] = set()
-        listening = Listening(listen=place.listen, advertise=[place.advertise], admit=place.admit)
+        listening = Listening(listen=place.listen, advertise=place.advertise, admit=place.admit)
         return NotingEndpoint(place.me, listening, self.dialled)
 
 

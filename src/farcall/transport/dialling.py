@@ -1,0 +1,196 @@
+"""Dialling a worker: which of its addresses to try, in which order, and what each try gave."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from farcall.errors import LinkError
+from farcall.ids import Worker
+from farcall.transport import addresses, dark_hosts
+from farcall.transport.addresses import UNIX
+from farcall.transport.base import NotSent
+from farcall.transport.handshake import Identity
+from farcall.transport.listening import Listening
+
+MAX_SECONDS = 3600.0
+
+
+def seconds_until(deadline: float) -> float:
+    return max(0.0, min(deadline - time.monotonic(), MAX_SECONDS))
+
+
+def dial(url: str, timeout: float, bound: float) -> tuple[socket.socket, str] | None:
+    """A connection to an address, and which path it is, for people.
+
+    Args:
+        timeout: seconds that TCP may take; a Unix socket connects, or fails, at once.
+        bound: seconds after which a host that does not answer counts as dead.
+
+    Returns:
+        None: nothing has this address here. It is of a kind that this platform does not have, or a
+        Unix name that nobody listens on, as all those of other hosts are.
+
+    Raises:
+        OSError: it can't be reached, or a process of another user listens on a Unix name.
+    """
+    if url.startswith(UNIX):
+        return _dial_unix(url.removeprefix(UNIX))
+    parts = urlsplit(url)
+    if parts.scheme != "tcp" or not parts.hostname or not parts.port:
+        return None
+    sock = _dial_tcp(parts.hostname, parts.port, time.monotonic() + max(0.001, timeout), bound)
+    return sock, f"tcp {addresses.join(parts.hostname, parts.port)}"
+
+
+def _dial_unix(name: str) -> tuple[socket.socket, str] | None:
+    if sys.platform != "linux":
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Not blocking: else a full backlog is waited for, and TCP is a way, too.
+        sock.setblocking(False)
+        sock.connect(f"\0{name}".encode())
+        addresses.check_user(sock)
+        addresses.tune(sock)
+        return sock, f"unix {addresses.process_at(sock)}"
+    except ConnectionRefusedError:
+        sock.close()
+        return None
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _dial_tcp(host: str, port: int, deadline: float, bound: float) -> socket.socket:
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            addresses.tune(sock)
+            dark_hosts.limit(sock, bound)
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            sock.connect(address)
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+    raise failure or OSError(f"{host} has no address")
+
+
+class Dial:
+    """One attempt to reach a worker, over all its addresses.
+
+        for url, sock, description, until in attempt: ...
+
+    Whoever iterates returns when a connection will do, and else says why not by `failed`.
+
+    Args:
+        worker: whom to reach.
+        me: who dials.
+        listening: which ways may be taken.
+        deadline: on `time.monotonic()`, in seconds.
+    """
+
+    def __init__(self, worker: Worker, me: Identity, listening: Listening, deadline: float) -> None:
+        self._worker = worker
+        self._listening = listening
+        self._deadline = deadline
+        self._elsewhere = bool(worker.host and me.host and worker.host != me.host)
+        self._urls = [url for url in worker.addresses if self._may_try(url)]
+        self._tried: list[str] = []
+        self._refusal: LinkError | None = None  # what the first that answered said
+
+    def _may_try(self, url: str) -> bool:
+        """Whether an address is a way that may be taken, and can lead to that worker.
+
+        Both kinds of addresses that name this host are free on it if the worker runs elsewhere:
+        whoever has seen them in the rendezvous could listen there, and be taken for that worker, or
+        refuse in its place.
+        """
+        if url.startswith(UNIX):
+            return self._listening.uses_unix and not self._elsewhere
+        if "tcp" not in self._listening.paths:
+            return False
+        near = addresses.is_loopback_name(urlsplit(url).hostname or "")
+        return not self._elsewhere if near else not self._listening.confined
+
+    def __iter__(self) -> Iterator[tuple[str, socket.socket, str, float]]:
+        for index, url in enumerate(self._urls):
+            # The last address has all the time that is left; one before it leaves some to others.
+            share = seconds_until(self._deadline) / (len(self._urls) - index)
+            try:
+                dialled = dial(url, share, self._listening.dead_host_timeout)
+            except OSError as error:
+                self._tried.append(f"{url}: {_reason(error)}")
+                continue
+            if dialled is None:
+                self._tried.append(f"{url}: nobody listens there")
+                continue
+            sock, description = dialled
+            share = min(share, seconds_until(self._deadline))
+            yield url, sock, description, time.monotonic() + share
+
+    def failed(self, url: str, error: OSError) -> None:
+        """The handshake over the connection that was last given out failed.
+
+        Raises:
+            LinkError: and no other address will do better.
+        """
+        if isinstance(error, LinkError):
+            refusal = error
+        else:
+            refusal = LinkError(f"the connection to {url} broke: {error}")
+            refusal.__cause__ = error
+        if url.startswith(UNIX) or url == self._urls[-1]:
+            raise self._refusal or refusal
+        # A host may have an address that is another host's, too, such as that of a bridge.
+        self._refusal = self._refusal or refusal
+        self._tried.append(f"{url}: {error}")
+
+    def late(self, url: str = "", error: BaseException | None = None) -> NotSent:
+        """What a call that wants the link ends with when the deadline has passed.
+
+        Args:
+            url, error: a handshake that was under way then, and how it ended.
+        """
+        if url:
+            self._tried.append(f"{url}: {error}")
+        return NotSent("; ".join(self._tried))
+
+    def error(self) -> Exception:
+        """What to raise when no address has led to the worker."""
+        if self._refusal is not None:
+            return self._refusal
+        if time.monotonic() >= self._deadline:
+            return self.late()
+        return LinkError(f"can't reach worker {self._worker.name!r}: {self._why()}")
+
+    def _why(self) -> str:
+        why = "; ".join(self._tried)
+        left_out = [url for url in self._worker.addresses if url not in self._urls]
+        if not why:
+            why = "none of its addresses may be tried" if left_out else "it has no address"
+        paths = self._listening.paths
+        if "tcp" not in paths:
+            return f"{why} (TCP is not tried: it is not among our paths, {', '.join(paths)})"
+        if left_out and not self._urls:
+            why += f" ({', '.join(left_out)}): "
+            if self._listening.confined:
+                why += (
+                    "without a secret a worker calls those of its own machine only; set "
+                    "FARCALL_SECRET to the same secret on all workers"
+                )
+            else:
+                why += "they can be reached on its own machine only; see the option listen"
+        return why
+
+
+def _reason(error: OSError) -> str:
+    return "no answer in time" if type(error) is TimeoutError and not error.errno else str(error)

@@ -1,0 +1,163 @@
+"""A host that goes dark is noticed within the bound, whatever its connections were doing."""
+
+from __future__ import annotations
+
+import operator
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+from crew import PATIENCE, Crew, Member, call, join
+from networks import Network, enter, network
+
+from farcall import rpc
+from farcall.errors import PeerLost
+from farcall.runtime.context import current_agent
+
+BOUND = 2.0  # seconds
+MEGABYTE = 1 << 20
+
+_heard: list[PeerLost] = []
+_hears = threading.Event()
+_listening = ExitStack()
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    with network() as made:
+        yield made
+
+
+@pytest.fixture(params=["native", "socket"])
+def pair(crew: Crew, net: Network, request: pytest.FixtureRequest) -> list[Member]:
+    if request.param == "native":
+        pytest.importorskip("farcall._native")
+    members = [
+        crew.member(
+            FARCALL_SECRET="s",
+            FARCALL_TRANSPORTS=request.param,
+            FARCALL_DEAD_HOST_TIMEOUT=str(BOUND),
+            FARCALL_TCP_STREAMS="4",
+        )
+        for _ in range(2)
+    ]
+    for rank, (member, host) in enumerate(zip(members, (net.a, net.b), strict=True)):
+        member.run(enter, host)
+        member.start(join, member.name, rank, 2, crew.init_method)
+    for member in members:
+        member.result()
+    return members
+
+
+def listen_for_losses() -> None:
+    def tell(loss: PeerLost) -> None:
+        _heard.append(loss)
+        _hears.set()
+
+    _listening.enter_context(current_agent().hearing_of_losses(tell))
+
+
+def loss() -> PeerLost:
+    assert _hears.wait(PATIENCE)
+    return _heard[0]
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    return tensor.numel()
+
+
+def send(to: str, megabytes: int) -> int:
+    return int(rpc.rpc_sync(to, size_of, args=(torch.ones(megabytes * MEGABYTE // 4),), timeout=0))
+
+
+def sleep_long(seconds: float = 10 * PATIENCE) -> None:
+    threading.Event().wait(seconds)
+
+
+def wait_for_call(to: str) -> None:
+    rpc.rpc_sync(to, sleep_long, timeout=0)
+
+
+def test_idle_connections(pair: list[Member], net: Network) -> None:
+    first, _ = pair
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    for member in pair:
+        member.run(listen_for_losses)
+    net.cut()
+    for member in pair:
+        assert type(member.run(loss)) is PeerLost
+
+
+def test_call_in_flight(pair: list[Member], net: Network) -> None:
+    first, _ = pair
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    first.start(wait_for_call, "w1")
+    net.cut()
+    assert type(first.fails()) is PeerLost
+
+
+@pytest.mark.parametrize("megabytes", [0, 64])
+def test_call_that_is_sent_into_the_dark(pair: list[Member], net: Network, megabytes: int) -> None:
+    first, _ = pair
+    assert first.run(send, "w1", 8) == 8 * MEGABYTE // 4
+    net.cut()
+    first.start(send, "w1", megabytes)
+    assert type(first.fails()) is PeerLost
+
+
+def test_peer_that_does_not_read_when_its_host_goes_dark(pair: list[Member], net: Network) -> None:
+    first, second = pair
+    assert first.run(send, "w1", 8) == 8 * MEGABYTE // 4
+    second.stop()
+    first.start(send, "w1", 100)
+    time.sleep(2 * BOUND)  # the kernel of a stopped worker answers: that is no end
+    net.cut()
+    error = first.fails()
+    assert type(error) is PeerLost
+    assert "dead_host_timeout" in error.cause
+
+
+def test_peer_that_is_stopped_for_longer_than_the_bound_is_not_lost(pair: list[Member]) -> None:
+    first, second = pair
+    assert first.run(send, "w1", 8) == 8 * MEGABYTE // 4  # the next goes over several connections
+    second.stop()
+    first.start(send, "w1", 100)
+    time.sleep(3 * BOUND)  # this is the promise: nothing happens in that time
+    second.signal(signal.SIGCONT)
+    assert first.result() == 100 * MEGABYTE // 4
+
+
+def test_both_stopped_for_longer_than_the_bound(pair: list[Member]) -> None:
+    first, second = pair
+    assert first.run(send, "w1", 8) == 8 * MEGABYTE // 4
+    second.stop()
+    first.start(send, "w1", 100)
+    time.sleep(0.5)
+    first.stop()
+    time.sleep(3 * BOUND)
+    first.signal(signal.SIGCONT)
+    time.sleep(BOUND)
+    second.signal(signal.SIGCONT)
+    assert first.result() == 100 * MEGABYTE // 4
+
+
+def test_dial_into_the_dark(pair: list[Member], net: Network) -> None:
+    first, _ = pair
+    net.cut()
+    first.start(send, "w1", 0)
+    error = first.fails()
+    assert type(error) is PeerLost
+    assert f"tcp://{net.addresses[net.b]}:" in str(error)
+
+
+def test_handshake_that_the_dark_interrupts(pair: list[Member], net: Network) -> None:
+    first, second = pair
+    second.stop()  # its kernel takes the connection, and nobody answers the hello
+    first.start(send, "w1", 0)
+    time.sleep(0.5)
+    net.cut()
+    assert type(first.fails()) is PeerLost
