@@ -2,5 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
 __all__ = ["__version__"]
+
+# Imported when they are first used: `import farcall` itself takes no time.
+_MODULES = ("autograd", "errors", "functions", "nn", "optim", "rpc")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"farcall.{name}")
+    raise AttributeError(f"module 'farcall' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})

@@ -34,6 +34,10 @@ class FarcallError(RuntimeError):
     """Base of everything farcall raises by itself."""
 
 
+class GradientWarning(UserWarning):
+    """A call carries a tensor that requires grad and is not made inside an autograd context."""
+
+
 class NotInitialized(FarcallError):
     """There is no agent in this process: before `init_rpc`, or after `shutdown`."""
 

@@ -78,6 +78,11 @@ __all__ = [
 
 Worker = str | int | WorkerInfo
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 EXIT_SECONDS = 0.5  # what a program that ends waits for functions that are still running
 
 _ARGUMENTS = (tuple, list)

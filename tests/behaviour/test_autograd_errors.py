@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+import warnings
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from behaviour.autograd_helpers import (
 from behaviour.helpers import PATIENCE, WAYS, Gate, Here, by_async, by_sync, in_threads
 from farcall import autograd as dist_autograd
 from farcall import rpc
-from farcall.errors import RemoteError
+from farcall.errors import GradientWarning, RemoteError
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
 
@@ -338,3 +339,46 @@ def test_worker_that_is_lost_in_the_middle_of_a_pass(
 
 def pass_on_to_slow(gate: Gate, run: Run, x: torch.Tensor) -> torch.Tensor:
     return run.call("w2", slow_part, gate, run, x * run["b"]).sin()
+
+
+class Layer:
+    """A parameter with a step that changes it in place."""
+
+    def __init__(self) -> None:
+        self.weight = torch.ones(2, requires_grad=True)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value * self.weight
+
+    def step(self) -> None:
+        with torch.no_grad():
+            self.weight.mul_(2)
+
+
+def test_a_tensor_that_another_trainer_changed_is_explained(pair: list[Agent]) -> None:
+    layer = rpc.remote("w1", Layer)
+    with dist_autograd.context() as context:
+        loss = layer.rpc_sync().forward(torch.ones(2, requires_grad=True)).sum()
+        layer.rpc_sync().step()
+        with pytest.raises(RuntimeError) as raised:
+            dist_autograd.backward(context, [loss])
+    assert "modified by an inplace operation" in str(raised.value)
+    assert any("take turns" in note for note in raised.value.__notes__)
+
+
+def test_a_call_outside_of_a_context_warns_once_that_no_gradient_comes_back(
+    pair: list[Agent],
+) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rpc.rpc_sync("w1", torch.neg, args=(leaf.detach(),))
+        with torch.no_grad():
+            rpc.rpc_sync("w1", torch.neg, args=(leaf,))
+        with dist_autograd.context():
+            rpc.rpc_sync("w1", torch.neg, args=(leaf,))
+        assert caught == []
+        for _ in range(2):
+            rpc.rpc_sync("w1", torch.neg, args=(leaf,))
+    assert [one.category for one in caught] == [GradientWarning]
+    assert "torch:neg on worker 'w1'" in str(caught[0].message)

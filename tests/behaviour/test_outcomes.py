@@ -226,6 +226,17 @@ def test_an_error_passes_through_several_workers(trio: list[Agent], call: Way) -
 # RpcTimeout.
 
 
+def test_a_call_that_was_late_at_the_default_limit_says_how_to_raise_it(
+    start: Callable[..., list[Agent]], gate: Gate
+) -> None:
+    start(2, rpc_timeout=0.05)
+    with pytest.raises(rpc.RpcTimeout, match="pass timeout= to the call"):
+        rpc.rpc_sync("w1", wait_at, args=(gate,))
+    with pytest.raises(rpc.RpcTimeout) as raised:
+        rpc.rpc_sync("w1", wait_at, args=(gate,), timeout=0.06)
+    assert "timeout=" not in str(raised.value)
+
+
 @each_way
 def test_a_call_that_takes_too_long_times_out(pair: list[Agent], gate: Gate, call: Way) -> None:
     def use(to: str) -> Any:

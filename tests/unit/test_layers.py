@@ -30,7 +30,7 @@ LAYERS = {
     "": 9,  # farcall/__init__.py
 }
 # They stand beside the layers and may import all of them; no layer imports one of these.
-BESIDE = {"compat", "cli", "demos", "testing"}
+BESIDE = {"__main__", "compat", "cli", "demos", "testing"}
 IMPURE = {
     *("_thread", "asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "numpy"),
     *("os", "pickle", "queue", "random", "secrets", "select", "selectors", "signal", "socket"),

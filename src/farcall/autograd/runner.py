@@ -23,7 +23,7 @@ from farcall.runtime.context import CallContext, current
 from farcall.runtime.future import Future
 from farcall.runtime.inbound import Deferred
 from farcall.runtime.peers import Peer
-from farcall.serde import message_of
+from farcall.serde import add_note, message_of
 from farcall.transport.base import Link
 from farcall.transport.waiter import Alarm
 from farcall.wire.frames import Frame
@@ -41,6 +41,15 @@ ARRIVAL_EVENT = "torch::distributed::autograd::SendRpcBackward"
 SENDING_EVENT = "torch::distributed::autograd::RecvRpcBackward"
 
 PASS_MESSAGES: frozenset[type[Message]] = frozenset((Gradients, Ran, Broken))
+
+
+MODIFIED = "modified by an inplace operation"  # torch's words
+ON_MODIFIED = (
+    "A tensor of the graph was changed between its forward and its backward pass: by another "
+    "trainer, perhaps, whose optimizer made a step on parameters that both use. Have trainers take "
+    "turns (a lock around forward, backward and step), give each its own copy of the parameters, "
+    "or add up gradients and step once."
+)
 
 
 class Runner:
@@ -94,6 +103,8 @@ class Runner:
                 known.passes.pop(number, None)
         except BaseException as error:
             self._abort(known, backward, error)
+            if MODIFIED in message_of(error):
+                add_note(error, ON_MODIFIED)
             raise
         finally:
             self.agent.leaver.end()

@@ -135,8 +135,13 @@ class Agent:
         # worker, and who is told of what a function raised that was called here.
         self.translate: Callable[[BaseException], BaseException] = lambda error: error
         self.on_raised: Callable[[BaseException], None] = lambda error: None
+        self.warns_of_gradients = True  # until it has; see `Outbound`
         self._hear_of_losses: tuple[Callable[[PeerLost], None], ...] = ()
         self.executor.start()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"{len(self.directory.live())} live workers"
+        return f"<farcall Agent of {self.me.name!r} (id {self.me.id}), {state}>"
 
     def dump(self, value: Any, peer: Peer) -> Dumped:
         """Pickle for a peer."""

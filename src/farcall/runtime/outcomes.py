@@ -135,9 +135,14 @@ class Outcomes:
 
     def timeout(self, pending: PendingCall) -> RpcTimeout:
         what = readable(pending.function)
+        hint = ""
+        if pending.timeout == self._agent.rpc_timeout:
+            hint = (
+                "; pass timeout= to the call, or rpc_timeout= in the options of init_rpc, for more"
+            )
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
-            f"{what} on worker {pending.peer.name!r}"
+            f"{what} on worker {pending.peer.name!r}{hint}"
         )
 
     def arrived(self, peer: Peer, call_id: int) -> PendingCall | None:

@@ -58,6 +58,7 @@ def make_like_torch(agent: Agent) -> None:
     agent.gradients.runner.looks_for_leaf_hooks = _any_node_has_hooks
     agent.translate = translate
     agent.on_raised = show
+    agent.warns_of_gradients = False
     agent.serializer.reducers.update(_internal_rpc_pickler._class_reducer_dict)
 
 
