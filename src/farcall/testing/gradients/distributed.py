@@ -38,6 +38,7 @@ from farcall.testing.gradients.program import (
     Pass,
     Program,
 )
+from farcall.testing.gradients.unshared import unshared
 
 async_execution = rpc.functions.async_execution
 
@@ -152,7 +153,7 @@ class Host:
         """Run a block."""
         frame, stop = self._runs[number].frame(block, args)
         frame.run(0, stop)
-        return frame.results()
+        return unshared(frame.results())
 
     @async_execution
     def serve_later(self, number: int, block: int, args: Any) -> torch.futures.Future[Any]:
@@ -163,7 +164,7 @@ class Host:
         if split < 0:
             frame.run(0, stop)
             future: torch.futures.Future[Any] = torch.futures.Future()
-            future.set_result(frame.results())
+            future.set_result(unshared(frame.results()))
             return future
         step = run.program.blocks[block].steps[split]
         assert isinstance(step, Await)
@@ -172,7 +173,7 @@ class Host:
         def finish(done: torch.futures.Future[Any]) -> Any:
             frame.arrived(step, done.value())
             frame.run(split + 1, stop)
-            return frame.results()
+            return unshared(frame.results())
 
         pending: torch.futures.Future[Any] = frame[step.pending]
         return pending.then(finish)
@@ -308,7 +309,7 @@ class Run:
         """Have a block run on its worker."""
         block = self.program.blocks[call.block]
         host = self._hosts[block.worker]
-        args = (self.number, call.block, args)
+        args = (self.number, call.block, unshared(args))
         later = block.split != -1
         if call.way in _FUNCTIONS:
             function = serve_later if later else serve
@@ -322,7 +323,7 @@ class Run:
 
     def refer(self, site: Site, value: Any) -> Any:
         """A reference to a value of this worker."""
-        return rpc.RRef(value)
+        return rpc.RRef(unshared(value))
 
     def fetch(self, site: Site, reference: rpc.RRef[Any]) -> Any:
         """The value, or a copy."""
