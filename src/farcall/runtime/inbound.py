@@ -23,6 +23,7 @@ from farcall.errors import (
 from farcall.ids import RefId
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import CallContext, current
+from farcall.runtime.isolation import put_back_anomaly_mode
 from farcall.runtime.peers import Peer
 from farcall.runtime.references import RefHandle, references_of
 from farcall.runtime.values import OwnedValue
@@ -137,7 +138,10 @@ class Job(msgspec.Struct, eq=False):
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
             current.set(CallContext(self.agent, self.deadline, self.context))
-            result = self._call()
+            try:
+                result = self._call()
+            finally:
+                put_back_anomaly_mode()
             if type(result) is Deferred:
                 result.future.add_done_callback(self._finish_later)
             else:

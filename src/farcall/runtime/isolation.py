@@ -109,9 +109,7 @@ class _Isolation:
             _C._set_view_replay_enabled(False)
             while _hooks._top_saved_tensors_default_hooks(False) is not None:
                 _hooks._pop_saved_tensors_default_hooks()
-            # Anomaly mode is the process's. But a function that turns it on makes all others slow.
-            if torch.is_anomaly_enabled() != self.state.anomaly_was_enabled:
-                torch.set_anomaly_enabled(self.state.anomaly_was_enabled)
+            put_back_anomaly_mode()
         except Exception:
             logger.exception("could not put back what a function set in its thread")
 
@@ -141,6 +139,19 @@ def run_callback(callback: Callable[[], None]) -> None:
         callback()
     else:
         isolation.run(callback)
+
+
+def put_back_anomaly_mode() -> None:
+    """Turn anomaly mode off if it was off when the function in this thread began.
+
+    It is the process's, so the next function may see it as soon as the answer is sent. It is never
+    turned on here: it may have been on at the beginning because of another function.
+    """
+    isolation = _thread.isolation
+    if isolation is None or not torch.is_anomaly_enabled():
+        return
+    if not isolation.state.anomaly_was_enabled:
+        torch.set_anomaly_enabled(False)
 
 
 def isolate_callbacks() -> None:
