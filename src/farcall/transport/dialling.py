@@ -134,7 +134,9 @@ class Dial:
                 self._tried.append(f"{url}: nobody listens there")
                 continue
             sock, description = dialled
-            share = min(share, seconds_until(self._deadline))
+            # A Unix name is the worker's alone: one that is silent there is silent everywhere.
+            left = seconds_until(self._deadline)
+            share = left if url.startswith(UNIX) else min(share, left)
             yield url, sock, description, time.monotonic() + share
 
     def failed(self, url: str, error: OSError) -> None:
