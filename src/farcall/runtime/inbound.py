@@ -209,6 +209,8 @@ class Job(msgspec.Struct, eq=False):
         raise RpcTimeout(f"{self.request.function} was not run before its deadline")
 
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
+        if self.is_ended:
+            return  # a future of the user's own class may call back twice, or call and then raise
         try:
             self._succeed(future.value())
         except BaseException as error:
