@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import queue
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pytest
 from stations import PATIENCE, Threads, soon
 
@@ -325,3 +328,141 @@ def test_tcp_is_not_dialled_when_it_is_no_path(side: SideMaker) -> None:
 def test_tcp_is_listened_on_when_it_is_no_path(side: SideMaker) -> None:
     near, distant = side("near", paths=("tcp",)), side("distant", paths=("unix",))
     assert near.connect(distant).connection.description.startswith("tcp ")
+
+
+# Users.
+
+
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="becoming another user takes root"
+)
+NOBODY = 65534
+
+
+@needs_unix
+@needs_root
+def test_processes_of_another_user_are_refused_when_they_dial(
+    side: SideMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    near = side("near")
+    name = near.worker.addresses[0].removeprefix(UNIX)
+    dial = (
+        f"import os, socket; os.setuid({NOBODY})\n"
+        "sock = socket.socket(socket.AF_UNIX)\n"
+        f"sock.connect('\\0{name}')\n"
+        "try:\n"
+        "    print(sock.recv(1))\n"
+        "except ConnectionResetError:\n"
+        "    print(b'')\n"
+    )
+    said = subprocess.run([sys.executable, "-c", dial], capture_output=True, text=True, check=True)
+    assert said.stdout == "b''\n"
+    near.close()
+    assert f"belongs to another user (uid {NOBODY}, not 0)" in caplog.text
+
+
+@needs_unix
+@needs_root
+def test_processes_of_another_user_are_refused_when_they_listen(side: SideMaker) -> None:
+    near, distant = side("near"), side("distant")
+    name = f"farcall-impostor-{new_incarnation()}"
+    listen = (
+        f"import os, socket; os.setuid({NOBODY})\n"
+        "sock = socket.socket(socket.AF_UNIX)\n"
+        f"sock.bind('\\0{name}')\n"
+        "sock.listen()\n"
+        "print('ready', flush=True)\n"
+        "peer, _ = sock.accept()\n"
+        "print(peer.recv(1))\n"
+    )
+    impostor = subprocess.Popen([sys.executable, "-c", listen], stdout=subprocess.PIPE, text=True)
+    assert impostor.stdout is not None
+    try:
+        assert impostor.stdout.readline() == "ready\n"
+        known = distant.worker
+        worker = Worker(known.name, known.id, known.incarnation, (f"{UNIX}{name}",))
+        with pytest.raises(LinkError, match=f"belongs to another user .uid {NOBODY}, not 0"):
+            near.connections.connect(worker, soon())
+        assert impostor.stdout.readline() == "b''\n"  # not even our hello
+    finally:
+        impostor.kill()
+        impostor.wait()
+        impostor.stdout.close()
+
+
+# What is dialled.
+
+
+@pytest.mark.parametrize("host", ["10.255.255.1", "[fd00::1]", "a.name", "localhost.evil.example"])
+def test_worker_that_is_confined_to_its_machine_dials_no_other(
+    side: SideMaker, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    dialled: list[str] = []
+    monkeypatch.setattr(dialling, "dial", lambda url, *_: dialled.append(url))
+    near = side("near", confined=True)
+    worker = Worker("far", 1, new_incarnation(), (f"tcp://{host}:9",))
+    with pytest.raises(LinkError, match="own machine only; set FARCALL_SECRET"):
+        near.connections.connect(worker, soon())
+    assert dialled == []
+
+
+def test_loopback_of_another_host_is_not_dialled(
+    side: SideMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialled: list[str] = []
+    monkeypatch.setattr(dialling, "dial", lambda url, *_: dialled.append(url))
+    near = side("near")
+    urls = ("tcp://127.0.0.1:9", "tcp://[::1]:9", "tcp://localhost:9", "unix:@some-name")
+    worker = Worker("far", 1, new_incarnation(), urls, "another host")
+    with pytest.raises(LinkError, match="on its own machine only"):
+        near.connections.connect(worker, soon())
+    assert dialled == []
+
+
+def test_every_address_that_was_tried_is_named_with_its_reason(side: SideMaker) -> None:
+    near, distant = side("near"), side("distant")
+    distant.close()
+    *_, tcp = distant.worker.addresses
+    known = distant.worker
+    worker = Worker(known.name, known.id, known.incarnation, ("tcp://no.such.invalid:9", tcp))
+    with pytest.raises(LinkError) as raised:
+        near.connections.connect(worker, soon())
+    assert "tcp://no.such.invalid:9: [Errno -" in str(raised.value)
+    assert f"{tcp}: [Errno 111] Connection refused" in str(raised.value)
+
+
+def test_another_worker_at_the_first_address_is_passed_over(side: SideMaker) -> None:
+    """Hosts may have addresses in common, such as that of a bridge for containers."""
+    near, distant, other = side("near"), side("distant"), side("other")
+    (wrong,) = [url for url in other.worker.addresses if not url.startswith(UNIX)]
+    (right,) = [url for url in distant.worker.addresses if not url.startswith(UNIX)]
+    known = distant.worker
+    worker = Worker(known.name, known.id, known.incarnation, (wrong, right))
+    assert near.connections.connect(worker, soon()).peer.name == "distant"
+    only_wrong = Worker(known.name, known.id, new_incarnation(), (wrong, wrong))
+    with pytest.raises(LinkError, match="another incarnation"):
+        near.connections.connect(only_wrong, soon())
+
+
+# Versions.
+
+
+def test_versions_that_differ_are_one_warning_that_names_both(
+    side: SideMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    near, distant, same = side("near"), side("distant"), side("same")
+    for one, versions in ((near, "torch 2.13"), (distant, "torch 2.4"), (same, "torch 2.13")):
+        one.connections.me = msgspec.structs.replace(one.connections.me, versions=versions)
+    for _ in range(3):
+        link = near.connect(distant)
+        link.lost = "the test"
+        near.connections.removed(link)
+        link.connection.sock.close()
+    near.connect(same)
+    near.close()
+    distant.close()  # joins the threads of handshakes
+    said = [record.message for record in caplog.records if " runs " in record.message]
+    assert sorted(line.partition(":")[0] for line in said) == [
+        "distant runs torch 2.4, but near runs torch 2.13",
+        "near runs torch 2.13, but distant runs torch 2.4",
+    ]

@@ -5,6 +5,8 @@ Every test runs both sides over a real socket pair, in threads; nothing sleeps.
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import struct
 import threading
@@ -15,6 +17,7 @@ import msgspec
 import pytest
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
+from farcall.transport import handshake
 from farcall.transport.handshake import Ended, Identity, accept, connect
 from farcall.transport.introductions import Hello, Proof, Ready, Refuse
 
@@ -403,3 +406,42 @@ def test_words_of_a_stranger_are_shown_without_control_characters(pair: Pair) ->
 def test_limit_holds_for_our_own_hello(pair: Pair) -> None:
     with pytest.raises(LinkError, match="over 4096 bytes"):
         connect(pair[0], Identity("left", 0, 1, host="h" * 5000), None, expects=0, deadline=soon())
+
+
+def test_refusal_is_read_though_the_connection_was_reset_behind_it() -> None:
+    """The refuser closes with our hello unread: TCP resets, and sending fails before reading."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+        say(there, Refuse("we are closed", "authentication"))
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        there.close()
+        hung_up = select.poll()
+        hung_up.register(here, select.POLLHUP)
+        assert hung_up.poll(60_000)
+        with here, pytest.raises(AuthenticationFailed, match="we are closed"):
+            connect(here, LEFT, SECRET, expects=0, deadline=soon())
+
+
+def test_refuser_waits_until_the_refused_has_read_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what the peer still sends would reset the connection, and could take the reason away."""
+    monkeypatch.setattr(handshake, "PARTING_SECONDS", 60.0)
+    left, right = socket.socketpair()
+    closed = threading.Event()
+
+    def refuse() -> None:
+        with contextlib.suppress(AuthenticationFailed):
+            accept(right, RIGHT, None, deadline=soon(), admit=anyone)
+        closed.set()
+        right.close()
+
+    with left:
+        say(left, a_hello(secured=True))
+        left.sendall(b"more than was asked for")
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        assert isinstance(hear(left), Refuse)
+        assert not closed.is_set()
+        left.shutdown(socket.SHUT_WR)
+        assert left.recv(1) == b""  # an end, and no reset
+    thread.join()

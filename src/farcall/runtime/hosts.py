@@ -10,6 +10,9 @@ import os
 import socket
 import sys
 import uuid
+from importlib import metadata
+
+import torch
 
 
 def host_id() -> str:
@@ -30,6 +33,20 @@ def host_id() -> str:
 def host_name(host: str) -> str:
     """The name, for messages, of the machine that `host_id` identifies."""
     return host.partition("/")[0]
+
+
+def versions() -> str:
+    """What this worker runs, for others to compare: farcall, torch and Python.
+
+    Without what torch says of its build: "2.13.0+cpu" and "2.13.0+cu130" work together.
+    """
+    release = str(torch.__version__).partition("+")[0]
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    try:
+        own = metadata.version("farcall")
+    except metadata.PackageNotFoundError:
+        own = "from its source"
+    return f"farcall {own}, torch {release}, Python {python}"[:200]
 
 
 def main_fingerprint() -> str:

@@ -6,7 +6,9 @@ in hand counts, also if the machine heard of the loss of the peer before that th
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,12 +33,19 @@ if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
 
 
+logger = logging.getLogger("farcall")
+
+SLOW_SECONDS = 1.0  # a call that takes longer has a line in the log, at level DEBUG
+
+
 class Outcomes:
     """The ends of the calls that an agent makes. Thread-safe."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._references = agent.references
+        # Looked at once: asking the logger for each call would cost more.
+        self._says_slow = logger.isEnabledFor(logging.DEBUG)
         self._waiting: set[PendingCall] = set()  # answered, but with references that can't be used
 
     def unreachable(self, pending: PendingCall, error: LinkError) -> Exception:
@@ -63,7 +72,7 @@ class Outcomes:
 
     def give_up(self, pending: PendingCall, error: BaseException) -> RpcTimeout:
         """The call took too long: what it ends with. Its future has got it, too."""
-        ended = self.timeout(pending)
+        ended = self.timeout(pending, error)
         if isinstance(error, NotSent):
             self._retract(pending, ended)
         else:
@@ -133,7 +142,8 @@ class Outcomes:
             calls += peer.outgoing.records()
         return [call for call in calls if call.watched]
 
-    def timeout(self, pending: PendingCall) -> RpcTimeout:
+    def timeout(self, pending: PendingCall, error: BaseException | None = None) -> RpcTimeout:
+        """What a call ends with whose deadline has passed; `error` is how that was noticed."""
         what = readable(pending.function)
         hint = ""
         if pending.timeout == self._agent.rpc_timeout:
@@ -142,8 +152,15 @@ class Outcomes:
             )
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
-            f"{what} on worker {pending.peer.name!r}{hint}"
+            f"{what} on worker {pending.peer.name!r}{self._missing_link(pending.peer, error)}{hint}"
         )
+
+    def _missing_link(self, peer: Peer, error: BaseException | None) -> str:
+        """For messages: which addresses were tried in vain, and what each attempt gave."""
+        if peer.linked or peer.worker is self._agent.me or not peer.worker.addresses:
+            return ""
+        tried = str(error) if isinstance(error, NotSent) else ""
+        return f"; no link to it was made in time ({tried or ', '.join(peer.worker.addresses)})"
 
     def arrived(self, peer: Peer, call_id: int) -> PendingCall | None:
         """The answer of a call arrived. None: it had ended already.
@@ -153,7 +170,22 @@ class Outcomes:
         pending = peer.outgoing.outcome(call_id)
         if pending is None or pending.pinned:
             self._references.call_closed(TransferKey(peer.incarnation, call_id, False))
+        if self._says_slow and pending is not None:
+            self._say_if_slow(pending)
         return pending
+
+    def _say_if_slow(self, pending: PendingCall) -> None:
+        if not pending.timeout:
+            return  # when it began is known by its deadline only
+        seconds = time.monotonic() - (pending.deadline - pending.timeout)
+        if seconds >= SLOW_SECONDS:
+            logger.debug(
+                "%s: %s on %r took %.3f s",
+                self._agent.me.name,
+                readable(pending.function),
+                pending.peer.name,
+                seconds,
+            )
 
     def on_answer(self, peer: Peer, answer: Frame) -> None:
         """An answer arrived that no thread waits for."""

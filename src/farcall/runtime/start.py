@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -13,10 +14,11 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from farcall.errors import RendezvousError
 from farcall.ids import Incarnation, Worker, new_incarnation
+from farcall.runtime import logs
 from farcall.runtime.agent import Agent
 from farcall.runtime.endpoints import ListeningEndpoint, Place
 from farcall.runtime.gradients import Gradients
-from farcall.runtime.hosts import host_id, host_name, main_fingerprint
+from farcall.runtime.hosts import host_id, host_name, main_fingerprint, versions
 from farcall.runtime.options import RpcBackendOptions
 from farcall.runtime.policy import Policy
 from farcall.runtime.protected_mode import is_confined, listen_address
@@ -27,6 +29,8 @@ from farcall.serde import DeviceMap
 from farcall.transport.addresses import is_loopback_name
 from farcall.transport.handshake import Identity
 from farcall.transport.process_group import ProcessGroupEndpoint
+
+logger = logging.getLogger("farcall")
 
 PROBE_SECONDS = 2.0
 FIXED = "farcall/fixed"  # in a store: a worker of the last group of a fixed size
@@ -57,6 +61,7 @@ def start_agent(
         LinkError: the address can't be listened on.
         ValueError: options that make no sense for this group, or that contradict each other.
     """
+    logs.configure()
     options.validate()
     host, port = listen_address(options)
     if options.store is None:
@@ -107,6 +112,7 @@ def start_agent(
             is_dead=lambda other: not size and _is_dead(other, starting.identity.host),
         )
         me = next(worker for worker in workers if worker.incarnation == incarnation)
+        _say_who_is_here(me, workers)
         endpoint.me = msgspec.structs.replace(endpoint.me, id=me.id)
         _check_reachable(me, workers, options)
         starting.agent = Agent(
@@ -133,6 +139,20 @@ def start_agent(
     return starting.agent
 
 
+def _say_who_is_here(me: Worker, workers: list[Worker]) -> None:
+    logger.debug("%s: joined a group of %d, %s", me.name, len(workers), versions())
+    for worker in workers:
+        logger.debug(
+            "%s: %r (rank %d, pid %d on %s) listens at %s",
+            me.name,
+            worker.name,
+            worker.id,
+            worker.pid,
+            host_name(worker.host),
+            ", ".join(worker.addresses) or "no address",
+        )
+
+
 def _check_kind(store: Store, here: str) -> None:
     """Workers that come and go, and groups of a fixed size, don't see each other at one store."""
     if store.check([FIXED]):
@@ -150,7 +170,13 @@ class _Starting:
 
     def __init__(self, name: str, rank: int, incarnation: Incarnation, *, lends: bool) -> None:
         self.identity = Identity(
-            name, rank, incarnation, host_id(), main_fingerprint(), lends=lends
+            name,
+            rank,
+            incarnation,
+            host_id(),
+            main_fingerprint(),
+            lends=lends,
+            versions=versions(),
         )
         self.agent: Agent | None = None
 

@@ -332,6 +332,7 @@ class Connections(Generic[L]):
 
     def _keep(self, connection: Connection) -> L:
         self._versions.compare(self.me, connection.peer)
+        logger.debug("%s: shook hands with %r", self.me.name, connection.peer.name)
         watched = self._hosts.note(connection.sock)
         link = self._open_link(connection)
         try:

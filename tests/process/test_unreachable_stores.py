@@ -1,0 +1,84 @@
+"""Programs whose rendezvous can't be reached end with an error of their own, and without noise."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from farcall import rpc
+rank, url, timeout = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+options = rpc.RpcBackendOptions(init_method=url, rpc_timeout=timeout)
+print("begins", flush=True)
+rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+rpc.shutdown()
+"""
+
+
+def start(rank: int, url: str, timeout: float, **environment: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(rank), url, str(timeout)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begins\n"
+    return process
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, said = process.communicate(timeout=300)
+    return process.returncode, said
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+REASONS = {
+    "no name": "the name 'no.such.host.invalid' can't be resolved",
+    "closed": "Connection refused",
+    "silent": "can't connect to 127.0.0.1 (no answer",
+    "http": "something else listens at 127.0.0.1: it said b'HTTP",
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_program_ends_with_the_reason_and_its_own_exit_code(kind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = free_port() if kind == "closed" else server.getsockname()[1]
+        host = "no.such.host.invalid" if kind == "no name" else "127.0.0.1"
+        process = start(1, f"tcp://{host}:{port}", 1.0)
+        if kind == "http":
+            sock, _ = server.accept()
+            with sock:
+                sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                code, said = ended(process)
+        else:
+            code, said = ended(process)
+    assert code == 1, said
+    assert REASONS[kind] in said.splitlines()[-1]
+    assert "c10d" not in said
+    assert "TCPStore.cpp" not in said
+
+
+@pytest.mark.parametrize("libuv", ["0", "1"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_worker_that_waits_for_the_other_says_nothing(libuv: str, first: int) -> None:
+    url = f"tcp://127.0.0.1:{free_port()}"
+    early = start(first, url, 200.0, USE_LIBUV=libuv)
+    # Longer than torch waits before it prints.
+    with pytest.raises(subprocess.TimeoutExpired):
+        early.wait(7.0)
+    late = start(1 - first, url, 200.0, USE_LIBUV=libuv)
+    assert ended(late) == (0, "")
+    assert ended(early) == (0, "")
