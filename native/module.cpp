@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/endpoint.hpp"
+#include "core/forks.hpp"
 #include "core/ring_channel.hpp"
 #include "core/torch_state.hpp"
 #include "core/watch.hpp"
@@ -322,6 +323,8 @@ NB_MODULE(_native, module) {
       .def("wake", &Endpoint::wake)
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Endpoint::forget);
+
+  module.def("close_in_forked_children", &close_in_forked_children, nb::arg("fd"));
 
   bind_plain(module);
 }

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "errors.hpp"
+#include "forks.hpp"
 #include "shared_memory.hpp"
 
 namespace farcall {

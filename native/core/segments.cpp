@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "errors.hpp"
+#include "forks.hpp"
 
 namespace farcall {
 

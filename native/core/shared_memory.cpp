@@ -1,7 +1,6 @@
 #include "shared_memory.hpp"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -96,19 +95,6 @@ std::size_t SharedMemory::count_limit() {
     return allowed / 16;
   }();
   return limit;
-}
-
-namespace {
-
-std::atomic<std::uint32_t> forks{0};
-
-const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
-
-}  // namespace
-
-std::uint32_t fork_generation() {
-  (void)registered;
-  return forks.load(std::memory_order_relaxed);
 }
 
 }  // namespace farcall

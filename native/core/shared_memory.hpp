@@ -70,8 +70,4 @@ class SharedMemory {
   std::size_t size_;
 };
 
-// Increases in every child that is forked: what the parent shares with others is not the child's to
-// give back.
-std::uint32_t fork_generation();
-
 }  // namespace farcall

@@ -137,6 +137,9 @@ class Endpoint:
     def close(self) -> None: ...
     def forget(self) -> None: ...
 
+def close_in_forked_children(fd: int) -> None:
+    """Close a socket in every child that is forked from now on; see `native/core/forks.hpp`."""
+
 class TensorMemory:
     """The memory of a tensor that is sent, through the buffer protocol. Keeps the tensor."""
 

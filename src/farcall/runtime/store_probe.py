@@ -21,6 +21,7 @@ from typing import Any
 
 from farcall.errors import RendezvousError, RendezvousTimeout
 from farcall.transport.addresses import is_loopback_name
+from farcall.transport.forks import keep_from_children
 
 logger = logging.getLogger("farcall")
 
@@ -230,4 +231,6 @@ def listen_on_loopback(addresses: list[str], port: int) -> socket.socket:
     """
     address = next((one for one in addresses if is_loopback_name(one)), LOOPBACK[0])
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=1024)
+    listener = socket.create_server((address, port), family=family, backlog=1024)
+    keep_from_children(listener)
+    return listener

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from farcall.errors import LinkError
+from farcall.transport.forks import keep_from_children
 
 logger = logging.getLogger("farcall.transport")
 
@@ -52,7 +53,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     if host == ALL and not socket.has_dualstack_ipv6():
         host = ALL_IPV4
     try:
-        return socket.create_server(
+        listener = socket.create_server(
             (host, port),
             family=socket.AF_INET6 if ":" in host else socket.AF_INET,
             backlog=BACKLOG,
@@ -60,6 +61,8 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise LinkError(f"can't listen on {host}:{port}: {error}") from error
+    keep_from_children(listener)
+    return listener
 
 
 def listen_unix() -> socket.socket | None:
@@ -69,6 +72,7 @@ def listen_unix() -> socket.socket | None:
     listener = None
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        keep_from_children(listener)
         listener.bind(f"\0farcall-{secrets.token_hex(16)}".encode())
         listener.listen(BACKLOG)
     except OSError as error:
@@ -95,6 +99,7 @@ def accept(listener: socket.socket) -> tuple[socket.socket, str]:
         OSError: there is none, or no descriptor for it.
     """
     sock, address = listener.accept()
+    keep_from_children(sock)
     if is_unix(sock):
         return sock, process_at(sock)
     # A listener for both gives IPv4 addresses as "::ffff:10.0.0.1".

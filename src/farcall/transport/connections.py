@@ -33,6 +33,7 @@ from farcall.transport.acceptor import Acceptor
 from farcall.transport.base import NotSent
 from farcall.transport.dark_hosts import HostWatch
 from farcall.transport.dialling import Dial, seconds_until
+from farcall.transport.forks import keep_from_children
 from farcall.transport.handshake import Ended, Identity
 from farcall.transport.joining import Joinable, Way
 from farcall.transport.listening import Listening
@@ -298,6 +299,7 @@ class Connections(Generic[L]):
 
     def _dial_side(self, link: L, way: Way) -> None:
         sock = socket.socket(way.family, socket.SOCK_STREAM)
+        keep_from_children(sock)
         with self._lock:
             if self._closed or link.lost is not None:
                 sock.close()

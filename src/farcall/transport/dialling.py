@@ -13,6 +13,7 @@ from farcall.ids import Worker
 from farcall.transport import addresses, dark_hosts
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
+from farcall.transport.forks import keep_from_children
 from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
 
@@ -51,6 +52,7 @@ def _dial_unix(name: str) -> tuple[socket.socket, str] | None:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        keep_from_children(sock)
         # Not blocking: else a full backlog is waited for, and TCP is a way, too.
         sock.setblocking(False)
         sock.connect(f"\0{name}".encode())
@@ -70,6 +72,7 @@ def _dial_tcp(host: str, port: int, deadline: float, bound: float) -> socket.soc
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
         try:
+            keep_from_children(sock)
             addresses.tune(sock)
             dark_hosts.limit(sock, bound)
             sock.settimeout(max(0.001, deadline - time.monotonic()))
