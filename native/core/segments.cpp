@@ -97,7 +97,7 @@ bool SegmentWriter::trim() {
   for (std::uint32_t slot = 0; slot < segments_.size(); ++slot) {
     Segment& segment = segments_[slot];
     if (!segment.memory) continue;
-    if (segment.rested && is_free(slot)) {
+    if (segment.rested) {
       drop(slot);
     } else {
       segment.rested = true;

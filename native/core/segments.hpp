@@ -67,7 +67,8 @@ class SegmentWriter {
   // It was not sent after all.
   void put_back(std::uint32_t slot);
 
-  // Unmap what nobody has asked for since the last call. True if any is left.
+  // Unmap what nobody has asked for since the last call; what the receiver still keeps then is given
+  // away. True if any is left.
   bool trim();
 
  private:

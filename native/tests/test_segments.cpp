@@ -96,14 +96,40 @@ void test_trim() {
   block.reset();
   CHECK(segments.writer.trim());
   CHECK(segments.ended == 0);
-  CHECK(segments.writer.trim());  // the one that is in use
+  CHECK(!segments.writer.trim());
   CHECK(segments.ended == 1 && !segments.reader.knows(name) && segments.reader.knows(other));
-  CHECK(mapped_segments() == mapped + 3);  // the states, and both sides of one
+  CHECK(mapped_segments() == mapped + 2);  // the states, and what the receiver keeps
   held.reset();
   CHECK(!segments.writer.trim());
-  CHECK(segments.ended == 2 && mapped_segments() == mapped + 1);
+  CHECK(segments.ended == 1 && mapped_segments() == mapped + 1);
   segments.send(Bytes(kSize));  // as new
   CHECK(segments.made == 3);
+}
+
+// What the receiver keeps is its own after a while, and the sender has it no longer mapped.
+void test_trim_gives_away_what_the_receiver_keeps() {
+  const std::size_t mapped = mapped_segments();
+  Segments segments;
+  std::vector<BlockRef> kept;
+  for (std::size_t i = 0; i < 100; ++i) kept.push_back(segments.send(pattern(kSize, i)).second);
+  CHECK(mapped_segments() == mapped + 1 + 2 * kept.size());
+  CHECK(segments.writer.trim());
+  auto [late, fresh] = segments.send(Bytes(kSize));
+  CHECK(segments.writer.trim());  // the late one
+  CHECK(mapped_segments() == mapped + 1 + kept.size() + 2);
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    const Bytes bytes = pattern(kSize, i);
+    CHECK(std::equal(bytes.begin(), bytes.end(), kept[i]->data()));
+  }
+  // One that was given away while a thread filled it, and was not sent after all.
+  const SegmentWriter::Place place = segments.writer.take(kSize);
+  segments.writer.trim();
+  segments.writer.trim();
+  segments.writer.put_back(place.name.slot);
+  kept.clear();
+  fresh.reset();
+  for (const std::atomic<std::uint32_t>& state : segments.states) CHECK(state == 0);
+  CHECK(segments.send(Bytes(kSize)).second);
 }
 
 // The receiver keeps more than the sender wants to have mapped: the sender lets go of the oldest,
@@ -232,6 +258,7 @@ int main() {
   test_best_fit();
   test_put_back();
   test_trim();
+  test_trim_gives_away_what_the_receiver_keeps();
   test_giving_away();
   test_given_away_while_it_is_filled();
   test_announcement_that_fails();

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,40 @@ def test_tensors_are_in_shared_memory_and_calls_in_flight_do_not_mix_them_up(cre
     assert first.run(wrong) == []
     assert first.run(kept_in_segments) > 0
     leave_all(first, second)
+
+
+def keep(number: int, tensor: torch.Tensor) -> None:
+    _kept.setdefault("tensors", []).append(tensor)
+    assert len(_kept["tensors"]) == number + 1
+
+
+def hand_over(to: str, count: int) -> int:
+    """Have another worker keep so many tensors; the bytes of shared memory mapped before."""
+    rpc.rpc_sync(to, make, args=(0.0,))
+    before = mapped_bytes()
+    for number in range(count):
+        rpc.rpc_sync(to, keep, args=(number, make(float(number))))
+    assert mapped_bytes() >= before + count * ELEMENTS * 4
+    return before
+
+
+def mapped_bytes() -> int:
+    """How much of farcall's shared memory this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = [line.split()[0].split("-") for line in lines if "memfd:farcall" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in spans)
+
+
+def test_sender_does_not_go_on_holding_what_receivers_keep(crew: Crew) -> None:
+    sender, *receivers = crew.group(3)
+    before = min(sender.run(hand_over, receiver.name, 200) for receiver in receivers)
+    deadline = time.monotonic() + PATIENCE  # it lets go when it has been idle for some seconds
+    while sender.run(mapped_bytes) > before + (6 << 20):  # the rings of the other links
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.1)
+    assert [receiver.run(wrong) for receiver in receivers] == [[], []]
+    assert [receiver.run(kept_in_segments) for receiver in receivers] == [200, 200]
+    leave_all(sender, *receivers)
 
 
 # Forks.
