@@ -66,21 +66,27 @@ def fork_by_python() -> int:
     return child
 
 
-def fork_again_by_multiprocessing() -> int:
-    """Fork by C; the child goes on in Python, and forks in its way."""
-    child: int = libc.fork()
-    if not child:
-        grandchild = multiprocessing.get_context("fork").Process(target=sleep)
-        grandchild.start()
-        print(grandchild.pid, flush=True)
-        sleep()
-    return child
+def fork_again_by_c() -> None:
+    print(fork_by_c(), flush=True)
+    sleep()
+
+
+def fork_by_multiprocessing() -> int:
+    """Fork in Python's way; the child goes on in Python, and forks by C.
+
+    Not the other way round: a child that C has forked may find locks of Python held by threads that
+    don't exist there.
+    """
+    child = multiprocessing.get_context("fork").Process(target=fork_again_by_c)
+    child.start()
+    assert child.pid is not None
+    return child.pid
 
 
 WAYS = {
     "c": fork_by_c,
     "python": fork_by_python,
-    "multiprocessing": fork_again_by_multiprocessing,
+    "multiprocessing": fork_by_multiprocessing,
 }
 
 

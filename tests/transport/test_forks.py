@@ -96,8 +96,6 @@ def is_alive(pid: int) -> bool:
 def test_peers_notice_the_death_of_a_worker_whose_forked_children_live_on(
     far: Station, kind: str, way: str, processes: int
 ) -> None:
-    if way == "multiprocessing" and "san.so" in os.environ.get("LD_PRELOAD", ""):
-        pytest.skip("a sanitizer's allocator may be locked for good in a child that C has forked")
     near = ForkingWorker(kind, way, far)
     try:
         ours = far.endpoint.connect(near.worker, soon())

@@ -19,8 +19,12 @@ PATIENCE = 60.0  # seconds; only a test that fails waits for so long
 BRIEFLY = 0.5
 
 
-def threads_of_ours() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name.startswith("farcall ")]
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [one for one in threading.enumerate() if one.name.startswith("farcall ")]
+    assert [one for one in left if one not in before] == []
 
 
 def refused_port() -> int:
@@ -72,7 +76,6 @@ def test_a_name_that_does_not_resolve(
         open_store("tcp://nowhere:1", rank, 2, BRIEFLY, confined=confined)
     reason = "the name 'nowhere' can't be resolved ([Errno -2] Name or service not known)"
     assert f"nowhere:1 in 0.5 s: {reason}" in str(raised.value)
-    assert threads_of_ours() == []
 
 
 def test_a_name_that_resolves_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +123,6 @@ def test_something_else_that_says_so_ends_the_search_at_once(
         pytest.raises(RendezvousError, match=r"something else listens at 127\.0\.0\.1: it said b'"),
     ):
         find(f"tcp://127.0.0.1:{port}", 0)
-    assert threads_of_ours() == []
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,6 @@ def test_something_else_that_says_nothing(
 ) -> None:
     with listener(answer) as port, pytest.raises(RendezvousTimeout, match=reason):
         find(f"tcp://127.0.0.1:{port}")
-    assert threads_of_ours() == []
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])
