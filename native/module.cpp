@@ -312,8 +312,10 @@ NB_MODULE(_native, module) {
       .def("has_changed", &TorchState::has_changed);
 
   nb::class_<Endpoint>(module, "Endpoint")
-      .def(nb::new_([](int spin_threads) { return std::make_shared<Endpoint>(spin_threads); }),
-           nb::arg("spin_threads"))
+      .def(nb::new_([](int spin_threads, bool move_threads) {
+             return std::make_shared<Endpoint>(spin_threads, move_threads);
+           }),
+           nb::arg("spin_threads"), nb::arg("move_threads"))
       .def("open_stream", &open_stream, nb::arg("fd"), nb::arg("limits"), nb::arg("streams"),
            nb::arg("threshold"), nb::arg("chunk"), nb::arg("dialled"))
       .def("open_rings", &open_rings, nb::arg("fd"), nb::arg("limits"), nb::arg("side"),

@@ -23,9 +23,9 @@ constexpr std::uint32_t kLooksPerPoll = 8;  // with rings among the links, which
 
 }  // namespace
 
-Endpoint::Endpoint(int spin_threads)
+Endpoint::Endpoint(int spin_threads, bool move_threads)
     : pool_(std::make_shared<HeapPool>()),
-      budget_(spin_threads),
+      budget_(spin_threads, move_threads),
       spinner_(budget_, Who::kEndpoint),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {

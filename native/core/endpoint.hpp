@@ -21,8 +21,8 @@ struct RingBounds;
 
 class Endpoint : public std::enable_shared_from_this<Endpoint> {
  public:
-  // `spin_threads`: how many threads may spin at once.
-  explicit Endpoint(int spin_threads);
+  // `spin_threads`: how many threads may spin at once. `move_threads`: see `SpinBudget`.
+  explicit Endpoint(int spin_threads, bool move_threads = false);
   Endpoint(const Endpoint&) = delete;
 
   // A link over a socket, which it takes over. Nothing is read before `start`.

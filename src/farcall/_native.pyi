@@ -106,7 +106,7 @@ class TorchState:
 class Endpoint:
     """See `native/core/endpoint.hpp`."""
 
-    def __init__(self, spin_threads: int) -> None: ...
+    def __init__(self, spin_threads: int, move_threads: bool) -> None: ...
     def open_stream(
         self,
         fd: int,

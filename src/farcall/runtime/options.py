@@ -40,7 +40,6 @@ DEFAULT_RPC_TIMEOUT = 60.0
 UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
-DEFAULT_KEEP_FREED_MEMORY = 128 * 1024 * 1024
 MAX_KEEP_FREED_MEMORY = 2**31 - 1  # an int of C
 
 TRANSPORTS = ("native", "socket")
@@ -137,8 +136,19 @@ class RpcBackendOptions:
             environment; else "copy".
         keep_freed_memory: how many freed bytes malloc keeps for this process before it gives memory
             back to the system, for the rest of its life (glibc's only, and only where neither
-            `MALLOC_*_` nor `GLIBC_TUNABLES` tells it what to do); 0 leaves malloc as it is.
-            Default: `FARCALL_KEEP_FREED_MEMORY` of the environment; else 134,217,728 (128 MiB).
+            `MALLOC_*_` nor `GLIBC_TUNABLES` tells it what to do). All threads that start later
+            then share one heap. Helps where each iteration of training frees and takes tens of
+            megabytes; 128 MiB is a good size then. 0 leaves malloc as it is. Default:
+            `FARCALL_KEEP_FREED_MEMORY` of the environment; else 0.
+        move_threads: a caller whose thread shares its core with another thread while it waits may
+            move to another core of its affinity (which stays what it was). Helps on two or three
+            cores that nothing else uses. Default: `FARCALL_MOVE_THREADS` of the environment ("1"
+            or "0"); else False.
+        limit_openmp_spin: while calls are frequent, the idle threads of libgomp, by which torch
+            computes, sleep soon instead of busy-waiting for milliseconds. Nothing is done where
+            torch leaves half of the cores to others, or where `OMP_WAIT_POLICY` or
+            `GOMP_SPINCOUNT` is set. Default: `FARCALL_LIMIT_OPENMP_SPIN` of the environment ("1" or
+            "0"); else True.
         device_maps: per callee name, which of its devices each device of this worker maps to; one
             to one. An int is a CUDA device.
         devices: CUDA devices that this worker uses; checked and kept, as in PyTorch.
@@ -164,6 +174,8 @@ class RpcBackendOptions:
     dead_host_timeout: float
     shared_tensors: str
     keep_freed_memory: int
+    move_threads: bool
+    limit_openmp_spin: bool
     device_maps: dict[str, dict[torch.device, torch.device]]
     devices: list[torch.device]
 
@@ -206,7 +218,13 @@ class RpcBackendOptions:
             variable="FARCALL_KEEP_FREED_MEMORY",
             lowest=0,
             highest=MAX_KEEP_FREED_MEMORY,
-            default=DEFAULT_KEEP_FREED_MEMORY,
+            default=0,
+        ),
+        "move_threads": partial(
+            check.switch, "move_threads", variable="FARCALL_MOVE_THREADS", default=False
+        ),
+        "limit_openmp_spin": partial(
+            check.switch, "limit_openmp_spin", variable="FARCALL_LIMIT_OPENMP_SPIN", default=True
         ),
         "device_maps": device_maps_of,
         "devices": device_list,
@@ -231,6 +249,8 @@ class RpcBackendOptions:
         dead_host_timeout: float | None = None,
         shared_tensors: str | None = None,
         keep_freed_memory: int | None = None,
+        move_threads: bool | None = None,
+        limit_openmp_spin: bool | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
@@ -251,6 +271,8 @@ class RpcBackendOptions:
             dead_host_timeout=dead_host_timeout,
             shared_tensors=shared_tensors,
             keep_freed_memory=keep_freed_memory,
+            move_threads=move_threads,
+            limit_openmp_spin=limit_openmp_spin,
             device_maps=device_maps,
             devices=devices,
         )
@@ -329,6 +351,7 @@ class RpcBackendOptions:
                 streams=self.tcp_streams,
                 dead_host_timeout=self.dead_host_timeout,
                 confined=is_confined(self),
+                move_threads=self.move_threads,
             ),
         )
 
@@ -349,6 +372,8 @@ class FarcallOptions(TypedDict, total=False):
     dead_host_timeout: float | None
     shared_tensors: str | None
     keep_freed_memory: int | None
+    move_threads: bool | None
+    limit_openmp_spin: bool | None
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):

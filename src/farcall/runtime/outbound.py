@@ -60,6 +60,7 @@ class Outbound:
         self._references = agent.references
         self._outcomes = agent.outcomes
         self._leaver = agent.leaver
+        self._idle_team = agent.idle_team
 
     # Calls.
 
@@ -315,6 +316,8 @@ class Outbound:
         """
         seconds = self._agent.rpc_timeout if timeout is None else timeout
         now = time.monotonic()
+        if self._idle_team.is_quiet:
+            self._idle_team.note(now)
         deadline = now + seconds if seconds else math.inf
         context = current.get()
         if context is not None and context.deadline < deadline:

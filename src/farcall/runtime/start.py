@@ -125,6 +125,7 @@ def start_agent(
             allow_by_value=options.allow_by_value,
             allow_pickle=options.allow_pickle,
             policy=Policy(options.allow_functions),
+            limit_openmp_spin=options.limit_openmp_spin,
             device_maps={
                 to: _device_map(to, m, is_direct=to != name and _has_lanes(endpoint))
                 for to, m in options.device_maps.items()

@@ -31,6 +31,7 @@ class Listening:
         dead_host_timeout: seconds after which a host that does not answer counts as dead; 0: as
             long as the system waits.
         confined: dial Unix sockets and loopback only.
+        move_threads: a caller that waits may move to another core (`native` only, `spin.hpp`).
     """
 
     listen: tuple[str, int] = ("127.0.0.1", 0)
@@ -41,6 +42,7 @@ class Listening:
     streams: int | None = None
     dead_host_timeout: float = DEFAULT_SECONDS
     confined: bool = False
+    move_threads: bool = False
 
     @property
     def uses_unix(self) -> bool:

@@ -185,7 +185,7 @@ class NativeEndpoint:
         stripe_chunk: int = 1 << 20,
     ) -> None:
         self._limits = (*limits, _LAST_KIND)
-        self._core = _native.Endpoint(spare_cores())
+        self._core = _native.Endpoint(spare_cores(), listening.move_threads)
         self._links: dict[int, NativeLink] = {}  # by the id of the core
         self._shm = "shm" in listening.paths
         self._streams = DEFAULT_STREAMS if listening.streams is None else listening.streams
