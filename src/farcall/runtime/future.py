@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Generator
 from functools import partial
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 
@@ -51,8 +51,8 @@ class Future(torch.futures.Future[T]):
       where it was made, to the logger "farcall".
     - Each `wait` of a failed future raises a new exception, equal to the first, so that none keeps
       the frames of another alive.
-    - Ctrl-C ends a `wait` of the main thread at once. The call goes on, and the future can be waited
-      for again.
+    - Ctrl-C ends a `wait` of the main thread at once. The call goes on, and the future can be
+      waited for again.
 
     Thread-safe.
     """
@@ -66,9 +66,9 @@ class Future(torch.futures.Future[T]):
     _made_by: CodeType | None = None
     _made_at = 0
     executor: Executor | None = None
-    # The main thread sleeps at this bell, since torch's own wait does not look at signals. A thread
-    # that completes the future first does so, or says so in `_completes`, and then looks for a bell.
-    # The main thread first sets the bell and then looks at both. So one sees the other.
+    # The main thread sleeps at this bell, since torch's own wait does not look at signals. Whoever
+    # completes the future first does so, or says so in `_completes`, and then looks for a bell. The
+    # main thread first sets the bell and then looks at both. So one sees the other.
     _bell: Bell | None = None
     _completes = False
 
@@ -170,7 +170,7 @@ class Future(torch.futures.Future[T]):
             self._failed, self._orphan = stored, orphan
             # Like the base class, which insists on Exception.
             self._set_unwrap_func(orphan.throw)
-        self.set_result(None)
+        self.set_result(cast(T, None))
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         _check_callback(callback)
