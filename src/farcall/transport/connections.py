@@ -38,6 +38,7 @@ from farcall.transport.handshake import Ended, Identity
 from farcall.transport.joining import Joinable, Way
 from farcall.transport.listening import Listening
 from farcall.transport.strangers import StrangerLog
+from farcall.transport.taking import take
 from farcall.transport.versions import Versions
 
 logger = logging.getLogger("farcall.transport")
@@ -177,16 +178,19 @@ class Connections(Generic[L]):
             return link
         with self._lock:
             dialling = self._dialling.setdefault(worker.incarnation, threading.Lock())
-        if not dialling.acquire(timeout=seconds_until(deadline)):
-            raise NotSent("another call is still dialling it")
+        is_ours = False
         try:
+            is_ours = take(dialling, seconds_until(deadline))
+            if not is_ours:
+                raise NotSent("another call is still dialling it")
             link = self._dialled.get(worker.incarnation)
             if link is None or link.lost is not None:
                 link = self._dial(worker, deadline)
                 self._dialled[worker.incarnation] = link
             return link
         finally:
-            dialling.release()
+            if is_ours:
+                dialling.release()
 
     def _dial(self, worker: Worker, deadline: float) -> L:
         attempt = Dial(worker, self.me, self._listening, deadline)
