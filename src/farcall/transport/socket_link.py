@@ -24,7 +24,7 @@ from farcall.transport.base import OUTCOMES, NotSent
 from farcall.transport.framing import FrameReader
 from farcall.transport.poller import READ, WRITE, Poller
 from farcall.transport.spin import SpinBudget, Spinner
-from farcall.transport.taking import take
+from farcall.transport.uninterrupted import take
 from farcall.transport.waiter import MAX_WAIT, Waiter
 from farcall.wire.frames import Frame, Limits, encode
 from farcall.wire.messages import KINDS, Message
@@ -117,7 +117,7 @@ class SocketLink:
     def _write_some(self, rest: list[memoryview]) -> None:
         """Write what the kernel takes now, and cut it off the front of `rest`.
 
-        Ctrl-C comes before or after both, never in between; see `taking`.
+        Ctrl-C comes before or after both, never in between; see `uninterrupted`.
         """
         count = 0
         try:

@@ -1,4 +1,4 @@
-"""Taking a lock so that Ctrl-C can't lose it.
+"""What the main thread does so that Ctrl-C can't come in the middle of it.
 
 Python runs the handlers of signals in the main thread, after calls and when functions begin. A
 KeyboardInterrupt right after `lock.acquire` loses what it returned before anybody has noted it, and
@@ -9,7 +9,11 @@ at signals in between; nor is there one when a function returns.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def take(lock: threading.Lock, timeout: float = 0.0) -> bool:
@@ -25,3 +29,26 @@ def take(lock: threading.Lock, timeout: float = 0.0) -> bool:
     for is_taken in iter(partial(lock.acquire, *how), None):
         return is_taken
     raise AssertionError("acquire gives no None")
+
+
+def in_a_thread(run: Callable[[], T], name: str) -> T:
+    """Run a function in a thread of its own, and wait for it.
+
+    A KeyboardInterrupt ends the wait. The function goes on to its end, and nobody gets what it
+    gives or raises.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(run())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors.pop()
+    return results[0]
