@@ -11,12 +11,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
 
-def take(lock: threading.Lock, timeout: float = 0.0) -> bool:
+class Lock(Protocol):
+    """Of `threading`."""
+
+    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...
+    def release(self) -> None: ...
+
+
+def take(lock: Lock, timeout: float = 0.0) -> bool:
     """Acquire a lock that the caller releases in a `finally` that it is in already.
 
     Args:
