@@ -67,8 +67,8 @@ class Future(torch.futures.Future[T]):
     _made_at = 0
     executor: Executor | None = None
     # The main thread sleeps at this bell, since torch's own wait does not look at signals. Whoever
-    # completes the future first does so, or says so in `_completes`, and then looks for a bell. The
-    # main thread first sets the bell and then looks at both. So one sees the other.
+    # completes the future first says so in `_completes`, and then looks for a bell. The main thread
+    # first sets the bell and then looks at `_completes`. So one sees the other.
     _bell: Bell | None = None
     _completes = False
 
@@ -120,7 +120,7 @@ class Future(torch.futures.Future[T]):
         bell = self._bell
         if bell is None:
             bell = self._bell = Bell()
-        while not (self._completes or self.done() or bell.wait(LOOK_AGAIN)):
+        while not (self._completes or bell.wait(LOOK_AGAIN) or self.done()):
             pass
         return self._wait()
 
@@ -130,20 +130,18 @@ class Future(torch.futures.Future[T]):
         Raises:
             RuntimeError: the future is done already.
         """
-        if not self._callbacks:
-            self._set_result(result)
-            if self._bell is not None:
-                self._bell.ring()
-            return
-        # Torch runs the callbacks before it returns: the main thread need not wait for their end.
         self._completes = True
-        if self._bell is not None:
+        # Torch runs the callbacks before it returns: the main thread need not wait for their end.
+        rings_early = self._callbacks
+        if rings_early and self._bell is not None:
             self._bell.ring()
         try:
             self._set_result(result)
         except BaseException:
             self._completes = self.done()
             raise
+        if not rings_early and self._bell is not None:
+            self._bell.ring()
 
     def value(self) -> T:
         self._looked_at = True
