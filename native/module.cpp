@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/bell.hpp"
 #include "core/endpoint.hpp"
 #include "core/forks.hpp"
 #include "core/ring_channel.hpp"
@@ -232,6 +233,13 @@ nb::object next_event(Endpoint& endpoint, double timeout) {
 
 nb::object poll_event(Endpoint& endpoint) { return event_of(endpoint.poll()); }
 
+bool wait_for_bell(Bell& bell, double seconds) {
+  bool has_rung = false;
+  without_interpreter(
+      [&] { has_rung = bell.wait(now() + deadline_from_seconds(seconds), interrupt_of_thread()); });
+  return has_rung;
+}
+
 Limits limits_of(const nb::tuple& limits) {
   return {nb::cast<std::uint64_t>(limits[0]), nb::cast<std::uint64_t>(limits[1]),
           nb::cast<std::uint64_t>(limits[2]), nb::cast<std::uint64_t>(limits[3]),
@@ -302,6 +310,12 @@ NB_MODULE(_native, module) {
           "wait", [](Watch& watch) { return static_cast<int>(watch.wait()); },
           nb::call_guard<nb::gil_scoped_release>())
       .def("stop", &Watch::stop);
+
+  // Rung without the interpreter: the thread that wakes up needs it.
+  nb::class_<Bell>(module, "Bell")
+      .def(nb::init<>())
+      .def("ring", &Bell::ring, nb::call_guard<nb::gil_scoped_release>())
+      .def("wait", &wait_for_bell, nb::arg("seconds"));
 
   nb::class_<TorchState>(module, "TorchState")
       .def(nb::init<>())

@@ -209,7 +209,7 @@ class Agent:
             fresh = peer.incoming.request(frame.call_id, job)
         if not fresh:
             return
-        self.leaver.begin()
+        self.leaver.begin(job)
         job.start()
 
     def _on_cancel(self, peer: Peer, link: Link, call_id: int) -> None:
@@ -389,6 +389,21 @@ class Agent:
             if self.is_closed:
                 return
             self.is_closed = True
+        # Ctrl-C on the way ends a step, and the others still follow.
+        try:
+            self._end_calls(reason)
+        finally:
+            try:
+                self.idle_team.close(time.monotonic() + patience)
+                if not self.executor.stop(patience):
+                    logger.warning("%s: shut down while functions are still running", self.me.name)
+            finally:
+                try:
+                    self.endpoint.close()
+                finally:
+                    self._on_close()
+
+    def _end_calls(self, reason: str) -> None:
         error = Cancelled(f"the agent of {self.me.name!r} was shut down")
         cancelled: list[PendingCall] = []
         for peer in self.directory.all():
@@ -396,18 +411,15 @@ class Agent:
             with peer.lock:
                 peer.lost = peer.lost or str(error)
             cancelled += peer.outgoing.lost()
-        for link in self.endpoint.links():
-            with contextlib.suppress(LinkError, TimeoutError):
-                link.send(Frame(Leaving(reason)), time.monotonic() + GOODBYE_SECONDS)
-        # First everything that threads of ours may wait for, then the threads.
-        self.loopback.lose(str(error))
-        for peer in self.directory.all():
-            self.endpoint.drop(peer.incarnation, str(error))
-        self.outcomes.fail(cancelled, error)
-        self.gradients.close()
-        self.references.close(error)
-        self.idle_team.close(time.monotonic() + patience)
-        if not self.executor.stop(patience):
-            logger.warning("%s: shut down while functions are still running", self.me.name)
-        self.endpoint.close()
-        self._on_close()
+        try:
+            for link in self.endpoint.links():
+                with contextlib.suppress(LinkError, TimeoutError):
+                    link.send(Frame(Leaving(reason)), time.monotonic() + GOODBYE_SECONDS)
+        finally:
+            # First everything that threads of ours may wait for, then the threads.
+            self.loopback.lose(str(error))
+            for peer in self.directory.all():
+                self.endpoint.drop(peer.incarnation, str(error))
+            self.outcomes.fail(cancelled, error)
+            self.gradients.close()
+            self.references.close(error)

@@ -38,6 +38,7 @@ from farcall.transport.handshake import Ended, Identity
 from farcall.transport.joining import Joinable, Way
 from farcall.transport.listening import Listening
 from farcall.transport.strangers import StrangerLog
+from farcall.transport.uninterrupted import in_a_thread
 from farcall.transport.versions import Versions
 
 logger = logging.getLogger("farcall.transport")
@@ -175,6 +176,12 @@ class Connections(Generic[L]):
         link = self._dialled.get(worker.incarnation)
         if link is not None and link.lost is None:
             return link
+        if threading.current_thread() is not threading.main_thread():
+            return self._connect(worker, deadline)
+        # Ctrl-C must not come in the middle: the peer has a link as soon as it has answered.
+        return in_a_thread(lambda: self._connect(worker, deadline), f"farcall-dial-{self.me.name}")
+
+    def _connect(self, worker: Worker, deadline: float) -> L:
         with self._lock:
             dialling = self._dialling.setdefault(worker.incarnation, threading.Lock())
         if not dialling.acquire(timeout=seconds_until(deadline)):
