@@ -29,7 +29,7 @@ from farcall.runtime.device_options import (
 from farcall.runtime.endpoints import ListeningEndpoint, Place, open_endpoint
 from farcall.runtime.protected_mode import is_confined
 from farcall.transport.addresses import MAX_STREAMS, PATHS
-from farcall.transport.listening import Listening
+from farcall.transport.listening import DEFAULT_SHARED_MEMORY, Listening
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,6 +42,7 @@ DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
 DEFAULT_KEEP_FREED_MEMORY = 128 * 1024 * 1024
 MAX_KEEP_FREED_MEMORY = 2**31 - 1  # an int of C
+MAX_SHARED_MEMORY = 2**63 - 1
 
 TRANSPORTS = ("native", "socket")
 SHARED_TENSORS = ("copy", "handle")
@@ -129,6 +130,10 @@ class RpcBackendOptions:
             stopped. 0: a host is waited for as long as the system does. Default:
             `FARCALL_DEAD_HOST_TIMEOUT` of the environment; else 30. Process groups have
             connections of their own, for which it means nothing.
+        shared_memory: how many bytes of shared memory this worker may create, for its links to all
+            workers of its host together. When they are used up, a new link goes over the Unix
+            socket, and large tensors go through what a link has; 0: no shared memory at all.
+            Default: `FARCALL_SHARED_MEMORY` of the environment; else 4,294,967,296 (4 GiB).
         shared_tensors: what becomes of tensors that lie in shared memory already
             (`Tensor.share_memory_()`, what the workers of a DataLoader give) on their way to a
             worker of the same host. "copy": they are copied, as all others are. "handle": if both
@@ -162,6 +167,7 @@ class RpcBackendOptions:
     paths: tuple[str, ...]
     tcp_streams: int | None
     dead_host_timeout: float
+    shared_memory: int
     shared_tensors: str
     keep_freed_memory: int
     device_maps: dict[str, dict[torch.device, torch.device]]
@@ -194,6 +200,14 @@ class RpcBackendOptions:
             highest=MAX_STREAMS,
         ),
         "dead_host_timeout": check.dead_host_timeout,
+        "shared_memory": partial(
+            check.whole_number,
+            "shared_memory",
+            variable="FARCALL_SHARED_MEMORY",
+            lowest=0,
+            highest=MAX_SHARED_MEMORY,
+            default=DEFAULT_SHARED_MEMORY,
+        ),
         "shared_tensors": partial(
             check.one_of,
             "shared_tensors",
@@ -229,6 +243,7 @@ class RpcBackendOptions:
         paths: Collection[str] | None = None,
         tcp_streams: int | None = None,
         dead_host_timeout: float | None = None,
+        shared_memory: int | None = None,
         shared_tensors: str | None = None,
         keep_freed_memory: int | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
@@ -249,6 +264,7 @@ class RpcBackendOptions:
             paths=paths,
             tcp_streams=tcp_streams,
             dead_host_timeout=dead_host_timeout,
+            shared_memory=shared_memory,
             shared_tensors=shared_tensors,
             keep_freed_memory=keep_freed_memory,
             device_maps=device_maps,
@@ -328,6 +344,7 @@ class RpcBackendOptions:
                 paths=self.paths,
                 streams=self.tcp_streams,
                 dead_host_timeout=self.dead_host_timeout,
+                shared_memory=self.shared_memory,
                 confined=is_confined(self),
             ),
         )
@@ -347,6 +364,7 @@ class FarcallOptions(TypedDict, total=False):
     paths: Collection[str] | None
     tcp_streams: int | None
     dead_host_timeout: float | None
+    shared_memory: int | None
     shared_tensors: str | None
     keep_freed_memory: int | None
 
