@@ -275,7 +275,7 @@ void join_link(Link& link, int fd) {
 NB_MODULE(_native, module) {
   // A worker that is not shut down is still there when the interpreter ends. That is no leak.
   nb::set_leak_warnings(false);
-  module.attr("SHM_VERSION") = 1;
+  module.attr("SHM_VERSION") = 2;
   module.attr("SENT") = static_cast<int>(kSent);
   module.attr("NOT_SENT") = static_cast<int>(kNotSent);
   module.attr("TIMED_OUT") = static_cast<int>(kTimedOut);
@@ -326,10 +326,11 @@ NB_MODULE(_native, module) {
       .def("has_changed", &TorchState::has_changed);
 
   nb::class_<Endpoint>(module, "Endpoint")
-      .def(nb::new_([](int spin_threads, bool move_threads) {
-             return std::make_shared<Endpoint>(spin_threads, move_threads);
+      .def(nb::new_([](int spin_threads, std::size_t shared_memory, bool move_threads) {
+             return std::make_shared<Endpoint>(spin_threads, shared_memory, move_threads);
            }),
-           nb::arg("spin_threads"), nb::arg("move_threads"))
+           nb::arg("spin_threads"), nb::arg("shared_memory"), nb::arg("move_threads"))
+      .def_prop_ro("shared_memory", &Endpoint::shared_memory)
       .def("open_stream", &open_stream, nb::arg("fd"), nb::arg("limits"), nb::arg("streams"),
            nb::arg("threshold"), nb::arg("chunk"), nb::arg("dialled"))
       .def("open_rings", &open_rings, nb::arg("fd"), nb::arg("limits"), nb::arg("side"),

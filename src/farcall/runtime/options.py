@@ -29,7 +29,7 @@ from farcall.runtime.device_options import (
 from farcall.runtime.endpoints import ListeningEndpoint, Place, open_endpoint
 from farcall.runtime.protected_mode import is_confined
 from farcall.transport.addresses import MAX_STREAMS, PATHS
-from farcall.transport.listening import Listening
+from farcall.transport.listening import DEFAULT_SHARED_MEMORY, Listening
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,6 +41,7 @@ UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
 MAX_KEEP_FREED_MEMORY = 2**31 - 1  # an int of C
+MAX_SHARED_MEMORY = 2**63 - 1
 
 TRANSPORTS = ("native", "socket")
 SHARED_TENSORS = ("copy", "handle")
@@ -128,6 +129,10 @@ class RpcBackendOptions:
             stopped. 0: a host is waited for as long as the system does. Default:
             `FARCALL_DEAD_HOST_TIMEOUT` of the environment; else 30. Process groups have
             connections of their own, for which it means nothing.
+        shared_memory: how many bytes of shared memory this worker may create, for its links to all
+            workers of its host together. When they are used up, a new link goes over the Unix
+            socket, and large tensors go through what a link has; 0: no shared memory at all.
+            Default: `FARCALL_SHARED_MEMORY` of the environment; else 4,294,967,296 (4 GiB).
         shared_tensors: what becomes of tensors that lie in shared memory already
             (`Tensor.share_memory_()`, what the workers of a DataLoader give) on their way to a
             worker of the same host. "copy": they are copied, as all others are. "handle": if both
@@ -172,6 +177,7 @@ class RpcBackendOptions:
     paths: tuple[str, ...]
     tcp_streams: int | None
     dead_host_timeout: float
+    shared_memory: int
     shared_tensors: str
     keep_freed_memory: int
     move_threads: bool
@@ -206,6 +212,14 @@ class RpcBackendOptions:
             highest=MAX_STREAMS,
         ),
         "dead_host_timeout": check.dead_host_timeout,
+        "shared_memory": partial(
+            check.whole_number,
+            "shared_memory",
+            variable="FARCALL_SHARED_MEMORY",
+            lowest=0,
+            highest=MAX_SHARED_MEMORY,
+            default=DEFAULT_SHARED_MEMORY,
+        ),
         "shared_tensors": partial(
             check.one_of,
             "shared_tensors",
@@ -247,6 +261,7 @@ class RpcBackendOptions:
         paths: Collection[str] | None = None,
         tcp_streams: int | None = None,
         dead_host_timeout: float | None = None,
+        shared_memory: int | None = None,
         shared_tensors: str | None = None,
         keep_freed_memory: int | None = None,
         move_threads: bool | None = None,
@@ -269,6 +284,7 @@ class RpcBackendOptions:
             paths=paths,
             tcp_streams=tcp_streams,
             dead_host_timeout=dead_host_timeout,
+            shared_memory=shared_memory,
             shared_tensors=shared_tensors,
             keep_freed_memory=keep_freed_memory,
             move_threads=move_threads,
@@ -350,6 +366,7 @@ class RpcBackendOptions:
                 paths=self.paths,
                 streams=self.tcp_streams,
                 dead_host_timeout=self.dead_host_timeout,
+                shared_memory=self.shared_memory,
                 confined=is_confined(self),
                 move_threads=self.move_threads,
             ),
@@ -370,6 +387,7 @@ class FarcallOptions(TypedDict, total=False):
     paths: Collection[str] | None
     tcp_streams: int | None
     dead_host_timeout: float | None
+    shared_memory: int | None
     shared_tensors: str | None
     keep_freed_memory: int | None
     move_threads: bool | None
