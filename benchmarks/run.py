@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from plans import BOTH, CASES, DISTRIBUTIONS, EVERY, FARCALL, Group, groups
+from plans import BOTH, CASES, DISTRIBUTIONS, EVERY, FARCALL, SETS, Group, groups
 from plots import draw_ratios, draw_times
 from rich.console import Console
 from rich.progress import Progress
@@ -29,6 +29,7 @@ from table import markdown, result_of
 from turns import Blocks, PeerFailed, measure
 
 DPI = 120
+THREAD_VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_")
 
 
 def measure_rounds(
@@ -49,18 +50,26 @@ def machine(implementations: list[str]) -> dict[str, object]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cores": os.cpu_count(),
+        # With any of these set, "default threads" means what they say.
+        "environment": {
+            name: value for name, value in os.environ.items() if name.startswith(THREAD_VARIABLES)
+        },
         "versions": {name: version(DISTRIBUTIONS[name]) for name in implementations},
     }
 
 
-def names(known: list[str], needed: str | None = None) -> Callable[..., list[str]]:
-    """The check of an option that lists names with commas."""
+def names(
+    known: list[str], sets: dict[str, list[str]] | None = None, needed: str | None = None
+) -> Callable[..., list[str]]:
+    """The check of an option that lists names with commas, or names of `sets` of them."""
+    sets = sets or {}
 
     def check(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
-        chosen = list(dict.fromkeys(value.split(",")))
+        listed = [name for word in value.split(",") for name in sets.get(word, [word])]
+        chosen = list(dict.fromkeys(listed))
         for name in chosen:
             if name not in known:
-                raise click.BadParameter(f"{name!r} is none of {', '.join(known)}")
+                raise click.BadParameter(f"{name!r} is none of {', '.join([*known, *sets])}")
         if needed is not None and needed not in chosen:
             raise click.BadParameter(f"{needed!r} must be among them: it is what is compared")
         return chosen
@@ -101,8 +110,8 @@ def report(times: dict[str, dict[str, Blocks]], implementations: list[str], out:
 @click.option(
     "--cases",
     default=",".join(CASES),
-    callback=names(list(CASES)),
-    help="Which, with commas.  [default: all]",
+    callback=names(list(CASES), SETS),
+    help="Which, with commas; `training` stands for all training.  [default: all]",
 )
 @click.option(
     "--blocks",

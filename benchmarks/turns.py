@@ -21,14 +21,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from plans import Group
+from plans import CASES, FARCALL, LOCAL, Group
+from steps import Step, disagreement
 
 PEER = Path(__file__).with_name("peer.py")
 LIMIT_SECONDS = 120.0  # for a block, and for the end of a peer; the first block includes its start
 
 
 class PeerFailed(Exception):
-    """A peer died, answered nonsense, or did not answer in time."""
+    """A peer died, answered nonsense, computed something else, or did not answer in time."""
 
 
 class Peer:
@@ -36,6 +37,7 @@ class Peer:
 
     def __init__(self, implementation: str, world: str) -> None:
         self.implementation = implementation
+        self._values: dict[str, list[float]] = {}  # by case, of all steps so far
         self._folder = tempfile.TemporaryDirectory()
         self._errors = Path(self._folder.name, "stderr")
         store = Path(self._folder.name, "store")
@@ -60,18 +62,31 @@ class Peer:
                 self._signal(signal.SIGKILL)
             self._folder.cleanup()
 
-    def ask(self, case: str, count: int) -> list[float]:
-        """Run one block. Seconds per call."""
+    def ask(self, case: str, count: int) -> list[Step]:
+        """Run one block, and return its steps."""
         self._signal(signal.SIGCONT)
         answer = self._answer(case, json.dumps({"case": case, "count": count}))
         self._signal(signal.SIGSTOP)
         try:
-            seconds = [float(number) for number in json.loads(answer)]
+            steps = [Step(float(seconds), value) for seconds, value in json.loads(answer)]
         except (ValueError, TypeError):
-            seconds = []
-        if len(seconds) != count:
+            steps = []
+        if len(steps) != count:
             raise self._failure(f"in {case}: answered {answer[:200]!r}")
-        return seconds
+        self._values.setdefault(case, []).extend(
+            step.value for step in steps if step.value is not None
+        )
+        return steps
+
+    def compare(self, case: str, other: Peer) -> None:
+        """Raise PeerFailed if another peer computed something else in a case."""
+        agreement = CASES[case].agreement
+        if agreement is None:
+            return
+        found = disagreement(agreement, self._values[case], other._values[case])
+        if found is not None:
+            raise PeerFailed(f"{self.implementation} computed something else than "
+                             f"{other.implementation} in {case}: {found}")
 
     def _answer(self, case: str, request: str) -> bytes:
         assert self._process.stdin is not None
@@ -141,7 +156,21 @@ def measure(group: Group, advance: Callable[[], None]) -> dict[str, dict[str, Bl
                 # Nobody always follows the same other.
                 shift = turn % len(peers)
                 for peer in peers[shift:] + peers[:shift]:
-                    seconds = peer.ask(case, plan.calls)
-                    blocks[case][peer.implementation].append(seconds[plan.dropped :])
+                    steps = peer.ask(case, plan.calls)
+                    blocks[case][peer.implementation].append(
+                        [step.seconds for step in steps[plan.dropped :]]
+                    )
                     advance()
+            compare(case, peers)
         return blocks
+
+
+def compare(case: str, peers: list[Peer]) -> None:
+    """Raise PeerFailed if farcall computed something else than another implementation.
+
+    The same model in one process draws its random numbers in another order.
+    """
+    by_name = {peer.implementation: peer for peer in peers if peer.implementation != LOCAL}
+    ours = by_name.pop(FARCALL)
+    for other in by_name.values():
+        ours.compare(case, other)
