@@ -69,9 +69,7 @@ class Trainer:
             *embedding.remote_parameters(),
             *(modules.rpc.RRef(parameter) for parameter in linear.parameters()),
         ]
-        self.optimizer = modules.optim.DistributedOptimizer(
-            optim.SGD, parameters, lr=LEARNING_RATE
-        )
+        self.optimizer = modules.optim.DistributedOptimizer(optim.SGD, parameters, lr=LEARNING_RATE)
         generator = torch.Generator().manual_seed(seed)
         self.batches = [new_batch(generator) for _ in range(BATCHES)]
 

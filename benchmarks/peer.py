@@ -4,9 +4,9 @@
 
 It is rank 0 of the world (`plans.WORLDS`), and forks the others. It reads a JSON line from stdin
 for each block, {"case": name, "count": n}, and answers with one on stdout: a list of n steps, each
-a pair of seconds (per call, step or iteration) and of the value that was computed or null. A case goes on where its last block ended. All shut down at the
-end of stdin. `local` is one process alone, and knows the training cases only. STORE is the path of
-a file in which the workers find each other.
+a pair of seconds (per call, step or iteration) and of the value that was computed or null. A case
+goes on where its last block ended. All shut down at the end of stdin. `local` is one process alone,
+and knows the RNNs only. STORE is the path of a file in which the workers find each other.
 """
 
 from __future__ import annotations
@@ -78,6 +78,12 @@ def serve(implementation: str, rpc: Any, answers: TextIO) -> None:
         print(json.dumps(steps), file=answers, flush=True)
 
 
+def set_threads(world: World) -> None:
+    """For this process and those that it forks."""
+    if world.threads is not None:
+        torch.set_num_threads(world.threads)
+
+
 def call(implementation: str, store: str, world: World) -> None:
     """What rank 0 does."""
     # Whatever else is printed, here or by other ranks, goes to stderr.
@@ -98,11 +104,9 @@ def call(implementation: str, store: str, world: World) -> None:
 
 def main() -> None:
     end_with_parent()
-    implementation, store, name = sys.argv[1:]
-    world = WORLDS[name]
-    if world.threads is not None:
-        torch.set_num_threads(world.threads)  # for the workers that are forked, too
-    call(implementation, store, world)
+    implementation, store, world = sys.argv[1:]
+    set_threads(WORLDS[world])
+    call(implementation, store, WORLDS[world])
 
 
 if __name__ == "__main__":

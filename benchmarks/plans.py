@@ -45,9 +45,7 @@ WORLDS = {
     "tcp": World(2, tcp_only=True),
     "ring": World(RING),
     **TRAINING_WORLDS,
-    **{
-        f"{name}{DEFAULT}": world._replace(threads=None) for name, world in TRAINING_WORLDS.items()
-    },
+    **{f"{name}{DEFAULT}": world._replace(threads=None) for name, world in TRAINING_WORLDS.items()},
     "starts": World(1),  # which starts the others itself, again and again
 }
 

@@ -89,23 +89,22 @@ class RemoteModel(nn.Module):
 
     def __init__(self, implementation: str, worker: str, size: Size) -> None:
         super().__init__()
-        self.implementation = implementation
         self.rpc = modules_of(implementation).rpc
         self.table = self.rpc.remote(worker, EmbeddingTable, args=(size.ntoken, size.ninp))
+        # Its parameters are asked for, and so made, before the decoder draws random numbers, too.
+        table_parameters = self._remote_method(parameter_rrefs, self.table, implementation)
         self.rnn = new_lstm(size)
         self.decoder = self.rpc.remote(worker, Decoder, args=(size.ntoken, size.nhid))
+        self.parameter_rrefs = [
+            *table_parameters,
+            *parameter_rrefs(self.rnn, implementation),
+            *self._remote_method(parameter_rrefs, self.decoder, implementation),
+        ]
 
     def forward(self, tokens: torch.Tensor, hidden: Hidden) -> tuple[torch.Tensor, Hidden]:
         embedded = self._remote_method(EmbeddingTable.forward, self.table, tokens)
         output, hidden = self.rnn(embedded, hidden)
         return self._remote_method(Decoder.forward, self.decoder, output), hidden
-
-    def parameter_rrefs(self) -> list[Any]:
-        return [
-            *self._remote_method(parameter_rrefs, self.table, self.implementation),
-            *parameter_rrefs(self.rnn, self.implementation),
-            *self._remote_method(parameter_rrefs, self.decoder, self.implementation),
-        ]
 
     def _remote_method(self, method: Callable[..., Any], rref: Any, *args: Any) -> Any:
         return self.rpc.rpc_sync(rref.owner(), call_method, args=(method, rref, *args))
@@ -152,7 +151,7 @@ def train(implementation: str, worker: str, size: Size) -> Iterator[Step]:
     _, autograd, distributed_optim, _ = modules_of(implementation)
     model = RemoteModel(implementation, worker, size)
     optimizer = distributed_optim.DistributedOptimizer(
-        optim.SGD, model.parameter_rrefs(), lr=LEARNING_RATE
+        optim.SGD, model.parameter_rrefs, lr=LEARNING_RATE
     )
     hidden = no_hidden(size)
     for tokens, target in batches(size):

@@ -6,7 +6,8 @@
 Each round starts fresh processes for each implementation, which then run in turn, in short blocks
 (`turns.py`). Prints the table of all cases (`table.py`), and writes it into the folder, with all
 single times and pictures. Exits with 0 whether what farcall has to reach is reached or not: times
-of one run on a busy machine prove little.
+of one run on a busy machine prove little. Exits with 1 if farcall and torch computed different
+things in training: then their times can't be compared.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from plots import draw_ratios, draw_times
 from rich.console import Console
 from rich.progress import Progress
 from table import markdown, result_of
-from turns import Blocks, PeerFailed, measure
+from turns import Blocks, Measured, PeerFailed, measure
 
 DPI = 120
 THREAD_VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_")
 
 
-def measure_rounds(
-    round_: list[Group], rounds: int, advance: Callable[[], None]
-) -> dict[str, dict[str, Blocks]]:
-    """All times, by case and implementation."""
-    times: dict[str, dict[str, Blocks]] = {}
+def measure_rounds(round_: list[Group], rounds: int, advance: Callable[[], None]) -> Measured:
+    """Measure some rounds, one after the other."""
+    all_ = Measured({}, [])
     for group in round_ * rounds:
-        for case, by_implementation in measure(group, advance).items():
+        measured = measure(group, advance)
+        all_.disagreements.extend(measured.disagreements)
+        for case, by_implementation in measured.blocks.items():
             for name, blocks in by_implementation.items():
-                times.setdefault(case, {}).setdefault(name, []).extend(blocks)
-    return times
+                all_.blocks.setdefault(case, {}).setdefault(name, []).extend(blocks)
+    return all_
 
 
 def machine(implementations: list[str]) -> dict[str, object]:
@@ -148,12 +149,14 @@ def main(
     with Progress(console=Console(stderr=True), auto_refresh=False) as progress:
         bar = progress.add_task("Measuring", total=total)
         try:
-            times = measure_rounds(
+            measured = measure_rounds(
                 round_, rounds, lambda: progress.update(bar, advance=1, refresh=True)
             )
         except PeerFailed as error:
             raise click.ClickException(str(error)) from None
-    report({case: times[case] for case in cases}, implementations, out)
+    report({case: measured.blocks[case] for case in cases}, implementations, out)
+    if measured.disagreements:
+        raise click.ClickException("\n".join(measured.disagreements))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from plans import CASES, FARCALL, LOCAL, Group
 from steps import Step, disagreement
@@ -29,7 +29,7 @@ LIMIT_SECONDS = 120.0  # for a block, and for the end of a peer; the first block
 
 
 class PeerFailed(Exception):
-    """A peer died, answered nonsense, computed something else, or did not answer in time."""
+    """A peer died, answered nonsense, or did not answer in time."""
 
 
 class Peer:
@@ -37,7 +37,7 @@ class Peer:
 
     def __init__(self, implementation: str, world: str) -> None:
         self.implementation = implementation
-        self._values: dict[str, list[float]] = {}  # by case, of all steps so far
+        self.values: dict[str, list[float]] = {}  # by case, of all steps so far
         self._folder = tempfile.TemporaryDirectory()
         self._errors = Path(self._folder.name, "stderr")
         store = Path(self._folder.name, "store")
@@ -73,20 +73,10 @@ class Peer:
             steps = []
         if len(steps) != count:
             raise self._failure(f"in {case}: answered {answer[:200]!r}")
-        self._values.setdefault(case, []).extend(
+        self.values.setdefault(case, []).extend(
             step.value for step in steps if step.value is not None
         )
         return steps
-
-    def compare(self, case: str, other: Peer) -> None:
-        """Raise PeerFailed if another peer computed something else in a case."""
-        agreement = CASES[case].agreement
-        if agreement is None:
-            return
-        found = disagreement(agreement, self._values[case], other._values[case])
-        if found is not None:
-            raise PeerFailed(f"{self.implementation} computed something else than "
-                             f"{other.implementation} in {case}: {found}")
 
     def _answer(self, case: str, request: str) -> bytes:
         assert self._process.stdin is not None
@@ -130,11 +120,22 @@ class Peer:
 Blocks = list[list[float]]  # seconds per call, of each block
 
 
-def measure(group: Group, advance: Callable[[], None]) -> dict[str, dict[str, Blocks]]:
-    """One round of cases, with fresh processes: by case and implementation, in order of time.
+class Measured(NamedTuple):
+    """What came out of a round of cases.
 
-    Block n of one implementation ran next to block n of the others. `advance` is called after each.
+    Attributes:
+        blocks: by case and implementation, in order of time. Block n of one implementation ran
+            next to block n of the others.
+        disagreements: for each case in which another implementation computed something else than
+            farcall, a sentence about it.
     """
+
+    blocks: dict[str, dict[str, Blocks]]
+    disagreements: list[str]
+
+
+def measure(group: Group, advance: Callable[[], None]) -> Measured:
+    """Measure a round of cases, with fresh processes. `advance` is called after each block."""
     with ExitStack() as stack:
         started: dict[str, Peer] = {}
         first: dict[str, str] = {}
@@ -147,6 +148,7 @@ def measure(group: Group, advance: Callable[[], None]) -> dict[str, dict[str, Bl
             # Waits until it is there and can be stopped.
             peer.ask(first[name], 0)
         blocks: dict[str, dict[str, Blocks]] = {}
+        disagreements: list[str] = []
         for case, plan in group.plans.items():
             peers = [started[name] for name in group.implementations[case]]
             blocks[case] = {peer.implementation: [] for peer in peers}
@@ -161,16 +163,20 @@ def measure(group: Group, advance: Callable[[], None]) -> dict[str, dict[str, Bl
                         [step.seconds for step in steps[plan.dropped :]]
                     )
                     advance()
-            compare(case, peers)
-        return blocks
+            values = {peer.implementation: peer.values.get(case, []) for peer in peers}
+            disagreements += disagreements_in(case, values)
+        return Measured(blocks, disagreements)
 
 
-def compare(case: str, peers: list[Peer]) -> None:
-    """Raise PeerFailed if farcall computed something else than another implementation.
+def disagreements_in(case: str, values: dict[str, list[float]]) -> Iterator[str]:
+    """Give a sentence for each implementation that computed something else than farcall.
 
-    The same model in one process draws its random numbers in another order.
+    The model in one process is left out: it draws its random numbers in another order.
     """
-    by_name = {peer.implementation: peer for peer in peers if peer.implementation != LOCAL}
-    ours = by_name.pop(FARCALL)
-    for other in by_name.values():
-        ours.compare(case, other)
+    agreement = CASES[case].agreement
+    for name, theirs in values.items():
+        if agreement is None or name in (FARCALL, LOCAL):
+            continue
+        found = disagreement(agreement, values[FARCALL], theirs)
+        if found is not None:
+            yield f"farcall computed something else than {name} in {case}: {found}"
