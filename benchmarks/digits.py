@@ -29,7 +29,14 @@ def use(implementation: str) -> None:
     modules = modules_of(implementation)
     demo.rpc = modules.rpc
     demo.dist_autograd = modules.autograd
-    demo.DistributedOptimizer = modules.optim.DistributedOptimizer
+    optimizer = modules.optim.DistributedOptimizer
+
+    def without_hogwild(*arguments: Any, hogwild: bool, **options: Any) -> Any:
+        """Make an optimizer: torch's has no such option, and farcall's is False by default."""
+        assert not hogwild
+        return optimizer(*arguments, **options)
+
+    demo.DistributedOptimizer = without_hogwild
 
 
 def new_pictures(count: int, teacher: Tensor) -> demo.Pictures:

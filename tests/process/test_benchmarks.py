@@ -29,16 +29,23 @@ for name, case in plans.CASES.items():
 RUN_TINY = f"{TINY}\nrun.main()"
 RUN_DIFFERENT = f"{TINY}\nimport turns\nturns.disagreement = lambda *_: '1 against 2'\nrun.main()"
 THREADS = f"""
-import sys
+import os, sys, traceback
 sys.path.insert(0, {str(BENCHMARKS)!r})
-import peer, plans, torch
+import peer, plans, torch, workers
+workers.end_with_parent()
 implementation, store, world = sys.argv[1:]
 world = plans.WORLDS[world]
 print(torch.get_num_threads())
 peer.set_threads(world)
-with peer.joined(implementation, store, world) as rpc:
-    for rank in range(world.size):
-        print(rpc.rpc_sync(f"{{world.name}}{{rank}}", torch.get_num_threads))
+try:
+    with peer.joined(implementation, store, world) as rpc:
+        for rank in range(world.size):
+            # torch takes `torch.get_num_threads` itself for one of its operators.
+            count = "__import__('torch').get_num_threads()"
+            print(rpc.rpc_sync(f"{{world.name}}{{rank}}", eval, args=(count,)), flush=True)
+except BaseException:
+    traceback.print_exc()
+    os._exit(1)  # an orderly end would wait for the other ranks
 """
 TINY_SECONDS = 280
 PNG = b"\x89PNG"
@@ -146,6 +153,7 @@ def test_workers_have_one_thread_or_as_many_as_torch_takes_by_default(
     process = start(*arguments, program=("-W", "ignore", "-c", THREADS))
     stdout, stderr = process.communicate(timeout=TINY_SECONDS)
     assert process.returncode == 0, stderr
+    assert_nothing_left(process.pid)
     default, *found = map(int, stdout.split())
     assert found == [default if world.endswith(DEFAULT) else 1] * 4
 
