@@ -59,7 +59,8 @@ def make_like_torch(agent: Agent) -> None:
     agent.translate = translate
     agent.on_raised = show
     agent.warns_of_gradients = False
-    agent.serializer.reducers.update(_internal_rpc_pickler._class_reducer_dict)
+    # The table itself: RemoteModule adds to it when it is imported, which may be later.
+    agent.serializer.reducers = _internal_rpc_pickler._class_reducer_dict
 
 
 def _unescaped(text: str) -> str:
