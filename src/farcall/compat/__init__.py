@@ -27,17 +27,21 @@ from farcall.compat.rpc import (
     api,
     backend_registry,
     constants,
+    debugging,
     functions,
+    gathering,
     internal,
     likeness,
     options,
     scripted_attributes,
     scripted_graphs,
     scripts,
+    starting,
 )
 from farcall.compat.rpc.starting import start_agent
 from farcall.compat.swap import Swap
 from farcall.rref import RRef
+from farcall.runtime.graph_breaks import module_breaks_graphs
 
 __all__ = ["install", "is_installed", "start_agent", "uninstall"]
 
@@ -55,6 +59,8 @@ _THEIRS = {name: sys.modules[name] for name in _MODULES}
 _SERVER_PROFILER = "torch.distributed.rpc.server_process_global_profiler"
 _ENABLE_PROFILER = "_enable_server_process_global_profiler"
 _TESTING = "torch.distributed.rpc._testing"
+for _module in (api, autograd, backend_registry, debugging, gathering, likeness, scripts, starting):
+    module_breaks_graphs(_module)
 names.complete(_MODULES)
 _swap = Swap()
 _hook = ImportHook()

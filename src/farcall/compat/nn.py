@@ -14,6 +14,7 @@ from types import ModuleType
 
 from farcall.compat.imports import ImportHook
 from farcall.compat.swap import Swap
+from farcall.runtime.graph_breaks import module_breaks_graphs
 
 PACKAGE = "torch.distributed.nn"
 REMOTE_MODULE = "torch.distributed.nn.api.remote_module"
@@ -46,9 +47,11 @@ def install(swap: Swap, hook: ImportHook) -> None:
     if REMOTE_MODULE in sys.modules:
         swap.without(GENERATED)  # made by the one that was imported
         module = fresh(REMOTE_MODULE)
+        module_breaks_graphs(module)
         swap.module(REMOTE_MODULE, module)
         swap.attribute(sys.modules[PACKAGE], "RemoteModule", module.RemoteModule)
     else:
         swap.drop(PACKAGE)
         swap.drop(GENERATED)
         hook.instead(GENERATED, generated)
+        hook.after(REMOTE_MODULE, module_breaks_graphs)
