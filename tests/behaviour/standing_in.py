@@ -44,7 +44,7 @@ def names(ours: ModuleType, theirs: ModuleType) -> ModuleType:
 
 
 @contextmanager
-def tests_stand_in(agents: list[Agent], *modules: ModuleType) -> Iterator[None]:
+def stands_in(agents: list[Agent], *modules: ModuleType) -> Iterator[None]:
     """`standing_in`, and what these modules use as `rpc`, `autograd`, ... is compat's."""
     with standing_in(agents), pytest.MonkeyPatch.context() as patch:
         for module in modules:

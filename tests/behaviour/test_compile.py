@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from behaviour.standing_in import standing_in, tests_stand_in
+from behaviour.standing_in import standing_in, stands_in
 from farcall import autograd, rpc
 from farcall.nn import RemoteModule
 from farcall.optim import DistributedOptimizer
@@ -120,7 +120,7 @@ def test_compiled_code_gives_what_it_gives_uncompiled(
 def test_compiled_code_gives_what_it_gives_uncompiled_with_compat(
     pair: list[Agent], program: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    with tests_stand_in(pair, sys.modules[__name__]):
+    with stands_in(pair, sys.modules[__name__]):
         test_compiled_code_gives_what_it_gives_uncompiled(pair, program)
 
 

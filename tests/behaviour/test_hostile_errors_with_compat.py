@@ -10,7 +10,7 @@ import pytest
 from behaviour import helpers
 from behaviour import test_hostile_errors as native
 from behaviour.helpers import wait_until
-from behaviour.standing_in import tests_stand_in
+from behaviour.standing_in import stands_in
 from farcall import rpc
 from farcall.runtime.agent import Agent
 
@@ -23,9 +23,12 @@ ERRORS = [
 VALUES = [kind for kind in native.VALUES if kind.__name__.endswith("_ValueError")]
 
 
+_no_hostile_garbage = native._no_hostile_garbage
+
+
 @pytest.fixture(autouse=True)
-def _stands_in(pair: list[Agent]) -> Iterator[None]:
-    with tests_stand_in(pair, native, helpers):
+def _standing_in(pair: list[Agent]) -> Iterator[None]:
+    with stands_in(pair, native, helpers):
         yield
 
 
