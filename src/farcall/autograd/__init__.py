@@ -70,8 +70,10 @@ class context:  # noqa: N801 - named as in PyTorch
         return self._id
 
     def __exit__(self, *_: object) -> None:
-        current.reset(self._token)
-        self._autograd.end(self._id)
+        try:
+            current.reset(self._token)
+        finally:
+            self._autograd.end(self._id)
 
 
 @breaks_graphs

@@ -92,8 +92,8 @@ class Runner:
         backward = Pass(self, known, options, source)
         with self._lock:
             known.passes[number] = backward
-        self.agent.leaver.begin()
         try:
+            self.agent.leaver.begin(backward)
             with profiling.event(PASS_EVENT):
                 backward.start()
                 ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
@@ -107,7 +107,11 @@ class Runner:
                 add_note(error, ON_MODIFIED)
             raise
         finally:
-            self.agent.leaver.end()
+            try:
+                self.agent.leaver.end(backward)
+            except BaseException:  # KeyboardInterrupt
+                self.agent.leaver.end(backward)
+                raise
 
     def _wait(self, backward: Pass) -> None:
         """Wait until the pass is over everywhere."""
@@ -151,8 +155,12 @@ class Runner:
                 if peer is None or peer.lost is not None:
                     return
                 if isinstance(frame.message, Gradients):
-                    self.agent.leaver.begin()
-                    self._deliver(peer, frame)
+                    try:
+                        self.agent.leaver.begin(frame)
+                        self._deliver(peer, frame)
+                    except BaseException:  # KeyboardInterrupt
+                        self.agent.leaver.end(frame)
+                        raise
                 else:
                     self.reported(peer, frame.message)  # type: ignore[arg-type]
         finally:
@@ -233,7 +241,7 @@ class Runner:
 
     def arrived(self, peer: Peer, frame: Frame) -> None:
         """A message with gradients arrived."""
-        self.agent.leaver.begin()
+        self.agent.leaver.begin(frame)
         self.agent.executor.submit(lambda: self._deliver(peer, frame))
 
     def _deliver(self, peer: Peer, frame: Frame) -> None:
@@ -268,7 +276,7 @@ class Runner:
                 backward.fail(error)
         finally:
             current.reset(token)
-            self.agent.leaver.end()
+            self.agent.leaver.end(frame)
 
     def _source(self, context: Context, number: int) -> Source:
         source = context.source(number)

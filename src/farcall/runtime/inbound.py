@@ -305,7 +305,7 @@ class Job(msgspec.Struct, eq=False):
 
     def _end(self) -> None:
         self.is_ended = True
-        self.agent.leaver.end()
+        self.agent.leaver.end(self)
 
     def _wait_until_accepted(self, handles: Sequence[RefHandle]) -> bool:
         """For references that are just being created elsewhere. False: the caller gave up."""

@@ -60,6 +60,7 @@ class Outbound:
         self._references = agent.references
         self._outcomes = agent.outcomes
         self._leaver = agent.leaver
+        self._idle_team = agent.idle_team
 
     # Calls.
 
@@ -113,8 +114,11 @@ class Outbound:
                     self._outcomes.wait_for_references(peer, answer, pending)
             return self._outcomes.open(peer, answer)
         finally:
-            if is_counted:
-                self._leaver.end()
+            try:
+                self._leaver.end(pending)
+            except BaseException:  # KeyboardInterrupt
+                self._leaver.end(pending)
+                raise
 
     def call_async(
         self,
@@ -251,12 +255,11 @@ class Outbound:
             elsewhere = elsewhere or handle.reference.owner != peer.incarnation
         if elsewhere:
             self._wait_until_accepted(peer, handles, pending)
-        self._leaver.begin()
         try:
+            self._leaver.begin(pending)
             call_id = pending.call_id = peer.outgoing.begin(pending)
             # After that: a peer that is lost from now on finds the call there, and fails it.
             if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
-                self._leaver.end()
                 raise peer.loss()
             request = Request(name, 0.0 if created else seconds)
             context = current.get()
@@ -319,6 +322,8 @@ class Outbound:
         """
         seconds = self._agent.rpc_timeout if timeout is None else timeout
         now = time.monotonic()
+        if self._idle_team.is_quiet:
+            self._idle_team.note(now)
         deadline = now + seconds if seconds else math.inf
         context = current.get()
         if context is not None and context.deadline < deadline and context.agent.inherits_deadlines:

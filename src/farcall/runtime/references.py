@@ -62,7 +62,8 @@ class RefHandle:
         )
 
     def __del__(self) -> None:
-        self.references.forget(self.ref)
+        if hasattr(self, "ref"):  # else Ctrl-C came while it was made
+            self.references.forget(self.ref)
 
 
 class References:

@@ -147,13 +147,13 @@ class Serializer:
         met = Met(self._check)
         met.device_map = device_map
 
-        def dump() -> bytes:
+        def dump(value: Any) -> bytes:
             stream = io.BytesIO()
             ByValuePickler(stream, met, self._reference, main_by_value, self.reducers).dump(value)
             return stream.getvalue()
 
         try:
-            return met.collect(dump)
+            return met.collect(dump, value)
         except Exception as error:
             raise _unpicklable(error) from error
 
