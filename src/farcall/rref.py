@@ -20,6 +20,7 @@ from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.runtime.inbound import Deferred, result_of
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
+from farcall.runtime.peers import inherited_from
 from farcall.runtime.references import RefHandle
 from farcall.runtime.values import OwnedValue
 from farcall.serde import hide_own_frames
@@ -130,7 +131,8 @@ class RRef(Generic[T]):
         try:
             seconds = seconds_or_default(timeout)
             if self._handle.is_owner:
-                return _value(self._place, self._agent.outbound.deadline(seconds)[0])  # type: ignore[no-any-return]
+                deadline, _, inherited = self._agent.outbound.deadline(seconds)
+                return _value(self._place, deadline, inherited)  # type: ignore[no-any-return]
             self._handle.references.check_usable(self._handle)
             return self._agent.call(self.owner_name(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
         except BaseException as error:
@@ -286,13 +288,18 @@ def call_meanwhile(
 # What runs on the owner. These get the place of the value for the reference they are called with.
 
 
-def _value(place: OwnedValue, deadline: float) -> Any:
-    """The value, waiting for it until `deadline` (`time.monotonic()` seconds)."""
+def _value(place: OwnedValue, deadline: float, inherited: tuple[str, str] | None = None) -> Any:
+    """The value, waiting for it until `deadline` (`time.monotonic()` seconds).
+
+    Args:
+        inherited: `CallContext.served`, if the deadline comes from there.
+    """
     if not place.is_ready:
         with Agent.waiting():
             if not place.wait(deadline):
                 raise RpcTimeout(
                     "RPC ran for more than set timeout: the value of this reference is not made yet"
+                    + (inherited_from(inherited) if inherited is not None else "")
                 )
     return place.get()
 

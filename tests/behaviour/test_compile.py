@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch._dynamo
 
+from behaviour.standing_in import standing_in, stands_in
 from farcall import autograd, rpc
 from farcall.nn import RemoteModule
 from farcall.optim import DistributedOptimizer
@@ -21,6 +22,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.graph_breaks import MARK
 
 MODULES = ("farcall.rpc", "farcall.autograd", "farcall.nn", "farcall.optim")
+COMPAT = ("farcall.compat.rpc", "farcall.compat.rpc.api", "farcall.compat.autograd")
 
 
 def double(value: torch.Tensor) -> torch.Tensor:
@@ -113,10 +115,19 @@ def test_compiled_code_gives_what_it_gives_uncompiled(
         assert torch.equal(compiled(value), expected)
 
 
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize("transport", ["native"])
+def test_compiled_code_gives_what_it_gives_uncompiled_with_compat(
+    pair: list[Agent], program: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    with stands_in(pair, sys.modules[__name__]):
+        test_compiled_code_gives_what_it_gives_uncompiled(pair, program)
+
+
 def entries() -> dict[str, Any]:
     """All functions that users may call, by name."""
     found: dict[str, Any] = {}
-    for module in MODULES:
+    for module in (*MODULES, *COMPAT):
         for name in import_module(module).__all__:
             entry = getattr(import_module(module), name)
             if inspect.isfunction(entry):
@@ -137,6 +148,17 @@ def has_to_break(cls: type) -> bool:
 @pytest.mark.parametrize("entry", entries().values(), ids=entries())
 def test_every_entry_is_marked(entry: Any) -> None:
     assert getattr(inspect.unwrap(entry), MARK, False)
+
+
+@pytest.mark.parametrize("cls", [rpc.RRef, rpc.Future])
+@pytest.mark.parametrize("transport", ["native"])
+def test_what_compat_puts_into_classes_is_marked(pair: list[Agent], cls: type) -> None:
+    before = dict(vars(cls))
+    with standing_in(pair):
+        replaced = {key: value for key, value in vars(cls).items() if before.get(key) != value}
+    assert replaced
+    plain = {key: getattr(value, "__func__", value) for key, value in replaced.items()}
+    assert [key for key, value in plain.items() if not getattr(value, MARK, False)] == []
 
 
 def test_importing_farcall_does_not_import_dynamo() -> None:

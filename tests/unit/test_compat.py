@@ -15,6 +15,7 @@ import json, sys
 import torch
 import torch.distributed.nn.api.remote_module, torch.distributed.optim.optimizer
 import torch.distributed.rpc._testing, torch.nn.parallel.distributed
+import torch.distributed.rpc.rref_proxy
 
 NAMES = [name for name in sys.modules if name.startswith((
     "torch.distributed.rpc", "torch.distributed.autograd", "torch.distributed.optim",
@@ -95,9 +96,8 @@ print(json.dumps([len(installed) > 10, once, again == installed, changes(before)
         "torch.distributed.rpc.constants",
         "torch.distributed.rpc.backend_registry",
         "torch.distributed.rpc._testing",
+        "torch.distributed.rpc.rref_proxy",
         "torch.distributed.autograd",
-        "torch.distributed.optim",
-        "torch.distributed.nn",
         "torch.distributed.nn.api.remote_module",
     ],
 )
@@ -130,9 +130,11 @@ print(json.dumps([
     torch._C._distributed_rpc.PyRRef is RRef,
     torch._C._distributed_rpc._is_current_rpc_agent_set() is False,
     theirs is DistributedOptimizer,
+    torch.distributed.optim.DistributedOptimizer is DistributedOptimizer,
+    torch.distributed.nn.RemoteModule is torch.distributed.nn.api.remote_module.RemoteModule,
 ]))
 """)
-    assert seen == [True] * 6
+    assert seen == [True] * 8
 
 
 def test_private_names_that_programs_use() -> None:

@@ -22,7 +22,7 @@ from farcall.runtime import profiling
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.future import Future
 from farcall.runtime.inbound import Deferred
-from farcall.runtime.peers import Peer
+from farcall.runtime.peers import Peer, inherited_from
 from farcall.serde import add_note, message_of
 from farcall.transport.base import Link
 from farcall.transport.waiter import Alarm
@@ -116,7 +116,7 @@ class Runner:
     def _wait(self, backward: Pass) -> None:
         """Wait until the pass is over everywhere."""
         assert backward.ending is not None
-        deadline, seconds = self.agent.outbound.deadline(None)
+        deadline, seconds, inherited = self.agent.outbound.deadline(None)
         try:
             self._receive(backward, backward.ending, deadline)
             backward.ending.wait(deadline)
@@ -125,6 +125,7 @@ class Runner:
                 raise
             raise RpcTimeout(
                 f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
+                + (inherited_from(inherited) if inherited is not None else "")
             ) from None
 
     def _receive(self, backward: Pass, ending: Ending, deadline: float) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from farcall.errors import Cancelled, LinkError, PeerLost, RpcTimeout
-from farcall.ids import Worker
+from farcall.ids import Worker, WorkerInfo
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import CallContext, current
@@ -135,9 +135,11 @@ class Agent:
         self._closing = threading.Lock()
         self.is_closed = False
         self._on_close = on_close
-        # For who stands in for another system: what callers get of an error that came from another
-        # worker, and who is told of what a function raised that was called here.
-        self.translate: Callable[[BaseException], BaseException] = lambda error: error
+        # For who stands in for another system: what callers get of an error that another worker
+        # answered with, who is told of what a function raised that was called here, and whether
+        # the calls that such a function makes have its deadline.
+        self.translate: Callable[[Any, WorkerInfo], BaseException] = lambda error, where: error
+        self.inherits_deadlines = True
         self.on_raised: Callable[[BaseException], None] = lambda error: None
         self.warns_of_gradients = True  # until it has; see `Outbound`
         self._hear_of_losses: tuple[Callable[[PeerLost], None], ...] = ()

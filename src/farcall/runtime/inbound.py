@@ -68,8 +68,8 @@ def result_of(function: Callable[..., Any], result: Any) -> Any:
             f"Async functions must return an IValue of Future type, but got {type(result).__name__}"
         )
     raise InvalidResult(
-        "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
-        f"but got {type(result).__name__}"
+        "Functions decorated with @farcall.functions.async_execution must return a "
+        f"torch.futures.Future object, but got {type(result).__name__}"
     )
 
 
@@ -137,7 +137,8 @@ class Job(msgspec.Struct, eq=False):
         try:
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
-            current.set(CallContext(self.agent, self.deadline, self.context))
+            served = (self.request.function, self.peer.name)
+            current.set(CallContext(self.agent, self.deadline, self.context, served))
             try:
                 result = self._call()
             finally:

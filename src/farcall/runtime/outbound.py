@@ -33,7 +33,7 @@ from farcall.ids import WorkerInfo
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import current
 from farcall.runtime.future import Future, FutureOfCall
-from farcall.runtime.peers import Peer, PendingCall
+from farcall.runtime.peers import Peer, PendingCall, inherited_from
 from farcall.runtime.references import RefHandle, references_of
 from farcall.serde import NO_ARGUMENTS, Dumped, message_of, name_of
 from farcall.transport.base import Link, NotSent
@@ -244,9 +244,12 @@ class Outbound:
             on = args[:1]
         name, dumped = self._dump_call(peer, function, args, kwargs or {}, len(on))
         handles = (*on, *dumped.references) if on else dumped.references
-        deadline, seconds = self.deadline(timeout)  # pickling may take any time, and is not remote
+        # Only now: pickling may take any time, and is not remote.
+        deadline, seconds, inherited = self.deadline(timeout)
         created_ref = None if created is None else created.ref
         pending = PendingCall(peer, name, deadline, seconds, future, created_ref)
+        if inherited is not None:
+            pending.inherited = inherited
         elsewhere = False  # whether a reference is to another worker's value
         for handle in handles:
             elsewhere = elsewhere or handle.reference.owner != peer.incarnation
@@ -308,10 +311,11 @@ class Outbound:
         except TimeoutError:
             raise self._outcomes.timeout(pending) from None
 
-    def deadline(self, timeout: float | None) -> tuple[float, float]:
+    def deadline(self, timeout: float | None) -> tuple[float, float, tuple[str, str] | None]:
         """When a call that begins now must end: `time.monotonic()` seconds, and seconds from now.
 
-        A call made by a handler has at most what is left to the call that the handler serves.
+        A call made by a handler has at most what is left to the call that the handler serves. If
+        that is less than the call's own timeout, the third is `CallContext.served`, else None.
 
         Raises:
             RpcTimeout: nothing is left.
@@ -322,11 +326,13 @@ class Outbound:
             self._idle_team.note(now)
         deadline = now + seconds if seconds else math.inf
         context = current.get()
-        if context is not None and context.deadline < deadline:
-            deadline, seconds = context.deadline, context.deadline - now
+        if context is not None and context.deadline < deadline and context.agent.inherits_deadlines:
+            served = context.served or ("", context.agent.me.name)
+            seconds = context.deadline - now
             if seconds <= 0:
-                raise RpcTimeout("the call that makes this call has passed its deadline")
-        return deadline, seconds
+                raise RpcTimeout(f"no time is left for this call{inherited_from(served)}")
+            return context.deadline, seconds, served
+        return deadline, seconds, None
 
     def _dump_call(
         self,

@@ -21,7 +21,7 @@ from farcall.errors import (
     RpcTimeout,
 )
 from farcall.protocol.ref_entries import TransferKey
-from farcall.runtime.peers import Peer, PendingCall, readable
+from farcall.runtime.peers import Peer, PendingCall, inherited_from, readable
 from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
 from farcall.transport.base import NotSent
@@ -146,7 +146,9 @@ class Outcomes:
         """What a call ends with whose deadline has passed; `error` is how that was noticed."""
         what = readable(pending.function)
         hint = ""
-        if pending.timeout == self._agent.rpc_timeout:
+        if pending.inherited is not None:
+            hint = inherited_from(pending.inherited)
+        elif pending.timeout == self._agent.rpc_timeout:
             hint = (
                 "; pass timeout= to the call, or rpc_timeout= in the options of init_rpc, for more"
             )
@@ -305,7 +307,8 @@ class Outcomes:
                     answer.buffers,
                     worker=peer.name,
                     references=handles,
-                )
+                ),
+                peer.worker.info,
             )
         finally:
             if message.references:
