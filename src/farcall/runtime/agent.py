@@ -25,6 +25,7 @@ from farcall.errors import Cancelled, LinkError, PeerLost, RpcTimeout
 from farcall.ids import Worker
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.advice import Advice
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.deadlines import Deadlines
@@ -135,7 +136,7 @@ class Agent:
         # worker, and who is told of what a function raised that was called here.
         self.translate: Callable[[BaseException], BaseException] = lambda error: error
         self.on_raised: Callable[[BaseException], None] = lambda error: None
-        self.warns_of_gradients = True  # until it has; see `Outbound`
+        self.advice = Advice()
         self._hear_of_losses: tuple[Callable[[PeerLost], None], ...] = ()
         self.executor.start()
 
