@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import PATIENCE
 from torch import nn
 
 from farcall import rpc
@@ -212,6 +213,6 @@ def test_it_comes_once_in_a_process_also_if_that_starts_again(
     tmp_path: Path, switch: list[str]
 ) -> None:
     command = [sys.executable, *switch, "-c", PROGRAM, str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("GradientWarning: ") == (0 if "ignore" in switch else 1)

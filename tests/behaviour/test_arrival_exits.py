@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import PATIENCE
 
 from farcall import autograd, rpc
 from farcall.errors import RemoteError, SerializationError
@@ -195,19 +196,20 @@ def test_a_ctrl_c_while_a_result_arrives_is_a_ctrl_c(pair: list[Agent]) -> None:
 
 
 @needs_main_thread
-def test_under_a_handler_of_the_user_every_interrupt_is_a_ctrl_c() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+def test_under_a_handler_of_the_user_every_interrupt_is_a_ctrl_c(number: signal.Signals) -> None:
     def handler(*_: Any) -> None:
         raise KeyboardInterrupt
 
     serializer = Serializer()
-    before = signal.signal(signal.SIGINT, handler)
+    before = signal.signal(number, handler)
     try:
         for value in (Interrupting(), ByReduce(KeyboardInterrupt)):
             body = serializer.dump(value).body
             with pytest.raises(KeyboardInterrupt):
                 serializer.load(body)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 @needs_main_thread
@@ -240,4 +242,4 @@ def be_busy(how: str) -> None:
         case "comprehension":
             [number + 1 for number in iter(int, 1)]
         case "sleep":
-            threading.Event().wait(300)
+            threading.Event().wait(PATIENCE)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 from behaviour.helpers import Gate, fail_with, wait_at, wait_until
 from farcall import rpc
@@ -123,7 +124,7 @@ def test_it_takes_no_lock_and_sends_nothing(pair: list[Agent]) -> None:
         thread = threading.Thread(target=lambda: shown.extend([repr(own), repr(other)]))
         thread.daemon = True
         thread.start()
-        thread.join(300)
+        thread.join(PATIENCE)
     finally:
         for lock in sent:
             lock.release()

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demos import SECONDS, assert_nothing_left, processes_of_session, start_session
+from demos import assert_nothing_left, processes_of_session, start_session
+from patience import PATIENCE
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RUN = BENCHMARKS / "run.py"
@@ -25,7 +26,7 @@ for name, case in plans.CASES.items():
     plans.CASES[name] = case._replace(plan=plans.Plan(1, 0, blocks=1, warm_up=0))
 run.main()
 """
-TINY_SECONDS = 280
+TINY_SECONDS = 900
 PNG = b"\x89PNG"
 
 with pytest.MonkeyPatch.context() as patch:
@@ -56,7 +57,7 @@ def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = start("--blocks", "1000000", "--cases", "noop", "--out", str(tmp_path))
     yield process
     process.kill()
-    process.communicate(timeout=SECONDS)
+    process.communicate(timeout=PATIENCE)
 
 
 def peers_of(process: subprocess.Popen[str], implementation: str) -> list[int]:
@@ -69,7 +70,7 @@ def peers_of(process: subprocess.Popen[str], implementation: str) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -117,7 +118,7 @@ def test_benchmark_writes_its_numbers_and_leaves_no_process(
 def test_benchmark_counts_rounds_and_blocks(tmp_path: Path) -> None:
     arguments = ("--rounds", "2", "--blocks", "3", "--cases", "noop", "--out", str(tmp_path))
     process = start(*arguments, "--implementations", "farcall")
-    _, stderr = process.communicate(timeout=SECONDS)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, stderr
     seconds = json.loads((tmp_path / "bench.json").read_text("utf-8"))["seconds"]
     assert [len(block) for block in seconds["noop"]["farcall"]] == [200] * 6
@@ -140,7 +141,7 @@ def test_other_library_runs_what_it_can(tmp_path: Path, name: str) -> None:
 def test_interrupted_benchmark_leaves_no_process(endless: subprocess.Popen[str]) -> None:
     wait_until(lambda: len(peers_of(endless, "torch")) == 2, endless)
     os.kill(endless.pid, signal.SIGINT)
-    endless.communicate(timeout=SECONDS)
+    endless.communicate(timeout=PATIENCE)
     assert endless.returncode == 1
     assert_nothing_left(endless.pid)
 
@@ -152,7 +153,7 @@ def test_killed_benchmark_leaves_no_process_not_even_a_stopped_one(
     wait_until(lambda: len(peers_of(endless, "farcall")) == 2, endless)
     wait_until_stopped(peers_of(endless, "farcall")[1], endless)
     endless.kill()
-    endless.wait(SECONDS)
+    endless.wait(PATIENCE)
     assert_nothing_left(endless.pid)
 
 
@@ -162,7 +163,7 @@ def test_peer_that_dies_is_named(endless: subprocess.Popen[str]) -> None:
     dies = peers_of(endless, "torch")[1]
     wait_until_stopped(dies, endless)
     os.kill(dies, signal.SIGKILL)
-    _, stderr = endless.communicate(timeout=SECONDS)
+    _, stderr = endless.communicate(timeout=PATIENCE)
     assert endless.returncode == 1
     assert "Error: the torch peer in noop: ended before it answered" in stderr
     assert_nothing_left(endless.pid)
@@ -236,5 +237,5 @@ def test_table_has_a_column_for_each_implementation_and_dashes_where_it_has_no_t
     ],
 )
 def test_wrong_option_is_named(arguments: tuple[str, ...], says: str) -> None:
-    _, stderr = start(*arguments).communicate(timeout=SECONDS)
+    _, stderr = start(*arguments).communicate(timeout=PATIENCE)
     assert says in " ".join(stderr.replace("│", " ").split())

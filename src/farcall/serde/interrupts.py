@@ -17,14 +17,14 @@ def is_interrupt(error: BaseException) -> bool:
 
     Signals are handled in the main thread only. There Python's own handler raises from C, between
     two instructions or inside a call. So if the innermost frame of the traceback is at a `raise`
-    statement, the error is that statement's. Under a handler of the user, written in Python, the
-    two look alike, and every KeyboardInterrupt counts as a Ctrl-C.
+    statement, the error is that statement's. Where the user has handlers of signals, written in
+    Python, one of them may have raised it, and every KeyboardInterrupt counts as a Ctrl-C.
     """
     if not issubclass(type(error), KeyboardInterrupt):
         return False
     if threading.get_ident() != threading.main_thread().ident:
         return False
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if any(_is_of_user(signal.getsignal(one)) for one in signal.valid_signals()):
         return True
     innermost: TracebackType | None = traceback_of_exception(error)
     while innermost is not None and innermost.tb_next is not None:
@@ -33,3 +33,12 @@ def is_interrupt(error: BaseException) -> bool:
         return True
     code, at = innermost.tb_frame.f_code.co_code, innermost.tb_lasti
     return not (at >= 0 and code[at] == _RAISE)
+
+
+def _is_of_user(handler: object) -> bool:
+    # None: it was installed by C.
+    return not (
+        handler is None
+        or isinstance(handler, signal.Handlers)
+        or handler is signal.default_int_handler
+    )
