@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -19,6 +18,7 @@ from farcall.runtime.context import current, current_agent
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.runtime.inbound import Deferred, result_of
+from farcall.runtime.methods import RemoteMethod, check_is_method
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.peers import inherited_from
 from farcall.runtime.references import RefHandle
@@ -66,12 +66,14 @@ class RRef(Generic[T]):
         return rebuild_reference, (self._handle,)
 
     def __repr__(self) -> str:
-        handle = self._handle
+        handle: RefHandle | None = getattr(self, "_handle", None)
+        if handle is None:
+            return "<RRef that was not made>"
         kind = "OwnerRRef" if handle.is_owner else "UserRRef"
         reference = handle.reference
         return (
             f"{kind}(RRefId(created_on={reference.minted_by:x}, local_id={reference.number}), "
-            f"owner={reference.owner_name!r})"
+            f"owner={reference.owner_name!r}, {handle.references.described_state(handle)})"
         )
 
     @property
@@ -257,7 +259,7 @@ class _Methods:
         self.__timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(self.__invoke, name)
+        return RemoteMethod(self.__invoke, name)
 
     def __invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         handle = self.__handle
@@ -352,4 +354,5 @@ def call_method(place: OwnedValue, name: str, args: tuple[Any, ...], kwargs: dic
     context = current.get()
     value = _value(place, math.inf if context is None else context.deadline)
     method = current_agent().policy.method_of(value, name)
+    check_is_method(method, value, name)
     return result_of(method, method(*args, **kwargs))

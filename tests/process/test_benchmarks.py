@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demos import SECONDS, assert_nothing_left, processes_of_session, start_session
+from demos import assert_nothing_left, processes_of_session, start_session
+from patience import PATIENCE
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RUN = BENCHMARKS / "run.py"
@@ -47,7 +48,7 @@ except BaseException:
     traceback.print_exc()
     os._exit(1)  # an orderly end would wait for the other ranks
 """
-TINY_SECONDS = 280
+TINY_SECONDS = 900
 PNG = b"\x89PNG"
 
 with pytest.MonkeyPatch.context() as patch:
@@ -79,7 +80,7 @@ def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = start("--blocks", "1000000", "--cases", "noop", "--out", str(tmp_path))
     yield process
     process.kill()
-    process.communicate(timeout=SECONDS)
+    process.communicate(timeout=PATIENCE)
 
 
 def peers_of(process: subprocess.Popen[str], implementation: str) -> list[int]:
@@ -92,7 +93,7 @@ def peers_of(process: subprocess.Popen[str], implementation: str) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -197,7 +198,7 @@ def test_each_training_case_is_compared_with_torch_but_not_with_one_process(case
 def test_benchmark_counts_rounds_and_blocks(tmp_path: Path) -> None:
     arguments = ("--rounds", "2", "--blocks", "3", "--cases", "noop", "--out", str(tmp_path))
     process = start(*arguments, "--implementations", "farcall")
-    _, stderr = process.communicate(timeout=SECONDS)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, stderr
     seconds = json.loads((tmp_path / "bench.json").read_text("utf-8"))["seconds"]
     assert [len(block) for block in seconds["noop"]["farcall"]] == [200] * 6
@@ -220,7 +221,7 @@ def test_other_library_runs_what_it_can(tmp_path: Path, name: str) -> None:
 def test_interrupted_benchmark_leaves_no_process(endless: subprocess.Popen[str]) -> None:
     wait_until(lambda: len(peers_of(endless, "torch")) == 2, endless)
     os.kill(endless.pid, signal.SIGINT)
-    endless.communicate(timeout=SECONDS)
+    endless.communicate(timeout=PATIENCE)
     assert endless.returncode == 1
     assert_nothing_left(endless.pid)
 
@@ -232,7 +233,7 @@ def test_killed_benchmark_leaves_no_process_not_even_a_stopped_one(
     wait_until(lambda: len(peers_of(endless, "farcall")) == 2, endless)
     wait_until_stopped(peers_of(endless, "farcall")[1], endless)
     endless.kill()
-    endless.wait(SECONDS)
+    endless.wait(PATIENCE)
     assert_nothing_left(endless.pid)
 
 
@@ -242,7 +243,7 @@ def test_peer_that_dies_is_named(endless: subprocess.Popen[str]) -> None:
     dies = peers_of(endless, "torch")[1]
     wait_until_stopped(dies, endless)
     os.kill(dies, signal.SIGKILL)
-    _, stderr = endless.communicate(timeout=SECONDS)
+    _, stderr = endless.communicate(timeout=PATIENCE)
     assert endless.returncode == 1
     assert "Error: the torch peer in noop: ended before it answered" in stderr
     assert_nothing_left(endless.pid)
@@ -331,5 +332,5 @@ def test_table_has_the_ratio_of_whole_steps_where_the_other_is_of_what_is_added(
     ],
 )
 def test_wrong_option_is_named(arguments: tuple[str, ...], says: str) -> None:
-    _, stderr = start(*arguments).communicate(timeout=SECONDS)
+    _, stderr = start(*arguments).communicate(timeout=PATIENCE)
     assert says in " ".join(stderr.replace("│", " ").split())

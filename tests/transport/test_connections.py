@@ -215,7 +215,7 @@ def test_dial_that_is_late_when_the_peer_has_its_link_goes_on(
             pass
         return peer
 
-    monkeypatch.setattr(dialling, "dial", lambda url, *_: dial(url, PATIENCE, 30.0))
+    monkeypatch.setattr(dialling, "dial", lambda url, *_: dial(url, PATIENCE, PATIENCE))
     monkeypatch.setattr(handshake, "connect", shake_until_late)
     near, distant = side("near"), side("distant")
     deadline = time.monotonic() + 0.01

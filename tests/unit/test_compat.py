@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-
-SECONDS = 100
+from patience import PATIENCE
 
 SNAPSHOT = """
 import json, sys
@@ -52,7 +51,7 @@ def changes(before):
 
 def run(program: str) -> object:
     command = [sys.executable, "-W", "ignore", "-c", SNAPSHOT + program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

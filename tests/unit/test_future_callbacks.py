@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from patience import PATIENCE
 
 import farcall.runtime.callbacks as module
 from farcall.runtime.future import Future
-
-PATIENCE = 30.0  # seconds; only a test that fails waits for so long
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from farcall.errors import Cancelled, LinkError, PeerLost, RpcTimeout
 from farcall.ids import Worker, WorkerInfo
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.advice import Advice
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.deadlines import Deadlines
@@ -141,7 +142,7 @@ class Agent:
         self.translate: Callable[[Any, WorkerInfo], BaseException] = lambda error, where: error
         self.inherits_deadlines = True
         self.on_raised: Callable[[BaseException], None] = lambda error: None
-        self.warns_of_gradients = True  # until it has; see `Outbound`
+        self.advice = Advice()
         self._hear_of_losses: tuple[Callable[[PeerLost], None], ...] = ()
         self.executor.start()
 

@@ -88,7 +88,7 @@ class Future(torch.futures.Future[T]):
         if not self.done():
             state = "pending"
         elif self._failed is not None:
-            state = f"failed with {self._failed.type.__qualname__}"
+            state = f"failed with {self._failed.type_name}"
         else:
             state = "done"
         code = self._made_by

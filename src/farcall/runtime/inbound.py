@@ -32,6 +32,7 @@ from farcall.serde import (
     as_exception,
     dump_failure,
     message_of,
+    reason_of,
     text_of,
     type_name_of,
 )
@@ -231,7 +232,7 @@ class Job(msgspec.Struct, eq=False):
         except BaseException as error:  # pickling runs user code
             explained = SerializationError(
                 f"the result of {self.request.function or 'the function'} can't be sent: "
-                + message_of(error).removeprefix("can't be sent: ")
+                + reason_of(error)
             )
             raise explained from error
         reply = Reply()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
@@ -22,7 +21,6 @@ from farcall.errors import (
     BadFrame,
     CallError,
     Cancelled,
-    GradientWarning,
     LinkError,
     NotInitialized,
     PeerLost,
@@ -273,8 +271,8 @@ class Outbound:
                 request.context, request.sent = sent
                 if request.sent:
                     pending.recording = partial(gradients.record, request.context, request.sent)
-            elif dumped.tensors and self._agent.warns_of_gradients and torch.is_grad_enabled():
-                self._warn_of_gradients(peer, name)
+            elif dumped.tensors and self._agent.advice.pending and torch.is_grad_enabled():
+                self._agent.advice.warn_of_gradients(peer.name, name)
             if created is not None:
                 request.creates, request.sequence = created.reference.number, sequence
             if handles:
@@ -289,19 +287,6 @@ class Outbound:
         except BaseException as error:  # KeyboardInterrupt
             self._outcomes.interrupted(pending, error, may_be_sent=False)
             raise
-
-    def _warn_of_gradients(self, peer: Peer, function: str) -> None:
-        """Warn once that a tensor requires grad which nothing will record."""
-        self._agent.warns_of_gradients = False
-        warnings.warn(
-            f"the call of {function or 'a function'} on worker {peer.name!r} has an argument that "
-            "requires grad, outside of `farcall.autograd.context()`: no gradient will come back. "
-            "Make the call inside of a context, under torch.no_grad(), or detach the argument. "
-            "(Said once. To be spared: "
-            'warnings.filterwarnings("ignore", category=farcall.errors.GradientWarning))',
-            GradientWarning,
-            stacklevel=2,
-        )
 
     def _wait_until_accepted(
         self, peer: Peer, handles: Sequence[RefHandle], pending: PendingCall

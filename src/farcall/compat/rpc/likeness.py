@@ -23,6 +23,7 @@ from farcall.compat.rpc.internal import _internal_rpc_pickler
 from farcall.errors import CallError, FarcallError, InvalidResult, RpcTimeout
 from farcall.ids import WorkerInfo
 from farcall.rref import RRef, seconds_or_default, type_of
+from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent
 from farcall.runtime.future import Future
 from farcall.runtime.options import UNSET_RPC_TIMEOUT
@@ -61,7 +62,7 @@ def make_like_torch(agent: Agent) -> None:
     agent.gradients.runner.looks_for_leaf_hooks = _any_node_has_hooks
     agent.translate = translate
     agent.on_raised = show
-    agent.warns_of_gradients = False
+    agent.advice = Advice(())
     agent.inherits_deadlines = False
     # The table itself: RemoteModule adds to it when it is imported, which may be later.
     agent.serializer.reducers = _internal_rpc_pickler._class_reducer_dict
