@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -205,3 +206,48 @@ except RuntimeError as error:
 print(json.dumps([waited, rpc.api._is_current_rpc_agent_set()]))
 """)
     assert seen == [[5, "not all have come"], False]
+
+
+@pytest.mark.parametrize("wait", ["wait_all", "collect_all"])
+def test_ctrl_c_ends_the_waits_for_several_futures(wait: str) -> None:
+    """These are torch's own functions; natively they hear of signals at their end only."""
+    program = f"""
+import sys, threading
+import torch
+import farcall.compat
+farcall.compat.install()
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+rpc._init_rpc_backend(
+    store=dist.HashStore(), name="alone", rank=0, world_size=1,
+    rpc_backend_options=rpc.TensorPipeRpcBackendOptions(),
+)
+go_on = threading.Event()
+
+def hold():
+    print("called", flush=True)
+    go_on.wait()
+    return 3
+
+futures = [rpc.rpc_async("alone", hold, timeout=0)]
+try:
+    if "{wait}" == "wait_all":
+        torch.futures.wait_all(futures)
+    else:
+        torch.futures.collect_all(futures).wait()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+go_on.set()
+print(torch.futures.wait_all(futures), flush=True)
+rpc.shutdown()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "called\n"
+            running.send_signal(signal.SIGINT)
+            said, _ = running.communicate(timeout=SECONDS)
+        finally:
+            running.kill()
+    assert (said, running.returncode) == ("interrupted\n[3]\n", 0)
