@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import gc
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -77,7 +78,7 @@ class Interrupt:
             self.left -= 1
             if not self.left:
                 self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}, {now}"
-                raise KeyboardInterrupt
+                signal.default_int_handler(signal.SIGINT, None)  # raises, as for a Ctrl-C
         return self._on_step
 
 
