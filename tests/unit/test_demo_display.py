@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,13 +52,13 @@ def test_the_live_display_has_the_scale_and_the_time() -> None:
     line, bar = screen(live)
     assert line.startswith("episode  123  reward 500  running 474.9 of 475 ")
     assert "running reward 475 of 475" in bar
-    assert "0:00:00" in bar
+    assert re.search(r" \d:\d\d:\d\d$", bar.rstrip())
     assert max(len(line.rstrip()), len(bar.rstrip())) < 80
 
 
 def test_the_log_has_the_numbers_of_workers_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     display = LogDisplay(VIEW)
-    for started in (1, 2, 3):
+    for started in range(4):
         display.show_started(started, 3)
     display.show(Progress(120, 500.0, 474.9, 61_000, 122_000, 10.0, False))
     out, err = capsys.readouterr()

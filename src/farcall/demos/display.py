@@ -62,7 +62,8 @@ class LogDisplay(Generic[P]):
 
     def show_started(self, started: int, workers: int) -> None:
         """Prints the number, on standard error: standard output is for the training."""
-        click.echo(f"{started} of {workers} workers", err=True)
+        if started:
+            click.echo(f"{started} of {workers} workers", err=True)
 
     def show(self, progress: P) -> None:
         """Prints the line when one is due."""

@@ -88,6 +88,7 @@ class Run(Generic[P]):
     ) -> None:
         self._connection, theirs = mp.get_context("spawn").Pipe()
         self._workers = world_size
+        self._show_started(0, world_size)
         arguments = (worker, options, init_method, Monitor[P](theirs))
         with theirs, _interrupts_blocked():
             self._processes = spawn(  # type: ignore[no-untyped-call]
