@@ -73,7 +73,7 @@ def test_a_call_that_begins_after_the_deadline_of_its_caller(
 ) -> None:
     """A loop that was started by `rpc_async`, and never awaited, goes on calling with compat."""
     started, box = Gate(), Box()
-    begun = rpc.rpc_async("w1", outer, args=(call, started, gate, box), timeout=0.2)
+    begun = rpc.rpc_async("w1", outer, args=(call, started, gate, box), timeout=0.9)
     started.wait_for_arrivals()
     with pytest.raises(rpc.RpcTimeout):
         begun.wait()
@@ -96,7 +96,7 @@ def test_a_call_that_meets_the_deadline_of_its_caller_says_whose_it_is(
 ) -> None:
     started, box = Gate(), Box()
     started.open()
-    begun = rpc.rpc_async("w1", outer, args=(call, started, gate, box), timeout=1)
+    begun = rpc.rpc_async("w1", outer, args=(call, started, gate, box), timeout=0.9)
     (error,) = box.wait_for()
     assert type(error) is rpc.RpcTimeout
     assert "the deadline is inherited" in str(error)

@@ -14,13 +14,14 @@ from behaviour.standing_in import stands_in
 from farcall import rpc
 from farcall.runtime.agent import Agent
 
+ALL_ERRORS = [kind for kinds in native.ERRORS.values() for kind in kinds.values()]
 ERRORS = [
     native.BadMove,
-    *(kind for kind in native.ERRORS if kind.__name__.endswith("_ValueError")),
-    *(kind for kind in native.ERRORS if "_str_" in kind.__name__ or "_repr_" in kind.__name__),
+    *(kind for kind in ALL_ERRORS if kind.__name__.endswith("_ValueError")),
+    *(kind for kind in ALL_ERRORS if "_str_" in kind.__name__ or "_repr_" in kind.__name__),
     *native.BASE_ERRORS,
 ]
-VALUES = [kind for kind in native.VALUES if kind.__name__.endswith("_ValueError")]
+VALUES = [kinds[ValueError] for kinds in native.VALUES.values()]
 
 
 _no_hostile_garbage = native._no_hostile_garbage

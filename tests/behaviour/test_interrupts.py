@@ -16,6 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 from behaviour.helpers import Gate, echo, in_threads, wait_at, wait_until
 from farcall import rpc
@@ -24,7 +25,6 @@ from farcall.testing.cluster import acting_as
 
 pytestmark = pytest.mark.timeout(600)
 
-PATIENCE = 60.0
 CALLS = ("CALL", "CALL_FUNCTION_EX")
 
 

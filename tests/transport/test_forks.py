@@ -54,6 +54,7 @@ class ForkingWorker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         try:
             self.worker = from_json(self._line())

@@ -247,7 +247,7 @@ rpc.shutdown()
             assert running.stdout is not None
             assert running.stdout.readline() == "called\n"
             running.send_signal(signal.SIGINT)
-            said, _ = running.communicate(timeout=SECONDS)
+            said, _ = running.communicate(timeout=PATIENCE)
         finally:
             running.kill()
     assert (said, running.returncode) == ("interrupted\n[3]\n", 0)

@@ -44,6 +44,7 @@ class EpollPoller:
     """On Linux: the kernel keeps the set, changes take effect in a wait that is under way."""
 
     def __init__(self) -> None:
+        self.is_served = False  # whether a thread takes the endpoint's events
         self._epoll = select.epoll()
         self._tokens: dict[int, Any] = {}
         self._waker = _Waker()
@@ -90,6 +91,7 @@ class SelectorPoller:
     """Anywhere else: `selectors`, woken up for every change."""
 
     def __init__(self) -> None:
+        self.is_served = False  # whether a thread takes the endpoint's events
         self._selector = selectors.DefaultSelector()
         self._waker = _Waker()
         self._selector.register(self._waker.reader, READ, None)

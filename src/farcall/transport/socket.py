@@ -97,6 +97,7 @@ class SocketEndpoint:
     def next(self, timeout: float | None) -> Event | None:
         # Set before the events are looked at: whoever appends later sees it, and wakes us.
         self._receiver = threading.get_ident()
+        self._poller.is_served = True
         try:
             if self._events:
                 return self._events.popleft()

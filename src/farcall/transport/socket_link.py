@@ -225,8 +225,10 @@ class SocketLink:
     def _start_reading(self) -> bool:
         """Have the calling thread read, not the endpoint. False: another one does."""
         # In the main thread Ctrl-C may come between any two steps of reading, and what was read,
-        # for other callers too, would be lost.
-        if _is_main_thread() or not self.read_role.acquire(blocking=False):
+        # for other callers too, would be lost. So that thread reads only if no other thread does.
+        if self._poller.is_served and _is_main_thread():
+            return False
+        if not self.read_role.acquire(blocking=False):
             return False
         with self._interest:
             self._by_caller = True
