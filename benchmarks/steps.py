@@ -47,10 +47,11 @@ def disagreement(
     """
     if len(ours) != len(theirs):
         return f"{len(ours)} values against {len(theirs)}"
+    count = len(ours)
     if agreement.in_mean:
         ours, theirs = [statistics.fmean(ours)], [statistics.fmean(theirs)]
     for number, (our, their) in enumerate(zip(ours, theirs, strict=True), start=1):
         if not math.isclose(our, their, rel_tol=agreement.tolerance):
-            place = f"the mean of {len(ours)} steps" if agreement.in_mean else f"step {number}"
+            place = f"the mean of {count} steps" if agreement.in_mean else f"step {number}"
             return f"{our} against {their} in {place}"
     return None
