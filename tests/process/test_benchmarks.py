@@ -31,14 +31,23 @@ RUN_DIFFERENT = f"{TINY}\nimport turns\nturns.disagreement = lambda *_: '1 again
 THREADS = f"""
 import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
+import os, traceback
 import peer, plans, torch
+
+def count():  # torch's RPC takes torch.get_num_threads itself for an operator
+    return torch.get_num_threads()
+
 implementation, store, world = sys.argv[1:]
 world = plans.WORLDS[world]
 print(torch.get_num_threads())
 peer.set_threads(world)
-with peer.joined(implementation, store, world) as rpc:
-    for rank in range(world.size):
-        print(rpc.rpc_sync(f"{{world.name}}{{rank}}", torch.get_num_threads))
+try:
+    with peer.joined(implementation, store, world) as rpc:
+        for rank in range(world.size):
+            print(rpc.rpc_sync(f"{{world.name}}{{rank}}", count))
+except BaseException:
+    traceback.print_exc()
+    os._exit(1)  # the other workers, which end then, too, would be waited for otherwise
 """
 TINY_SECONDS = 280
 PNG = b"\x89PNG"
