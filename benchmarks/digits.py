@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
+from plans import FARCALL
 from steps import Step
 from torch import Tensor
 from workers import modules_of
@@ -29,14 +31,14 @@ def use(implementation: str) -> None:
     modules = modules_of(implementation)
     demo.rpc = modules.rpc
     demo.dist_autograd = modules.autograd
-    optimizer = modules.optim.DistributedOptimizer
+    if implementation != FARCALL:
+        demo.DistributedOptimizer = partial(without_hogwild, modules.optim.DistributedOptimizer)
 
-    def without_hogwild(*arguments: Any, hogwild: bool, **options: Any) -> Any:
-        """Make an optimizer: torch's has no such option, and farcall's is False by default."""
-        assert not hogwild
-        return optimizer(*arguments, **options)
 
-    demo.DistributedOptimizer = without_hogwild
+def without_hogwild(make: Callable[..., Any], *args: Any, hogwild: bool, **options: Any) -> Any:
+    """Make an optimizer of an implementation that has no such option."""
+    assert not hogwild
+    return make(*args, **options)
 
 
 def new_pictures(count: int, teacher: Tensor) -> demo.Pictures:

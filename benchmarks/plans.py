@@ -111,7 +111,7 @@ TRAINING: dict[str, tuple[Case, Plan]] = {
     ),
     "cartpole_3": (
         Case("cartpole_3", Plan(1, 1, blocks=6, warm_up=20), STEPS_PER_SECOND, BOTH, EQUAL),
-        Plan(1, 1, blocks=6, warm_up=20),
+        Plan(1, 1, blocks=4, warm_up=15),
     ),
     "rnn_tiny": (
         Case("rnn_tiny", Plan(40, 12, blocks=30), MILLISECONDS, WITH_LOCAL, EQUAL),
@@ -119,7 +119,7 @@ TRAINING: dict[str, tuple[Case, Plan]] = {
     ),
     "rnn_real": (
         Case("rnn_real", Plan(4, 1, blocks=12), MILLISECONDS, WITH_LOCAL, EQUAL),
-        Plan(4, 1, blocks=6),
+        Plan(4, 1, blocks=5),
     ),
     "embedding": (
         Case("embedding", Plan(40, 12, blocks=20), MILLISECONDS, BOTH, EQUAL),
@@ -127,7 +127,7 @@ TRAINING: dict[str, tuple[Case, Plan]] = {
     ),
     "ddp": (
         Case("ddp", Plan(3, 1, blocks=8), MILLISECONDS, BOTH, CLOSE),
-        Plan(2, 1, blocks=6),
+        Plan(1, 1, blocks=6),
     ),
     **{
         f"parameter_server_{mode}": (
