@@ -1,0 +1,9 @@
+"""For all tests."""
+
+from __future__ import annotations
+
+import signal
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would every process of a test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
