@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,4 +95,8 @@ def assert_nothing_left(session: int) -> None:
             assert select.select([ended], [], [], PATIENCE)[0], f"still running: {pid} {command}"
         finally:
             os.close(ended)
-    assert not processes_of_session(session)
+    # One that has ended is there until its parent has heard of it.
+    deadline = time.monotonic() + PATIENCE
+    while left := processes_of_session(session):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
