@@ -96,7 +96,7 @@ def call(implementation: str, store: str, world: World) -> None:
             with joined(implementation, store, world) as rpc:
                 serve(implementation, rpc, answers)
     except BaseException:
-        # An orderly end could wait for ever: for other ranks, or for the implementation's threads.
+        # An orderly end could wait forever: for other ranks, or for the implementation's threads.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

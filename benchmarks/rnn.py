@@ -2,7 +2,7 @@
 
 The embedding table and the decoder live on another worker, the LSTM here. `train` runs it over the
 modules of either implementation, `train_here` the same model in one process without any of them.
-Both go on for ever and give each iteration: forward, loss, backward, optimizer step.
+Both go on forever and give each iteration: forward, loss, backward, optimizer step.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class LocalModel(nn.Module):
 
 
 def batches(size: Size) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """For ever: tokens of (steps, columns) and those that follow them, of (steps * columns)."""
+    """Forever: tokens of (steps, columns) and those that follow them, of (steps * columns)."""
     text = torch.randint(size.ntoken, (BATCHES, size.steps + 1, size.columns))
     for index in itertools.count():
         part = text[index % BATCHES]

@@ -19,7 +19,8 @@ class Bell {
 
   bool has_rung() const { return state_.load(std::memory_order_acquire) == kRung; }
 
-  // Returns whether the bell has rung; false: the deadline passed first. `interrupt` may throw.
+  // Returns whether the bell has rung, which it has not if the deadline passed first. `interrupt` may
+  // throw.
   bool wait(Nanoseconds deadline, Interrupt interrupt) {
     while (!has_rung()) {
       if (futex_wait(state_, kSilent, deadline, interrupt) == Woken::kTimedOut) return has_rung();

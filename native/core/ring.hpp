@@ -56,11 +56,11 @@ using RingWindows = std::array<RingWindow, kWindows>;
 class WindowKeeper {
  public:
   virtual ~WindowKeeper() = default;
-  // The writer wants this window; false: there is no memory for it.
+  // The writer wants this window. Returns whether there is memory for it.
   virtual bool take(unsigned window) = 0;
   // The writer has no more use for this window, if it had it, and the reader has read all of it.
   virtual void give_back(unsigned window) = 0;
-  // The reader is about to read this window; false: its pages can't be mapped.
+  // The reader is about to read this window. Returns whether its pages can be mapped.
   virtual bool touch(unsigned window) = 0;
 };
 

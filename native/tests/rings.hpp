@@ -1,6 +1,10 @@
 // A ring in plain memory, with windows as small as a test wants them.
 #pragma once
 
+#include <algorithm>
+#include <semaphore>
+
+#include "check.hpp"
 #include "core/ring.hpp"
 #include "frames.hpp"
 
@@ -47,5 +51,22 @@ struct Ring {
     return bytes;
   }
 };
+
+// Reads what another thread writes, at most as much at once as `most` says each time. Sleeps at the
+// bell, which the writer rings, whenever it may.
+template <class Most>
+Bytes read_all(Ring& ring, std::counting_semaphore<>& bell, std::size_t total, Most most) {
+  Bytes arrived(total);
+  std::size_t read = 0;
+  while (read < total) {
+    const std::size_t count =
+        ring.reader.read(arrived.data() + read, std::min<std::size_t>(most(), total - read));
+    read += count;
+    CHECK(ring.reader.publish() == Tell::kNobody);
+    if (count == 0 && ring.reader.arm()) bell.acquire();
+    if (count == 0) ring.reader.disarm();
+  }
+  return arrived;
+}
 
 }  // namespace farcall

@@ -143,16 +143,7 @@ void test_two_threads(unsigned seed) {
     }
   });
   std::mt19937 random(seed + 1);
-  Bytes arrived(total);
-  std::size_t read = 0;
-  while (read < total) {
-    const std::size_t count = ring->reader.read(arrived.data() + read,
-                                                std::min<std::size_t>(random() % 300 + 1, total - read));
-    read += count;
-    CHECK(ring->reader.publish() == Tell::kNobody);
-    if (count == 0 && ring->reader.arm()) bell.acquire();
-    if (count == 0) ring->reader.disarm();
-  }
+  const Bytes arrived = read_all(*ring, bell, total, [&] { return random() % 300 + 1; });
   writer.join();
   CHECK(arrived == sent);
 }

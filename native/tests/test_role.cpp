@@ -1,10 +1,11 @@
-// Role, futexes, Rundown, SpinBudget, deadlines.
+// Role, futexes, Bell, Rundown, SpinBudget, deadlines.
 #include <atomic>
 #include <cmath>
 #include <thread>
 #include <vector>
 
 #include "check.hpp"
+#include "core/bell.hpp"
 #include "core/futex.hpp"
 #include "core/rundown.hpp"
 #include "core/spin.hpp"
@@ -81,6 +82,22 @@ void test_rundown() {
   CHECK(!rundown.end());
   CHECK(rundown.leave());  // the last one
   CHECK(!rundown.enter());
+}
+
+void test_bell() {
+  Bell silent;
+  CHECK(!silent.has_rung() && !silent.wait(now() + kMillisecond, no_interrupt));
+  interrupt_until_thrown([&] { silent.wait(kNever, stop); });
+  silent.ring();  // an interrupt has broken nothing
+  silent.ring();
+  CHECK(silent.has_rung() && silent.wait(kNever, no_interrupt));
+  Bell bell;
+  std::vector<std::thread> sleepers;
+  for (int i = 0; i < 3; ++i) {
+    sleepers.emplace_back([&] { CHECK(bell.wait(kNever, no_interrupt)); });
+  }
+  bell.ring();
+  for (std::thread& sleeper : sleepers) sleeper.join();
 }
 
 void test_spin_budget() {
@@ -193,6 +210,7 @@ int main() {
   test_interrupt();
   test_many_threads();
   test_rundown();
+  test_bell();
   test_spin_budget();
   test_spinner();
   test_callers_come_first();

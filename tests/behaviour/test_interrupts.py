@@ -10,6 +10,7 @@ import dis
 import gc
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache
 from types import CodeType, FrameType
@@ -34,7 +35,7 @@ def instructions(code: CodeType) -> dict[int, str]:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt once, at the point of this number."""
+    """Raises KeyboardInterrupt once, at the point of this number in farcall or `threading`."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -56,7 +57,8 @@ class Interrupt:
         return False
 
     def _on_call(self, frame: FrameType, event: str, _: Any) -> Any:
-        if self.where or "/farcall/" not in frame.f_code.co_filename:
+        file = frame.f_code.co_filename
+        if self.where or not ("/farcall/" in file or file == threading.__file__):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._on_step
@@ -148,3 +150,22 @@ def test_everything_works_after_an_interrupt_at_any_point(
     gate.open()
     assert other.wait() == 5
     check(pair, interrupt.where)
+
+
+@pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)), reason="knows their bytecode")
+@pytest.mark.parametrize("transport", ["inproc"])
+def test_a_thread_that_is_interrupted_while_it_stands_back_does_not_stop_the_leader(
+    pair: list[Agent],
+) -> None:
+    executor = pair[0].executor
+    interrupts = 0
+    for number in range(1, 1000):
+        executor.begin_row()
+        interrupt = Interrupt(number)
+        interrupts += interrupt.run(executor.let_complete)
+        with in_threads(executor.end_row):
+            pass
+        if not interrupt.where:
+            break
+    assert interrupts
+    check(pair, "standing back")

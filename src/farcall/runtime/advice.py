@@ -40,7 +40,7 @@ class Advice:
         try:
             self.pending.remove(category)
         except KeyError:
-            return  # another thread was faster
+            return  # another thread has given it
         frame = _frame_of_user()
         variables = frame.f_globals
         try:
@@ -54,7 +54,7 @@ class Advice:
                 source=None,
             )
         except BaseException:
-            self.pending.add(category)  # who has made it an error sees each
+            self.pending.add(category)  # a user who made it an error sees each one
             raise
 
 

@@ -136,9 +136,9 @@ class Agent:
         self._closing = threading.Lock()
         self.is_closed = False
         self._on_close = on_close
-        # For who stands in for another system: what callers get of an error that another worker
-        # answered with, who is told of what a function raised that was called here, and whether
-        # the calls that such a function makes have its deadline.
+        # Set by a layer that imitates another system, such as `compat`: how an error that another
+        # worker answered with is changed, what is called with an error that a function raised
+        # here, and whether the calls that such a function makes inherit its deadline.
         self.translate: Callable[[Any, WorkerInfo], BaseException] = lambda error, where: error
         self.inherits_deadlines = True
         self.on_raised: Callable[[BaseException], None] = lambda error: None

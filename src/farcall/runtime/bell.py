@@ -1,7 +1,7 @@
-"""What the main thread sleeps at while it waits for a future: a signal can end that sleep.
+"""A one-time event that a thread sleeps for. A signal may end the sleep, and breaks nothing then.
 
-The compiled bell is rung without the interpreter's lock, so the thread that it wakes finds that
-lock free. With the lock of `threading` a call and its `Future.wait` take a fifth longer.
+The compiled bell is rung without the GIL, so the thread that it wakes finds the GIL free. With the
+lock of `threading` a call and its `Future.wait` take a fifth longer.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from typing import Protocol
 
 import torch
 
+from farcall.runtime.bell import Bell
 from farcall.runtime.frames import current_frames
 from farcall.runtime.isolation import isolate_callbacks, run_isolated
 from farcall.transport.base import Endpoint, Event, Notice
@@ -101,7 +102,7 @@ class Executor:
         self._leader = 0  # thread that has the lead; 0: nobody
         self._in_a_row = 0  # events that the leader took without a look at what is due
         self.is_completing = False  # a row of futures; see `let_complete`
-        self._has_completed = threading.Event()
+        self._row_ends = Bell()
         self._stopping = False
         self._watch = endpoint.new_watch()  # over the leader and its event
         self._watchdog = threading.Thread(
@@ -154,7 +155,7 @@ class Executor:
                 self._watch.set_queue(True)
         if here:
             if self.is_completing:
-                self._end_completing()
+                self.end_row()
             self._watch.begin()
             self._run(me, function)
 
@@ -182,8 +183,7 @@ class Executor:
             return
         self._watch.begin()
         if self._in_a_row and not self.is_completing:
-            self._has_completed.clear()
-            self.is_completing = True
+            self.begin_row()
 
     def let_complete(self) -> None:
         """If the leader completes a row of futures, wait for the end of that, but not for long.
@@ -191,13 +191,21 @@ class Executor:
         torch lets go of the interpreter whenever a future is completed. A thread that makes one
         call after the other, or waits for one future after the other, would take it each time.
         That costs more than all the rest of a call, so such threads stand back.
-        """
-        if self._leader != threading.get_ident() and not self._has_completed.wait(STAND_BACK):
-            self._end_completing()
 
-    def _end_completing(self) -> None:
+        A bell, and no `threading.Event`: Ctrl-C in the main thread may leave the lock of an event
+        held, and the leader would wait for it forever.
+        """
+        if self._leader != threading.get_ident() and not self._row_ends.wait(STAND_BACK):
+            self.end_row()
+
+    def begin_row(self) -> None:
+        """The leader completes futures, one after the other. See `let_complete`."""
+        self._row_ends = Bell()
+        self.is_completing = True
+
+    def end_row(self) -> None:
         self.is_completing = False
-        self._has_completed.set()
+        self._row_ends.ring()
 
     # Waiting inside user functions.
 
@@ -235,7 +243,7 @@ class Executor:
 
     def _pass_lead(self) -> None:
         if self.is_completing:
-            self._end_completing()
+            self.end_row()
         self._leader = 0
         self._watch.end()
         self._find_thread()
@@ -323,7 +331,7 @@ class Executor:
                 self._handle(event)
                 self._in_a_row += 1
             elif self.is_completing:
-                self._end_completing()
+                self.end_row()
             if event is None or self._in_a_row == MAX_IN_A_ROW:
                 due = self._before_sleep()
                 self._in_a_row = 0

@@ -123,7 +123,7 @@ class Outcomes:
                 self._agent.control.ask_for_references(pending.peer, call_id)
         elif call_id:
             self._retract(pending, ended)
-        # Its answer may be out of all tables, in the hands of who was interrupted.
+        # Its answer may be out of all tables, in the hands of a thread that was interrupted.
         self._agent.leaver.end(pending)
 
     def watch(self, pending: PendingCall) -> None:

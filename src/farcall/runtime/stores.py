@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TypeVar
@@ -27,6 +26,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from farcall.errors import RendezvousError
 from farcall.runtime.store_probe import LOOPBACK, Search, listen_on_loopback
+from farcall.transport.uninterrupted import in_a_thread
 
 # Stands for "no limit" where torch wants one: its stores count milliseconds in 32 bits.
 _NO_LIMIT = 7 * 24 * 3600.0
@@ -106,27 +106,8 @@ def host_of(store: Store) -> str | None:
 
 
 def bounded(run: Callable[[], _Result], seconds: float, late: Exception) -> _Result:
-    """Run something that may never return (torch's stores have such calls), but wait only so long.
-
-    When the time is over `late` is raised, and the daemon thread that runs it is left behind.
-    """
-    results: list[_Result] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(run())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work, name="farcall store", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise late
-    return results[0]
+    """Run an operation of a store, which may never return, and raise `late` if it takes longer."""
+    return in_a_thread(run, "farcall store", seconds, late)
 
 
 def _place(name: str, given: int, query: Mapping[str, str], environment: Mapping[str, str]) -> int:

@@ -38,11 +38,20 @@ def take(lock: Lock, timeout: float = 0.0) -> bool:
     raise AssertionError("acquire gives no None")
 
 
-def in_a_thread(run: Callable[[], T], name: str) -> T:
-    """Run a function in a thread of its own, and wait for it.
+def in_a_thread(
+    run: Callable[[], T],
+    name: str,
+    seconds: float = threading.TIMEOUT_MAX,
+    late: Exception | None = None,
+) -> T:
+    """Run a function in a daemon thread of its own, and wait for it.
 
-    A KeyboardInterrupt ends the wait. The function goes on to its end, and nobody gets what it
-    gives or raises.
+    A KeyboardInterrupt ends the wait. The function goes on to its end, and its result is dropped.
+
+    Args:
+        name: of the thread.
+        seconds: how long to wait at most.
+        late: raised when that time is over. The thread is left behind.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -55,7 +64,9 @@ def in_a_thread(run: Callable[[], T], name: str) -> T:
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
-    thread.join()
+    thread.join(seconds)
     if errors:
         raise errors.pop()
+    if not results:
+        raise late or TimeoutError(f"the thread {name!r} has not ended")
     return results[0]
