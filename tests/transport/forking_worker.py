@@ -23,6 +23,11 @@ LARGE = bytes(3000)
 libc = ctypes.PyDLL(None)
 
 
+def say(what: object) -> None:
+    """Print a line in one step: another process may print into the same pipe at the same time."""
+    os.write(1, f"{what}\n".encode())
+
+
 def net_of(kind: str) -> SocketNet:
     """`"native shm"`, `"native striped"`, `"socket tcp"` and so on."""
     transport, _, path = kind.partition(" ")
@@ -67,7 +72,7 @@ def fork_by_python() -> int:
 
 
 def fork_again_by_c() -> None:
-    print(fork_by_c(), flush=True)
+    say(fork_by_c())
     sleep()
 
 
@@ -100,9 +105,9 @@ def main(kind: str, way: str, peer: str) -> None:
             break
     else:
         raise AssertionError("the further connections never came")
-    print(as_json(near.worker), flush=True)
+    say(as_json(near.worker))
     sys.stdin.readline()
-    print(WAYS[way](), flush=True)
+    say(WAYS[way]())
     sys.stdin.readline()
 
 

@@ -37,7 +37,9 @@ rpc.shutdown()
 
 
 def given_back(directory: Path, **environment: str) -> int:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    clean = {
+        k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "FARCALL_"))
+    }
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(directory / "store")],
         env={**clean, **environment},
@@ -48,19 +50,27 @@ def given_back(directory: Path, **environment: str) -> int:
     return int(ran.stdout)
 
 
-def test_freed_memory_is_kept(tmp_path: Path) -> None:
-    assert given_back(tmp_path) == 0
+MUCH = {"FARCALL_KEEP_FREED_MEMORY": str(128 << 20)}
+
+
+def test_freed_memory_is_kept_if_the_user_says_so(tmp_path: Path) -> None:
+    assert given_back(tmp_path, **MUCH) == 0
 
 
 @pytest.mark.parametrize(
     "environment",
     [
+        {},
         {"FARCALL_KEEP_FREED_MEMORY": "0"},
         {"FARCALL_KEEP_FREED_MEMORY": "4096"},
-        {"MALLOC_TRIM_THRESHOLD_": "4096", "MALLOC_MMAP_THRESHOLD_": "33554432"},
-        {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4096:glibc.malloc.mmap_threshold=33554432"},
+        {**MUCH, "MALLOC_TRIM_THRESHOLD_": "4096", "MALLOC_MMAP_THRESHOLD_": "33554432"},
+        {
+            **MUCH,
+            "GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4096:"
+            "glibc.malloc.mmap_threshold=33554432",
+        },
     ],
-    ids=["not", "not so much", "malloc", "tunables"],
+    ids=["by default", "not", "not so much", "malloc", "tunables"],
 )
-def test_who_says_otherwise_is_heard(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_else_memory_goes_back_to_the_system(tmp_path: Path, environment: dict[str, str]) -> None:
     assert given_back(tmp_path, **environment) > 60 << 20
