@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <semaphore>
 
 #include "core/descriptor_passing.hpp"
 #include "core/poll.hpp"
@@ -196,8 +197,8 @@ void limit_descriptors(rlim_t most) {
   CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
 
-// Up to now all descriptors are in use, and there may be no more. Threads begin before that: to check
-// what a new thread does, UBSan needs descriptors.
+// Up to now all descriptors are in use, and there may be no more. No thread begins or ends meanwhile:
+// to check what it does there, UBSan needs descriptors.
 struct NoMoreDescriptors {
   NoMoreDescriptors() {
     CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -255,26 +256,33 @@ void test_set_up_without_a_free_descriptor() {
       return RingChannel::set_up(*ends[side], side, nullptr, patient());
     };
     std::shared_ptr<SharedMemory> memory;
+    std::binary_semaphore may_end(0);
     if (poor == 0) {
       std::atomic<bool> has_begun{false};
       std::thread other([&] {
         has_begun = true;
         CHECK(!set_up(1));
+        may_end.acquire();
       });
       while (!has_begun) std::this_thread::yield();
       {
         NoMoreDescriptors none;
         CHECK(!set_up(0));
       }
+      may_end.release();
       other.join();
     } else {
-      std::thread other([&] { memory = set_up(0); });
+      std::thread other([&] {
+        memory = set_up(0);
+        may_end.acquire();
+      });
       pollfd waited{second.get(), POLLIN, 0};
       CHECK(poll_until(&waited, 1, patient(), no_interrupt) == 1);
       {
         NoMoreDescriptors none;
         CHECK(!set_up(1));
       }
+      may_end.release();
       other.join();
       CHECK(!memory);
     }
