@@ -65,7 +65,7 @@ class context:  # noqa: N801 - named as in PyTorch
                 f"{outer.gradients}. Contexts can't be nested"
             )
         self._id = self._autograd.open()
-        self._token = current.set(CallContext(outer.agent, outer.deadline, self._id))
+        self._token = current.set(CallContext(outer.agent, outer.deadline, self._id, outer.depth))
         return self._id
 
     def __exit__(self, *_: object) -> None:

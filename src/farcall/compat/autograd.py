@@ -184,14 +184,14 @@ def _new_context() -> DistAutogradContext:
             f"Already have an autograd context id for this thread: {outer.gradients}"
         )
     context_id = _autograd().open()
-    current.set(CallContext(outer.agent, outer.deadline, context_id))
+    current.set(CallContext(outer.agent, outer.deadline, context_id, outer.depth))
     return _retrieve_context(context_id)
 
 
 def _release_context(context_id: int) -> None:
     found = current.get()
     if found is not None and found.gradients == context_id:
-        current.set(CallContext(found.agent, found.deadline))
+        current.set(CallContext(found.agent, found.deadline, depth=found.depth))
     _autograd().end(context_id)
 
 

@@ -173,7 +173,7 @@ def call_inside(context_id: int, function: Callable[..., R], *args: Any) -> R:
     outer = current.get() or CallContext(current_agent())
     if outer.gradients == context_id:
         return function(*args)
-    token = current.set(CallContext(outer.agent, outer.deadline, context_id))
+    token = current.set(CallContext(outer.agent, outer.deadline, context_id, outer.depth))
     try:
         return function(*args)
     finally:

@@ -20,25 +20,39 @@ A wait that torch does by itself (`torch.futures.wait_all`, a plain `torch.futur
 announce itself; when functions are queued, the watchdog looks whether one that runs sits in such a
 wait.
 
+But each function that waits keeps a thread, and there are at most `max_threads`; perhaps the system
+does not give even these. That fails no call: functions stay queued until there is a thread
+(`function_queue`). There is always a thread that can lead: the leader runs a function, or a
+callback that may wait, only if another thread rests. If none rests and none can be started, it
+queues the function, and goes on leading.
+
 Locks: `_lock` guards every table here and is held for a few instructions; nothing that belongs to
 the user runs under it. That a function has ended is noted without it: that only makes room.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 
+from farcall.errors import FarcallError
+from farcall.runtime.event_source import EventSource, Handler
+from farcall.runtime.followers import Followers
 from farcall.runtime.frames import current_frames
+from farcall.runtime.function_queue import (
+    DEEPEST,
+    DEFAULT_MAX_THREADS,
+    Function,
+    FunctionQueue,
+)
 from farcall.runtime.isolation import isolate_callbacks, run_isolated
+from farcall.threads import FarcallThread
 from farcall.transport.base import Endpoint, Event, Notice
 
 logger = logging.getLogger("farcall")
@@ -46,21 +60,8 @@ logger = logging.getLogger("farcall")
 TORCH_WAITS = (torch.futures.wait_all.__code__, torch.futures.Future.wait.__code__)
 MAX_IN_A_ROW = 32
 STAND_BACK = 0.005  # seconds
-SPARE_THREADS = 2
-SPARE_SECONDS = 10.0
-
-
-class Handler(Protocol):
-    """What the agent does with events and time."""
-
-    def on_thread_start(self) -> None:
-        """Called first in every thread."""
-
-    def handle(self, event: Event) -> None:
-        """An event arrived. May call `Executor.submit`."""
-
-    def before_sleep(self) -> float:
-        """Do what is due. When is something due next: `time.monotonic()` seconds, or inf."""
+PAUSE_SECONDS = 0.01  # of the watchdog, when no thread can take the lead over
+RECENTLY = 5.0  # seconds for which a shortage of threads is told of
 
 
 class _Wait:
@@ -76,58 +77,84 @@ class _Wait:
         self._ran = self._executor.leave(self._me)
 
     def __exit__(self, *_: object) -> None:
-        if self._ran:
-            self._executor.come_back(self._me)
+        if self._ran is not None:
+            self._executor.come_back(self._me, self._ran)
 
 
 _NO_WAIT = nullcontext()
 
 
 class Executor:
-    """See the module's description. All methods may be called from any thread."""
+    """See the module's description. All methods may be called from any thread.
 
-    def __init__(self, name: str, endpoint: Endpoint, handler: Handler, max_running: int) -> None:
+    Args:
+        name: of the worker.
+        endpoint: where events come from.
+        handler: what to do with them.
+        max_running: how many functions may run at once, those that wait not counted.
+        max_threads: how many threads there may be, the watchdog not counted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        handler: Handler,
+        max_running: int,
+        max_threads: int = DEFAULT_MAX_THREADS,
+    ) -> None:
         self._name = name
         self._endpoint = endpoint
         self._handler = handler
+        self._source = EventSource(name, endpoint, handler)
         self._max_running = max_running
+        self._max_threads = max_threads
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
-        self._functions: deque[Callable[[], None]] = deque()
-        self._running: set[int] = set()
-        self._resting: list[threading.Lock] = []  # a bell for each thread that has nothing to do
-        self._threads: set[threading.Thread] = set()
-        self._started = 0
+        self._queue = FunctionQueue(max_threads, max_running)
+        # Threads that run functions, and those whose functions or callbacks wait: at which depth.
+        self._running: dict[int, int] = {}
+        self._away: dict[int, int] = {}
+        self._followers = Followers(name, self._follow, self._lock, max_threads)
+        self._resting, self._threads = self._followers.resting, self._followers.threads
         self._leader = 0  # thread that has the lead; 0: nobody
         self._in_a_row = 0  # events that the leader took without a look at what is due
         self.is_completing = False  # a row of futures; see `let_complete`
-        self._has_completed = threading.Event()
+        self._standing_back: deque[threading.Lock] = deque()  # a bell for each thread that does
         self._stopping = False
         self._watch = endpoint.new_watch()  # over the leader and its event
-        self._watchdog = threading.Thread(
-            target=self._guard, name=f"farcall-watch-{name}", daemon=True
-        )
+        self._watchdog = FarcallThread(self._guard, f"farcall-watch-{name}")
 
     def start(self) -> None:
-        self._watchdog.start()
+        """Start the threads.
+
+        Raises:
+            FarcallError: the system gives no threads.
+        """
+        refused = self._watchdog.try_start()
         with self._lock:
-            self._start_thread()
+            # Two: the leader runs no function without another thread that could lead.
+            start = self._followers.start
+            started = refused is None and start() and start()
+        if not started:
+            self.stop(1.0)
+            raise FarcallError(
+                f"the threads of worker {self._name!r} can't be started: "
+                f"{refused or self._followers.refused}"
+            )
 
     def stop(self, timeout: float) -> bool:
         """Take no more events and end the threads. False: a user function still runs."""
         with self._lock:
             self._stopping = True
-            self._functions.clear()
-            while self._resting:
-                self._resting.pop().release()
-            threads = list(self._threads)
+            self._queue.clear()
+            threads = self._followers.stop()
         self._endpoint.wake()
         self._watch.stop()
         deadline = time.monotonic() + timeout
         me = threading.current_thread()
         for thread in [*threads, self._watchdog]:
-            if thread is not me:
-                thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join_if_started(max(0.0, deadline - time.monotonic()))
         return not any(t.is_alive() for t in threads if t is not me)
 
     # Work that comes in.
@@ -136,21 +163,32 @@ class Executor:
         """An event that did not come through the endpoint (a call to oneself)."""
         with self._lock:
             self._events.append(event)
-            self._find_thread()
+            found = self._followers.find()
+        if not found:
+            self._endpoint.wake()  # the leader takes it, between others
 
-    def submit(self, function: Callable[[], None]) -> None:
-        """Run a user function, here and now if this is the leader and a place is free."""
+    def submit(self, function: Function, depth: int = DEEPEST) -> None:
+        """Run a user function, here and now if this is the leader and a place is free.
+
+        Args:
+            depth: of the call, see `function_queue`.
+        """
         me = threading.get_ident()
         running = self._running
         with self._lock:
             here = self._leader == me and me not in running and len(running) < self._max_running
+            # The second: there are so few threads that nothing need be counted.
+            if here and not (self._resting and len(self._threads) <= self._queue.plenty):
+                here = self._queue.admits(depth, self._taken()) and self._followers.has_spare()
+                if not here:
+                    self._queue.held_at = time.monotonic()
             if here:
-                running.add(me)
+                running[me] = depth
             else:
-                self._functions.append(function)
+                self._queue.push(function, depth)
                 # In this order: who ends a function looks whether one is queued.
                 if len(running) < self._max_running:
-                    self._find_thread()
+                    self._followers.find()
                 self._watch.set_queue(True)
         if here:
             if self.is_completing:
@@ -158,18 +196,24 @@ class Executor:
             self._watch.begin()
             self._run(me, function)
 
-    def _run(self, me: int, function: Callable[[], None]) -> None:
+    def _run(self, me: int, function: Function) -> None:
         try:
             run_isolated(function)
         except BaseException:
             logger.exception("%s: an internal error while serving a call", self._name)
         finally:
-            self._running.discard(me)
+            if self._running.pop(me, None) is None:
+                self._away.pop(me, None)  # it was in a wait of torch's when it was last looked at
             # In this order: who queues a function then looks whether there is a place.
-            if self._functions:
+            if self._queue.size:
                 with self._lock:
-                    if self._functions and self._leader == me:
-                        self._find_thread()
+                    if self._queue.size and self._leader == me:
+                        self._followers.find()
+
+    def _taken(self) -> list[int]:
+        """The depth of each function that has a thread. Lock held."""
+        # Each list is made in one step: functions end meanwhile.
+        return [*list(self._running.values()), *list(self._away.values())]
 
     def may_pass_lead(self) -> None:
         """The calling thread has done what must be done in order. No effect if it does not lead."""
@@ -182,7 +226,6 @@ class Executor:
             return
         self._watch.begin()
         if self._in_a_row and not self.is_completing:
-            self._has_completed.clear()
             self.is_completing = True
 
     def let_complete(self) -> None:
@@ -191,13 +234,32 @@ class Executor:
         torch lets go of the interpreter whenever a future is completed. A thread that makes one
         call after the other, or waits for one future after the other, would take it each time.
         That costs more than all the rest of a call, so such threads stand back.
+
+        May be interrupted (Ctrl-C) at any point: each step on what is shared is one of C's. An
+        `Event` would not do: its lock can stay locked, and the leader would wait for it.
         """
-        if self._leader != threading.get_ident() and not self._has_completed.wait(STAND_BACK):
+        if self._leader == threading.get_ident():
+            return
+        bell = threading.Lock()
+        bell.acquire()
+        self._standing_back.append(bell)
+        # In this order: who ends a row first says so, and then rings.
+        if self.is_completing and not bell.acquire(timeout=STAND_BACK):
             self._end_completing()
 
     def _end_completing(self) -> None:
         self.is_completing = False
-        self._has_completed.set()
+        bells = self._standing_back
+        with contextlib.suppress(IndexError):  # several threads may be doing this
+            while bells:
+                bells.popleft().release()
+
+    def may_wait_here(self) -> bool:
+        """Whether the calling thread may run a callback, which may wait: another could lead."""
+        if self._leader != threading.get_ident():
+            return True
+        with self._lock:
+            return self._followers.has_spare()
 
     # Waiting inside user functions.
 
@@ -216,102 +278,118 @@ class Executor:
         """Around a wait for farcall: another thread leads and runs functions instead."""
         return _Wait(self, threading.get_ident()) if self.is_at_work() else _NO_WAIT
 
-    def leave(self, me: int) -> bool:
-        """The calling thread begins to wait. Gives whether it runs a function."""
-        with self._lock:
-            ran = me in self._running
-            if ran:
-                self._running.discard(me)
-            if self._leader == me:
-                self._pass_lead()
-            elif ran and self._functions:
-                self._find_thread()
-        return ran
+    def leave(self, me: int) -> bool | None:
+        """The calling thread begins to wait.
 
-    def come_back(self, me: int) -> None:
-        """The wait of a thread that runs a function is over."""
+        Returns whether it runs a function; None: neither that nor a callback, as the leader.
+        """
         with self._lock:
-            self._running.add(me)
+            depth = self._running.pop(me, None)
+            leads = self._leader == me
+            if depth is None and not leads:
+                return None
+            self._away[me] = 1 if depth is None else depth
+            if leads:
+                # Seldom: what waits here is no function, and did not ask by `may_wait_here`.
+                if not self._followers.has_spare() and not self._followers.start(beyond=True):
+                    self._watch.set_queue(True)  # so that the watchdog tries again
+                self._pass_lead()
+            elif self._queue.size:
+                self._followers.find()
+        return depth is not None
+
+    def come_back(self, me: int, ran: bool) -> None:
+        """The wait of a thread is over; `ran` is what `leave` returned."""
+        with self._lock:
+            depth = self._away.pop(me, 1)
+            if ran:
+                self._running[me] = depth
 
     def _pass_lead(self) -> None:
+        """Leave the lead to a thread that rests, or was just started. Lock held."""
         if self.is_completing:
             self._end_completing()
         self._leader = 0
         self._watch.end()
-        self._find_thread()
+        self._followers.wake()
 
-    def _find_thread(self) -> None:
-        """Somebody has to look for work: wake a follower or start one. Lock held."""
-        if self._resting:
-            self._resting.pop().release()
-        elif not self._stopping:
-            self._start_thread()
+    def _is_led(self) -> bool:
+        """Whether somebody else leads, or could, while the calling thread works. Lock held."""
+        if self._leader and self._leader not in self._running:
+            return True
+        return self._followers.has_spare()
 
-    def _start_thread(self) -> None:
-        self._started += 1
-        thread = threading.Thread(
-            target=self._follow, name=f"farcall-{self._name}-{self._started}", daemon=True
-        )
-        self._threads.add(thread)
-        thread.start()
+    def shortage(self) -> str:
+        """For messages: whether functions were lately held back for want of threads, and why."""
+        now = time.monotonic()
+        followers = self._followers
+        if now < followers.refused_at + RECENTLY:
+            return f"the system gives it no more than {len(self._threads)} threads"
+        if now < self._queue.held_at + RECENTLY:
+            return f"its option max_threads ({self._max_threads}) allows no more threads"
+        return ""
 
     # The threads.
 
     def _follow(self) -> None:
         me = threading.get_ident()
-        self._handler.on_thread_start()
-        isolate_callbacks()
+        woken: bool | None = True
+        looked = False
         try:
-            while self._do_something(me):
-                pass
+            self._handler.on_thread_start()
+            isolate_callbacks()
+            while woken is not None:
+                woken, looked = self._do_something(me, woken), True
         finally:
             with self._lock:
-                self._threads.discard(threading.current_thread())
+                self._followers.ended(woken=not looked)
 
-    def _do_something(self, me: int) -> bool:
-        """Run a queued function, lead, or rest. False: this thread is not needed any more."""
-        function: Callable[[], None] | None = None
+    def _do_something(self, me: int, woken: bool) -> bool | None:
+        """Run a queued function, lead, or rest.
+
+        Returns whether the thread has rested, and so was woken; None: it is not needed any more.
+        """
+        function: Function | None = None
         event: Event | None = None
         bell: threading.Lock | None = None
         with self._lock:
+            self._followers.waking -= woken
             if self._stopping:
-                return False
-            if self._functions and len(self._running) < self._max_running:
-                function = self._functions.popleft()
-                self._running.add(me)
-                if not self._functions:
-                    self._watch.set_queue(False)
-            elif self._events:
-                event = self._events.popleft()
+                return None
+            has_place = self._queue.size and len(self._running) < self._max_running
+            if (has_place or self._events) and self._is_led():
+                function = self._take_function(me) if has_place else None
+                if function is None and self._events:
+                    event = self._events.popleft()
+            if function or event:
+                pass
             elif self._leader:
-                if len(self._resting) >= SPARE_THREADS:
-                    return False
-                bell = threading.Lock()
-                bell.acquire()
-                self._resting.append(bell)
+                bell = self._followers.bell()
+                if bell is None:
+                    return None
             else:
                 self._leader = me
             if (function or event) and not self._leader:
-                self._find_thread()
+                self._followers.wake()
         if function is not None:
             self._run(me, function)
         elif event is not None:
-            self._handle(event)
+            self._source.handle(event)
         elif bell is not None:
-            return self._rest(bell)
+            return self._followers.sleep(bell) or None
         else:
             self._lead(me)
-        return True
+        return False
 
-    def _rest(self, bell: threading.Lock) -> bool:
-        """Sleep until there is work. False: for so long that one thread less will do."""
-        if bell.acquire(timeout=SPARE_SECONDS):
-            return True
-        with self._lock:
-            if bell not in self._resting:
-                return True  # it rang after all, just now
-            self._resting.remove(bell)
-            return False
+    def _take_function(self, me: int) -> Function | None:
+        """A queued function that may have this thread. Lock held."""
+        found = self._queue.pop(self._taken())
+        if found is None:
+            return None
+        function, self._running[me] = found
+        if not self._queue.size:
+            self._watch.set_queue(False)
+        return function
 
     def _lead(self, me: int) -> None:
         """Take and handle events until the lead is lost or the agent stops."""
@@ -320,12 +398,12 @@ class Executor:
         due = 0.0
         while not self._stopping:
             if event is not None:
-                self._handle(event)
+                self._source.handle(event)
                 self._in_a_row += 1
             elif self.is_completing:
                 self._end_completing()
             if event is None or self._in_a_row == MAX_IN_A_ROW:
-                due = self._before_sleep()
+                due = self._source.before_sleep()
                 self._in_a_row = 0
             with self._lock:
                 if self._leader != me:
@@ -333,58 +411,48 @@ class Executor:
                 self._watch.end()
                 event = self._events.popleft() if self._events else None
             if event is None and self._in_a_row:
-                event = self._poll()
+                event = self._source.poll()
             elif event is None:
-                event = self._next(0.0 if self.is_completing else due)
+                event = self._source.next(0.0 if self.is_completing else due)
         with self._lock:
             if self._leader == me:
                 self._leader = 0
-
-    def _handle(self, event: Event) -> None:
-        try:
-            self._handler.handle(event)
-        except BaseException:
-            logger.exception("%s: an internal error while handling %r", self._name, event)
-
-    def _before_sleep(self) -> float:
-        try:
-            return self._handler.before_sleep()
-        except BaseException:
-            logger.exception("%s: an internal error in a timer", self._name)
-            return time.monotonic() + 1.0
-
-    def _poll(self) -> Event | None:
-        try:
-            return self._endpoint.poll()
-        except BaseException:
-            logger.exception("%s: an internal error while receiving", self._name)
-            return None
-
-    def _next(self, due: float) -> Event | None:
-        timeout = None if due == math.inf else max(0.0, due - time.monotonic())
-        try:
-            return self._endpoint.next(timeout)
-        except BaseException:
-            logger.exception("%s: an internal error while receiving", self._name)
-            return None
 
     def _guard(self) -> None:
         """The watchdog: pass the lead on when the leader is busy for too long."""
         while notice := self._watch.wait():
             if notice == Notice.STARVING:
-                self._discount_torch_waits()
+                self._look_after_queue()
                 continue
             with self._lock:
-                if self._leader and self._watch.is_overdue():
+                overdue = self._leader and self._watch.is_overdue()
+                passed = overdue and self._followers.has_spare()
+                if passed:
                     self._pass_lead()
+            if overdue and not passed:
+                time.sleep(PAUSE_SECONDS)
 
     def _discount_torch_waits(self) -> None:
         waiting = {
             thread for thread, frame in current_frames().items() if frame.f_code in TORCH_WAITS
         }
         with self._lock:
-            if len(self._running) < self._max_running:
-                return
-            for thread in waiting & self._running:
-                self._running.discard(thread)
-                self._find_thread()
+            for thread in waiting.intersection(list(self._running)):
+                depth = self._running.pop(thread, None)
+                if depth is not None:
+                    self._away[thread] = depth
+                    self._followers.find()
+
+    def _look_after_queue(self) -> None:
+        """Functions are queued, and nothing ends."""
+        if len(self._running) >= self._max_running:
+            self._discount_torch_waits()
+        else:
+            with self._lock:
+                if self._leader and not self._queue.size:
+                    self._watch.set_queue(False)
+                    return
+                if not self._followers.find():
+                    self._queue.held_at = time.monotonic()
+            if self.shortage():
+                self._handler.on_shortage()

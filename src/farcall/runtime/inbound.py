@@ -100,7 +100,7 @@ class Job(msgspec.Struct, eq=False):
         if request.creates:
             self.place = self._create(request)
         if is_admitted:
-            self.agent.executor.submit(self.run)
+            self.agent.executor.submit(self.run, request.depth)
         else:
             self.agent.meet_owners(request.references)
             self.agent.references.arrive(self.key, request.references, self._admitted)
@@ -128,7 +128,7 @@ class Job(msgspec.Struct, eq=False):
 
     def _admitted(self, error: CallError | None) -> None:
         if error is None:
-            self.agent.executor.submit(self.run)
+            self.agent.executor.submit(self.run, self.request.depth)
         else:
             self._fail(error)
 
@@ -137,7 +137,7 @@ class Job(msgspec.Struct, eq=False):
         try:
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
-            current.set(CallContext(self.agent, self.deadline, self.context))
+            current.set(CallContext(self.agent, self.deadline, self.context, self.request.depth))
             try:
                 result = self._call()
             finally:

@@ -6,6 +6,7 @@ in hand counts, also if the machine heard of the loss of the peer before that th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("farcall")
 
+CROWDED_SECONDS = 10.0  # for which it counts that a peer said it had no more threads
 SLOW_SECONDS = 1.0  # a call that takes longer has a line in the log, at level DEBUG
 
 
@@ -46,6 +48,7 @@ class Outcomes:
         self._references = agent.references
         # Looked at once: asking the logger for each call would cost more.
         self._says_slow = logger.isEnabledFor(logging.DEBUG)
+        self._queued: set[PendingCall] = set()  # answered, but no thread runs their callbacks yet
         self._waiting: set[PendingCall] = set()  # answered, but with references that can't be used
 
     def unreachable(self, pending: PendingCall, error: LinkError) -> Exception:
@@ -152,7 +155,24 @@ class Outcomes:
             )
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
-            f"{what} on worker {pending.peer.name!r}{self._missing_link(pending.peer, error)}{hint}"
+            f"{what} on worker {pending.peer.name!r}{self._missing_link(pending.peer, error)}"
+            f"{self._shortage(pending)}{hint}"
+        )
+
+    def _shortage(self, pending: PendingCall) -> str:
+        """For messages: which worker lately had functions wait for threads that it could not have.
+
+        Nested calls need a thread for each function that waits, here or at the callee.
+        """
+        peer, me = pending.peer, self._agent.me
+        parts = []
+        why = self._agent.executor.shortage()
+        if why:
+            parts.append((me.name, why))
+        if peer.worker is not me and time.monotonic() < peer.crowded_at + CROWDED_SECONDS:
+            parts.append((peer.name, peer.crowded))
+        return "".join(
+            f"; calls queue for a thread at worker {name!r}: {why}" for name, why in parts
         )
 
     def _missing_link(self, peer: Peer, error: BaseException | None) -> str:
@@ -218,6 +238,30 @@ class Outcomes:
             self._complete(peer, answer, pending, None)
 
     def _complete(
+        self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
+    ) -> None:
+        future = pending.future
+        if future is None or not future._callbacks or self._agent.executor.may_wait_here():
+            self._complete_now(peer, answer, pending, error)
+            return
+        # No other thread could lead if a callback waited here.
+        self._queued.add(pending)
+
+        def complete() -> None:
+            self._queued.discard(pending)
+            self._complete_now(peer, answer, pending, error)
+
+        self._agent.executor.submit(complete, pending.depth)
+        if self._agent.is_closed:
+            self.fail_queued(self.ended(peer))
+
+    def fail_queued(self, error: Exception) -> None:
+        """The agent has ended: so do the calls that were answered and wait for a thread."""
+        while self._queued:
+            with contextlib.suppress(KeyError):
+                self._queued.pop().fail(error)
+
+    def _complete_now(
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
         try:

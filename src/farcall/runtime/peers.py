@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,6 +69,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     pinned: bool = False  # the request carries references that were pinned for it
     handles: Sequence[RefHandle] = ()  # references in it that were not
     recording: Callable[[], None] | None = None  # to be done when the request was sent
+    depth: int = 1  # see `function_queue`
 
     def fail(self, error: BaseException) -> None:
         """Fail the future, if there is one and nobody else has completed it. Never raises."""
@@ -104,6 +106,8 @@ class Peer:
         self.left: str | None = None  # it said goodbye; links that end now are no crash
         self.linked = False  # we have dialled it
         self.back_link: Link | None = None  # the link that it dialled
+        self.crowded = ""  # why it had no more threads for our calls, when it said so last
+        self.crowded_at = -math.inf  # when that was, `time.monotonic()` seconds
 
         self._in_flight: list[str] = []  # when it was lost: what our calls had asked for
 
