@@ -293,6 +293,7 @@ def _value(place: OwnedValue, deadline: float) -> Any:
             if not place.wait(deadline):
                 raise RpcTimeout(
                     "RPC ran for more than set timeout: the value of this reference is not made yet"
+                    + current_agent().outcomes.shortage()
                 )
     return place.get()
 

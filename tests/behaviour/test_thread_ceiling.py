@@ -134,7 +134,8 @@ def test_one_chain_may_have_all_threads_but_the_leader(
 def test_a_chain_beyond_the_ceiling_ends_and_says_why(
     start: Callable[..., list[Agent]], way: Way
 ) -> None:
-    start(2, num_worker_threads=1, max_threads=4)
+    # With `remote` each function waits for the default timeout.
+    start(2, num_worker_threads=1, max_threads=4, rpc_timeout=2.0)
     for to in ("w0", "w1"):
         with pytest.raises(rpc.RpcTimeout, match=rf"worker '{to}': its option max_threads \(4\)"):
             rpc.rpc_sync(to, to_itself, args=(20, way), timeout=2.0)
@@ -147,7 +148,7 @@ def test_no_timeout_speaks_of_threads_when_there_are_enough(
     start(2, num_worker_threads=1, max_threads=4)
     with pytest.raises(rpc.RpcTimeout) as caught:
         rpc.rpc_sync("w1", gate_wait, args=(gate,), timeout=0.2)
-    assert "thread" not in str(caught.value)
+    assert "queue" not in str(caught.value)
 
 
 def gate_wait(gate: Gate) -> int:

@@ -122,6 +122,7 @@ class Runner:
                 raise
             raise RpcTimeout(
                 f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
+                + self.agent.outcomes.shortage()
             ) from None
 
     def _receive(self, backward: Pass, ending: Ending, deadline: float) -> None:

@@ -397,6 +397,7 @@ class Agent:
                 if self.leaver.active
                 else f"waiting for {names}"
             )
+            + self.outcomes.shortage()
         )
 
     def close(self, reason: str = "it has shut down", patience: float = STOP_SECONDS) -> None:

@@ -177,11 +177,9 @@ class Executor:
         running = self._running
         with self._lock:
             here = self._leader == me and me not in running and len(running) < self._max_running
-            # The second: there are so few threads that nothing need be counted.
+            # The first two: most often, and without a call of Python.
             if here and not (self._resting and len(self._threads) <= self._queue.plenty):
-                here = self._queue.admits(depth, self._taken()) and self._followers.has_spare()
-                if not here:
-                    self._queue.held_at = time.monotonic()
+                here = self._may_work(depth)
             if here:
                 running[me] = depth
             else:
@@ -254,12 +252,24 @@ class Executor:
             while bells:
                 bells.popleft().release()
 
-    def may_wait_here(self) -> bool:
-        """Whether the calling thread may run a callback, which may wait: another could lead."""
+    def may_wait_here(self, depth: int) -> bool:
+        """Whether the calling thread may run the callbacks of a call of this depth.
+
+        They may wait. So a leader runs them only if there is a thread for it, as for a function.
+        """
         if self._leader != threading.get_ident():
             return True
         with self._lock:
-            return self._followers.has_spare()
+            return self._may_work(depth)
+
+    def _may_work(self, depth: int) -> bool:
+        """Whether the leader may run what has this depth and may wait. Lock held."""
+        if self._resting and len(self._threads) <= self._queue.plenty:
+            return True  # there are so few threads that nothing need be counted
+        if self._queue.admits(depth, self._taken()) and self._followers.has_spare():
+            return True
+        self._queue.held_at = time.monotonic()
+        return False
 
     # Waiting inside user functions.
 

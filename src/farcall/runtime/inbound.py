@@ -206,7 +206,10 @@ class Job(msgspec.Struct, eq=False):
     def _refuse(self) -> NoReturn:
         if self.cancelled:
             raise Cancelled(f"the caller gave up on {self.request.function} before it was run")
-        raise RpcTimeout(f"{self.request.function} was not run before its deadline")
+        raise RpcTimeout(
+            f"{self.request.function} was not run before its deadline"
+            + self.agent.outcomes.shortage()
+        )
 
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
         if self.is_ended:

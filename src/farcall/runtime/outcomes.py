@@ -156,20 +156,20 @@ class Outcomes:
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
             f"{what} on worker {pending.peer.name!r}{self._missing_link(pending.peer, error)}"
-            f"{self._shortage(pending)}{hint}"
+            f"{self.shortage(pending.peer)}{hint}"
         )
 
-    def _shortage(self, pending: PendingCall) -> str:
-        """For messages: which worker lately had functions wait for threads that it could not have.
+    def shortage(self, peer: Peer | None = None) -> str:
+        """For timeouts: which worker lately had functions queue for threads that it could not have.
 
-        Nested calls need a thread for each function that waits, here or at the callee.
+        Nested calls need a thread for each function that waits, here or at the peer.
         """
-        peer, me = pending.peer, self._agent.me
+        me = self._agent.me
         parts = []
         why = self._agent.executor.shortage()
         if why:
             parts.append((me.name, why))
-        if peer.worker is not me and time.monotonic() < peer.crowded_at + CROWDED_SECONDS:
+        if peer is not None and time.monotonic() < peer.crowded_at + CROWDED_SECONDS:
             parts.append((peer.name, peer.crowded))
         return "".join(
             f"; calls queue for a thread at worker {name!r}: {why}" for name, why in parts
@@ -241,7 +241,9 @@ class Outcomes:
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
         future = pending.future
-        if future is None or not future._callbacks or self._agent.executor.may_wait_here():
+        if future is None or not future._callbacks or self._agent.executor.may_wait_here(
+            pending.depth
+        ):
             self._complete_now(peer, answer, pending, error)
             return
         # No other thread could lead if a callback waited here.
