@@ -133,9 +133,7 @@ class Executor:
         """
         refused = self._watchdog.try_start()
         with self._lock:
-            # Two: the leader runs no function without another thread that could lead.
-            start = self._followers.start
-            started = refused is None and start() and start()
+            started = refused is None and self._followers.start_first()
         if not started:
             self.stop(1.0)
             raise FarcallError(
@@ -177,8 +175,8 @@ class Executor:
         running = self._running
         with self._lock:
             here = self._leader == me and me not in running and len(running) < self._max_running
-            # The first two: most often, and without a call of Python.
-            if here and not (self._resting and len(self._threads) <= self._queue.plenty):
+            # Most often it may, and that takes no call of Python.
+            if here and not (len(self._resting) > 1 and len(self._threads) <= self._queue.plenty):
                 here = self._may_work(depth)
             if here:
                 running[me] = depth
@@ -264,9 +262,12 @@ class Executor:
 
     def _may_work(self, depth: int) -> bool:
         """Whether the leader may run what has this depth and may wait. Lock held."""
-        if self._resting and len(self._threads) <= self._queue.plenty:
+        followers = self._followers
+        if len(self._resting) > 1 and len(self._threads) <= self._queue.plenty:
             return True  # there are so few threads that nothing need be counted
-        if self._queue.admits(depth, self._taken()) and self._followers.has_spare():
+        if self._queue.admits(depth, self._taken()) and (
+            followers.has_reserve() if depth < 2 else followers.has_spare()
+        ):
             return True
         self._queue.held_at = time.monotonic()
         return False
@@ -393,7 +394,12 @@ class Executor:
 
     def _take_function(self, me: int) -> Function | None:
         """A queued function that may have this thread. Lock held."""
-        found = self._queue.pop(self._taken())
+        followers = self._followers
+        is_led = self._leader and self._leader not in self._running
+        has_reserve = (is_led and followers.has_spare()) or followers.has_reserve()
+        # At the ceiling the queue itself keeps threads for the calls that functions wait for.
+        least = 1 if has_reserve or followers.is_full else 2
+        found = self._queue.pop(self._taken(), least)
         if found is None:
             return None
         function, self._running[me] = found

@@ -12,7 +12,8 @@ from farcall.threads import FarcallThread
 
 logger = logging.getLogger("farcall")
 
-SPARE_THREADS = 3
+SPARE_THREADS = 4
+FIRST_THREADS = 3
 SPARE_SECONDS = 10.0
 RETRY_SECONDS = 0.1  # after the system gave no thread
 WARN_SECONDS = 60.0  # between two lines in the log about that
@@ -71,9 +72,28 @@ class Followers:
         self.waking += 1
         return True
 
+    def start_first(self) -> bool:
+        """Start the threads that every executor needs. Returns False if the system has none."""
+        return all(self.start() for _ in range(min(FIRST_THREADS, self._most)))
+
     def has_spare(self) -> bool:
         """Whether there is a thread that has nothing to do; one is started, if there may be."""
         return bool(self.resting) or self.waking > 0 or self.start()
+
+    def has_reserve(self) -> bool:
+        """Whether there is one more besides, if there may be.
+
+        What is called by no function needs that: else, where the system gives no more threads, the
+        calls that functions wait for would find none.
+        """
+        if len(self.resting) + self.waking < 2 and self.has_spare():
+            return len(self.resting) + self.waking > 1 or self.start() or self.is_full
+        return len(self.resting) + self.waking > 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many threads as there may be."""
+        return len(self.threads) >= self._most
 
     def start(self, *, beyond: bool = False) -> bool:
         """Start a thread, if there may be one more and the system has it.
@@ -126,8 +146,8 @@ class Followers:
         with self._lock:
             if bell not in self.resting:
                 return True  # it rang after all, just now
-            if len(self.resting) > 1:
+            if len(self.resting) > 2:
                 self.resting.remove(bell)
                 return False
-        bell.acquire()  # one stays: it leads when the leader runs a function
+        bell.acquire()  # two stay, see `has_reserve`
         return True

@@ -78,13 +78,17 @@ class FunctionQueue:
         self._fresh.append((function, depth))
         self.size += 1
 
-    def pop(self, taken: list[int]) -> tuple[Function, int] | None:
+    def pop(self, taken: list[int], least: int = 1) -> tuple[Function, int] | None:
         """The next function that may have a thread: the deepest of those that were held back.
 
         Else the one that has been queued for longest.
+
+        Args:
+            taken: the depths of the functions that have one.
+            least: those of less depth may have none now.
         """
         for depth in sorted(self._held, reverse=True):
-            if self.admits(depth, taken):
+            if depth >= least and self.admits(depth, taken):
                 functions = self._held[depth]
                 function = functions.popleft()
                 if not functions:
@@ -93,7 +97,7 @@ class FunctionQueue:
                 return function, depth
         while self._fresh:
             function, depth = self._fresh.popleft()
-            if self.admits(depth, taken):
+            if depth >= least and self.admits(depth, taken):
                 self.size -= 1
                 return function, depth
             self._held.setdefault(depth, deque()).append(function)

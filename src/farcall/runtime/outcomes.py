@@ -241,8 +241,10 @@ class Outcomes:
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
         future = pending.future
-        if future is None or not future._callbacks or self._agent.executor.may_wait_here(
-            pending.depth
+        if (
+            future is None
+            or not future._callbacks
+            or self._agent.executor.may_wait_here(pending.depth)
         ):
             self._complete_now(peer, answer, pending, error)
             return
