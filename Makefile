@@ -7,7 +7,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VENV_MADE := $(VENV)/.made
 INSTALLED := $(VENV)/.installed
+DEMOS_INSTALLED := $(VENV)/.demos
+DEMOS := demo demo-cartpole demo-rnn demo-parameter-server
+# Who only wants to see a demo needs no linters.
+ENVIRONMENT := $(if $(filter-out $(DEMOS),$(MAKECMDGOALS)),$(INSTALLED),$(DEMOS_INSTALLED))
 NATIVE := build/native/.built
 NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*.cpp native/*/*.cpp native/*/*.hpp)
 CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
@@ -34,22 +39,33 @@ SANITIZE_thread := thread
 RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
-.PHONY: help demo demo-cartpole demo-rnn demo-parameter-server test conformance lint format sim bench bench-all clean
+.PHONY: help $(DEMOS) test conformance lint format sim bench bench-all clean
 .PHONY: native native-test native-clang sanitize sanitize-python fuzz
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Done again only when what is to be installed changes. The C++ part is built below, not by pip.
-$(INSTALLED): pyproject.toml constraints.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
+  -Ccmake.define.FARCALL_PYTHON=OFF
+
+$(VENV_MADE):
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
-	  -Ccmake.define.FARCALL_PYTHON=OFF -e ".[dev]"
+	@touch $@
+
+# For tests and everything else that developers do. The demos are in it.
+$(INSTALLED): pyproject.toml constraints.txt | $(VENV_MADE)
+	$(INSTALL) -e ".[dev]"
+	@touch $@ $(DEMOS_INSTALLED)
+
+# For the demos: what users install, and what the C++ part is built with.
+$(DEMOS_INSTALLED): pyproject.toml constraints.txt | $(VENV_MADE)
+	$(INSTALL) -e ".[demos,build]"
 	@touch $@
 
 # The Python module, beside the Python files. Without a compiler farcall works on the socket
 # transport, so that is no error, unless FARCALL_REQUIRE_NATIVE is set. A failed build is one.
-$(NATIVE): $(INSTALLED) $(NATIVE_SOURCES)
+$(NATIVE): $(ENVIRONMENT) $(NATIVE_SOURCES)
 ifeq ($(shell uname -s),Linux)
 	@if [ -n "$$FARCALL_REQUIRE_NATIVE" ] || { command -v "$${CXX:-c++}" >/dev/null && $(HAS_HEADERS); }; then \
 	  $(CONFIGURE) -B build/native $(MODULE) -DFARCALL_IN_PLACE=ON && \
@@ -73,14 +89,19 @@ demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one param
 	$(BIN)/farcall demo parameter-server --out demo-out/parameter-server $(DEMO_ARGS)
 
 # Tests that start processes wait for them most of the time: two of them have enough to do. A test that
-# stops its process with the interpreter held is out of reach of its own timeout, 120 seconds or up to
-# 900 in tests/process: somewhat later the process ends with the stacks of its threads, and the run
+# stops its process with the interpreter held is out of reach of its own timeout, 600 seconds or up to
+# 920 in tests/process: somewhat later the process ends with the stacks of its threads, and the run
 # soon after. No other process takes its place: with loadfile, xdist's runs may then never end.
+IN_PARALLEL = tests/unit tests/behaviour tests/transport
+OF_PROCESSES = tests/process
 HANGS = --max-worker-restart=0 -o faulthandler_exit_on_timeout=true -o faulthandler_timeout=
 test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
 ifeq ($(TEST_ARGS),)
-	$(BIN)/python -m pytest -n auto --dist loadfile $(HANGS)200 tests/unit tests/behaviour tests/transport
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(HANGS)1000 tests/process
+	@failed=; \
+	$(BIN)/python -m pytest -n auto --dist loadfile $(HANGS)700 $(IN_PARALLEL) || failed="$$failed $(IN_PARALLEL)"; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(HANGS)1000 $(OF_PROCESSES) || failed="$$failed $(OF_PROCESSES)"; \
+	if [ -n "$$failed" ]; then echo "Failed:$$failed"; exit 1; fi; \
+	echo "All tests passed: $(IN_PARALLEL) $(OF_PROCESSES)"
 else
 	$(BIN)/python -m pytest $(TEST_ARGS)
 endif
@@ -108,8 +129,7 @@ bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-ou
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 $(VENV)/.bench: $(INSTALLED)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
-	  -Ccmake.define.FARCALL_PYTHON=OFF -e ".[dev,bench]"
+	$(INSTALL) -e ".[dev,bench]"
 	@touch $@
 
 bench-all: $(NATIVE) $(VENV)/.bench ## Measure against Ray, RPyC and gRPC, too.

@@ -1,6 +1,6 @@
 """The cases, written once and run over every implementation that can do them.
 
-Each is an iterator that makes one more call, burst or iteration for every number that is taken from
+Each is an iterator that makes one more call, burst or iteration for every step that is taken from
 it, and gives what that took. `rpc` is a module with the names of torch.distributed.rpc, or stands
 in for one. Functions that other workers run live here, and not in `peer.py`, so that all processes
 know them by the same name.
@@ -18,14 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import digits
+import hybrid
 import torch
-from plans import CALLERS, LOCAL, RING
+from plans import CALLERS, LOCAL, RING, base_of
 from rnn import REAL, TINY, train, train_here
 from starts import seconds_to_first_call
+from steps import Step
 
 from farcall.demos import cartpole
 
-TRAINING = {"rnn_tiny": TINY, "rnn_real": REAL}
+RNNS = {"rnn_tiny": TINY, "rnn_real": REAL}
 STARTS = {"start_2": 2, "start_8": 8}
 
 FLOATS = {"64kb": 1 << 14, "1mb": 1 << 18, "16mb": 1 << 22, "128mb": 1 << 25}
@@ -176,15 +179,19 @@ def ring(rpc: Any) -> Iterator[float]:
     return timed_each(burst, RING * CALLS_OF_THE_RING)
 
 
-def cartpole_steps(rpc: Any, observers: int) -> Iterator[float]:
-    """Seconds per step of an environment, of each episode of the demo and the learning after it."""
+def cartpole_steps(rpc: Any, observers: int) -> Iterator[Step]:
+    """Give each episode of the demo with the learning after it, as the time per environment step.
+
+    The value is the number of steps, which depends on all that was learnt before.
+    """
     cartpole.rpc = rpc  # the demo as it is, but for one import
     for seed in itertools.count():
         options = cartpole.Options(observers, seed, gamma=0.99, max_episodes=1_000_000)
         steps = 0
         start = time.perf_counter()
         for progress in cartpole.Agent(options).train():
-            yield (time.perf_counter() - start) / (progress.env_steps - steps)
+            taken = progress.env_steps - steps
+            yield Step((time.perf_counter() - start) / taken, taken)
             steps = progress.env_steps
             start = time.perf_counter()
 
@@ -204,18 +211,29 @@ CALLS: dict[str, Callable[[Any], Iterator[float]]] = {
     "idle": idle,
     "noop_tcp": noops,
     "ring": ring,
-    "cartpole_1": partial(cartpole_steps, observers=1),
-    "cartpole_3": partial(cartpole_steps, observers=3),
+}
+
+CARTPOLES = {"cartpole_1": 1, "cartpole_3": 3}  # observers
+TRAINING: dict[str, Callable[[str], Iterator[Step]]] = {
+    "embedding": hybrid.train,
+    "ddp": hybrid.train_replicated,
+    "parameter_server_sync": partial(digits.train, mode="sync"),
+    "parameter_server_async": partial(digits.train, mode="async"),
 }
 
 
-def seconds_of(case: str, implementation: str, rpc: Any) -> Iterator[float]:
-    """Seconds per call, step or iteration of a case. `rpc` is None where a process is alone."""
+def steps_of(case: str, implementation: str, rpc: Any) -> Iterator[Step]:
+    """Give a case step by step. `rpc` is None where a process is alone."""
     torch.manual_seed(0)
-    if case in CALLS:
-        return CALLS[case](rpc)
-    if case in STARTS:
-        return seconds_to_first_call(implementation, STARTS[case])
-    if implementation == LOCAL:
-        return train_here(TRAINING[case])
-    return train(implementation, "worker1", TRAINING[case])
+    base = base_of(case)
+    if base in RNNS:
+        if implementation == LOCAL:
+            return train_here(RNNS[base])
+        return train(implementation, "worker1", RNNS[base])
+    if base in TRAINING:
+        return TRAINING[base](implementation)
+    if base in CARTPOLES:
+        return cartpole_steps(rpc, CARTPOLES[base])
+    if base in STARTS:
+        return map(Step, seconds_to_first_call(implementation, STARTS[base]))
+    return map(Step, CALLS[base](rpc))

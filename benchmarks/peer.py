@@ -3,10 +3,10 @@
     python benchmarks/peer.py IMPLEMENTATION STORE WORLD
 
 It is rank 0 of the world (`plans.WORLDS`), and forks the others. It reads a JSON line from stdin
-for each block, {"case": name, "count": n}, and answers with one on stdout: a list of n numbers,
-seconds per call, step or iteration. A case goes on where its last block ended. All shut down at the
-end of stdin. `local` is one process alone, and knows the training cases only. STORE is the path of
-a file in which the workers find each other.
+for each block, {"case": name, "count": n}, and answers with one on stdout: a list of n steps, each
+a pair of seconds (per call, step or iteration) and of the value that was computed or null. A case
+goes on where its last block ended. All shut down at the end of stdin. `local` is one process alone,
+and knows the RNNs only. STORE is the path of a file in which the workers find each other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
 import torch
-from cases import seconds_of
+from cases import steps_of
 from plans import LOCAL, WORLDS, World
+from steps import Step
 from workers import CONTEXT, end_with_parent, join, module_of
 
 
@@ -38,6 +39,8 @@ def end_if_failed(process: BaseProcess, rank: int) -> None:
 def answer(implementation: str, store: str, world: World, rank: int) -> None:
     """What any other rank does."""
     end_with_parent()
+    # Whatever random numbers are drawn on this worker are the same ones for each implementation.
+    torch.manual_seed(rank)
     join(implementation, store, world, rank).shutdown()
 
 
@@ -65,14 +68,20 @@ def joined(implementation: str, store: str, world: World) -> Iterator[Any]:
 
 
 def serve(implementation: str, rpc: Any, answers: TextIO) -> None:
-    cases: dict[str, Iterator[float]] = {}
+    cases: dict[str, Iterator[Step]] = {}
     for line in sys.stdin:
         request = json.loads(line)
         case = request["case"]
         if case not in cases:
-            cases[case] = seconds_of(case, implementation, rpc)
-        seconds = list(itertools.islice(cases[case], request["count"]))
-        print(json.dumps(seconds), file=answers, flush=True)
+            cases[case] = steps_of(case, implementation, rpc)
+        steps = list(itertools.islice(cases[case], request["count"]))
+        print(json.dumps(steps), file=answers, flush=True)
+
+
+def set_threads(world: World) -> None:
+    """For this process and those that it forks."""
+    if world.threads is not None:
+        torch.set_num_threads(world.threads)
 
 
 def call(implementation: str, store: str, world: World) -> None:
@@ -95,8 +104,8 @@ def call(implementation: str, store: str, world: World) -> None:
 
 def main() -> None:
     end_with_parent()
-    torch.set_num_threads(1)
     implementation, store, world = sys.argv[1:]
+    set_threads(WORLDS[world])
     call(implementation, store, WORLDS[world])
 
 

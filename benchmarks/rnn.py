@@ -2,24 +2,21 @@
 
 The embedding table and the decoder live on another worker, the LSTM here. `train` runs it over the
 modules of either implementation, `train_here` the same model in one process without any of them.
-Both go on for ever and give the seconds of each iteration: forward, loss, backward, optimizer step.
+Both go on for ever and give each iteration: forward, loss, backward, optimizer step.
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from steps import Step
 from torch import nn, optim
+from workers import modules_of
 
-MODULES = {
-    "farcall": ("farcall.rpc", "farcall.autograd", "farcall.optim"),
-    "torch": ("torch.distributed.rpc", "torch.distributed.autograd", "torch.distributed.optim"),
-}
 DROPOUT = 0.5
 LEARNING_RATE = 0.05
 BATCHES = 8
@@ -83,7 +80,7 @@ def call_method(method: Callable[..., Any], rref: Any, *args: Any) -> Any:
 
 def parameter_rrefs(module: nn.Module, implementation: str) -> list[Any]:
     """One RRef for each parameter of a module of this process."""
-    rpc = importlib.import_module(MODULES[implementation][0])
+    rpc = modules_of(implementation).rpc
     return [rpc.RRef(parameter) for parameter in module.parameters()]
 
 
@@ -92,23 +89,22 @@ class RemoteModel(nn.Module):
 
     def __init__(self, implementation: str, worker: str, size: Size) -> None:
         super().__init__()
-        self.implementation = implementation
-        self.rpc = importlib.import_module(MODULES[implementation][0])
+        self.rpc = modules_of(implementation).rpc
         self.table = self.rpc.remote(worker, EmbeddingTable, args=(size.ntoken, size.ninp))
+        # Its parameters are asked for, and so made, before the decoder draws random numbers, too.
+        table_parameters = self._remote_method(parameter_rrefs, self.table, implementation)
         self.rnn = new_lstm(size)
         self.decoder = self.rpc.remote(worker, Decoder, args=(size.ntoken, size.nhid))
+        self.parameter_rrefs = [
+            *table_parameters,
+            *parameter_rrefs(self.rnn, implementation),
+            *self._remote_method(parameter_rrefs, self.decoder, implementation),
+        ]
 
     def forward(self, tokens: torch.Tensor, hidden: Hidden) -> tuple[torch.Tensor, Hidden]:
         embedded = self._remote_method(EmbeddingTable.forward, self.table, tokens)
         output, hidden = self.rnn(embedded, hidden)
         return self._remote_method(Decoder.forward, self.decoder, output), hidden
-
-    def parameter_rrefs(self) -> list[Any]:
-        return [
-            *self._remote_method(parameter_rrefs, self.table, self.implementation),
-            *parameter_rrefs(self.rnn, self.implementation),
-            *self._remote_method(parameter_rrefs, self.decoder, self.implementation),
-        ]
 
     def _remote_method(self, method: Callable[..., Any], rref: Any, *args: Any) -> Any:
         return self.rpc.rpc_sync(rref.owner(), call_method, args=(method, rref, *args))
@@ -150,12 +146,12 @@ def loss_of(
     return nn.functional.cross_entropy(output.flatten(0, 1), target), hidden
 
 
-def train(implementation: str, worker: str, size: Size) -> Iterator[float]:
-    """Seconds per iteration with the parameters on two workers."""
-    _, autograd, distributed_optim = map(importlib.import_module, MODULES[implementation])
+def train(implementation: str, worker: str, size: Size) -> Iterator[Step]:
+    """Give each iteration, with the parameters on two workers."""
+    _, autograd, distributed_optim, _ = modules_of(implementation)
     model = RemoteModel(implementation, worker, size)
     optimizer = distributed_optim.DistributedOptimizer(
-        optim.SGD, model.parameter_rrefs(), lr=LEARNING_RATE
+        optim.SGD, model.parameter_rrefs, lr=LEARNING_RATE
     )
     hidden = no_hidden(size)
     for tokens, target in batches(size):
@@ -164,11 +160,11 @@ def train(implementation: str, worker: str, size: Size) -> Iterator[float]:
             loss, hidden = loss_of(model, tokens, target, hidden)
             autograd.backward(context_id, [loss])
             optimizer.step(context_id)
-        yield time.perf_counter() - start
+        yield Step(time.perf_counter() - start, float(loss))
 
 
-def train_here(size: Size) -> Iterator[float]:
-    """Seconds per iteration in one process."""
+def train_here(size: Size) -> Iterator[Step]:
+    """Give each iteration in one process."""
     model = LocalModel(size)
     optimizer = optim.SGD(model.parameters(), lr=LEARNING_RATE)
     hidden = no_hidden(size)
@@ -178,4 +174,4 @@ def train_here(size: Size) -> Iterator[float]:
         loss, hidden = loss_of(model, tokens, target, hidden)
         loss.backward()
         optimizer.step()
-        yield time.perf_counter() - start
+        yield Step(time.perf_counter() - start, float(loss))

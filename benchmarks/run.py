@@ -6,7 +6,8 @@
 Each round starts fresh processes for each implementation, which then run in turn, in short blocks
 (`turns.py`). Prints the table of all cases (`table.py`), and writes it into the folder, with all
 single times and pictures. Exits with 0 whether what farcall has to reach is reached or not: times
-of one run on a busy machine prove little.
+of one run on a busy machine prove little. Exits with 1 if farcall and torch computed different
+things in training: then their times can't be compared.
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from plans import BOTH, CASES, DISTRIBUTIONS, EVERY, FARCALL, Group, groups
+from plans import BOTH, CASES, DISTRIBUTIONS, EVERY, FARCALL, SETS, Group, groups
 from plots import draw_ratios, draw_times
 from rich.console import Console
 from rich.progress import Progress
 from table import markdown, result_of
-from turns import Blocks, PeerFailed, measure
+from turns import Blocks, Measured, PeerFailed, measure
 
 DPI = 120
+THREAD_VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_")
 
 
-def measure_rounds(
-    round_: list[Group], rounds: int, advance: Callable[[], None]
-) -> dict[str, dict[str, Blocks]]:
-    """All times, by case and implementation."""
-    times: dict[str, dict[str, Blocks]] = {}
+def measure_rounds(round_: list[Group], rounds: int, advance: Callable[[], None]) -> Measured:
+    """Measure some rounds, one after the other."""
+    all_ = Measured({}, [])
     for group in round_ * rounds:
-        for case, by_implementation in measure(group, advance).items():
+        measured = measure(group, advance)
+        all_.disagreements.extend(measured.disagreements)
+        for case, by_implementation in measured.blocks.items():
             for name, blocks in by_implementation.items():
-                times.setdefault(case, {}).setdefault(name, []).extend(blocks)
-    return times
+                all_.blocks.setdefault(case, {}).setdefault(name, []).extend(blocks)
+    return all_
 
 
 def machine(implementations: list[str]) -> dict[str, object]:
@@ -49,18 +51,26 @@ def machine(implementations: list[str]) -> dict[str, object]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cores": os.cpu_count(),
+        # With any of these set, "default threads" means what they say.
+        "environment": {
+            name: value for name, value in os.environ.items() if name.startswith(THREAD_VARIABLES)
+        },
         "versions": {name: version(DISTRIBUTIONS[name]) for name in implementations},
     }
 
 
-def names(known: list[str], needed: str | None = None) -> Callable[..., list[str]]:
-    """The check of an option that lists names with commas."""
+def names(
+    known: list[str], sets: dict[str, list[str]] | None = None, needed: str | None = None
+) -> Callable[..., list[str]]:
+    """The check of an option that lists names with commas, or names of `sets` of them."""
+    sets = sets or {}
 
     def check(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
-        chosen = list(dict.fromkeys(value.split(",")))
+        listed = [name for word in value.split(",") for name in sets.get(word, [word])]
+        chosen = list(dict.fromkeys(listed))
         for name in chosen:
             if name not in known:
-                raise click.BadParameter(f"{name!r} is none of {', '.join(known)}")
+                raise click.BadParameter(f"{name!r} is none of {', '.join([*known, *sets])}")
         if needed is not None and needed not in chosen:
             raise click.BadParameter(f"{needed!r} must be among them: it is what is compared")
         return chosen
@@ -101,8 +111,8 @@ def report(times: dict[str, dict[str, Blocks]], implementations: list[str], out:
 @click.option(
     "--cases",
     default=",".join(CASES),
-    callback=names(list(CASES)),
-    help="Which, with commas.  [default: all]",
+    callback=names(list(CASES), SETS),
+    help="Which, with commas; `training` stands for all training.  [default: all]",
 )
 @click.option(
     "--blocks",
@@ -139,12 +149,14 @@ def main(
     with Progress(console=Console(stderr=True), auto_refresh=False) as progress:
         bar = progress.add_task("Measuring", total=total)
         try:
-            times = measure_rounds(
+            measured = measure_rounds(
                 round_, rounds, lambda: progress.update(bar, advance=1, refresh=True)
             )
         except PeerFailed as error:
             raise click.ClickException(str(error)) from None
-    report({case: times[case] for case in cases}, implementations, out)
+    report({case: measured.blocks[case] for case in cases}, implementations, out)
+    if measured.disagreements:
+        raise click.ClickException("\n".join(measured.disagreements))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from plans import (
     EVERY,
     FARCALL,
     LOCAL,
+    PER_STEP_AT_LEAST,
     TORCH,
 )
 from turns import Blocks
@@ -52,6 +53,8 @@ class Result:
     # How much longer an implementation takes than farcall, or how much more it adds to `local`. By
     # implementation, without farcall and local; infinite where farcall adds nothing.
     ratios: dict[str, Quartiles]
+    # How much longer an implementation takes than farcall, whatever one process takes.
+    step_ratios: dict[str, Quartiles]
     bar: str | None  # what farcall has to reach
     is_met: bool | None
 
@@ -108,18 +111,21 @@ def result_of(case: str, blocks: dict[str, Blocks]) -> Result:
         name: times_of(case, each, None if name == LOCAL else local)
         for name, each in blocks.items()
     }
-    ratios = {
-        name: ratio_of(each, blocks[FARCALL], local)
-        for name, each in blocks.items()
-        if name not in (FARCALL, LOCAL)
-    }
-    return Result(CASES[case].unit.name, times, ratios, *reached(case, times[FARCALL], ratios))
+    others = {name: each for name, each in blocks.items() if name not in (FARCALL, LOCAL)}
+    ratios = {name: ratio_of(each, blocks[FARCALL], local) for name, each in others.items()}
+    steps = {name: ratio_of(each, blocks[FARCALL], None) for name, each in others.items()}
+    bar = reached(case, times[FARCALL], ratios, steps)
+    return Result(CASES[case].unit.name, times, ratios, steps, *bar)
 
 
 def reached(
-    case: str, ours: Times, ratios: dict[str, Quartiles]
+    case: str, ours: Times, ratios: dict[str, Quartiles], step_ratios: dict[str, Quartiles]
 ) -> tuple[str, bool] | tuple[None, None]:
     """What farcall has to reach in a case, if anything, and whether it does."""
+    if case in PER_STEP_AT_LEAST and TORCH in step_ratios:
+        found = step_ratios[TORCH].median
+        limit = PER_STEP_AT_LEAST[case]
+        return f"{limit:g} x per step", found is None or found >= limit
     if case in AT_LEAST and TORCH in ratios:
         found = ratios[TORCH].median
         return f"{AT_LEAST[case]:g} x", found is None or found >= AT_LEAST[case]
@@ -154,6 +160,14 @@ def show_quartiles(found: Quartiles | None) -> str:
     return f"{number(found.median)} ({number(found.low)} to {number(found.high)})"
 
 
+def show_ratio(result: Result, name: str) -> str:
+    """How many times an implementation's time is farcall's; of what both add, and of all."""
+    shown = show_quartiles(result.ratios.get(name))
+    if LOCAL in result.times and name in result.step_ratios:
+        shown += f", per step {show_quartiles(result.step_ratios[name])}"
+    return shown
+
+
 def show_bar(result: Result) -> list[str]:
     """The bar, and whether it is met."""
     if result.bar is None:
@@ -183,6 +197,6 @@ def markdown(results: dict[str, Result]) -> str:
     lines.append(["---"] * len(lines[0]))
     for case, result in results.items():
         times = [show_times(result.times.get(name)) for name in columns]
-        ratios = [show_quartiles(result.ratios.get(name)) for name in compared]
+        ratios = [show_ratio(result, name) for name in compared]
         lines.append([case, result.unit, *times, *ratios, *show_bar(result)])
     return "\n".join(map(line, lines))

@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
-from plans import Group
+from plans import CASES, FARCALL, LOCAL, Group
+from steps import Step, disagreement
 
 PEER = Path(__file__).with_name("peer.py")
 LIMIT_SECONDS = 120.0  # for a block, and for the end of a peer; the first block includes its start
@@ -36,6 +37,7 @@ class Peer:
 
     def __init__(self, implementation: str, world: str) -> None:
         self.implementation = implementation
+        self.values: dict[str, list[float]] = {}  # by case, of all steps so far
         self._folder = tempfile.TemporaryDirectory()
         self._errors = Path(self._folder.name, "stderr")
         store = Path(self._folder.name, "store")
@@ -60,18 +62,21 @@ class Peer:
                 self._signal(signal.SIGKILL)
             self._folder.cleanup()
 
-    def ask(self, case: str, count: int) -> list[float]:
-        """Run one block. Seconds per call."""
+    def ask(self, case: str, count: int) -> list[Step]:
+        """Run one block, and return its steps."""
         self._signal(signal.SIGCONT)
         answer = self._answer(case, json.dumps({"case": case, "count": count}))
         self._signal(signal.SIGSTOP)
         try:
-            seconds = [float(number) for number in json.loads(answer)]
+            steps = [Step(float(seconds), value) for seconds, value in json.loads(answer)]
         except (ValueError, TypeError):
-            seconds = []
-        if len(seconds) != count:
+            steps = []
+        if len(steps) != count:
             raise self._failure(f"in {case}: answered {answer[:200]!r}")
-        return seconds
+        self.values.setdefault(case, []).extend(
+            step.value for step in steps if step.value is not None
+        )
+        return steps
 
     def _answer(self, case: str, request: str) -> bytes:
         assert self._process.stdin is not None
@@ -115,11 +120,22 @@ class Peer:
 Blocks = list[list[float]]  # seconds per call, of each block
 
 
-def measure(group: Group, advance: Callable[[], None]) -> dict[str, dict[str, Blocks]]:
-    """One round of cases, with fresh processes: by case and implementation, in order of time.
+class Measured(NamedTuple):
+    """What came out of a round of cases.
 
-    Block n of one implementation ran next to block n of the others. `advance` is called after each.
+    Attributes:
+        blocks: by case and implementation, in order of time. Block n of one implementation ran
+            next to block n of the others.
+        disagreements: for each case in which another implementation computed something else than
+            farcall, a sentence about it.
     """
+
+    blocks: dict[str, dict[str, Blocks]]
+    disagreements: list[str]
+
+
+def measure(group: Group, advance: Callable[[], None]) -> Measured:
+    """Measure a round of cases, with fresh processes. `advance` is called after each block."""
     with ExitStack() as stack:
         started: dict[str, Peer] = {}
         first: dict[str, str] = {}
@@ -132,6 +148,7 @@ def measure(group: Group, advance: Callable[[], None]) -> dict[str, dict[str, Bl
             # Waits until it is there and can be stopped.
             peer.ask(first[name], 0)
         blocks: dict[str, dict[str, Blocks]] = {}
+        disagreements: list[str] = []
         for case, plan in group.plans.items():
             peers = [started[name] for name in group.implementations[case]]
             blocks[case] = {peer.implementation: [] for peer in peers}
@@ -141,7 +158,25 @@ def measure(group: Group, advance: Callable[[], None]) -> dict[str, dict[str, Bl
                 # Nobody always follows the same other.
                 shift = turn % len(peers)
                 for peer in peers[shift:] + peers[:shift]:
-                    seconds = peer.ask(case, plan.calls)
-                    blocks[case][peer.implementation].append(seconds[plan.dropped :])
+                    steps = peer.ask(case, plan.calls)
+                    blocks[case][peer.implementation].append(
+                        [step.seconds for step in steps[plan.dropped :]]
+                    )
                     advance()
-        return blocks
+            values = {peer.implementation: peer.values.get(case, []) for peer in peers}
+            disagreements += disagreements_in(case, values)
+        return Measured(blocks, disagreements)
+
+
+def disagreements_in(case: str, values: dict[str, list[float]]) -> Iterator[str]:
+    """Give a sentence for each implementation that computed something else than farcall.
+
+    The model in one process is left out: it draws its random numbers in another order.
+    """
+    agreement = CASES[case].agreement
+    for name, theirs in values.items():
+        if agreement is None or name in (FARCALL, LOCAL):
+            continue
+        found = disagreement(agreement, values[FARCALL], theirs)
+        if found is not None:
+            yield f"farcall computed something else than {name} in {case}: {found}"

@@ -7,7 +7,7 @@ import importlib
 import multiprocessing
 import os
 import signal
-from typing import Any
+from typing import Any, NamedTuple
 
 from plans import FARCALL, TORCH, World
 
@@ -23,6 +23,15 @@ RPC_MODULES = {
     "rpyc": "over_rpyc",
     "grpc": "over_grpc",
 }
+# What training needs beside the module for calls: `Modules`.
+TRAINING_MODULES = {
+    FARCALL: ("farcall.autograd", "farcall.optim", "farcall.nn"),
+    TORCH: (
+        "torch.distributed.autograd",
+        "torch.distributed.optim",
+        "torch.distributed.nn",
+    ),
+}
 TCP_ONLY: dict[str, dict[str, Any]] = {
     FARCALL: {"paths": ["tcp"]},
     TORCH: {"_transports": ["uv"]},
@@ -31,6 +40,20 @@ TCP_ONLY: dict[str, dict[str, Any]] = {
 
 def module_of(implementation: str) -> Any:
     return importlib.import_module(RPC_MODULES[implementation])
+
+
+class Modules(NamedTuple):
+    """Of an implementation, with the names of torch.distributed's."""
+
+    rpc: Any
+    autograd: Any
+    optim: Any
+    nn: Any
+
+
+def modules_of(implementation: str) -> Modules:
+    others = map(importlib.import_module, TRAINING_MODULES[implementation])
+    return Modules(module_of(implementation), *others)
 
 
 def end_with_parent() -> None:

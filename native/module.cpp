@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/bell.hpp"
 #include "core/endpoint.hpp"
 #include "core/forks.hpp"
 #include "core/ring_channel.hpp"
@@ -232,6 +233,13 @@ nb::object next_event(Endpoint& endpoint, double timeout) {
 
 nb::object poll_event(Endpoint& endpoint) { return event_of(endpoint.poll()); }
 
+bool wait_for_bell(Bell& bell, double seconds) {
+  bool has_rung = false;
+  without_interpreter(
+      [&] { has_rung = bell.wait(now() + deadline_from_seconds(seconds), interrupt_of_thread()); });
+  return has_rung;
+}
+
 Limits limits_of(const nb::tuple& limits) {
   return {nb::cast<std::uint64_t>(limits[0]), nb::cast<std::uint64_t>(limits[1]),
           nb::cast<std::uint64_t>(limits[2]), nb::cast<std::uint64_t>(limits[3]),
@@ -267,7 +275,7 @@ void join_link(Link& link, int fd) {
 NB_MODULE(_native, module) {
   // A worker that is not shut down is still there when the interpreter ends. That is no leak.
   nb::set_leak_warnings(false);
-  module.attr("SHM_VERSION") = 1;
+  module.attr("SHM_VERSION") = 2;
   module.attr("SENT") = static_cast<int>(kSent);
   module.attr("NOT_SENT") = static_cast<int>(kNotSent);
   module.attr("TIMED_OUT") = static_cast<int>(kTimedOut);
@@ -303,6 +311,12 @@ NB_MODULE(_native, module) {
           nb::call_guard<nb::gil_scoped_release>())
       .def("stop", &Watch::stop);
 
+  // Rung without the interpreter: the thread that wakes up needs it.
+  nb::class_<Bell>(module, "Bell")
+      .def(nb::init<>())
+      .def("ring", &Bell::ring, nb::call_guard<nb::gil_scoped_release>())
+      .def("wait", &wait_for_bell, nb::arg("seconds"));
+
   nb::class_<TorchState>(module, "TorchState")
       .def(nb::init<>())
       .def_static("is_available", &TorchState::is_available)
@@ -312,8 +326,11 @@ NB_MODULE(_native, module) {
       .def("has_changed", &TorchState::has_changed);
 
   nb::class_<Endpoint>(module, "Endpoint")
-      .def(nb::new_([](int spin_threads) { return std::make_shared<Endpoint>(spin_threads); }),
-           nb::arg("spin_threads"))
+      .def(nb::new_([](int spin_threads, std::size_t shared_memory, bool move_threads) {
+             return std::make_shared<Endpoint>(spin_threads, shared_memory, move_threads);
+           }),
+           nb::arg("spin_threads"), nb::arg("shared_memory"), nb::arg("move_threads"))
+      .def_prop_ro("shared_memory", &Endpoint::shared_memory)
       .def("open_stream", &open_stream, nb::arg("fd"), nb::arg("limits"), nb::arg("streams"),
            nb::arg("threshold"), nb::arg("chunk"), nb::arg("dialled"))
       .def("open_rings", &open_rings, nb::arg("fd"), nb::arg("limits"), nb::arg("side"),

@@ -103,6 +103,8 @@ class Channel : public Source {
   virtual bool is_stream() const = 0;
   // Give back to the system what has not been used since the last call. True if there is more.
   virtual bool trim() { return false; }
+  // The same with the role of writing. Throws LinkFailure.
+  virtual bool trim_writing() { return false; }
   virtual void shut_down();
   virtual void close() { socket_.reset(); }
 

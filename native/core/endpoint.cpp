@@ -23,9 +23,9 @@ constexpr std::uint32_t kLooksPerPoll = 8;  // with rings among the links, which
 
 }  // namespace
 
-Endpoint::Endpoint(int spin_threads)
-    : pool_(std::make_shared<HeapPool>()),
-      budget_(spin_threads),
+Endpoint::Endpoint(int spin_threads, std::size_t shared_memory, bool move_threads)
+    : memory_(std::make_shared<MemoryBudget>(shared_memory, [this] { want_trim(); })),
+      budget_(spin_threads, move_threads),
       spinner_(budget_, Who::kEndpoint),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -46,9 +46,9 @@ std::shared_ptr<Link> Endpoint::open_stream(Descriptor socket, const Limits& lim
 
 std::shared_ptr<Link> Endpoint::open_rings(Descriptor socket, const Limits& limits, int side,
                                            const RingBounds& bounds, Nanoseconds deadline) {
-  auto memory = RingChannel::set_up(socket, side, deadline);
+  auto memory = RingChannel::set_up(socket, side, memory_.budget, deadline);
   if (!memory) return open_stream(std::move(socket), limits);
-  return make(std::make_unique<RingChannel>(std::move(socket), std::move(memory), side, *pool_,
+  return make(std::make_unique<RingChannel>(std::move(socket), std::move(memory), side, memory_,
                                             bounds),
               limits);
 }
@@ -150,6 +150,7 @@ void Endpoint::leave() {
   if (!users_.leave()) return;
   epoll_.reset();
   bell_.reset();
+  memory_.spare.end();
 }
 
 void Endpoint::wake() {
@@ -159,7 +160,7 @@ void Endpoint::wake() {
 
 std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
   std::lock_guard lock(next_mutex_);
-  active_ = true;
+  active_.store(true, std::memory_order_relaxed);
   for (bool waited = false;; waited = true) {
     if (auto event = pop()) return event;
     if (woken_.exchange(false) || closed_) return std::nullopt;
@@ -185,7 +186,7 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
 std::optional<Event> Endpoint::poll() {
   std::unique_lock lock(next_mutex_, std::try_to_lock);
   if (!lock || closed_ || woken_.load(std::memory_order_relaxed)) return std::nullopt;
-  active_ = true;
+  active_.store(true, std::memory_order_relaxed);
   auto event = pop();
   return event ? std::move(event) : scan();
 }
@@ -244,8 +245,7 @@ void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
   } awake_at_end{sleeps_};
   if (prepare_sleep()) {
     const Nanoseconds time = now();
-    if (trim_at_ == kNever && active_) trim_at_ = time + kTrimPeriod;
-    active_ = false;
+    if (active_.exchange(false) && trim_at_ == kNever) trim_at_ = time + kTrimPeriod;
     const Nanoseconds until = std::min(deadline, trim_at_);
     const Nanoseconds left =
         std::clamp<Nanoseconds>(piece_of(until - time, interrupt), 0, kMaxSleep);
@@ -280,8 +280,13 @@ void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
   }
 }
 
+// The thread inside `next` may sleep without a time to wake, while callers send and receive.
+void Endpoint::want_trim() {
+  if (!active_.exchange(true)) wake_sleeper();
+}
+
 bool Endpoint::trim() {
-  bool more = pool_->trim();
+  bool more = memory_.pool->trim();
   for (const auto& link : seen_) more = link->trim() || more;
   return more;
 }
@@ -312,6 +317,7 @@ void Endpoint::forget() {
   if (closed_.exchange(true)) return;
   epoll_.reset();
   bell_.reset();
+  memory_.spare.forget();
 }
 
 }  // namespace farcall

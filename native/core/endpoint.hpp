@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "link.hpp"
 #include "memory.hpp"
+#include "memory_budget.hpp"
 #include "rundown.hpp"
 #include "spin.hpp"
 
@@ -21,8 +23,10 @@ struct RingBounds;
 
 class Endpoint : public std::enable_shared_from_this<Endpoint> {
  public:
-  // `spin_threads`: how many threads may spin at once.
-  explicit Endpoint(int spin_threads);
+  // `spin_threads`: how many threads may spin at once. `shared_memory`: how many bytes of it all links
+  // together may create. `move_threads`: see `SpinBudget`.
+  explicit Endpoint(int spin_threads, std::size_t shared_memory = kUnlimited,
+                    bool move_threads = false);
   Endpoint(const Endpoint&) = delete;
 
   // A link over a socket, which it takes over. Nothing is read before `start`.
@@ -39,6 +43,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::optional<Event> poll();
   // Makes a running or the next `next` return. Takes no lock.
   void wake();
+  // How many bytes of shared memory the links have created and have not given back.
+  std::size_t shared_memory() const { return memory_.budget->used(); }
   // Ends all links without reporting them, and waits until nobody is inside `next`, which returns
   // at once from now on.
   void close();
@@ -49,7 +55,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
   // Throws LinkFailure if the endpoint is closed.
   void start(const std::shared_ptr<Link>& link);
-  HeapPool& pool() { return *pool_; }
+  EndpointMemory& memory() { return memory_; }
+  HeapPool& pool() { return *memory_.pool; }
   SpinBudget& spin_budget() { return budget_; }
   void push(Event event);
   bool has_queued() const { return queued_.load(std::memory_order_seq_cst) > 0; }
@@ -65,6 +72,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void removed(const Link& link);
 
  private:
+  static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
   static constexpr Nanoseconds kTrimPeriod = 5 * kSecond;
   static constexpr std::size_t kMaxQueued = 256;  // frames
 
@@ -79,7 +87,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   bool trim();
   void leave();
 
-  const std::shared_ptr<HeapPool> pool_;
+  void want_trim();
+
+  EndpointMemory memory_;
   SpinBudget budget_;
   Spinner spinner_;
   Rundown users_;  // of the two descriptors
@@ -90,6 +100,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::atomic<bool> woken_{false};
   std::atomic<bool> sleeps_{false};
   std::atomic<bool> closed_{false};
+  std::atomic<bool> active_{false};  // since it was last decided when to trim
 
   std::mutex queue_mutex_;
   std::deque<Event> queue_;
@@ -104,7 +115,6 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::uint64_t seen_version_ = 0;
   std::size_t cursor_ = 0;
   bool any_stream_ = false;
-  bool active_ = false;  // since it was last decided when to trim
   std::uint32_t looks_ = 0;
   Nanoseconds trim_at_ = kNever;
 };

@@ -84,7 +84,17 @@ bool Link::prepare_sleep() {
 
 bool Link::trim() {
   if (!enter()) return false;
-  const bool more = channel_->trim();
+  bool more = channel_->trim();
+  if (!writing_.try_take()) {
+    more = true;
+  } else {
+    try {
+      more = channel_->trim_writing() || more;
+    } catch (const LinkFailure&) {
+      // Writing finds out.
+    }
+    writing_.give_back();
+  }
   leave();
   return more;
 }

@@ -3,8 +3,15 @@
 // One process writes, the other reads; no locks. Each keeps its own position privately and only
 // publishes it. What the other publishes is checked and believed only as far as it costs nothing
 // but this link: a peer that scribbles over the memory can't make us read or write outside it.
+//
+// A ring has windows of several sizes, and uses one of them at a time. The writer goes on in a larger
+// one when the smaller one is full, and in the smallest one when little was sent for a while. So a
+// link takes as much memory as it needs. The writer says at which position it changes the window;
+// the reader finishes what lies in the old one first. The writer changes again only when the reader
+// has read beyond that position: so no more than two windows have unread bytes.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +24,8 @@ namespace farcall {
 // In shared memory. The positions count bytes since the link began and never wrap (2**64).
 struct RingControl {
   alignas(64) std::atomic<std::uint64_t> tail;  // how much was written
+  // The last change of the window: its position * 4 + the new window. 0: there was none.
+  std::atomic<std::uint64_t> turn;
   alignas(64) std::atomic<std::uint64_t> head;  // how much was read
   // The reader sleeps (1) and wants the writer to ring the doorbell.
   alignas(64) std::atomic<std::uint32_t> reader_sleeps;
@@ -35,11 +44,30 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 // Whom to tell after a step. Ringing is the caller's, who has the socket.
 enum class Tell { kNobody, kBell };
 
+// From the smallest to the largest. Sizes are powers of two; the windows don't overlap.
+constexpr unsigned kWindows = 3;
+struct RingWindow {
+  std::uint8_t* data;
+  std::size_t size;
+};
+using RingWindows = std::array<RingWindow, kWindows>;
+
+// Has the memory of the windows but the smallest one, whose memory is always there.
+class WindowKeeper {
+ public:
+  virtual ~WindowKeeper() = default;
+  // The writer wants this window; false: there is no memory for it.
+  virtual bool take(unsigned window) = 0;
+  // The writer has no more use for this window, if it had it, and the reader has read all of it.
+  virtual void give_back(unsigned window) = 0;
+  // The reader is about to read this window; false: its pages can't be mapped.
+  virtual bool touch(unsigned window) = 0;
+};
+
 class RingWriter {
  public:
-  // `size` is a power of two.
-  RingWriter(RingControl& control, std::uint8_t* data, std::size_t size)
-      : control_(control), data_(data), size_(size) {}
+  RingWriter(RingControl& control, const RingWindows& windows, WindowKeeper& keeper)
+      : control_(control), windows_(windows), keeper_(keeper) {}
 
   // Copies as much as there is space for. Not seen by the reader before `publish`.
   // Throws LinkFailure: the reader's position makes no sense.
@@ -49,8 +77,16 @@ class RingWriter {
   Tell publish(std::uint64_t outcome = 0);
   // How much `write` takes at once.
   std::size_t space();
+  // Whether it takes that much at once, in a larger window if need be.
+  bool fits(std::size_t size) {
+    return room() >= size || space() >= size || (grow(size) && room() >= size);
+  }
+  // Go on in the smallest window if the reader has read everything, and give back the others.
+  // Returns whether there is still one to give back.
+  bool shrink();
+  bool is_grown() const { return window_ > 0; }
 
-  // Sleep until half of the ring is free, or a little. False: the deadline passed.
+  // Sleep until half of the window is free, or a little. False: the deadline passed.
   bool wait_for_space(Nanoseconds deadline, Interrupt interrupt);
   // The same, until the reader has read on from `read`.
   bool wait_for_progress(std::uint64_t read, Nanoseconds deadline, Interrupt interrupt);
@@ -65,12 +101,22 @@ class RingWriter {
 
  private:
   std::uint64_t checked_head();
+  std::uint8_t* data() const { return windows_[window_].data; }
+  std::size_t size() const { return windows_[window_].size; }
+  // How much of the window is in use, as far as is known.
+  std::size_t used() const { return tail_ - (head_ > from_ ? head_ : from_); }
+  std::size_t room() const { return size() - used(); }
+  bool grow(std::size_t size);
+  void turn(unsigned window);
   template <class IsDone>
   bool wait(Nanoseconds deadline, Interrupt interrupt, IsDone is_done);
 
   RingControl& control_;
-  std::uint8_t* const data_;
-  const std::size_t size_;
+  const RingWindows windows_;
+  WindowKeeper& keeper_;
+  unsigned window_ = 0;
+  bool has_turned_ = false;
+  std::uint64_t from_ = 0;  // where the window was changed last
   std::uint64_t tail_ = 0;
   std::uint64_t published_ = 0;
   std::uint64_t head_ = 0;  // as last seen
@@ -78,8 +124,8 @@ class RingWriter {
 
 class RingReader {
  public:
-  RingReader(RingControl& control, const std::uint8_t* data, std::size_t size)
-      : control_(control), data_(data), size_(size) {}
+  RingReader(RingControl& control, const RingWindows& windows, WindowKeeper& keeper)
+      : control_(control), windows_(windows), keeper_(keeper) {}
 
   // As many of the next `size` bytes as there are. The space is the writer's again at `publish`.
   // Throws LinkFailure: the writer's position makes no sense.
@@ -100,9 +146,21 @@ class RingReader {
   void disarm() { control_.reader_sleeps.store(0, std::memory_order_relaxed); }
 
  private:
+  static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
+
+  void look();
+  void note_turn(std::uint64_t turn, std::uint64_t tail);
+  void enter_next_window();
+  std::size_t size() const { return windows_[window_].size; }
+
   RingControl& control_;
-  const std::uint8_t* const data_;
-  const std::size_t size_;
+  const RingWindows windows_;
+  WindowKeeper& keeper_;
+  unsigned window_ = 0;
+  std::uint64_t from_ = 0;              // where the window was changed last
+  std::uint64_t turn_ = 0;              // the last change that was believed
+  std::uint64_t next_from_ = kNowhere;  // where it will be changed
+  unsigned next_window_ = 0;
   std::atomic<std::uint64_t> head_{0};
   std::uint64_t published_ = 0;
   std::uint64_t tail_ = 0;  // as last seen

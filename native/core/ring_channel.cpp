@@ -20,22 +20,49 @@ namespace {
 constexpr std::size_t kSmallFrame = 16 << 10;
 // Read from a socket at a time: more than it holds, so only who never stops sending gets there.
 constexpr int kMaxRecords = 1 << 16;
+constexpr std::size_t kRecordsAtOnce = 16;
+// How long a process may have no file descriptor to spare before this costs the link.
+constexpr Nanoseconds kMaxWaitForDescriptor = 60 * kSecond;
 
 }  // namespace
 
 RingChannel::RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side,
-                         HeapPool& pool, const RingBounds& bounds)
+                         EndpointMemory& home, const RingBounds& bounds)
     : Channel(std::move(socket)),
+      home_(home),
       memory_(std::move(memory)),
-      writer_(shared().controls[side], shared().data[side], LinkMemory::kRing),
-      reader_(shared().controls[1 - side], shared().data[1 - side], LinkMemory::kRing),
-      segments_out_(memory_, shared().states[side],
+      windows_out_(*memory_, shared().windows(side)),
+      windows_in_(*memory_, shared().windows(1 - side)),
+      writer_(shared().controls[side], shared().windows(side), windows_out_),
+      reader_(shared().controls[1 - side], shared().windows(1 - side), windows_in_),
+      segments_out_(memory_, shared().states[side], home.budget,
                     [this](SegmentName name, std::size_t size, int descriptor) {
                       return announce(name, size, descriptor);
                     }),
       segments_in_(memory_, shared().states[1 - side]),
-      pool_(pool),
       bounds_(bounds) {}
+
+// A window that is left over from before counts still.
+bool RingChannel::Windows::take(unsigned window) {
+  if (!has_[window]) has_[window] = memory_.take(offset(window), windows_[window].size);
+  return has_[window];
+}
+
+void RingChannel::Windows::give_back(unsigned window) {
+  if (has_[window]) has_[window] = !memory_.give_back(offset(window), windows_[window].size);
+}
+
+bool RingChannel::Windows::touch(unsigned window) {
+  return memory_.touch(offset(window), windows_[window].size);
+}
+
+// Little was sent since the last call: the smallest window does.
+bool RingChannel::trim_writing() {
+  const std::uint64_t written = writer_.written();
+  const bool is_quiet = written - written_at_trim_ <= sizeof LinkMemory::small[0];
+  written_at_trim_ = written;
+  return is_quiet ? writer_.shrink() : writer_.is_grown();
+}
 
 std::size_t RingChannel::read(std::uint8_t* data, std::size_t size) {
   const std::size_t count = reader_.read(data, size);
@@ -49,7 +76,7 @@ std::size_t RingChannel::read(std::uint8_t* data, std::size_t size) {
 BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
   // The peer announced it before it sent the frame, but over the socket.
   const auto await = [this](auto is_known) {
-    for (int i = 0; i < kMaxRecords && !is_known() && receive_record(); ++i) {
+    for (int i = 0; i < kMaxRecords && !is_known() && receive_records(); ++i) {
     }
   };
   BlockRef block;
@@ -63,34 +90,67 @@ BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
     block = segments_in_.open(name, size);
   }
   if (SharedMemory::count() <= bounds_.mappings) return block;
-  BlockRef copy = pool_.allocate(size);
+  BlockRef copy = home_.pool->allocate(size);
   std::memcpy(copy->data(), block->data(), size);
   return copy;
 }
 
+// Whoever polls the socket is told of what is left.
 void RingChannel::on_readable() {
-  for (int i = 0; i < kMaxRecords && receive_record(); ++i) {
+  for (int i = 0; i < kMaxRecords && receive_records(); ++i) {
   }
 }
 
-bool RingChannel::receive_record() {
+// Returns whether there may be more.
+//
+// Looks before it takes: a descriptor for which this process has no free number is not lost with the
+// record that it came with.
+bool RingChannel::receive_records() {
   if (ended_.load(std::memory_order_relaxed)) return false;
-  Record record;
-  iovec vector{&record, sizeof record};
+  Record records[kRecordsAtOnce];
+  iovec vector{records, sizeof records};
   alignas(cmsghdr) Control control;
   msghdr message{};
   message.msg_iov = &vector;
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  const ssize_t count = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const ssize_t count =
+      recvmsg(socket_.get(), &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (count < 0 && would_block(errno)) return false;
   if (count <= 0) {
     ended_.store(true, std::memory_order_relaxed);
     return false;
   }
-  const Descriptor descriptor = descriptor_of(message);
-  if (count != sizeof record) throw BadFrame("the peer sent a broken record beside the rings");
+  Descriptor descriptor = descriptor_of(message);  // of the last record: the system stops there
+  const bool had_descriptor = static_cast<bool>(descriptor);
+  if (!descriptor && (message.msg_flags & MSG_CTRUNC) != 0) {
+    wait_for_descriptor();
+    return true;
+  }
+  recv(socket_.get(), records, static_cast<std::size_t>(count), MSG_DONTWAIT);
+  if (count % sizeof(Record) != 0) throw BadFrame("the peer sent a broken record beside the rings");
+  const std::size_t known = count / sizeof(Record);
+  for (std::size_t i = 0; i < known; ++i) {
+    learn(records[i], i + 1 == known ? std::move(descriptor) : Descriptor());
+  }
+  waits_for_descriptor_since_ = kNever;
+  if (had_descriptor) home_.spare.restore();  // in the place of that one, which is closed
+  return had_descriptor || known == kRecordsAtOnce || is_shut_down_.load(std::memory_order_relaxed);
+}
+
+// Other threads of this process may be faster: then until there is a free one again.
+void RingChannel::wait_for_descriptor() {
+  const Nanoseconds time = now();
+  if (waits_for_descriptor_since_ == kNever) waits_for_descriptor_since_ = time;
+  if (time - waits_for_descriptor_since_ > kMaxWaitForDescriptor) {
+    throw BadFrame("this process has too many open files to receive shared memory");
+  }
+  home_.spare.give();
+  poll_until(nullptr, 0, time + kMillisecond, no_interrupt);
+}
+
+void RingChannel::learn(const Record& record, Descriptor descriptor) {
   switch (record.type) {
     case RecordType::kBell:
       break;
@@ -106,7 +166,6 @@ bool RingChannel::receive_record() {
     default:
       throw BadFrame("the peer sent an unknown record beside the rings");
   }
-  return true;
 }
 
 void RingChannel::finish_reading() {
@@ -275,7 +334,9 @@ void RingChannel::sent(const Composed& composed) {
 }
 
 std::size_t RingChannel::write(const Part* parts, std::size_t count, std::uint64_t outcome) {
-  std::size_t written = 0;
+  std::size_t written = 0, total = 0;
+  for (std::size_t i = 0; i < count; ++i) total += parts[i].size;
+  writer_.fits(total);  // makes it fit, if that is possible
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t taken = writer_.write(parts[i].data, parts[i].size);
     written += taken;
@@ -288,7 +349,7 @@ std::size_t RingChannel::write(const Part* parts, std::size_t count, std::uint64
 bool RingChannel::write_at_once(const OutFrame& frame) {
   std::size_t size = kHeaderSize + frame.meta.size + frame.body.size;
   for (const Part& buffer : frame.buffers) size += 8 + kAlignment + buffer.size;
-  if (size > kSmallFrame || writer_.space() < size) return false;
+  if (size > kSmallFrame || !writer_.fits(size)) return false;
   const std::uint64_t outcome = is_outcome(frame.kind) ? frame.call_id : 0;
   if (frame.buffers.empty()) {
     const HeaderBytes header = header_of(frame, 0);

@@ -11,20 +11,33 @@
 
 #include "channel.hpp"
 #include "lent.hpp"
+#include "memory_budget.hpp"
 #include "ring.hpp"
 #include "segments.hpp"
 
 namespace farcall {
 
-// In the memory of a link: two rings, and the states of the segments of either side.
+// In the memory of a link: two rings, and the states of the segments of either side. What comes before
+// `middle` is there from the start, the rest when a writer takes it.
 struct LinkMemory {
-  static constexpr std::size_t kRing = 1 << 20;
-  static constexpr std::uint64_t kMagic = 0x31'6d68'7363'6c66;  // "flcshm1"
+  static constexpr std::uint64_t kMagic = 0x32'6d68'7363'6c66;  // "flcshm2"
 
   RingControl controls[2];
   SegmentStates states[2];
-  alignas(64) std::uint8_t data[2][kRing];
+  alignas(4 << 10) std::uint8_t small[2][16 << 10];
+  std::uint8_t middle[2][128 << 10];
+  std::uint8_t large[2][1 << 20];
+
+  // So much is there from the start.
+  static constexpr std::size_t first();
+  RingWindows windows(int side) {
+    return {{{small[side], sizeof small[side]},
+             {middle[side], sizeof middle[side]},
+             {large[side], sizeof large[side]}}};
+  }
 };
+
+constexpr std::size_t LinkMemory::first() { return offsetof(LinkMemory, middle); }
 
 struct RingBounds {
   // Bytes in segments that the peer has not read the frames of, or that are not sent yet. One frame
@@ -39,12 +52,13 @@ struct RingBounds {
 class RingChannel final : public Channel {
  public:
   // `side`: 0 for who dialled, 1 for the other.
-  RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side, HeapPool& pool,
-              const RingBounds& bounds = {});
+  RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side,
+              EndpointMemory& home, const RingBounds& bounds = {});
 
   // Both sides call this on a connected Unix socket. Null: there is no shared memory for the two,
   // and the socket is as before. Throws LinkFailure: the connection is of no use.
   static std::shared_ptr<SharedMemory> set_up(const Descriptor& socket, int side,
+                                              const std::shared_ptr<MemoryBudget>& budget,
                                               Nanoseconds deadline);
 
   std::size_t read(std::uint8_t* data, std::size_t size) override;
@@ -75,6 +89,11 @@ class RingChannel final : public Channel {
     const bool lent = lent_in_.trim();
     return segments_out_.trim() || lent;
   }
+  bool trim_writing() override;
+  void shut_down() override {
+    is_shut_down_.store(true, std::memory_order_relaxed);
+    Channel::shut_down();
+  }
 
  private:
   enum class RecordType : std::uint32_t { kBell = 1, kSegment = 2, kLent = 3 };
@@ -84,6 +103,22 @@ class RingChannel final : public Channel {
     std::uint32_t slot;
     std::uint64_t serial;
     std::uint64_t size;  // of what is lent: where it begins
+  };
+  // The windows of one ring, as far as they are not there from the start.
+  class Windows final : public WindowKeeper {
+   public:
+    Windows(SharedMemory& memory, const RingWindows& windows)
+        : memory_(memory), windows_(windows) {}
+    bool take(unsigned window) override;
+    void give_back(unsigned window) override;
+    bool touch(unsigned window) override;
+
+   private:
+    std::size_t offset(unsigned window) const { return windows_[window].data - memory_.data(); }
+
+    SharedMemory& memory_;
+    const RingWindows windows_;
+    bool has_[kWindows] = {};
   };
   // What was sent and the peer has not read, by the position in the ring after its frame.
   struct OnItsWay {
@@ -98,7 +133,9 @@ class RingChannel final : public Channel {
   void ring_bell();
   bool announce(SegmentName name, std::size_t size, int descriptor);
   bool send_record(Record record, int descriptor);
-  bool receive_record();
+  bool receive_records();
+  void wait_for_descriptor();
+  void learn(const Record& record, Descriptor descriptor);
   bool reserve(std::size_t size);
   void fill_segments(const OutFrame& frame, Composed& composed);
   bool goes_in_segment(const OutBuffer& buffer) const;
@@ -111,7 +148,10 @@ class RingChannel final : public Channel {
   bool wait_for_peer(IsThere is_there, Nanoseconds deadline, Interrupt interrupt);
   bool lend(const OutFrame& frame, Composed& composed, Nanoseconds deadline, Interrupt interrupt);
 
+  EndpointMemory& home_;
   std::shared_ptr<SharedMemory> memory_;
+  Windows windows_out_;
+  Windows windows_in_;
   RingWriter writer_;
   RingReader reader_;
   SegmentWriter segments_out_;
@@ -119,13 +159,16 @@ class RingChannel final : public Channel {
   LentReader lent_in_;
   std::atomic<bool> ended_{false};  // nothing comes over the socket any more
 
-  HeapPool& pool_;
+  std::atomic<bool> is_shut_down_{false};
+  Nanoseconds waits_for_descriptor_since_ = kNever;  // for who reads
+
   const RingBounds bounds_;
   std::atomic<std::size_t> reserved_{0};  // bytes in segments; see RingBounds
   // For who writes.
   std::deque<OnItsWay> on_their_way_;
   std::size_t lent_on_their_way_ = 0;
   std::uint64_t lent_ever_ = 0;
+  std::uint64_t written_at_trim_ = 0;
 };
 
 }  // namespace farcall

@@ -32,7 +32,9 @@ void wait_until(int fd, short events, Nanoseconds deadline) {
 }  // namespace
 
 std::shared_ptr<SharedMemory> RingChannel::set_up(const Descriptor& socket, int side,
+                                                  const std::shared_ptr<MemoryBudget>& budget,
                                                   Nanoseconds deadline) {
+  const SharedMemory::Plan plan{LinkMemory::first(), budget};
   Offer offer{LinkMemory::kMagic, sizeof(LinkMemory)};
   iovec vector{&offer, sizeof offer};
   alignas(cmsghdr) Control control = {};
@@ -43,14 +45,22 @@ std::shared_ptr<SharedMemory> RingChannel::set_up(const Descriptor& socket, int 
   std::uint8_t answer = 0;
   if (side == 0) {
     Descriptor descriptor;
-    std::tie(memory, descriptor) = SharedMemory::create(sizeof(LinkMemory));
+    std::tie(memory, descriptor) = SharedMemory::create(sizeof(LinkMemory), plan);
     if (memory) {
       attach(message, control, descriptor.get());
     } else {
       offer.size = 0;
     }
     wait_until(socket.get(), POLLOUT, deadline);
-    if (sendmsg(socket.get(), &message, MSG_NOSIGNAL) != sizeof offer) throw_broken(errno);
+    ssize_t sent = sendmsg(socket.get(), &message, MSG_NOSIGNAL);
+    if (sent < 0 && errno == ETOOMANYREFS) {  // of descriptors on their way: go on without
+      memory.reset();
+      offer.size = 0;
+      message.msg_control = nullptr;
+      message.msg_controllen = 0;
+      sent = sendmsg(socket.get(), &message, MSG_NOSIGNAL);
+    }
+    if (sent != sizeof offer) throw_broken(errno);
     wait_until(socket.get(), POLLIN, deadline);
     const ssize_t count = recv(socket.get(), &answer, 1, 0);
     if (count == 0) throw LinkFailure(kClosed);
@@ -67,7 +77,7 @@ std::shared_ptr<SharedMemory> RingChannel::set_up(const Descriptor& socket, int 
       throw BadFrame("the peer sent no offer of shared memory");
     }
     if (offer.size == sizeof(LinkMemory) && descriptor) {
-      memory = SharedMemory::map(descriptor, sizeof(LinkMemory));
+      memory = SharedMemory::map(descriptor, sizeof(LinkMemory), plan);
     }
     answer = memory != nullptr;
     if (send(socket.get(), &answer, 1, MSG_NOSIGNAL) != 1) throw_broken(errno);

@@ -38,11 +38,11 @@ SegmentWriter::Place SegmentWriter::take(std::size_t size) {
 
 SegmentWriter::Place SegmentWriter::make(std::size_t size) {
   const std::size_t whole = pooled_size(size);
-  if (!make_room(whole)) return {};
+  if (!make_room(whole) || !keep_to_budget(whole)) return {};
   std::uint32_t slot = 0;
   while (slot < segments_.size() && (segments_[slot].memory || !is_free(slot))) ++slot;
   if (slot == kSegmentSlots) return {};
-  auto [memory, descriptor] = SharedMemory::create(whole);
+  auto [memory, descriptor] = SharedMemory::create(whole, {whole, budget_});
   const SegmentName name{slot, made_ + 1};
   if (!memory || !announce_(name, whole, descriptor.get())) return {};
   ++made_;
@@ -59,22 +59,42 @@ bool SegmentWriter::make_room(std::size_t size) {
   std::size_t mapped_slots = 0;
   for (const Segment& segment : segments_) mapped_slots += segment.memory != nullptr;
   while (mapped_ + size > kMaxMapped || mapped_slots > kSegmentSlots / 2) {
-    std::size_t victim = segments_.size();
-    bool victim_free = false;
-    for (std::uint32_t slot = 0; slot < segments_.size(); ++slot) {
-      if (!segments_[slot].memory) continue;
-      const bool free = is_free(slot);
-      if (victim == segments_.size() || free > victim_free ||
-          (free == victim_free && segments_[slot].used_at < segments_[victim].used_at)) {
-        victim = slot;
-        victim_free = free;
-      }
-    }
+    bool is_free = false;
+    const std::size_t victim = oldest(is_free);
     if (victim == segments_.size()) return false;
     drop(static_cast<std::uint32_t>(victim));
     --mapped_slots;
   }
   return true;
+}
+
+// Drops what is free for as long as the budget has not enough. What the receiver keeps is not given
+// away: that would free no memory.
+bool SegmentWriter::keep_to_budget(std::size_t size) {
+  while (!budget_->has(size)) {
+    bool is_free = false;
+    const std::size_t victim = oldest(is_free);
+    if (!is_free) return false;
+    drop(static_cast<std::uint32_t>(victim));
+  }
+  return true;
+}
+
+// The segment that was not used for the longest time, of those that are free if there are any; how
+// many there are if there is none.
+std::size_t SegmentWriter::oldest(bool& is_free) const {
+  std::size_t found = segments_.size();
+  is_free = false;
+  for (std::uint32_t slot = 0; slot < segments_.size(); ++slot) {
+    if (!segments_[slot].memory) continue;
+    const bool free = this->is_free(slot);
+    if (found == segments_.size() || free > is_free ||
+        (free == is_free && segments_[slot].used_at < segments_[found].used_at)) {
+      found = slot;
+      is_free = free;
+    }
+  }
+  return found;
 }
 
 void SegmentWriter::drop(std::uint32_t slot) {

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "memory.hpp"
+#include "memory_budget.hpp"
 #include "shared_memory.hpp"
 
 namespace farcall {
@@ -50,8 +51,12 @@ class SegmentWriter {
   // Tells the receiver of a new segment, or of the end of one (size 0). False: it can't be told now.
   using Announce = std::function<bool(SegmentName name, std::size_t size, int descriptor)>;
 
-  SegmentWriter(std::shared_ptr<SharedMemory> home, SegmentStates& states, Announce announce)
-      : home_(std::move(home)), states_(states), announce_(std::move(announce)) {}
+  SegmentWriter(std::shared_ptr<SharedMemory> home, SegmentStates& states,
+                std::shared_ptr<MemoryBudget> budget, Announce announce)
+      : home_(std::move(home)),
+        states_(states),
+        budget_(std::move(budget)),
+        announce_(std::move(announce)) {}
 
   struct Place {
     std::shared_ptr<SharedMemory> memory;  // null: there is no segment, send it some other way
@@ -84,10 +89,13 @@ class SegmentWriter {
   bool is_free(std::uint32_t slot) const;
   Place make(std::size_t size);
   bool make_room(std::size_t size);
+  bool keep_to_budget(std::size_t size);
+  std::size_t oldest(bool& is_free) const;
   void drop(std::uint32_t slot);
 
   std::shared_ptr<SharedMemory> home_;
   SegmentStates& states_;
+  const std::shared_ptr<MemoryBudget> budget_;
   Announce announce_;
   std::mutex mutex_;  // guards what follows
   std::vector<Segment> segments_;

@@ -1,11 +1,15 @@
 // Memory that two processes have mapped, and that is gone with them: it never has a name.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 namespace farcall {
+
+class MemoryBudget;
 
 // A file descriptor that is closed at the end.
 class Descriptor {
@@ -34,13 +38,29 @@ class Descriptor {
 
 class SharedMemory {
  public:
+  // What `create` and `map` may be told. The first bytes are there from the start; what comes after
+  // them has no pages until `take`. With a budget, what this process adds counts there.
+  struct Plan {
+    std::size_t first = 0;  // 0: all
+    std::shared_ptr<MemoryBudget> budget;
+  };
+
   // Fresh memory of zeros, and a descriptor by which another process can map it. Its size can't be
-  // changed by anyone. Null if the system has none.
-  static std::pair<std::shared_ptr<SharedMemory>, Descriptor> create(std::size_t size);
+  // changed by anyone. Null if the system has none, or the budget is spent.
+  static std::pair<std::shared_ptr<SharedMemory>, Descriptor> create(std::size_t size,
+                                                                     const Plan& plan);
+  static std::pair<std::shared_ptr<SharedMemory>, Descriptor> create(std::size_t size) {
+    return create(size, Plan{});
+  }
 
   // What another process created. Null if it can't be mapped, has another size, could be made
-  // smaller by its creator (our death by SIGBUS), or has holes, which we would have to fill.
-  static std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, std::size_t size);
+  // smaller by its creator (our death by SIGBUS), or has fewer pages than it should, which we would
+  // have to add.
+  static std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, std::size_t size,
+                                           const Plan& plan);
+  static std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, std::size_t size) {
+    return map(descriptor, size, Plan{});
+  }
 
   // A file of which nothing is known but its size. Null if it can't be mapped.
   static std::shared_ptr<SharedMemory> map_lent(const Descriptor& descriptor, std::size_t size);
@@ -48,6 +68,13 @@ class SharedMemory {
   // Makes all pages of a part ready, in one call. False: there is no memory for them, or they are
   // not in the file any more.
   bool touch(std::size_t offset, std::size_t size);
+
+  // Adds the pages of a part that has none, which then count in the budget. Returns false, and adds
+  // nothing, if the budget is spent or the system has no memory.
+  bool take(std::size_t offset, std::size_t size);
+  // Gives pages that `take` has added back to the system, for all processes. Returns false if the
+  // system does not take them.
+  bool give_back(std::size_t offset, std::size_t size);
 
   // How many this process has mapped. The system allows about 65,000 mappings of any kind.
   static std::size_t count();
@@ -64,10 +91,12 @@ class SharedMemory {
 
  private:
   SharedMemory(std::uint8_t* data, std::size_t size);
-  static std::shared_ptr<SharedMemory> map_whole(int fd, std::size_t size);
+  static std::shared_ptr<SharedMemory> map_whole(int fd, std::size_t size, bool is_sparse = false);
 
   std::uint8_t* data_;
   std::size_t size_;
+  std::shared_ptr<MemoryBudget> budget_;
+  std::atomic<std::size_t> counted_{0};  // bytes of it that count there
 };
 
 }  // namespace farcall

@@ -10,8 +10,8 @@
 // Two that talk to each other may find themselves on one core while another is idle: a Unix socket
 // wakes its reader with the hint that the writer is about to sleep, and the scheduler puts the reader
 // on the writer's core. Each step costs a switch then, and the scheduler leaves threads that never
-// sleep where they are for long. So a caller that seems to share its core with somebody moves to
-// another one, less and less often if that does not help.
+// sleep where they are for long. So, if the user has asked for that, a caller that seems to share its
+// core with somebody moves to another one, less and less often if that does not help.
 //
 // An endpoint never has more spinning threads than there are spare cores. Callers come first: the
 // endpoint's own thread stops spinning for them.
@@ -38,7 +38,9 @@ inline void pause_core() {
 // Lets a limited number of threads spin at once.
 class SpinBudget {
  public:
-  explicit SpinBudget(int threads) : threads_(threads) {}
+  // `moves_threads`: a caller that shares its core may move to another one.
+  explicit SpinBudget(int threads, bool moves_threads = false)
+      : threads_(threads), moves_threads_(moves_threads) {}
 
   // For a caller.
   bool take() {
@@ -51,10 +53,12 @@ class SpinBudget {
   // For the endpoint's thread.
   bool has_room() const { return callers_.load(std::memory_order_relaxed) < threads_; }
 
+  bool moves_threads() const { return moves_threads_; }
   Wakefulness& wakefulness() { return wakefulness_; }
 
  private:
   const int threads_;
+  const bool moves_threads_;
   std::atomic<int> callers_{0};
   Wakefulness wakefulness_;
 };
@@ -119,6 +123,7 @@ class Spinner {
  private:
   enum class End { kFound, kLate, kAway, kNoRoom, kOthers };
 
+  bool watches_sharing() const { return who_ == Who::kCaller && budget_.moves_threads(); }
   bool has_room() const { return who_ == Who::kCaller || budget_.has_room(); }
 
   // `time`: now, before and after (but for the last few looks).
@@ -135,7 +140,7 @@ class Spinner {
       const Nanoseconds offered = time;
       sched_yield();
       time = now();
-      if (who_ == Who::kCaller && mind_sharing(time, time - offered, look)) return End::kFound;
+      if (watches_sharing() && mind_sharing(time, time - offered, look)) return End::kFound;
     }
     return End::kNoRoom;
   }

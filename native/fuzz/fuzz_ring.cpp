@@ -66,7 +66,7 @@ class Game {
     peer_.reset(ends[0]);
     RingBounds bounds;
     bounds.lends = true;
-    channel_.emplace(Descriptor(ends[1]), memory_, kUs, *pool_, bounds);
+    channel_.emplace(Descriptor(ends[1]), memory_, kUs, home_, bounds);
   }
 
   void play(Input& input) {
@@ -82,7 +82,7 @@ class Game {
   LinkMemory& shared() { return *reinterpret_cast<LinkMemory*>(memory_->data()); }
 
   void step(Input& input) {
-    switch (input.number<std::uint8_t>() % 16) {
+    switch (input.number<std::uint8_t>() % 17) {
       case 0:
         return put_frame(input);
       case 1:
@@ -134,6 +134,10 @@ class Game {
         // The peer does as it should: it reads all that we wrote.
         shared().controls[kUs].head = shared().controls[kUs].tail.load();
         return;
+      case 16:
+        shared().controls[kPeer].turn = position(input, shared().controls[kPeer].tail) << 2 |
+                                        input.number<std::uint8_t>() % 4;
+        return;
     }
   }
 
@@ -141,17 +145,17 @@ class Game {
   static std::uint64_t position(Input& input, std::uint64_t now) {
     const auto how = input.number<std::uint8_t>();
     if (how < 128) return now + how;
-    if (how < 160) return now + LinkMemory::kRing + how - 144;
+    if (how < 160) return now + sizeof LinkMemory::small[0] + how - 144;
     if (how < 192) return now - (how - 160);
     return input.number<std::uint64_t>();
   }
 
-  // Into the ring that we read, where an honest peer would write.
+  // Into the ring that we read, where an honest peer would write while it uses the smallest window.
   void append(const std::uint8_t* data, std::size_t size) {
     RingControl& control = shared().controls[kPeer];
     const std::uint64_t tail = control.tail;
     for (std::size_t i = 0; i < size; ++i) {
-      shared().data[kPeer][(tail + i) % LinkMemory::kRing] = data[i];
+      shared().small[kPeer][(tail + i) % sizeof LinkMemory::small[0]] = data[i];
     }
     control.tail = tail + size;
   }
@@ -266,13 +270,13 @@ class Game {
     channel_->sent(composed);
   }
 
-  std::shared_ptr<HeapPool> pool_ = std::make_shared<HeapPool>();
+  EndpointMemory home_;
   // Always the same, since fresh memory takes long.
   static inline const std::shared_ptr<SharedMemory> memory_ =
       SharedMemory::create(sizeof(LinkMemory)).first;
   Descriptor peer_;
   std::optional<RingChannel> channel_;
-  FrameReader reader_{kLimits, *pool_};
+  FrameReader reader_{kLimits, *home_.pool};
   std::vector<InFrame> held_;
 };
 

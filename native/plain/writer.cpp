@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <string>
 #include <vector>
@@ -248,8 +249,10 @@ class Writer {
     if (bytes < 0) throw nb::python_error();
     const auto start = nb::cast<std::uintptr_t>(call_method(storage.ptr(), context_.data_ptr));
     const auto first = reinterpret_cast<std::uintptr_t>(data);
-    if (std::find(storages_.begin(), storages_.end(), start) != storages_.end()) return false;
-    storages_.push_back(start);
+    // At most `kMaxMutable`, since each tensor is in `seen_`.
+    const auto end = storages_.begin() + storage_count_;
+    if (std::find(storages_.begin(), end, start) != end) return false;
+    storages_[static_cast<std::size_t>(storage_count_++)] = start;
     return start != 0 && first >= start && first - start + static_cast<std::uint64_t>(size) <=
                                                static_cast<std::uint64_t>(bytes);
   }
@@ -359,7 +362,8 @@ class Writer {
   std::string out_;
   nb::object buffers_, tensors_, handles_;  // lists, if there are any
   std::vector<const PyObject*> seen_;
-  std::vector<std::uintptr_t> storages_;  // where each one begins
+  std::array<std::uintptr_t, kMaxMutable> storages_;  // where each one begins
+  int storage_count_ = 0;
   int values_ = 0;
   bool names_rebuild_ = false;
 };

@@ -14,11 +14,11 @@ struct Side {
   explicit Side(const RingBounds& bounds = {}) {
     auto [ours, theirs] = socket_pair();
     peer = std::move(theirs);
-    channel.emplace(std::move(ours), memory, 0, *pool, bounds);
+    channel.emplace(std::move(ours), memory, 0, home, bounds);
   }
 
   std::shared_ptr<SharedMemory> memory = SharedMemory::create(sizeof(LinkMemory)).first;
-  std::shared_ptr<HeapPool> pool = std::make_shared<HeapPool>();
+  EndpointMemory home;
   Descriptor peer;
   std::optional<RingChannel> channel;
 };

@@ -90,7 +90,7 @@ void test_offers() {
   const auto answer = [&](const Offer& offered, std::size_t size, const std::vector<int>& descriptors) {
     auto [ours, theirs] = socket_pair();
     send_bytes(theirs, &offered, size, descriptors);
-    return RingChannel::set_up(ours, 1, patient());
+    return RingChannel::set_up(ours, 1, nullptr, patient());
   };
   CHECK(answer(offer, sizeof offer, {descriptor.get()}));
   // The stream has to do.
@@ -103,9 +103,9 @@ void test_offers() {
   CHECK_THROWS(answer(offer, 3, {descriptor.get(), descriptor.get(), descriptor.get()}), BadFrame);
   for (const int side : {0, 1}) {
     auto [ours, theirs] = socket_pair();
-    CHECK_THROWS(RingChannel::set_up(ours, side, now() + kMillisecond), LinkFailure);  // silence
+    CHECK_THROWS(RingChannel::set_up(ours, side, nullptr, now() + kMillisecond), LinkFailure);  // silence
     theirs.reset();
-    CHECK_THROWS(RingChannel::set_up(ours, side, patient()), LinkFailure);
+    CHECK_THROWS(RingChannel::set_up(ours, side, nullptr, patient()), LinkFailure);
   }
   CHECK(count_descriptors() == before);
 }

@@ -174,7 +174,7 @@ void test_nothing_is_left() {
       Pair pair(Kind::kRings, 0, lending());
       for (int i = 0; i < 10; ++i) kept = pass(pair, {file.buffer(0, kSize), file.buffer(5, kSize)});
       pair.left->send(frame_of({file.buffer(0, kSize)}), patient(), no_interrupt);  // nobody reads it
-      CHECK(count_descriptors() == descriptors + 7);  // of the pair six, and of the file
+      CHECK(count_descriptors() == descriptors + 9);  // of the pair eight, and of the file
     }
     CHECK(kept[1]->data()[0] == file.data()[5]);
   }
@@ -282,9 +282,9 @@ void test_peer_that_lends_unasked() {
   auto [first, second] = socket_pair();
   auto memory = SharedMemory::create(sizeof(LinkMemory)).first;
   const LinkRef left = link_over(left_home, std::make_unique<RingChannel>(
-                                                std::move(first), memory, 0, left_home->pool(), lending()));
+                                                std::move(first), memory, 0, left_home->memory(), lending()));
   const LinkRef right = link_over(
-      right_home, std::make_unique<RingChannel>(std::move(second), memory, 1, right_home->pool()));
+      right_home, std::make_unique<RingChannel>(std::move(second), memory, 1, right_home->memory()));
   left->start();
   right->start();
   const File file(kSize);

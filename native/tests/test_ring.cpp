@@ -5,34 +5,12 @@
 #include <semaphore>
 #include <thread>
 
-#include "frames.hpp"
-#include "core/ring.hpp"
+#include "rings.hpp"
 #include "signals.hpp"
 
 using namespace farcall;
 
 namespace {
-
-constexpr std::size_t kSize = 256;
-
-struct Ring {
-  RingControl control{};
-  std::uint8_t data[kSize] = {};
-  RingWriter writer{control, data, kSize};
-  RingReader reader{control, data, kSize};
-
-  std::size_t write(const Bytes& bytes) {
-    const std::size_t count = writer.write(bytes.data(), bytes.size());
-    writer.publish();
-    return count;
-  }
-  Bytes read(std::size_t size) {
-    Bytes bytes(size);
-    bytes.resize(reader.read(bytes.data(), size));
-    reader.publish();
-    return bytes;
-  }
-};
 
 // Each size at each place of the ring.
 void test_wrap_around() {

@@ -22,7 +22,8 @@ struct Segments {
   SegmentReader reader{home, states};
   bool can_announce = true;
   int made = 0, ended = 0;
-  SegmentWriter writer{home, states, [this](SegmentName name, std::size_t size, int descriptor) {
+  std::shared_ptr<MemoryBudget> budget = std::make_shared<MemoryBudget>(1 << 30);
+  SegmentWriter writer{home, states, budget, [this](SegmentName name, std::size_t size, int descriptor) {
                          if (!can_announce) return false;
                          (size > 0 ? made : ended) += 1;
                          reader.learn(name, size, Descriptor(size > 0 ? dup(descriptor) : -1));

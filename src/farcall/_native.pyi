@@ -106,7 +106,11 @@ class TorchState:
 class Endpoint:
     """See `native/core/endpoint.hpp`."""
 
-    def __init__(self, spin_threads: int) -> None: ...
+    def __init__(self, spin_threads: int, shared_memory: int, move_threads: bool) -> None: ...
+    @property
+    def shared_memory(self) -> int:
+        """How many bytes of it the links have created and not given back."""
+
     def open_stream(
         self,
         fd: int,
@@ -136,6 +140,13 @@ class Endpoint:
     def wake(self) -> None: ...
     def close(self) -> None: ...
     def forget(self) -> None: ...
+
+class Bell:
+    """See `farcall.runtime.bell`."""
+
+    def __init__(self) -> None: ...
+    def ring(self) -> None: ...
+    def wait(self, seconds: float) -> bool: ...
 
 def close_in_forked_children(fd: int) -> None:
     """Close a socket in every child that is forked from now on; see `native/core/forks.hpp`."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from farcall.runtime.graph_breaks import breaks_graphs
 from farcall.runtime.inbound import ASYNC_MARK
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -15,6 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 __all__ = ["async_execution"]
 
 
+@breaks_graphs
 def async_execution(fn: F) -> F:
     """Mark a function whose result is that of the `torch.futures.Future` which it returns.
 

@@ -37,6 +37,7 @@ from farcall.errors import (
 from farcall.ids import WorkerInfo, check_name
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime import profiling
+from farcall.runtime.advice import Advice
 from farcall.runtime.context import current_agent, default_agent, set_default_agent
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import breaks_graphs
@@ -88,6 +89,7 @@ EXIT_SECONDS = 0.5  # what a program that ends waits for functions that are stil
 _ARGUMENTS = (tuple, list)
 _starting = threading.Lock()
 _generation = 0
+_advice = Advice()
 
 
 def _at_exit() -> None:
@@ -149,7 +151,9 @@ def init_rpc(
             raise RuntimeError("RPC is already initialized; call shutdown first")
         generation = _generation
         _generation += 1
-        set_default_agent(start_agent(name, rank, world_size, options, generation, Autograd))
+        agent = start_agent(name, rank, world_size, options, generation, Autograd)
+        agent.advice = _advice
+        set_default_agent(agent)
         keep_freed_memory(options.keep_freed_memory)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -19,7 +18,9 @@ from farcall.runtime.context import current, current_agent
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.runtime.inbound import Deferred, result_of
+from farcall.runtime.methods import RemoteMethod, check_is_method
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
+from farcall.runtime.peers import inherited_from
 from farcall.runtime.references import RefHandle
 from farcall.runtime.values import OwnedValue
 from farcall.serde import hide_own_frames
@@ -65,12 +66,14 @@ class RRef(Generic[T]):
         return rebuild_reference, (self._handle,)
 
     def __repr__(self) -> str:
-        handle = self._handle
+        handle: RefHandle | None = getattr(self, "_handle", None)
+        if handle is None:
+            return "<RRef that was not made>"
         kind = "OwnerRRef" if handle.is_owner else "UserRRef"
         reference = handle.reference
         return (
             f"{kind}(RRefId(created_on={reference.minted_by:x}, local_id={reference.number}), "
-            f"owner={reference.owner_name!r})"
+            f"owner={reference.owner_name!r}, {handle.references.described_state(handle)})"
         )
 
     @property
@@ -130,7 +133,8 @@ class RRef(Generic[T]):
         try:
             seconds = seconds_or_default(timeout)
             if self._handle.is_owner:
-                return _value(self._place, self._agent.outbound.deadline(seconds)[0])  # type: ignore[no-any-return]
+                deadline, _, inherited = self._agent.outbound.deadline(seconds)
+                return _value(self._place, deadline, inherited)  # type: ignore[no-any-return]
             self._handle.references.check_usable(self._handle)
             return self._agent.call(self.owner_name(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
         except BaseException as error:
@@ -255,7 +259,7 @@ class _Methods:
         self.__timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(self.__invoke, name)
+        return RemoteMethod(self.__invoke, name)
 
     def __invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         handle = self.__handle
@@ -286,14 +290,19 @@ def call_meanwhile(
 # What runs on the owner. These get the place of the value for the reference they are called with.
 
 
-def _value(place: OwnedValue, deadline: float) -> Any:
-    """The value, waiting for it until `deadline` (`time.monotonic()` seconds)."""
+def _value(place: OwnedValue, deadline: float, inherited: tuple[str, str] | None = None) -> Any:
+    """The value, waiting for it until `deadline` (`time.monotonic()` seconds).
+
+    Args:
+        inherited: `CallContext.served`, if the deadline comes from there.
+    """
     if not place.is_ready:
         with Agent.waiting():
             if not place.wait(deadline):
                 raise RpcTimeout(
                     "RPC ran for more than set timeout: the value of this reference is not made yet"
                     + current_agent().outcomes.shortage()
+                    + (inherited_from(inherited) if inherited is not None else "")
                 )
     return place.get()
 
@@ -346,4 +355,5 @@ def call_method(place: OwnedValue, name: str, args: tuple[Any, ...], kwargs: dic
     context = current.get()
     value = _value(place, math.inf if context is None else context.deadline)
     method = current_agent().policy.method_of(value, name)
+    check_is_method(method, value, name)
     return result_of(method, method(*args, **kwargs))

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from patience import PATIENCE
+
 from farcall import rpc
 from farcall.runtime.agent import Agent
-
-PATIENCE = 30.0  # seconds; only a test that fails waits for so long
 
 _numbers = itertools.count()
 _here: weakref.WeakValueDictionary[int, Here] = weakref.WeakValueDictionary()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 from behaviour.helpers import Gate, by_async, by_remote, by_sync, echo, wait_at, wait_until
 from farcall import rpc
@@ -163,7 +164,7 @@ def test_calls_that_were_given_up_while_they_were_sent(pair: list[Agent]) -> Non
     sends = [True, False]
 
     def connect_late(*args: Any) -> Any:
-        assert expired.wait(30)
+        assert expired.wait(PATIENCE)
         if sends[0]:
             return connect(*args)
         raise NotSent

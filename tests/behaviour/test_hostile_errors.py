@@ -62,15 +62,21 @@ class Plain:
     """The base of hostile values."""
 
 
-ERRORS = [
-    _class_of(member, raises, Exception)
-    for member in (*METHODS, *ATTRIBUTES)
-    for raises in FROM_METHODS
-]
+def _classes_of(member: str, base: type) -> dict[type[BaseException], type]:
+    return {raises: _class_of(member, raises, base) for raises in FROM_METHODS}
+
+
+ERRORS = {member: _classes_of(member, Exception) for member in (*METHODS, *ATTRIBUTES)}
 BASE_ERRORS = [
     _class_of(member, ValueError, BaseException) for member in ("str", "reduce_ex", "setattr")
 ]
-VALUES = [_class_of(member, raises, Plain) for member in METHODS for raises in FROM_METHODS]
+VALUES = {member: _classes_of(member, Plain) for member in METHODS}
+
+
+def on(transport: str, classes: dict[type[BaseException], type]) -> list[type]:
+    """Those that are tried there: errors of every kind, and each of the others on one transport."""
+    other = SystemExit if transport == "inproc" else KeyboardInterrupt
+    return [classes[ValueError], classes[other]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,26 +265,42 @@ def outcomes_of(calls: Iterator[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("kind", [BadMove, *ERRORS, *BASE_ERRORS], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("member", ERRORS)
 @pytest.mark.parametrize("transport", ["inproc", "native"])
-def test_every_call_ends_that_fails_with_a_hostile_exception(pair: list[Agent], kind: type) -> None:
+def test_every_call_ends_that_fails_with_a_hostile_exception(
+    pair: list[Agent], transport: str, member: str
+) -> None:
+    for kind in on(transport, ERRORS[member]):
+        check_calls_that_fail(pair, kind)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "native"])
+def test_every_call_ends_that_fails_with_another_base_or_refuses_changes(pair: list[Agent]) -> None:
+    for kind in (BadMove, *BASE_ERRORS):
+        check_calls_that_fail(pair, kind)
+
+
+def check_calls_that_fail(pair: list[Agent], kind: type) -> None:
     for result in outcomes_of(calls_that_fail(kind.__name__)):
         # Itself, or what stands for it. Not by isinstance: that asks the instance.
         if not issubclass(type(result), kind):
             # With a `__new__` that raises, that is what the function raised.
             is_new = "_new_" in kind.__name__
-            assert type(result) is rpc.RemoteError or is_new, type(result)
+            assert type(result) is rpc.RemoteError or is_new, (kind, type(result))
     wait_until(lambda: all(is_idle(agent) for agent in pair))
     assert rpc.rpc_sync("w1", abs, args=(-1,)) == 1
 
 
-@pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("member", VALUES)
 @pytest.mark.parametrize("transport", ["inproc", "native"])
-def test_every_call_ends_that_carries_a_hostile_value(pair: list[Agent], kind: type) -> None:
-    for result in outcomes_of(calls_with_values(kind.__name__)):
-        assert not issubclass(type(result), rpc.NotInitialized | rpc.RpcTimeout), result
-    wait_until(lambda: all(is_idle(agent) for agent in pair))
-    assert rpc.rpc_sync("w1", abs, args=(-1,)) == 1
+def test_every_call_ends_that_carries_a_hostile_value(
+    pair: list[Agent], transport: str, member: str
+) -> None:
+    for kind in on(transport, VALUES[member]):
+        for result in outcomes_of(calls_with_values(kind.__name__)):
+            assert not issubclass(type(result), rpc.NotInitialized | rpc.RpcTimeout), (kind, result)
+        wait_until(lambda: all(is_idle(agent) for agent in pair))
+        assert rpc.rpc_sync("w1", abs, args=(-1,)) == 1
 
 
 @pytest.mark.parametrize("transport", ["inproc", "native"])

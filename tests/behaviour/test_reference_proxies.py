@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import math
+import operator
+import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 
 from behaviour.helpers import PROXIES, Account, Gate
 from farcall import rpc
@@ -70,3 +77,107 @@ def test_remote_proxies_chain(trio: list[Agent]) -> None:
     assert same.owner_name() == "w1"
     same.rpc_sync().deposit(1)
     assert rref.rpc_sync().deposit(0) == 6
+
+
+# Attributes that are no methods: the proxies call methods only.
+
+
+class Settings:
+    """A value with attributes of every kind that can't be called."""
+
+    kind = "of the class"
+    __slots__ = ("cap", "nested", "tensor")
+
+    def __init__(self) -> None:
+        self.cap, self.nested, self.tensor = 5, {"a": 1}, torch.ones(2)
+
+    @property
+    def half(self) -> float:
+        return self.cap / 2
+
+
+@each_proxy
+def test_calling_an_attribute_names_it_and_says_how_to_read_it(
+    pair: list[Agent], proxy: Way
+) -> None:
+    for owner in ("w0", "w1"):
+        rref = rpc.remote(owner, Settings)
+        for name in ("cap", "kind", "nested", "tensor", "half"):
+            with pytest.raises(TypeError, match=f"'{name}' of this Settings is no met") as raised:
+                proxy(rref, name)
+            assert f"lambda rref: rref.local_value().{name}, args=(rref,)" in str(raised.value)
+
+
+def test_what_the_error_recommends_works(pair: list[Agent]) -> None:
+    rref = rpc.remote("w1", Settings)
+    read = rpc.rpc_sync(rref.owner(), lambda rref: rref.local_value().cap, args=(rref,))
+    assert read == rref.to_here().cap == 5
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "bool": bool,
+    "not": operator.not_,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "index": lambda it: [1, 2][it],
+    "len": len,
+    "list": list,
+    "reversed": reversed,
+    "in": lambda it: 1 in it,
+    "item": lambda it: it[0],
+    "put": lambda it: operator.setitem(it, 0, 1),
+    "remove": lambda it: operator.delitem(it, 0),
+    "next": next,
+    "with": lambda it: it.__enter__(),
+    "round": round,
+    "floor": math.floor,
+    "negative": operator.neg,
+    "invert": operator.invert,
+    "equal": lambda it: it == 5,
+    "unequal": lambda it: it != 5,
+    "equal on the right": lambda it: 5 == it,  # noqa: SIM300
+    "less": lambda it: it < 5,
+    "compare on the right": lambda it: 5 <= it,  # noqa: SIM300
+    "sum": lambda it: sum([1, it]),
+    "add": lambda it: it + 1,
+    "add on the right": lambda it: 1 + it,
+    "product": lambda it: it * 2.0,
+    "tensor": lambda it: torch.ones(2) * it,
+    "matmul": lambda it: torch.ones(2) @ it,
+    "power": lambda it: 2**it,
+    "range": range,
+    "set": lambda it: setattr(it, "field", 1),
+    "delete": lambda it: delattr(it, "field"),
+    "field": lambda it: it.field,
+    "method of it": lambda it: it.append(1),
+    "pickle": pickle.dumps,
+    "argument": lambda it: rpc.rpc_sync("w1", len, args=(it,)),
+    "as a tensor": torch.tensor,
+}
+
+
+@pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
+def test_a_method_that_is_not_called_is_no_value(pair: list[Agent], way: str) -> None:
+    method = getattr(rpc.remote("w1", Settings), way)().cap
+    for use in USES.values():
+        with pytest.raises((TypeError, AttributeError)) as raised:
+            use(method)
+        assert "'cap' of a remote value" in str(raised.value)
+        assert "rref.to_here().cap" in str(raised.value)
+
+
+def test_a_method_that_is_not_called_is_as_good_as_any_callable(pair: list[Agent]) -> None:
+    proxy = rpc.remote("w1", Account).rpc_sync()
+    method, other = proxy.deposit, proxy.itself
+    assert callable(method)
+    assert "deposit" in repr(method)
+    assert str(method) == f"{method}" == repr(method)
+    assert copy.copy(method) is method
+    assert method in [other, method]
+    assert other not in [method, print, None]
+    assert {method: 1}[method] == 1
+    assert functools.partial(method, 2)() == 2
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(method, 1).result() == 3
+    assert not hasattr(method, "field")

@@ -6,6 +6,7 @@ import operator
 
 import pytest
 import torch
+from patience import PATIENCE
 
 from farcall import rpc
 from farcall.testing.cluster import TRANSPORTS, Transport, acting_as, cluster
@@ -25,4 +26,4 @@ def gather_back(depth: int, to: str, back: str) -> int:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_mutual_calls_under_wait_all_do_not_starve_a_single_thread(transport: Transport) -> None:
     with cluster(2, transport=transport, num_worker_threads=1) as (w0, _), acting_as(w0):
-        assert rpc.rpc_sync("w1", gather_back, args=(6, "w0", "w1"), timeout=30) == 6
+        assert rpc.rpc_sync("w1", gather_back, args=(6, "w0", "w1"), timeout=PATIENCE) == 6

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from farcall import rpc
+from patience import PATIENCE
 
-PATIENCE = 60.0  # seconds after which a test gives up; no outcome depends on it
+from farcall import rpc
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "farcall.rpc"])

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from patience import PATIENCE
 
 from farcall.cli import cli
 
 COMMAND = (sys.executable, "-c", "import sys; from farcall.cli import main; sys.exit(main())")
-SECONDS = 100
 
 
 def run_farcall(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def start_session(*command: str) -> subprocess.Popen[str]:
@@ -91,7 +91,7 @@ def assert_nothing_left(session: int) -> None:
         except ProcessLookupError:
             continue
         try:
-            assert select.select([ended], [], [], 10)[0], f"still running: {pid} {command}"
+            assert select.select([ended], [], [], PATIENCE)[0], f"still running: {pid} {command}"
         finally:
             os.close(ended)
     assert not processes_of_session(session)

@@ -23,7 +23,7 @@ from farcall import autograd as dist_autograd
 from farcall import rpc
 from farcall.runtime.context import default_agent
 
-GENEROUS = 10.0  # seconds; the timeout of calls is 60
+GENEROUS = PATIENCE / 2  # seconds; the timeout of calls is PATIENCE
 BOUND = 2.0  # what is promised, and printed when it is not kept
 
 _arrived = threading.Semaphore(0)

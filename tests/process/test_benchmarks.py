@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demos import SECONDS, assert_nothing_left, processes_of_session, start_session
+from demos import assert_nothing_left, processes_of_session, start_session
+from patience import PATIENCE
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RUN = BENCHMARKS / "run.py"
@@ -22,24 +23,47 @@ import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
 import plans, run
 for name, case in plans.CASES.items():
-    plans.CASES[name] = case._replace(plan=plans.Plan(1, 0, blocks=1, warm_up=0))
-run.main()
+    # A second step of training depends on what was learnt in the first.
+    warm_up = 0 if case.agreement is None else 1
+    plans.CASES[name] = case._replace(plan=plans.Plan(1, 0, blocks=1, warm_up=warm_up))
 """
-TINY_SECONDS = 280
+RUN_TINY = f"{TINY}\nrun.main()"
+RUN_DIFFERENT = f"{TINY}\nimport turns\nturns.disagreement = lambda *_: '1 against 2'\nrun.main()"
+THREADS = f"""
+import os, sys, traceback
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import peer, plans, torch, workers
+workers.end_with_parent()
+implementation, store, world = sys.argv[1:]
+world = plans.WORLDS[world]
+print(torch.get_num_threads())
+peer.set_threads(world)
+try:
+    with peer.joined(implementation, store, world) as rpc:
+        for rank in range(world.size):
+            # torch takes `torch.get_num_threads` itself for one of its operators.
+            count = "__import__('torch').get_num_threads()"
+            print(rpc.rpc_sync(f"{{world.name}}{{rank}}", eval, args=(count,)), flush=True)
+except BaseException:
+    traceback.print_exc()
+    os._exit(1)  # an orderly end would wait for the other ranks
+"""
+TINY_SECONDS = 900
 PNG = b"\x89PNG"
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(BENCHMARKS)
-    from plans import CASES
+    from plans import CASES, DEFAULT, TRAINING
+    from steps import Agreement, disagreement
     from table import Quartiles, Times, markdown, result_of
-    from turns import Blocks
+    from turns import Blocks, disagreements_in
 
-# All but "rnn_real", which is "rnn_tiny" with larger numbers: those of a line run together.
+# Those of a line run together.
 TOGETHER = (
     tuple(case for case in CASES if CASES[case].world == "calls"),
     ("noop_tcp", "ring"),
-    ("cartpole_1", "cartpole_3"),
-    ("rnn_tiny",),
+    # All but "rnn_real", which is "rnn_tiny" with larger numbers.
+    *((case, f"{case}{DEFAULT}") for case in TRAINING if case != "rnn_real"),
     ("start_2", "start_8"),
 )
 
@@ -56,7 +80,7 @@ def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = start("--blocks", "1000000", "--cases", "noop", "--out", str(tmp_path))
     yield process
     process.kill()
-    process.communicate(timeout=SECONDS)
+    process.communicate(timeout=PATIENCE)
 
 
 def peers_of(process: subprocess.Popen[str], implementation: str) -> list[int]:
@@ -69,7 +93,7 @@ def peers_of(process: subprocess.Popen[str], implementation: str) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -83,7 +107,7 @@ def wait_until_stopped(pid: int, process: subprocess.Popen[str]) -> None:
 
 def run_tiny(out: Path, *arguments: str) -> dict[str, Any]:
     """Measures everything once only, and returns what is written about it."""
-    process = start("--rounds", "1", "--out", str(out), *arguments, program=("-c", TINY))
+    process = start("--rounds", "1", "--out", str(out), *arguments, program=("-c", RUN_TINY))
     stdout, stderr = process.communicate(timeout=TINY_SECONDS)
     assert process.returncode == 0, stderr
     assert_nothing_left(process.pid)
@@ -103,7 +127,7 @@ def test_benchmark_writes_its_numbers_and_leaves_no_process(
     written = run_tiny(tmp_path, "--cases", ",".join(cases))
     assert list(written["results"]) == list(written["seconds"]) == list(cases)
     for case in cases:
-        local = ["local"] if case == "rnn_tiny" else []
+        local = ["local"] if case.startswith("rnn_") else []
         assert list(written["seconds"][case]) == [*local, "farcall", "torch"]
         for name, blocks in written["seconds"][case].items():
             [[seconds]] = blocks
@@ -113,11 +137,68 @@ def test_benchmark_writes_its_numbers_and_leaves_no_process(
         assert list(written["results"][case]["ratios"]) == ["torch"]
 
 
+def test_each_training_case_has_a_row_with_default_threads_beside_it() -> None:
+    names = list(CASES)
+    for case in TRAINING:
+        assert names[names.index(case) + 1] == f"{case}{DEFAULT}"
+
+
+@linux_only
+@pytest.mark.timeout(TINY_SECONDS + 20)
+@pytest.mark.parametrize("implementation", ["farcall", "torch"])
+@pytest.mark.parametrize("world", ["ddp", f"ddp{DEFAULT}"])
+def test_workers_have_one_thread_or_as_many_as_torch_takes_by_default(
+    tmp_path: Path, implementation: str, world: str
+) -> None:
+    arguments = (implementation, str(tmp_path / "store"), world)
+    process = start(*arguments, program=("-W", "ignore", "-c", THREADS))
+    stdout, stderr = process.communicate(timeout=TINY_SECONDS)
+    assert process.returncode == 0, stderr
+    assert_nothing_left(process.pid)
+    default, *found = map(int, stdout.split())
+    assert found == [default if world.endswith(DEFAULT) else 1] * 4
+
+
+@linux_only
+@pytest.mark.timeout(TINY_SECONDS + 20)
+def test_benchmark_fails_but_shows_its_table_if_something_else_was_computed(tmp_path: Path) -> None:
+    arguments = ("--rounds", "1", "--cases", "embedding", "--out", str(tmp_path))
+    process = start(*arguments, program=("-c", RUN_DIFFERENT))
+    stdout, stderr = process.communicate(timeout=TINY_SECONDS)
+    assert process.returncode == 1
+    assert "farcall computed something else than torch in embedding: 1 against 2" in stderr
+    assert (tmp_path / "table.md").read_text("utf-8") == stdout
+
+
+@pytest.mark.parametrize(
+    ("agreement", "theirs", "says"),
+    [
+        (Agreement(0.1), [2.0, 4.0], None),
+        (Agreement(0.1), [2.1, 3.9], None),
+        (Agreement(0.1), [2.0, 5.0], "4.0 against 5.0 in step 2"),
+        (Agreement(0.1), [float("nan"), 4.0], "2.0 against nan in step 1"),
+        (Agreement(0.1), [2.0], "2 values against 1"),
+        (Agreement(0.1, in_mean=True), [4.0, 2.0], None),
+        (Agreement(0.1, in_mean=True), [4.0, 4.0], "3.0 against 4.0 in the mean of 2 steps"),
+    ],
+)
+def test_what_differs_is_named(agreement: Agreement, theirs: list[float], says: str | None) -> None:
+    assert disagreement(agreement, [2.0, 4.0], theirs) == says
+
+
+@pytest.mark.parametrize("case", [name for base in TRAINING for name in (base, base + DEFAULT)])
+def test_each_training_case_is_compared_with_torch_but_not_with_one_process(case: str) -> None:
+    values = {"local": [9.0], "farcall": [1.0], "torch": [2.0]}
+    [sentence] = disagreements_in(case, values)
+    assert sentence.startswith(f"farcall computed something else than torch in {case}: 1.0 ")
+    assert not list(disagreements_in(case, {**values, "torch": [1.0]}))
+
+
 @linux_only
 def test_benchmark_counts_rounds_and_blocks(tmp_path: Path) -> None:
     arguments = ("--rounds", "2", "--blocks", "3", "--cases", "noop", "--out", str(tmp_path))
     process = start(*arguments, "--implementations", "farcall")
-    _, stderr = process.communicate(timeout=SECONDS)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, stderr
     seconds = json.loads((tmp_path / "bench.json").read_text("utf-8"))["seconds"]
     assert [len(block) for block in seconds["noop"]["farcall"]] == [200] * 6
@@ -140,7 +221,7 @@ def test_other_library_runs_what_it_can(tmp_path: Path, name: str) -> None:
 def test_interrupted_benchmark_leaves_no_process(endless: subprocess.Popen[str]) -> None:
     wait_until(lambda: len(peers_of(endless, "torch")) == 2, endless)
     os.kill(endless.pid, signal.SIGINT)
-    endless.communicate(timeout=SECONDS)
+    endless.communicate(timeout=PATIENCE)
     assert endless.returncode == 1
     assert_nothing_left(endless.pid)
 
@@ -152,7 +233,7 @@ def test_killed_benchmark_leaves_no_process_not_even_a_stopped_one(
     wait_until(lambda: len(peers_of(endless, "farcall")) == 2, endless)
     wait_until_stopped(peers_of(endless, "farcall")[1], endless)
     endless.kill()
-    endless.wait(SECONDS)
+    endless.wait(PATIENCE)
     assert_nothing_left(endless.pid)
 
 
@@ -162,7 +243,7 @@ def test_peer_that_dies_is_named(endless: subprocess.Popen[str]) -> None:
     dies = peers_of(endless, "torch")[1]
     wait_until_stopped(dies, endless)
     os.kill(dies, signal.SIGKILL)
-    _, stderr = endless.communicate(timeout=SECONDS)
+    _, stderr = endless.communicate(timeout=PATIENCE)
     assert endless.returncode == 1
     assert "Error: the torch peer in noop: ended before it answered" in stderr
     assert_nothing_left(endless.pid)
@@ -188,6 +269,7 @@ def test_what_training_adds_to_one_process_is_compared() -> None:
     percent = Quartiles(pytest.approx(100 / 3), pytest.approx(500 / 3), 400)
     assert found.times["torch"] == Times(4500, 8000, 3000, percent)
     assert found.ratios == {"torch": Quartiles(2.0, 3.0, None)}
+    assert found.step_ratios == {"torch": Quartiles(*map(pytest.approx, (4 / 3, 22 / 15, 2.5)))}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +285,14 @@ def test_what_training_adds_to_one_process_is_compared() -> None:
         ("rnn_tiny", {"local": [[1.0]], "farcall": [[1.0]], "torch": [[5.0]]}, ("4 x", True)),
         ("rnn_real", {"local": [[1.0]], "farcall": [[1.125]]}, ("adds at most 15 %", True)),
         ("rnn_real", {"local": [[1.0]], "farcall": [[1.25]]}, ("adds at most 15 %", False)),
+        (
+            "rnn_tiny_default",
+            {"local": [[1.0]], "farcall": [[2.0]], "torch": [[3.0]]},
+            ("1.5 x per step", True),
+        ),
+        ("embedding_default", {"farcall": [[2.0]], "torch": [[2.9]]}, ("1.5 x per step", False)),
+        ("embedding", {"farcall": [[2.0]], "torch": [[2.9]]}, (None, None)),
+        ("rnn_real_default", {"farcall": [[2.0]], "torch": [[2.0]]}, ("1 x per step", True)),
         ("idle", {"farcall": [[0.001]]}, ("at most 1 % of a core", True)),
         ("idle", {"farcall": [[0.5]]}, ("at most 1 % of a core", False)),
     ],
@@ -227,6 +317,12 @@ def test_table_has_a_column_for_each_implementation_and_dashes_where_it_has_no_t
     ]
 
 
+def test_table_has_the_ratio_of_whole_steps_where_the_other_is_of_what_is_added() -> None:
+    blocks = {"local": [[1e-3]], "farcall": [[2e-3]], "torch": [[4e-3]]}
+    row = markdown({"rnn_tiny": result_of("rnn_tiny", blocks)}).splitlines()[-1]
+    assert "| 3.00 (3.00 to 3.00), per step 2.00 (2.00 to 2.00) |" in row
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -236,5 +332,5 @@ def test_table_has_a_column_for_each_implementation_and_dashes_where_it_has_no_t
     ],
 )
 def test_wrong_option_is_named(arguments: tuple[str, ...], says: str) -> None:
-    _, stderr = start(*arguments).communicate(timeout=SECONDS)
+    _, stderr = start(*arguments).communicate(timeout=PATIENCE)
     assert says in " ".join(stderr.replace("│", " ").split())

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 PROGRAMS = Path(__file__).parent / "programs"
-SECONDS = 100
 CLEARED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "FARCALL_SECRET", "FARCALL_LISTEN")
 RUN = (sys.executable, "-c", "import sys; from farcall.cli import main; sys.exit(main())", "run")
 
@@ -32,7 +32,7 @@ def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=SECONDS,
+        timeout=PATIENCE,
     )
 
 

@@ -66,7 +66,7 @@ def test_sigkill_of_a_callee_ends_a_thousand_calls_in_flight_in_peer_lost(crew: 
     seconds = time.monotonic() - start
     print(f"\n1000 calls in flight ended {seconds * 1000:.0f} ms after SIGKILL")
     assert kinds == {"PeerLost w1": 1000}
-    assert seconds < 10.0
+    assert seconds < PATIENCE / 2
     leave_all(caller)
 
 

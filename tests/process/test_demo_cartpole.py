@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from demos import (
-    SECONDS,
     assert_nothing_left,
     read_until,
     refused,
@@ -20,6 +19,7 @@ from demos import (
     start_demo,
     workers_of,
 )
+from patience import PATIENCE
 
 pytest.importorskip("gymnasium")
 image = pytest.importorskip("matplotlib.image")
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_all_processes_and_writes_what_was_reached(tmp_path: Path, m
     process = start_demo("demo", "cartpole", "--log-interval", "1", "--out", tmp_path)
     read_until(process, moment)
     os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=SECONDS)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stdout + stderr
     assert_nothing_left(process.pid)
@@ -109,7 +109,7 @@ def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
     process = start_demo("demo", "cartpole", "--log-interval", "1", "--out", tmp_path)
     read_until(process, "episode")
     os.kill(max(workers_of(process.pid)), signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=SECONDS)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "Error: rank" in stderr
     assert stdout.splitlines()[-1].startswith("cartpole failed after")
@@ -136,7 +136,7 @@ def test_missing_package_is_named_with_the_way_to_install_it(tmp_path: Path) -> 
     hide = "import sys; sys.modules['gymnasium'] = None; from farcall.cli import main; "
     run = f"sys.argv[1:] = ['demo', 'cartpole', '--out', {str(tmp_path)!r}]; sys.exit(main())"
     command = [sys.executable, "-c", hide + run]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 1
     assert 'pip install "farcall[demos]"' in result.stderr
     assert "gymnasium" in result.stderr

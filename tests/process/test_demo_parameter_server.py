@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from demos import (
-    SECONDS,
     assert_nothing_left,
     read_until,
     refused,
@@ -22,6 +21,7 @@ from demos import (
     start_demo,
     workers_of,
 )
+from patience import PATIENCE
 
 pytest.importorskip("sklearn")
 image = pytest.importorskip("matplotlib.image")
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_all_processes_and_writes_what_was_reached(tmp_path: Path, m
     process = start_demo(*ENDLESS, "--mode", mode, "--out", tmp_path)
     read_until(process, "epoch")
     os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=SECONDS)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stdout + stderr
     assert_nothing_left(process.pid)
@@ -133,7 +133,7 @@ def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
     process = start_demo(*ENDLESS, "--mode", "sync", "--out", tmp_path)  # where others wait for it
     read_until(process, "epoch")
     os.kill(max(workers_of(process.pid)), signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=SECONDS)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "Error: rank" in stderr
     assert stdout.splitlines()[-1].startswith("parameter-server failed after")
@@ -169,7 +169,7 @@ def test_missing_package_is_named_with_the_way_to_install_it(tmp_path: Path) -> 
     hide = "import sys; sys.modules['sklearn'] = None; from farcall.cli import main; "
     demo = ["demo", "parameter-server", "--out", str(tmp_path)]
     command = [sys.executable, "-c", f"{hide}sys.argv[1:] = {demo!r}; sys.exit(main())"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 1
     assert 'pip install "farcall[demos]"' in result.stderr
     assert "sklearn" in result.stderr

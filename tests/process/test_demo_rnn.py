@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from demos import (
-    SECONDS,
     assert_nothing_left,
     read_until,
     refused,
@@ -23,6 +22,7 @@ from demos import (
     start_demo,
     workers_of,
 )
+from patience import PATIENCE
 from torch import nn
 
 from farcall.demos import checkpoints
@@ -162,7 +162,7 @@ def test_run_stopped_by_ctrl_c_goes_on_as_if_it_had_never_stopped(
     process = start_demo(*RUN, "--epochs", "2", "--log-interval", "1", "--out", tmp_path)
     read_until(process, "epoch  1/2  batch    3")
     os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=SECONDS)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stdout + stderr
     assert stdout.splitlines()[-1].startswith("rnn interrupted after 0 epochs, ")
@@ -190,7 +190,7 @@ def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
     process = start_demo(*RUN, "--log-interval", "1", "--out", tmp_path)
     read_until(process, "epoch")
     os.kill(max(workers_of(process.pid)), signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=SECONDS)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "Error: rank" in stderr
     assert stdout.splitlines()[-1].startswith("rnn failed after")

@@ -40,7 +40,7 @@ def in_shared_memory_file_system(*members: Member) -> list[str]:
     return [name for name in os.listdir("/dev/shm") if any(mark in name for mark in marks)]
 
 
-@pytest.mark.timeout(120 + 10 * ROUNDS)
+@pytest.mark.timeout(600 + 10 * ROUNDS)
 @pytest.mark.parametrize("path", ["shm", "tcp"])
 def test_killing_either_side_at_any_moment_leaves_nothing_behind(crew: Crew, path: str) -> None:
     draw = random.Random(f"{SEED} {path}")

@@ -121,8 +121,8 @@ def test_missing_ranks_are_named(crew: Crew) -> None:
 
 def test_two_workers_of_one_rank_are_told(crew: Crew) -> None:
     first, second = crew.members(2)
-    first.start(join_group, "w0", 0, 2, crew.init_method, rpc_timeout=5)
-    second.start(join_group, "w1", 0, 2, crew.init_method, rpc_timeout=5)
+    first.start(join_group, "w0", 0, 2, crew.init_method, rpc_timeout=PATIENCE)
+    second.start(join_group, "w1", 0, 2, crew.init_method, rpc_timeout=PATIENCE)
     errors = {str(first.fails()), str(second.fails())}
     assert any("rank 0 is not unique" in error for error in errors)
 

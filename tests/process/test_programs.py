@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 PROGRAMS = Path(__file__).parent / "programs"
-SECONDS = 100
 CLEARED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "FARCALL_SECRET", "FARCALL_LISTEN")
 
 Process = subprocess.Popen[str]
@@ -47,12 +47,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in running:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=SECONDS)
+        process.communicate(timeout=PATIENCE)
 
 
 def finished(process: Process) -> tuple[int, str, str]:
     """Exit code, what it printed, and what it complained of."""
-    stdout, stderr = process.communicate(timeout=SECONDS)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     return process.returncode, stdout, stderr
 
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from crew import Crew, Member, call, join, leave_all
+from patience import PATIENCE
 
 from farcall import rpc
 from farcall.errors import AuthenticationFailed
@@ -76,7 +77,7 @@ def port() -> int:
 
 def throw_at(number: int, data: bytes) -> None:
     with (
-        socket.create_connection(("127.0.0.1", number), timeout=30) as sock,
+        socket.create_connection(("127.0.0.1", number), timeout=PATIENCE) as sock,
         contextlib.suppress(OSError),
     ):
         sock.sendall(data)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE
 
 PROGRAM = """
 import sys
@@ -34,7 +35,7 @@ def start(rank: int, url: str, timeout: float, **environment: str) -> subprocess
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, said = process.communicate(timeout=300)
+    _, said = process.communicate(timeout=PATIENCE)
     return process.returncode, said
 
 

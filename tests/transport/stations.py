@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, Protocol
 
 import pytest
+from patience import PATIENCE
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
@@ -27,8 +28,6 @@ from farcall.transport.process_group import ProcessGroupEndpoint
 from farcall.transport.socket import SocketEndpoint
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 from farcall.wire.messages import Message, Reply, Request
-
-PATIENCE = 30.0  # seconds after which a test gives up; no outcome depends on it
 
 # More than the kernel keeps for a connection between two processes of this machine, and than a
 # ring holds. As a body: a buffer would go through a shared segment, if there are any.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
-
-SECONDS = 100
+from patience import PATIENCE
 
 SNAPSHOT = """
 import json, sys
 import torch
 import torch.distributed.nn.api.remote_module, torch.distributed.optim.optimizer
 import torch.distributed.rpc._testing, torch.nn.parallel.distributed
+import torch.distributed.rpc.rref_proxy
 
 NAMES = [name for name in sys.modules if name.startswith((
     "torch.distributed.rpc", "torch.distributed.autograd", "torch.distributed.optim",
@@ -51,7 +52,7 @@ def changes(before):
 
 def run(program: str) -> object:
     command = [sys.executable, "-W", "ignore", "-c", SNAPSHOT + program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -95,9 +96,8 @@ print(json.dumps([len(installed) > 10, once, again == installed, changes(before)
         "torch.distributed.rpc.constants",
         "torch.distributed.rpc.backend_registry",
         "torch.distributed.rpc._testing",
+        "torch.distributed.rpc.rref_proxy",
         "torch.distributed.autograd",
-        "torch.distributed.optim",
-        "torch.distributed.nn",
         "torch.distributed.nn.api.remote_module",
     ],
 )
@@ -130,9 +130,11 @@ print(json.dumps([
     torch._C._distributed_rpc.PyRRef is RRef,
     torch._C._distributed_rpc._is_current_rpc_agent_set() is False,
     theirs is DistributedOptimizer,
+    torch.distributed.optim.DistributedOptimizer is DistributedOptimizer,
+    torch.distributed.nn.RemoteModule is torch.distributed.nn.api.remote_module.RemoteModule,
 ]))
 """)
-    assert seen == [True] * 6
+    assert seen == [True] * 8
 
 
 def test_private_names_that_programs_use() -> None:
@@ -204,3 +206,48 @@ except RuntimeError as error:
 print(json.dumps([waited, rpc.api._is_current_rpc_agent_set()]))
 """)
     assert seen == [[5, "not all have come"], False]
+
+
+@pytest.mark.parametrize("wait", ["wait_all", "collect_all"])
+def test_ctrl_c_ends_the_waits_for_several_futures(wait: str) -> None:
+    """These are torch's own functions; natively they hear of signals at their end only."""
+    program = f"""
+import sys, threading
+import torch
+import farcall.compat
+farcall.compat.install()
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+rpc._init_rpc_backend(
+    store=dist.HashStore(), name="alone", rank=0, world_size=1,
+    rpc_backend_options=rpc.TensorPipeRpcBackendOptions(),
+)
+go_on = threading.Event()
+
+def hold():
+    print("called", flush=True)
+    go_on.wait()
+    return 3
+
+futures = [rpc.rpc_async("alone", hold, timeout=0)]
+try:
+    if "{wait}" == "wait_all":
+        torch.futures.wait_all(futures)
+    else:
+        torch.futures.collect_all(futures).wait()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+go_on.set()
+print(torch.futures.wait_all(futures), flush=True)
+rpc.shutdown()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "called\n"
+            running.send_signal(signal.SIGINT)
+            said, _ = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert (said, running.returncode) == ("interrupted\n[3]\n", 0)

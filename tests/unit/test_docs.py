@@ -21,6 +21,7 @@ from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
+from patience import PATIENCE
 
 from farcall.testing.cluster import acting_as, cluster
 
@@ -29,7 +30,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # The others hold no code to run, or quote the demos: see test_docs_demos.py.
 RUN = ("README.md", "docs/guide.md", "docs/migrate.md", "docs/protocol.md")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-SECONDS = 60
 
 
 class Block(NamedTuple):
@@ -73,7 +73,7 @@ def run_as_script(block: Block, folder: Path) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=PATIENCE,
         cwd=folder,
         env=environment,
     )

@@ -9,6 +9,7 @@ from importlib import import_module
 
 import pytest
 import torch.distributed.rpc as torch_rpc
+from patience import PATIENCE
 
 from farcall import rpc
 
@@ -53,11 +54,13 @@ EXPORTS = {
         "as_exception",
         "dump_failure",
         "hide_own_frames",
+        "is_own",
         "load_failure",
         "load_reference",
         "message_of",
         "name_of",
         "notes_of",
+        "reason_of",
         "resolve",
         "text_of",
         "type_name_of",
@@ -116,7 +119,7 @@ def defaults(function: object) -> list[object]:
 
 def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("module", EXPORTS)

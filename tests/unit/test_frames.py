@@ -9,11 +9,10 @@ import threading
 import weakref
 
 import pytest
+from patience import PATIENCE
 
 from farcall.runtime import frames
 from farcall.runtime.frames import current_frames
-
-SECONDS = 100
 
 # With `sys._current_frames` itself, Python 3.11.7 stops in the first hundred or so.
 PROGRAM = """
@@ -41,7 +40,7 @@ for thread in threads:
 
 
 def test_threads_begin_and_end_while_all_are_looked_at():
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=SECONDS)
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=PATIENCE)
 
 
 def test_frames_are_those_of_all_threads():
@@ -49,12 +48,12 @@ def test_frames_are_those_of_all_threads():
 
     def wait() -> None:
         arrived.set()
-        over.wait(SECONDS)
+        over.wait(PATIENCE)
 
     thread = threading.Thread(target=wait)
     thread.start()
     try:
-        assert arrived.wait(SECONDS)
+        assert arrived.wait(PATIENCE)
         codes = {ident: frame.f_code for ident, frame in current_frames().items()}
     finally:
         over.set()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE
 
 from farcall.optim.groups import apply, changes, options_of, snapshot
 from farcall.optim.locks import ParameterLocks
@@ -90,7 +91,7 @@ def excludes(one: ParameterLocks, other: ParameterLocks) -> bool:
     with other.held():
         thread.start()
         excluded = not got_it.wait(0.05)
-    thread.join(10)
+    thread.join(PATIENCE)
     assert got_it.is_set()
     return excluded
 

@@ -240,8 +240,8 @@ def test_shared_tensors_are_copied_unless_somebody_says_otherwise(
 
 
 def test_how_much_freed_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert RpcBackendOptions().keep_freed_memory == 128 << 20
-    assert TensorPipeRpcBackendOptions(keep_freed_memory=0).keep_freed_memory == 0
+    assert RpcBackendOptions().keep_freed_memory == 0
+    assert TensorPipeRpcBackendOptions(keep_freed_memory=5).keep_freed_memory == 5
     monkeypatch.setenv("FARCALL_KEEP_FREED_MEMORY", "4096")
     assert RpcBackendOptions().keep_freed_memory == 4096
     assert RpcBackendOptions(keep_freed_memory=1).keep_freed_memory == 1
@@ -252,6 +252,26 @@ def test_how_much_freed_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         RpcBackendOptions(keep_freed_memory=2**31)
     with pytest.raises(TypeError, match=r"^keep_freed_memory must be an int, not float"):
         RpcBackendOptions(keep_freed_memory=1e6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "default"), [("move_threads", False), ("limit_openmp_spin", True)]
+)
+def test_what_is_done_to_threads(
+    monkeypatch: pytest.MonkeyPatch, option: str, default: bool
+) -> None:
+    variable = f"FARCALL_{option.upper()}"
+    assert getattr(RpcBackendOptions(), option) is default
+    for said, means in {"0": False, "1": True, "": default, " 1 ": True}.items():
+        monkeypatch.setenv(variable, said)
+        assert getattr(RpcBackendOptions(), option) is means
+        for given in (False, True):
+            assert getattr(RpcBackendOptions(**{option: given}), option) is given
+            tensorpipe = TensorPipeRpcBackendOptions(**{option: given})
+            assert getattr(tensorpipe, option) is given
+    monkeypatch.setenv(variable, "yes")
+    with pytest.raises(ValueError, match=rf"^{variable} must be 1 or 0, not 'yes'"):
+        RpcBackendOptions()
 
 
 @pytest.mark.parametrize("variable", ["FARCALL_PATHS", "FARCALL_TRANSPORTS"])
@@ -386,8 +406,11 @@ WRONG: dict[str, list[object]] = {
     "paths": ["tcp", (), ["ibv"], [None], 5, True],
     "tcp_streams": [0, 17, "4", 2.0, True],
     "dead_host_timeout": [0.5, -1, math.nan, math.inf, 3601, "30", True, [30]],
+    "shared_memory": [-1, 2**63, "1", 1.5, True],
     "shared_tensors": ["", "handles", 5, True, ["copy"]],
     "keep_freed_memory": [-1, 2**31, "1", 1.5, True],
+    "move_threads": [0, 1, "True", []],
+    "limit_openmp_spin": [0, 1, "False", []],
     "device_maps": ["w", [("w", {0: 1})], {"w": 5}, {5: {0: 1}}, {"w": {0: 1, 1: 1}}],
     "devices": ["cuda:0", 0, ["cpu"], {0: 1}],
 }
@@ -423,6 +446,7 @@ def test_a_wrong_option_is_refused_by_the_constructor_by_assignment_and_at_the_s
         ("PATHS", ["ibv", "tcp;unix"]),
         ("TCP_STREAMS", ["0", "17", "x", "1.5"]),
         ("DEAD_HOST_TIMEOUT", ["x", "0.5", "-3", "nan", "inf", "3601", "30s"]),
+        ("SHARED_MEMORY", ["-1", "4 GiB"]),
         ("SHARED_TENSORS", ["yes", "COPY"]),
         ("KEEP_FREED_MEMORY", ["-1", "1 GB"]),
     ],

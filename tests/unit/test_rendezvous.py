@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from patience import PATIENCE
 from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 from farcall import rpc
@@ -43,7 +44,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
         return lambda: store
     if request.param == "file":
         return lambda: FileStore(str(tmp_path / "store"), -1)
-    limit = timedelta(seconds=20)
+    limit = timedelta(seconds=PATIENCE)
     master = TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)
 
     def client() -> Store:
@@ -291,7 +292,7 @@ def set_master(monkeypatch: pytest.MonkeyPatch, port: int, **others: str) -> Non
 
 def test_environment_says_rank_and_world_size(clean: pytest.MonkeyPatch) -> None:
     set_master(clean, free_port(), RANK="0", WORLD_SIZE="3")
-    store, rank, world_size = open_store("env://", timeout=20.0)
+    store, rank, world_size = open_store("env://", timeout=PATIENCE)
     assert isinstance(store, TCPStore)
     assert (rank, world_size) == (0, 3)
 
@@ -309,7 +310,7 @@ def test_without_world_size_the_group_is_dynamic(clean: pytest.MonkeyPatch) -> N
 
 def test_rank_zero_hosts_what_the_others_connect_to(clean: pytest.MonkeyPatch) -> None:
     url = f"tcp://127.0.0.1:{free_port()}"
-    master, *place = open_store(f"{url}?rank=0&world_size=2", timeout=20.0)
+    master, *place = open_store(f"{url}?rank=0&world_size=2", timeout=PATIENCE)
     assert place == [0, 2]
     client, *place = open_store(url, 1, 2, 20.0)
     assert place == [1, 2]
@@ -320,12 +321,12 @@ def test_rank_zero_hosts_what_the_others_connect_to(clean: pytest.MonkeyPatch) -
 def test_torchrun_hosts_the_store_and_restarts_do_not_meet(clean: pytest.MonkeyPatch) -> None:
     agent = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     set_master(clean, agent.port, RANK="0", WORLD_SIZE="2", TORCHELASTIC_USE_AGENT_STORE="True")
-    store, rank, world_size = open_store("env://", timeout=20.0)
+    store, rank, world_size = open_store("env://", timeout=PATIENCE)
     assert (rank, world_size) == (0, 2)
     store.set("key", "value")
     assert agent.num_keys() == 1  # rank 0 did not make a store of its own
     clean.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert not open_store("env://", timeout=20.0)[0].check(["key"])
+    assert not open_store("env://", timeout=PATIENCE)[0].check(["key"])
 
 
 def test_file_is_a_meeting_place(tmp_path: Path) -> None:
@@ -430,12 +431,12 @@ def test_processes_meet_and_know_that_they_share_host_and_program(
     queue = context.Queue()
     child = context.Process(target=join_in_child, args=(port, queue))
     child.start()
-    store, _, _ = open_store(f"tcp://127.0.0.1:{port}", 0, 2, 100.0)
-    found = Rendezvous(store, "a").join(worker("parent", 0), 2, 100.0)
+    store, _, _ = open_store(f"tcp://127.0.0.1:{port}", 0, 2, PATIENCE)
+    found = Rendezvous(store, "a").join(worker("parent", 0), 2, PATIENCE)
     names = ["parent", "child"]
     assert [one.name for one in found] == names
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    assert queue.get(timeout=100.0) == (names, digest, host_id())
+    assert queue.get(timeout=PATIENCE) == (names, digest, host_id())
     assert main_fingerprint() == digest
     child.join()
 

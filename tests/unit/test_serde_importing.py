@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE
 
 from farcall.serde.functions import resolve
 
@@ -18,7 +19,7 @@ import farcall_test_gate as gate
 def early(): pass
 
 gate.begun.set()
-assert gate.go_on.wait(30)
+assert gate.go_on.wait(300)
 
 def late(): pass
 """
@@ -43,19 +44,19 @@ def test_function_that_is_not_defined_yet_is_waited_for(gate: SimpleNamespace) -
         for _ in range(4)
     ]
     threads[0].start()
-    assert gate.begun.wait(30)
+    assert gate.begun.wait(PATIENCE)
     for thread in threads[1:]:
         thread.start()
     gate.go_on.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert [function.__name__ for function in found] == ["late"] * 4
 
 
 def test_function_that_is_defined_already_is_not_waited_for(gate: SimpleNamespace) -> None:
     importing = threading.Thread(target=lambda: resolve("farcall_test_slow:late"))
     importing.start()
-    assert gate.begun.wait(30)
+    assert gate.begun.wait(PATIENCE)
     assert resolve("farcall_test_slow:early").__name__ == "early"
     gate.go_on.set()
-    importing.join(30)
+    importing.join(PATIENCE)

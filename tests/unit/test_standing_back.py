@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 from farcall.runtime import executor as module
 from farcall.runtime.executor import MAX_IN_A_ROW, Executor
 from farcall.transport.watch import Watch
-
-PATIENCE = 30.0  # seconds; only a test that fails waits for so long
 
 
 class Blind(Watch):

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
+from patience import PATIENCE
 from torch.distributed import TCPStore
 
 from farcall.errors import RendezvousError, RendezvousTimeout
 from farcall.runtime import store_probe
 from farcall.runtime.stores import open_store
 
-PATIENCE = 60.0  # seconds; only a test that fails waits for so long
 BRIEFLY = 0.5
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from patience import PATIENCE
+
 from farcall import rpc
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], check=False, capture_output=True, text=True, timeout=600
+        [sys.executable, *arguments], check=False, capture_output=True, text=True, timeout=PATIENCE
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from msgspec.structs import replace
 
 from farcall.autograd.contents import Context
 from farcall.autograd.recorder import Autograd
@@ -65,12 +66,14 @@ class context:  # noqa: N801 - named as in PyTorch
                 f"{outer.gradients}. Contexts can't be nested"
             )
         self._id = self._autograd.open()
-        self._token = current.set(CallContext(outer.agent, outer.deadline, self._id, outer.depth))
+        self._token = current.set(replace(outer, gradients=self._id))
         return self._id
 
     def __exit__(self, *_: object) -> None:
-        current.reset(self._token)
-        self._autograd.end(self._id)
+        try:
+            current.reset(self._token)
+        finally:
+            self._autograd.end(self._id)
 
 
 @breaks_graphs

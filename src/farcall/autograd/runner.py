@@ -23,7 +23,7 @@ from farcall.runtime.context import CallContext, current
 from farcall.runtime.function_queue import DEEPEST
 from farcall.runtime.future import Future
 from farcall.runtime.inbound import Deferred
-from farcall.runtime.peers import Peer
+from farcall.runtime.peers import Peer, inherited_from
 from farcall.serde import add_note, message_of
 from farcall.transport.base import Link
 from farcall.transport.waiter import Alarm
@@ -93,8 +93,8 @@ class Runner:
         backward = Pass(self, known, options, source)
         with self._lock:
             known.passes[number] = backward
-        self.agent.leaver.begin()
         try:
+            self.agent.leaver.begin(backward)
             with profiling.event(PASS_EVENT):
                 backward.start()
                 ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
@@ -108,12 +108,16 @@ class Runner:
                 add_note(error, ON_MODIFIED)
             raise
         finally:
-            self.agent.leaver.end()
+            try:
+                self.agent.leaver.end(backward)
+            except BaseException:  # KeyboardInterrupt
+                self.agent.leaver.end(backward)
+                raise
 
     def _wait(self, backward: Pass) -> None:
         """Wait until the pass is over everywhere."""
         assert backward.ending is not None
-        deadline, seconds = self.agent.outbound.deadline(None)
+        deadline, seconds, inherited = self.agent.outbound.deadline(None)
         try:
             self._receive(backward, backward.ending, deadline)
             backward.ending.wait(deadline)
@@ -123,6 +127,7 @@ class Runner:
             raise RpcTimeout(
                 f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
                 + self.agent.outcomes.shortage()
+                + (inherited_from(inherited) if inherited is not None else "")
             ) from None
 
     def _receive(self, backward: Pass, ending: Ending, deadline: float) -> None:
@@ -152,8 +157,12 @@ class Runner:
                 if peer is None or peer.lost is not None:
                     return
                 if isinstance(frame.message, Gradients):
-                    self.agent.leaver.begin()
-                    self._deliver(peer, frame)
+                    try:
+                        self.agent.leaver.begin(frame)
+                        self._deliver(peer, frame)
+                    except BaseException:  # KeyboardInterrupt
+                        self.agent.leaver.end(frame)
+                        raise
                 else:
                     self.reported(peer, frame.message)  # type: ignore[arg-type]
         finally:
@@ -234,7 +243,7 @@ class Runner:
 
     def arrived(self, peer: Peer, frame: Frame) -> None:
         """A message with gradients arrived."""
-        self.agent.leaver.begin()
+        self.agent.leaver.begin(frame)
         self.agent.executor.submit(lambda: self._deliver(peer, frame))
 
     def _deliver(self, peer: Peer, frame: Frame) -> None:
@@ -269,7 +278,7 @@ class Runner:
                 backward.fail(error)
         finally:
             current.reset(token)
-            self.agent.leaver.end()
+            self.agent.leaver.end(frame)
 
     def _source(self, context: Context, number: int) -> Source:
         source = context.source(number)

@@ -13,31 +13,35 @@ farcall changes anything in torch.
 
 from __future__ import annotations
 
+import importlib
 import sys
+from types import ModuleType
 
 import torch
-import torch.distributed.nn.api.remote_module
-import torch.distributed.optim.optimizer
+import torch.distributed.rpc
 import torch.nn.parallel.distributed
 
-from farcall.compat import autograd, nn, optim, rpc
+from farcall.compat import autograd, names, nn, rpc
+from farcall.compat.imports import ImportHook
 from farcall.compat.rpc import (
     api,
     backend_registry,
     constants,
+    debugging,
     functions,
+    gathering,
     internal,
     likeness,
     options,
     scripted_attributes,
     scripted_graphs,
     scripts,
-    testing,
+    starting,
 )
 from farcall.compat.rpc.starting import start_agent
 from farcall.compat.swap import Swap
-from farcall.optim import DistributedOptimizer
 from farcall.rref import RRef
+from farcall.runtime.graph_breaks import module_breaks_graphs
 
 __all__ = ["install", "is_installed", "start_agent", "uninstall"]
 
@@ -49,12 +53,17 @@ _MODULES = {
     "torch.distributed.rpc.options": options,
     "torch.distributed.rpc.constants": constants,
     "torch.distributed.rpc.backend_registry": backend_registry,
-    "torch.distributed.rpc._testing": testing,
     "torch.distributed.autograd": autograd,
-    "torch.distributed.optim": optim,
-    "torch.distributed.nn": nn,
 }
+_THEIRS = {name: sys.modules[name] for name in _MODULES}
+_SERVER_PROFILER = "torch.distributed.rpc.server_process_global_profiler"
+_ENABLE_PROFILER = "_enable_server_process_global_profiler"
+_TESTING = "torch.distributed.rpc._testing"
+for _module in (api, autograd, backend_registry, debugging, gathering, likeness, scripts, starting):
+    module_breaks_graphs(_module)
+names.complete(_MODULES)
 _swap = Swap()
+_hook = ImportHook()
 _installed = False
 
 
@@ -83,20 +92,21 @@ def install() -> None:
     scripted_graphs.install(_swap)
     for name, module in _MODULES.items():
         _swap.module(name, module)
-    nn.install_remote_module(_swap)
+    _hook.begin()
+    nn.install(_swap, _hook)
+    _hook.after("torch.distributed.optim", _replace_optimizer)
+    _install_testing()
     likeness.install(_swap)
     scripts.install(_swap)
-    c_names = torch._C._distributed_rpc
-    optimizer = sys.modules["torch.distributed.optim.optimizer"]
+    for theirs, ours in names.c_modules(_MODULES):
+        for name, value in ours.items():
+            _swap.attribute(theirs, name, value)
+    profiler = sys.modules[_SERVER_PROFILER]
     for owner, name, value in (
         (torch._jit_internal, "RRef", RRef),
         (torch._jit_internal, "PyRRef", RRef),
         (torch.nn.parallel.distributed, "RRef", RRef),
-        (c_names, "PyRRef", RRef),
-        (c_names, "_is_current_rpc_agent_set", api._is_current_rpc_agent_set),
-        (optimizer, "DistributedOptimizer", DistributedOptimizer),
-        (optimizer, "rpc", rpc),
-        (optimizer, "RRef", RRef),
+        (profiler, _ENABLE_PROFILER, getattr(rpc, _ENABLE_PROFILER)),
         (RRef, "_get_type", api.get_type),
     ):
         _swap.attribute(owner, name, value)
@@ -112,5 +122,40 @@ def uninstall() -> None:
     global _installed  # noqa: PLW0603
     if api._is_current_rpc_agent_set():
         raise RuntimeError("RPC is initialized: call shutdown before farcall.compat.uninstall")
+    _hook.end()
     _swap.undo()
     _installed = False
+
+
+def _replace_optimizer(package: ModuleType) -> None:
+    """torch.distributed.optim was imported. Of its classes only this one needs RPC."""
+    theirs = _THEIRS["torch.distributed.rpc"]
+    optimizer = sys.modules["torch.distributed.optim.optimizer"]
+    ours = importlib.import_module("farcall.optim").DistributedOptimizer
+    gradients = _THEIRS["torch.distributed.autograd"]
+    taken = {"rpc": theirs, "RRef": theirs.RRef, "dist_autograd": gradients}
+    _swap.taken(optimizer, taken)
+    for owner, name, value in (
+        (optimizer, "rpc", rpc),
+        (optimizer, "RRef", RRef),
+        (optimizer, "dist_autograd", autograd),
+        (optimizer, "DistributedOptimizer", ours),
+        (package, "DistributedOptimizer", ours),
+    ):
+        _swap.attribute(owner, name, value)
+
+
+def _testing() -> ModuleType:
+    return importlib.import_module("farcall.compat.rpc.testing")
+
+
+def _install_testing() -> None:
+    """torch.distributed.rpc._testing, which adds a backend when it is imported."""
+    places = (_TESTING, f"{_TESTING}.faulty_agent_backend_registry")
+    if _TESTING in sys.modules:
+        for place in places:
+            _swap.module(place, _testing())
+        return
+    _swap.drop(_TESTING)
+    for place in places:
+        _hook.instead(place, _testing)

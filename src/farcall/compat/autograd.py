@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from farcall.autograd import backward as farcall_backward
 from farcall.autograd import context, get_gradients
@@ -184,14 +185,14 @@ def _new_context() -> DistAutogradContext:
             f"Already have an autograd context id for this thread: {outer.gradients}"
         )
     context_id = _autograd().open()
-    current.set(CallContext(outer.agent, outer.deadline, context_id, outer.depth))
+    current.set(replace(outer, gradients=context_id))
     return _retrieve_context(context_id)
 
 
 def _release_context(context_id: int) -> None:
     found = current.get()
     if found is not None and found.gradients == context_id:
-        current.set(CallContext(found.agent, found.deadline, depth=found.depth))
+        current.set(replace(found, gradients=0))
     _autograd().end(context_id)
 
 

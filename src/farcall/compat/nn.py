@@ -1,19 +1,25 @@
-"""What `torch.distributed.nn` is while farcall stands in for it.
+"""torch's own modules that are plain Python over RPC, run over farcall's.
 
-`RemoteModule` here is torch's own, which is plain Python, run over farcall's RPC: a program that
-expects `state_dict` to raise gets that. The one that does more is `farcall.nn.RemoteModule`.
+One that is imported while farcall stands in for torch sees farcall. Of one that was imported
+before, a second copy takes the place. So `RemoteModule` is torch's own: a program that expects
+`state_dict` to raise gets that. The one that does more is `farcall.nn.RemoteModule`.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from types import ModuleType
-from typing import Any
 
-from torch.distributed.nn.functional import *  # noqa: F403
+from farcall.compat.imports import ImportHook
+from farcall.compat.swap import Swap
+from farcall.runtime.graph_breaks import module_breaks_graphs
 
-RemoteModule: Any  # while it is installed
+PACKAGE = "torch.distributed.nn"
+REMOTE_MODULE = "torch.distributed.nn.api.remote_module"
+GENERATED = "_remote_module_non_scriptable"  # by torch, when it imports that
+RREF_PROXY = "torch.distributed.rpc.rref_proxy"
 
 
 def fresh(name: str) -> ModuleType:
@@ -26,10 +32,26 @@ def fresh(name: str) -> ModuleType:
     return module
 
 
-def install_remote_module(swap: Any) -> None:
-    """Put torch's RemoteModule, over farcall, in its place."""
-    name = "torch.distributed.nn.api.remote_module"
-    swap.without("_remote_module_non_scriptable")  # made by this one
-    module = fresh(name)
-    swap.module(name, module)
-    swap.attribute(sys.modules[__name__], "RemoteModule", module.RemoteModule)
+def generated() -> ModuleType:
+    """The module with remote functions of `RemoteModule`, on workers that did not import that."""
+    importlib.import_module(REMOTE_MODULE)
+    return sys.modules[GENERATED]
+
+
+def install(swap: Swap, hook: ImportHook) -> None:
+    """Let them run over farcall, now or when they are imported."""
+    if RREF_PROXY in sys.modules:
+        swap.module(RREF_PROXY, fresh(RREF_PROXY))
+    else:
+        swap.drop(RREF_PROXY)
+    if REMOTE_MODULE in sys.modules:
+        swap.without(GENERATED)  # made by the one that was imported
+        module = fresh(REMOTE_MODULE)
+        module_breaks_graphs(module)
+        swap.module(REMOTE_MODULE, module)
+        swap.attribute(sys.modules[PACKAGE], "RemoteModule", module.RemoteModule)
+    else:
+        swap.drop(PACKAGE)
+        swap.drop(GENERATED)
+        hook.instead(GENERATED, generated)
+        hook.after(REMOTE_MODULE, module_breaks_graphs)

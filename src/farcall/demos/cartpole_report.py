@@ -63,11 +63,11 @@ def summarise(options: Options, history: list[Progress], outcome: str) -> Summar
     )
 
 
-def describe(progress: Progress) -> str:
+def describe(progress: Progress, goal: float) -> str:
     """One line that says where the run stands; it fits a terminal of 80 columns."""
     return (
         f"episode {progress.episode:4d}  reward {progress.reward:3.0f}  "
-        f"running reward {progress.running_reward:5.1f}  "
+        f"running {progress.running_reward:5.1f} of {goal:g}  "
         f"{progress.env_steps_per_second:4.0f} env steps/s  "
         f"{progress.calls_per_second:4.0f} calls/s"
     )
@@ -76,8 +76,9 @@ def describe(progress: Progress) -> str:
 def view(goal: float, log_interval: int) -> View[Progress]:
     """A bar that is full at the goal; a log line every `log_interval` episodes."""
     return View(
-        describe=describe,
+        describe=lambda progress: describe(progress, goal),
         fraction=lambda progress: progress.running_reward / goal,
+        scale=lambda progress: f"running reward {progress.running_reward:.0f} of {goal:g}",
         is_logged=lambda progress: progress.episode % log_interval == 0,
     )
 

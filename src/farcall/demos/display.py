@@ -11,8 +11,10 @@ from typing import Generic, Protocol, TypeVar
 import click
 from rich.console import Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+STARTING = "starting the workers"
 
 P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -30,18 +32,23 @@ class View(Generic[P]):
     Attributes:
         describe: one line that says where the run stands; it fits a terminal of 80 columns.
         fraction: how much of the run is done, 0 to 1; what is beyond is cut off.
+        scale: the same in words, with the goal: "12 of 475".
         is_logged: whether it gets a log line, where standard output is not a terminal.
         stays: whether its line stays on the terminal, above the live one.
     """
 
     describe: Callable[[P], str]
     fraction: Callable[[P], float]
+    scale: Callable[[P], str]
     is_logged: Callable[[P], bool]
     stays: Callable[[P], bool] = never
 
 
 class Display(Protocol[P_contra]):
     """Where progress is shown."""
+
+    def show_started(self, started: int, workers: int) -> None:
+        """Shows how many workers have started, of how many."""
 
     def show(self, progress: P_contra) -> None:
         """Shows where the run stands."""
@@ -52,6 +59,10 @@ class LogDisplay(Generic[P]):
 
     def __init__(self, view: View[P]) -> None:
         self._view = view
+
+    def show_started(self, started: int, workers: int) -> None:
+        """Prints the number, on standard error: standard output is for the training."""
+        click.echo(f"{started} of {workers} workers", err=True)
 
     def show(self, progress: P) -> None:
         """Prints the line when one is due."""
@@ -65,22 +76,36 @@ class LiveDisplay(Generic[P]):
     def __init__(self, live: Live, view: View[P]) -> None:
         self._live = live
         self._view = view
+        self._bar = Progress(BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._task = self._bar.add_task("", total=None)
+        self._draw(STARTING)
+
+    def show_started(self, started: int, workers: int) -> None:
+        """Redraws both: the bar is full when all have started."""
+        scale = f"{started} of {workers} workers"
+        self._bar.update(self._task, total=workers, completed=started, description=scale)
+        self._draw(STARTING)
 
     def show(self, progress: P) -> None:
         """Redraws both."""
-        line = Text(self._view.describe(progress))
+        line = self._view.describe(progress)
         if self._view.stays(progress):
-            self._live.console.print(line)
-        fraction = min(1.0, max(0.0, self._view.fraction(progress)))
-        self._live.update(Group(line, ProgressBar(total=1.0, completed=fraction)))
+            self._live.console.print(Text(line))
+        done = min(1.0, max(0.0, self._view.fraction(progress)))
+        scale = self._view.scale(progress)
+        self._bar.update(self._task, total=1.0, completed=done, description=scale)
+        self._draw(line)
+
+    def _draw(self, line: str) -> None:
+        self._live.update(Group(Text(line), self._bar))
 
 
 @contextlib.contextmanager
 def open_display(view: View[P]) -> Iterator[Display[P]]:
     """The display that fits standard output."""
     if not sys.stdout.isatty():
-        click.echo("starting the workers")
+        click.echo(STARTING)
         yield LogDisplay(view)
         return
-    with Live(Text("starting the workers"), transient=True) as live:
+    with Live(Text(STARTING), transient=True) as live:
         yield LiveDisplay(live, view)

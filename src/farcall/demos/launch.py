@@ -17,12 +17,12 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch.multiprocessing as mp
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
-from farcall.demos.progress import Monitor
+from farcall.demos.progress import Monitor, WorkerStarted
 
 P = TypeVar("P")
 
@@ -38,11 +38,24 @@ class Run(Generic[P]):
         failure: which worker process raised or died, and how; None while none did.
     """
 
-    def __init__(self, show: Callable[[P], None], grace_seconds: float = GRACE_SECONDS) -> None:
-        """Calls `show` with all progress. Ctrl-C leaves the workers `grace_seconds` to stop."""
+    def __init__(
+        self,
+        show: Callable[[P], None],
+        grace_seconds: float = GRACE_SECONDS,
+        show_started: Callable[[int, int], None] = lambda started, workers: None,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            show: is called with all progress.
+            grace_seconds: what Ctrl-C leaves the workers to stop.
+            show_started: is called with how many workers have started, and how many there are.
+        """
         self.history: list[P] = []
         self.failure: str | None = None
         self._show = show
+        self._show_started = show_started
+        self._started = 0
         self._grace_seconds = grace_seconds
         self._interrupts = 0
         self._stop_by: float | None = None
@@ -74,10 +87,11 @@ class Run(Generic[P]):
         self, worker: Callable[..., None], options: object, world_size: int, init_method: str
     ) -> None:
         self._connection, theirs = mp.get_context("spawn").Pipe()
-        arguments = (options, init_method, Monitor[P](theirs))
+        self._workers = world_size
+        arguments = (worker, options, init_method, Monitor[P](theirs))
         with theirs, _interrupts_blocked():
             self._processes = spawn(  # type: ignore[no-untyped-call]
-                worker, args=arguments, nprocs=world_size, join=False, daemon=True
+                _begin, args=arguments, nprocs=world_size, join=False, daemon=True
             )
 
     def _follow(self) -> None:
@@ -110,15 +124,19 @@ class Run(Generic[P]):
         return self._interrupts > 1 or time.monotonic() > self._stop_by
 
     def _receive(self) -> None:
-        while (progress := self._next_progress()) is not None:
-            self.history.append(progress)
-            self._show(progress)
+        while (message := self._next_message()) is not None:
+            if isinstance(message, WorkerStarted):
+                self._started += 1
+                self._show_started(self._started, self._workers)
+            else:
+                self.history.append(message)
+                self._show(message)
 
-    def _next_progress(self) -> P | None:
+    def _next_message(self) -> P | WorkerStarted | None:
         with contextlib.suppress(EOFError, OSError):  # the workers are gone
             if self._connection.poll():
-                progress: P = self._connection.recv()
-                return progress
+                message: P | WorkerStarted = self._connection.recv()
+                return message
         return None
 
     def _count_interrupt(self, signum: int, frame: FrameType | None) -> None:
@@ -131,6 +149,18 @@ class Run(Generic[P]):
             process.join(GRACE_SECONDS)
             process.kill()
             process.join()
+
+
+def _begin(
+    rank: int,
+    worker: Callable[..., None],
+    options: object,
+    init_method: str,
+    monitor: Monitor[Any],
+) -> None:
+    """What every worker process runs."""
+    monitor.started()
+    worker(rank, options, init_method, monitor)
 
 
 @contextlib.contextmanager

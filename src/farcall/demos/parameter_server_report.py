@@ -85,6 +85,7 @@ def view(options: Options, log_interval: int) -> View[Progress]:
     return View(
         describe=describe,
         fraction=lambda progress: progress.epochs / options.epochs,
+        scale=lambda progress: f"epoch {progress.epochs:.1f} of {options.epochs}",
         is_logged=lambda progress: progress.number % log_interval == 0,
     )
 

@@ -8,14 +8,23 @@ frozen dataclass.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
 
 P = TypeVar("P")
 
 
+@dataclass(frozen=True)
+class WorkerStarted:
+    """Sent once by each worker, as soon as its process runs the demo's code."""
+
+
 class Monitor(Generic[P]):
-    """The training worker's line to the process that started it. Not thread-safe."""
+    """The workers' line to the process that started them: the training worker's, after the start.
+
+    Not thread-safe.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -24,6 +33,11 @@ class Monitor(Generic[P]):
         """Sends `progress`. When the other process is gone, `stop_requested` says so."""
         with contextlib.suppress(OSError):
             self._connection.send(progress)
+
+    def started(self) -> None:
+        """Says that this worker's process has started."""
+        with contextlib.suppress(OSError):
+            self._connection.send(WorkerStarted())
 
     def stop_requested(self) -> bool:
         """Whether the training should end now: it was told to, or nobody is watching any more.

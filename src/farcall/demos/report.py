@@ -25,11 +25,16 @@ class Summary(Protocol):
 
 
 def write_report(out: Path, summary: Summary, figures: Mapping[str, Figure]) -> None:
-    """Writes `summary.json` and, for every figure, `<name>.png` into the existing folder `out`."""
+    """Writes `summary.json` and, for every figure, `<name>.png` into the existing folder `out`.
+
+    Prints where they are, on standard error.
+    """
     text = json.dumps(summary.fields(), indent=2, allow_nan=False) + "\n"
     (out / "summary.json").write_text(text, encoding="utf-8")
     for name, figure in figures.items():
         figure.savefig(out / f"{name}.png", dpi=DPI)
+        click.echo(f"picture: {out / name}.png", err=True)
+    click.echo(f"numbers: {out / 'summary.json'}", err=True)
 
 
 def print_end(summary: Summary, failure: str | None) -> None:

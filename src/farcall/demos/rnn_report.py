@@ -162,6 +162,7 @@ def view(log_interval: int) -> View[Progress]:
     return View(
         describe=describe,
         fraction=lambda p: (p.epoch - 1 + p.batch / p.batches) / p.epochs,
+        scale=lambda p: f"epoch {p.epoch} of {p.epochs}",
         is_logged=lambda p: (
             p.validation_loss is not None or (not p.validated and p.batch % log_interval == 0)
         ),

@@ -17,7 +17,7 @@ def run(options: cartpole.Options, log_interval: int, out: Path) -> int:
     """Trains, prints the summary line, writes the report into `out`, returns the exit code."""
     goal = cartpole.goal()
     with open_display(view(goal, log_interval)) as display:
-        training = Run(display.show)
+        training = Run(display.show, show_started=display.show_started)
         training.launch(cartpole.run_worker, options, world_size=options.observers + 1)
     history = training.history
     solved = bool(history) and history[-1].solved and not training.failure

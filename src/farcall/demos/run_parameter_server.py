@@ -20,7 +20,7 @@ if find_spec("sklearn") is None:  # the server imports it, in its own process
 def run(options: parameter_server.Options, log_interval: int, out: Path) -> int:
     """Trains, prints the summary line, writes the report into `out`, returns the exit code."""
     with open_display(view(options, log_interval)) as display:
-        training = Run(display.show)
+        training = Run(display.show, show_started=display.show_started)
         training.launch(parameter_server.run_worker, options, world_size=options.trainers + 1)
     history = training.history
     solved = bool(history) and history[-1].accuracy > parameter_server.GOAL

@@ -46,7 +46,7 @@ def run(job: rnn.Job, log_interval: int, out: Path) -> int:
     click.echo(describe_corpus(corpus))
     before = results_in(job.resume) if job.resume else []
     with open_display(view(log_interval)) as display:
-        training = Run(display.show, GRACE_SECONDS)
+        training = Run(display.show, GRACE_SECONDS, display.show_started)
         training.launch(rnn.run_worker, job, world_size=len(rnn.WORKERS))
     history = [*before, *training.history]
     last = history[-1] if history else None

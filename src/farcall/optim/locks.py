@@ -11,19 +11,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from farcall.runtime.agent import Agent
-
-
-class Lock(Protocol):
-    """Of `threading`."""
-
-    def acquire(self, blocking: bool = ...) -> bool: ...
-    def release(self) -> None: ...
+from farcall.transport.uninterrupted import Lock, take
 
 
 class _Lock:
@@ -74,14 +68,19 @@ class holding:  # noqa: N801 - a context manager
     def __enter__(self) -> None:
         try:
             for lock in self._locks:
-                if not lock.acquire(blocking=False):
-                    with Agent.waiting():
-                        lock.acquire()
-                self._held.append(lock)
+                if take(lock):
+                    self._held.append(lock)
+                    continue
+                with Agent.waiting():
+                    if take(lock, threading.TIMEOUT_MAX):
+                        self._held.append(lock)
         except BaseException:  # KeyboardInterrupt
             self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:
-        while self._held:
-            self._held.pop().release()
+        held = self._held
+        while held:
+            lock = held[-1]
+            del held[-1]
+            lock.release()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from farcall.rref import RRef, call_meanwhile
 from farcall.runtime.context import CallContext, current, current_agent
 from farcall.runtime.future import Future
@@ -173,7 +175,7 @@ def call_inside(context_id: int, function: Callable[..., R], *args: Any) -> R:
     outer = current.get() or CallContext(current_agent())
     if outer.gradients == context_id:
         return function(*args)
-    token = current.set(CallContext(outer.agent, outer.deadline, context_id, outer.depth))
+    token = current.set(replace(outer, gradients=context_id))
     try:
         return function(*args)
     finally:

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from farcall.errors import Cancelled, LinkError, PeerLost, RpcTimeout
-from farcall.ids import Worker
+from farcall.ids import Worker, WorkerInfo
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.advice import Advice
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.deadlines import Deadlines
@@ -33,6 +34,7 @@ from farcall.runtime.function_queue import max_threads_of
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.inbound import Job
 from farcall.runtime.leaving import Leaver
+from farcall.runtime.openmp import IdleTeam
 from farcall.runtime.outbound import Outbound
 from farcall.runtime.outcomes import Outcomes
 from farcall.runtime.peers import Directory, Find, Peer, PendingCall
@@ -86,6 +88,7 @@ class Agent:
         allow_by_value: what has no name may travel as code, see `Serializer`.
         allow_pickle: any pickle may be loaded, see `Serializer`.
         policy: which functions may be called here.
+        limit_openmp_spin: idle OpenMP threads sleep soon while calls are frequent, see `IdleTeam`.
         device_maps: peer's name -> where its tensors of each of our devices go.
         on_close: called once at the end.
         gradients: makes this agent's distributed autograd.
@@ -104,6 +107,7 @@ class Agent:
         allow_by_value: bool = True,
         allow_pickle: bool = True,
         policy: Policy | None = None,
+        limit_openmp_spin: bool = False,
         device_maps: Mapping[str, DeviceMap] | None = None,
         on_close: Callable[[], None] = lambda: None,
         gradients: Callable[[Agent], Gradients],
@@ -114,6 +118,7 @@ class Agent:
         self.policy = policy or Policy()
         self.device_maps = dict(device_maps or {})
         self.directory = Directory(me, [*workers, me], find)
+        self.idle_team = IdleTeam(me.name, enabled=limit_openmp_spin)
         self.executor = Executor(
             me.name,
             endpoint,
@@ -143,11 +148,13 @@ class Agent:
         self._told_of_shortage = -math.inf
         self.is_closed = False
         self._on_close = on_close
-        # For who stands in for another system: what callers get of an error that came from another
-        # worker, and who is told of what a function raised that was called here.
-        self.translate: Callable[[BaseException], BaseException] = lambda error: error
+        # For who stands in for another system: what callers get of an error that another worker
+        # answered with, who is told of what a function raised that was called here, and whether
+        # the calls that such a function makes have its deadline.
+        self.translate: Callable[[Any, WorkerInfo], BaseException] = lambda error, where: error
+        self.inherits_deadlines = True
         self.on_raised: Callable[[BaseException], None] = lambda error: None
-        self.warns_of_gradients = True  # until it has; see `Outbound`
+        self.advice = Advice()
         self._hear_of_losses: tuple[Callable[[PeerLost], None], ...] = ()
         self.executor.start()
 
@@ -208,13 +215,16 @@ class Agent:
     def _on_request(self, peer: Peer, link: Link, frame: Frame, request: Request) -> None:
         peer.back_link = link
         timeout = request.timeout
-        deadline = time.monotonic() + timeout if timeout > 0 else math.inf
+        now = time.monotonic()
+        if self.idle_team.is_quiet:
+            self.idle_team.note(now)
+        deadline = now + timeout if timeout > 0 else math.inf
         job = Job(self, peer, link, frame, request, deadline)
         with peer.lock:
             fresh = peer.incoming.request(frame.call_id, job)
         if not fresh:
             return
-        self.leaver.begin()
+        self.leaver.begin(job)
         job.start()
 
     def _on_cancel(self, peer: Peer, link: Link, call_id: int) -> None:
@@ -411,6 +421,22 @@ class Agent:
             if self.is_closed:
                 return
             self.is_closed = True
+        # Ctrl-C on the way ends a step, and the others still follow.
+        try:
+            self._end_calls(reason)
+        finally:
+            try:
+                self.idle_team.close(time.monotonic() + patience)
+                if not self.executor.stop(patience):
+                    logger.warning("%s: shut down while functions are still running", self.me.name)
+            finally:
+                self.outcomes.fail_queued(Cancelled(f"the agent of {self.me.name!r} was shut down"))
+                try:
+                    self.endpoint.close()
+                finally:
+                    self._on_close()
+
+    def _end_calls(self, reason: str) -> None:
         error = Cancelled(f"the agent of {self.me.name!r} was shut down")
         cancelled: list[PendingCall] = []
         for peer in self.directory.all():
@@ -418,18 +444,15 @@ class Agent:
             with peer.lock:
                 peer.lost = peer.lost or str(error)
             cancelled += peer.outgoing.lost()
-        for link in self.endpoint.links():
-            with contextlib.suppress(LinkError, TimeoutError):
-                link.send(Frame(Leaving(reason)), time.monotonic() + GOODBYE_SECONDS)
-        # First everything that threads of ours may wait for, then the threads.
-        self.loopback.lose(str(error))
-        for peer in self.directory.all():
-            self.endpoint.drop(peer.incarnation, str(error))
-        self.outcomes.fail(cancelled, error)
-        self.gradients.close()
-        self.references.close(error)
-        if not self.executor.stop(patience):
-            logger.warning("%s: shut down while functions are still running", self.me.name)
-        self.outcomes.fail_queued(error)
-        self.endpoint.close()
-        self._on_close()
+        try:
+            for link in self.endpoint.links():
+                with contextlib.suppress(LinkError, TimeoutError):
+                    link.send(Frame(Leaving(reason)), time.monotonic() + GOODBYE_SECONDS)
+        finally:
+            # First everything that threads of ours may wait for, then the threads.
+            self.loopback.lose(str(error))
+            for peer in self.directory.all():
+                self.endpoint.drop(peer.incarnation, str(error))
+            self.outcomes.fail(cancelled, error)
+            self.gradients.close()
+            self.references.close(error)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Generator
 from functools import partial
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 
+from farcall.runtime.bell import Bell
 from farcall.runtime.callbacks import Callback, run_waiting_callbacks
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.graph_breaks import methods_break_graphs
@@ -26,6 +28,10 @@ logger = logging.getLogger("farcall")
 
 T = TypeVar("T")
 S = TypeVar("S")
+
+# The main thread looks so often, in seconds, whether the future that it waits for was completed
+# past `Future.set_result`, or a signal was delivered to another thread of the process.
+LOOK_AGAIN = 1.0
 
 
 @methods_break_graphs
@@ -45,6 +51,8 @@ class Future(torch.futures.Future[T]):
       where it was made, to the logger "farcall".
     - Each `wait` of a failed future raises a new exception, equal to the first, so that none keeps
       the frames of another alive.
+    - Ctrl-C ends a `wait` of the main thread at once. The call goes on, and the future can be
+      waited for again.
 
     Thread-safe.
     """
@@ -58,9 +66,14 @@ class Future(torch.futures.Future[T]):
     _made_by: CodeType | None = None
     _made_at = 0
     executor: Executor | None = None
+    # The main thread sleeps at this bell, since torch's own wait does not look at signals. Whoever
+    # completes the future first says so in `_completes`, and then looks for a bell. The main thread
+    # first sets the bell and then looks at `_completes`. So one sees the other.
+    _bell: Bell | None = None
+    _completes = False
 
     # Without the frames that the methods of torch.futures.Future cost.
-    set_result = torch._C.Future.__dict__["set_result"]
+    _set_result = torch._C.Future.__dict__["set_result"]
     _wait = torch._C.Future.__dict__["wait"]
 
     def note_maker(self, frame: FrameType) -> None:
@@ -75,7 +88,7 @@ class Future(torch.futures.Future[T]):
         if not self.done():
             state = "pending"
         elif self._failed is not None:
-            state = f"failed with {self._failed.type.__qualname__}"
+            state = f"failed with {self._failed.type_name}"
         else:
             state = "done"
         code = self._made_by
@@ -92,13 +105,43 @@ class Future(torch.futures.Future[T]):
             if self.done():
                 return self._wait()  # type: ignore[no-any-return]
             run_waiting_callbacks(self)
+            is_main = threading.get_ident() == threading.main_thread().ident
+            wait = self._wait_interruptibly if is_main else self._wait
             if context is None:
-                return self._wait()  # type: ignore[no-any-return]
+                return wait()  # type: ignore[no-any-return]
             with context.agent.executor.waiting():
-                return self._wait()  # type: ignore[no-any-return]
+                return wait()  # type: ignore[no-any-return]
         except BaseException as error:
             hide_own_frames(error)
             raise
+
+    def _wait_interruptibly(self) -> Any:
+        """Wait in the main thread: a handler of a signal may run meanwhile, and raise."""
+        bell = self._bell
+        if bell is None:
+            bell = self._bell = Bell()
+        while not (self._completes or bell.wait(LOOK_AGAIN) or self.done()):
+            pass
+        return self._wait()
+
+    def set_result(self, result: T) -> None:
+        """Complete the future with a value.
+
+        Raises:
+            RuntimeError: the future is done already.
+        """
+        self._completes = True
+        # Torch runs the callbacks before it returns: the main thread need not wait for their end.
+        rings_early = self._callbacks
+        if rings_early and self._bell is not None:
+            self._bell.ring()
+        try:
+            self._set_result(result)
+        except BaseException:
+            self._completes = self.done()
+            raise
+        if not rings_early and self._bell is not None:
+            self._bell.ring()
 
     def value(self) -> T:
         self._looked_at = True
@@ -125,7 +168,7 @@ class Future(torch.futures.Future[T]):
             self._failed, self._orphan = stored, orphan
             # Like the base class, which insists on Exception.
             self._set_unwrap_func(orphan.throw)
-        self.set_result(None)
+        self.set_result(cast(T, None))
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         _check_callback(callback)
@@ -228,8 +271,11 @@ def complete_with(future: Future[Any], error: BaseException) -> None:
         future.set_exception(error)
     except BaseException:
         # The stack may be full. These are C functions, which need no frame of Python.
+        future._completes = True
+        if future._bell is not None:
+            future._bell.ring()
         future._set_unwrap_func(partial(_throw, error))
-        future.set_result(None)
+        future._set_result(None)
 
 
 def _throw(error: BaseException, _: object) -> NoReturn:

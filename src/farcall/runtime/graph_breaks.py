@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -34,6 +34,18 @@ def methods_break_graphs(cls: C) -> C:
         for function in _functions_of(member):
             breaks_graphs(function)
     return cls
+
+
+def module_breaks_graphs(module: ModuleType) -> None:
+    """Mark all functions that a module defines, and the methods of its classes."""
+    for member in list(vars(module).values()):
+        if getattr(member, "__module__", None) != module.__name__:
+            continue
+        if isinstance(member, FunctionType):
+            breaks_graphs(member)
+            setattr(member, MARK, True)  # if it is wrapped, what is wrapped has the mark now
+        elif isinstance(member, type):
+            methods_break_graphs(member)
 
 
 def _functions_of(member: Any) -> Iterable[Callable[..., Any]]:

@@ -32,6 +32,7 @@ from farcall.serde import (
     as_exception,
     dump_failure,
     message_of,
+    reason_of,
     text_of,
     type_name_of,
 )
@@ -68,8 +69,8 @@ def result_of(function: Callable[..., Any], result: Any) -> Any:
             f"Async functions must return an IValue of Future type, but got {type(result).__name__}"
         )
     raise InvalidResult(
-        "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
-        f"but got {type(result).__name__}"
+        "Functions decorated with @farcall.functions.async_execution must return a "
+        f"torch.futures.Future object, but got {type(result).__name__}"
     )
 
 
@@ -137,7 +138,9 @@ class Job(msgspec.Struct, eq=False):
         try:
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
-            current.set(CallContext(self.agent, self.deadline, self.context, self.request.depth))
+            served = (self.request.function, self.peer.name)
+            depth = self.request.depth
+            current.set(CallContext(self.agent, self.deadline, self.context, served, depth))
             try:
                 result = self._call()
             finally:
@@ -233,7 +236,7 @@ class Job(msgspec.Struct, eq=False):
         except BaseException as error:  # pickling runs user code
             explained = SerializationError(
                 f"the result of {self.request.function or 'the function'} can't be sent: "
-                + message_of(error).removeprefix("can't be sent: ")
+                + reason_of(error)
             )
             raise explained from error
         reply = Reply()
@@ -307,7 +310,7 @@ class Job(msgspec.Struct, eq=False):
 
     def _end(self) -> None:
         self.is_ended = True
-        self.agent.leaver.end()
+        self.agent.leaver.end(self)
 
     def _wait_until_accepted(self, handles: Sequence[RefHandle]) -> bool:
         """For references that are just being created elsewhere. False: the caller gave up."""

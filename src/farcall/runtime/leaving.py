@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from farcall.protocol.departure import Departure, Messages
@@ -29,26 +28,27 @@ class Leaver:
     ) -> None:
         self._lock = threading.Lock()  # guards the departure and the epoch
         self._control = control
-        # One entry for each call. Its append and pop are atomic, so calls take no lock here.
-        self._going_on: deque[None] = deque()
+        # Adding and discarding are atomic, so calls take no lock here. Both can also be repeated by
+        # a call that Ctrl-C interrupted before the call knew whether it was counted.
+        self._going_on: set[object] = set()
         self._epoch = 0  # calls that began since the user has called shutdown
         self._leaving = False
         self._deadline = math.inf  # of the shutdown
         self._departure = Departure(me, list(members)) if members else None
         self._finished = threading.Event()
 
-    def begin(self) -> None:
+    def begin(self, what: object) -> None:
         """A call begins: one of ours, or one that we serve."""
-        self._going_on.append(None)
+        self._going_on.add(what)
         if self._leaving:  # else `leave`, which says so first, looks after us and finds the call
             with self._lock:
                 self._epoch += 1
                 if self._departure is not None:
                     self._departure.busy()
 
-    def end(self) -> None:
-        """A call has ended."""
-        self._going_on.pop()
+    def end(self, what: object) -> None:
+        """A call has ended. No effect if that was said before."""
+        self._going_on.discard(what)
         if self._leaving and not self._going_on:
             self._step(self._note_idle)
 

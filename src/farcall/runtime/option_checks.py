@@ -32,6 +32,16 @@ def flag(what: str, given: bool) -> bool:
     return given
 
 
+def switch(what: str, given: bool | None, variable: str, default: bool) -> bool:
+    """As given, or as the environment says ("1" or "0"), or the default."""
+    if given is not None:
+        return flag(what, given)
+    said = os.environ.get(variable, "").strip()
+    if said not in ("", "0", "1"):
+        raise ValueError(f"{variable} must be 1 or 0, not {said!r}")
+    return said == "1" if said else default
+
+
 def store(given: Store | None) -> Store | None:
     """As given."""
     if given is not None and not isinstance(given, Store):

@@ -30,7 +30,7 @@ from farcall.runtime.endpoints import ListeningEndpoint, Place, open_endpoint
 from farcall.runtime.function_queue import FEWEST_THREADS, MOST_THREADS
 from farcall.runtime.protected_mode import is_confined
 from farcall.transport.addresses import MAX_STREAMS, PATHS
-from farcall.transport.listening import Listening
+from farcall.transport.listening import DEFAULT_SHARED_MEMORY, Listening
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,8 +41,8 @@ DEFAULT_RPC_TIMEOUT = 60.0
 UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
-DEFAULT_KEEP_FREED_MEMORY = 128 * 1024 * 1024
 MAX_KEEP_FREED_MEMORY = 2**31 - 1  # an int of C
+MAX_SHARED_MEMORY = 2**63 - 1
 
 TRANSPORTS = ("native", "socket")
 SHARED_TENSORS = ("copy", "handle")
@@ -134,6 +134,10 @@ class RpcBackendOptions:
             stopped. 0: a host is waited for as long as the system does. Default:
             `FARCALL_DEAD_HOST_TIMEOUT` of the environment; else 30. Process groups have
             connections of their own, for which it means nothing.
+        shared_memory: how many bytes of shared memory this worker may create, for its links to all
+            workers of its host together. When they are used up, a new link goes over the Unix
+            socket, and large tensors go through what a link has; 0: no shared memory at all.
+            Default: `FARCALL_SHARED_MEMORY` of the environment; else 4,294,967,296 (4 GiB).
         shared_tensors: what becomes of tensors that lie in shared memory already
             (`Tensor.share_memory_()`, what the workers of a DataLoader give) on their way to a
             worker of the same host. "copy": they are copied, as all others are. "handle": if both
@@ -142,8 +146,19 @@ class RpcBackendOptions:
             environment; else "copy".
         keep_freed_memory: how many freed bytes malloc keeps for this process before it gives memory
             back to the system, for the rest of its life (glibc's only, and only where neither
-            `MALLOC_*_` nor `GLIBC_TUNABLES` tells it what to do); 0 leaves malloc as it is.
-            Default: `FARCALL_KEEP_FREED_MEMORY` of the environment; else 134,217,728 (128 MiB).
+            `MALLOC_*_` nor `GLIBC_TUNABLES` tells it what to do). All threads that start later
+            then share one heap. Helps where each iteration of training frees and takes tens of
+            megabytes; 128 MiB is a good size then. 0 leaves malloc as it is. Default:
+            `FARCALL_KEEP_FREED_MEMORY` of the environment; else 0.
+        move_threads: a caller whose thread shares its core with another thread while it waits may
+            move to another core of its affinity (which stays what it was). Helps on two or three
+            cores that nothing else uses. Default: `FARCALL_MOVE_THREADS` of the environment ("1"
+            or "0"); else False.
+        limit_openmp_spin: while calls are frequent, the idle threads of libgomp, by which torch
+            computes, sleep soon instead of busy-waiting for milliseconds. Nothing is done where
+            torch leaves half of the cores to others, or where `OMP_WAIT_POLICY` or
+            `GOMP_SPINCOUNT` is set. Default: `FARCALL_LIMIT_OPENMP_SPIN` of the environment ("1" or
+            "0"); else True.
         device_maps: per callee name, which of its devices each device of this worker maps to; one
             to one. An int is a CUDA device.
         devices: CUDA devices that this worker uses; checked and kept, as in PyTorch.
@@ -168,8 +183,11 @@ class RpcBackendOptions:
     paths: tuple[str, ...]
     tcp_streams: int | None
     dead_host_timeout: float
+    shared_memory: int
     shared_tensors: str
     keep_freed_memory: int
+    move_threads: bool
+    limit_openmp_spin: bool
     device_maps: dict[str, dict[torch.device, torch.device]]
     devices: list[torch.device]
 
@@ -207,6 +225,14 @@ class RpcBackendOptions:
             highest=MAX_STREAMS,
         ),
         "dead_host_timeout": check.dead_host_timeout,
+        "shared_memory": partial(
+            check.whole_number,
+            "shared_memory",
+            variable="FARCALL_SHARED_MEMORY",
+            lowest=0,
+            highest=MAX_SHARED_MEMORY,
+            default=DEFAULT_SHARED_MEMORY,
+        ),
         "shared_tensors": partial(
             check.one_of,
             "shared_tensors",
@@ -219,7 +245,13 @@ class RpcBackendOptions:
             variable="FARCALL_KEEP_FREED_MEMORY",
             lowest=0,
             highest=MAX_KEEP_FREED_MEMORY,
-            default=DEFAULT_KEEP_FREED_MEMORY,
+            default=0,
+        ),
+        "move_threads": partial(
+            check.switch, "move_threads", variable="FARCALL_MOVE_THREADS", default=False
+        ),
+        "limit_openmp_spin": partial(
+            check.switch, "limit_openmp_spin", variable="FARCALL_LIMIT_OPENMP_SPIN", default=True
         ),
         "device_maps": device_maps_of,
         "devices": device_list,
@@ -243,8 +275,11 @@ class RpcBackendOptions:
         paths: Collection[str] | None = None,
         tcp_streams: int | None = None,
         dead_host_timeout: float | None = None,
+        shared_memory: int | None = None,
         shared_tensors: str | None = None,
         keep_freed_memory: int | None = None,
+        move_threads: bool | None = None,
+        limit_openmp_spin: bool | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
@@ -264,8 +299,11 @@ class RpcBackendOptions:
             paths=paths,
             tcp_streams=tcp_streams,
             dead_host_timeout=dead_host_timeout,
+            shared_memory=shared_memory,
             shared_tensors=shared_tensors,
             keep_freed_memory=keep_freed_memory,
+            move_threads=move_threads,
+            limit_openmp_spin=limit_openmp_spin,
             device_maps=device_maps,
             devices=devices,
         )
@@ -343,7 +381,9 @@ class RpcBackendOptions:
                 paths=self.paths,
                 streams=self.tcp_streams,
                 dead_host_timeout=self.dead_host_timeout,
+                shared_memory=self.shared_memory,
                 confined=is_confined(self),
+                move_threads=self.move_threads,
             ),
         )
 
@@ -363,8 +403,11 @@ class FarcallOptions(TypedDict, total=False):
     paths: Collection[str] | None
     tcp_streams: int | None
     dead_host_timeout: float | None
+    shared_memory: int | None
     shared_tensors: str | None
     keep_freed_memory: int | None
+    move_threads: bool | None
+    limit_openmp_spin: bool | None
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
@@ -22,7 +21,6 @@ from farcall.errors import (
     BadFrame,
     CallError,
     Cancelled,
-    GradientWarning,
     LinkError,
     NotInitialized,
     PeerLost,
@@ -33,7 +31,7 @@ from farcall.ids import WorkerInfo
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import current
 from farcall.runtime.future import Future, FutureOfCall
-from farcall.runtime.peers import Peer, PendingCall
+from farcall.runtime.peers import Peer, PendingCall, inherited_from
 from farcall.runtime.references import RefHandle, references_of
 from farcall.serde import NO_ARGUMENTS, Dumped, message_of, name_of
 from farcall.transport.base import Link, NotSent
@@ -60,6 +58,7 @@ class Outbound:
         self._references = agent.references
         self._outcomes = agent.outcomes
         self._leaver = agent.leaver
+        self._idle_team = agent.idle_team
 
     # Calls.
 
@@ -113,8 +112,11 @@ class Outbound:
                     self._outcomes.wait_for_references(peer, answer, pending)
             return self._outcomes.open(peer, answer)
         finally:
-            if is_counted:
-                self._leaver.end()
+            try:
+                self._leaver.end(pending)
+            except BaseException:  # KeyboardInterrupt
+                self._leaver.end(pending)
+                raise
 
     def call_async(
         self,
@@ -240,20 +242,22 @@ class Outbound:
             on = args[:1]
         name, dumped = self._dump_call(peer, function, args, kwargs or {}, len(on))
         handles = (*on, *dumped.references) if on else dumped.references
-        deadline, seconds = self.deadline(timeout)  # pickling may take any time, and is not remote
+        # Only now: pickling may take any time, and is not remote.
+        deadline, seconds, inherited = self.deadline(timeout)
         created_ref = None if created is None else created.ref
         pending = PendingCall(peer, name, deadline, seconds, future, created_ref)
+        if inherited is not None:
+            pending.inherited = inherited
         elsewhere = False  # whether a reference is to another worker's value
         for handle in handles:
             elsewhere = elsewhere or handle.reference.owner != peer.incarnation
         if elsewhere:
             self._wait_until_accepted(peer, handles, pending)
-        self._leaver.begin()
         try:
+            self._leaver.begin(pending)
             call_id = pending.call_id = peer.outgoing.begin(pending)
             # After that: a peer that is lost from now on finds the call there, and fails it.
             if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
-                self._leaver.end()
                 raise peer.loss()
             request = Request(name, 0.0 if created else seconds)
             context = current.get()
@@ -269,8 +273,8 @@ class Outbound:
                 request.context, request.sent = sent
                 if request.sent:
                     pending.recording = partial(gradients.record, request.context, request.sent)
-            elif dumped.tensors and self._agent.warns_of_gradients and torch.is_grad_enabled():
-                self._warn_of_gradients(peer, name)
+            elif dumped.tensors and self._agent.advice.pending and torch.is_grad_enabled():
+                self._agent.advice.warn_of_gradients(peer.name, name)
             if created is not None:
                 request.creates, request.sequence = created.reference.number, sequence
             if handles:
@@ -286,19 +290,6 @@ class Outbound:
             self._outcomes.interrupted(pending, error, may_be_sent=False)
             raise
 
-    def _warn_of_gradients(self, peer: Peer, function: str) -> None:
-        """Warn once that a tensor requires grad which nothing will record."""
-        self._agent.warns_of_gradients = False
-        warnings.warn(
-            f"the call of {function or 'a function'} on worker {peer.name!r} has an argument that "
-            "requires grad, outside of `farcall.autograd.context()`: no gradient will come back. "
-            "Make the call inside of a context, under torch.no_grad(), or detach the argument. "
-            "(Said once. To be spared: "
-            'warnings.filterwarnings("ignore", category=farcall.errors.GradientWarning))',
-            GradientWarning,
-            stacklevel=2,
-        )
-
     def _wait_until_accepted(
         self, peer: Peer, handles: Sequence[RefHandle], pending: PendingCall
     ) -> None:
@@ -307,23 +298,28 @@ class Outbound:
         except TimeoutError:
             raise self._outcomes.timeout(pending) from None
 
-    def deadline(self, timeout: float | None) -> tuple[float, float]:
+    def deadline(self, timeout: float | None) -> tuple[float, float, tuple[str, str] | None]:
         """When a call that begins now must end: `time.monotonic()` seconds, and seconds from now.
 
-        A call made by a handler has at most what is left to the call that the handler serves.
+        A call made by a handler has at most what is left to the call that the handler serves. If
+        that is less than the call's own timeout, the third is `CallContext.served`, else None.
 
         Raises:
             RpcTimeout: nothing is left.
         """
         seconds = self._agent.rpc_timeout if timeout is None else timeout
         now = time.monotonic()
+        if self._idle_team.is_quiet:
+            self._idle_team.note(now)
         deadline = now + seconds if seconds else math.inf
         context = current.get()
-        if context is not None and context.deadline < deadline:
-            deadline, seconds = context.deadline, context.deadline - now
+        if context is not None and context.deadline < deadline and context.agent.inherits_deadlines:
+            served = context.served or ("", context.agent.me.name)
+            seconds = context.deadline - now
             if seconds <= 0:
-                raise RpcTimeout("the call that makes this call has passed its deadline")
-        return deadline, seconds
+                raise RpcTimeout(f"no time is left for this call{inherited_from(served)}")
+            return context.deadline, seconds, served
+        return deadline, seconds, None
 
     def _dump_call(
         self,

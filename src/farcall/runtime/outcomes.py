@@ -22,7 +22,7 @@ from farcall.errors import (
     RpcTimeout,
 )
 from farcall.protocol.ref_entries import TransferKey
-from farcall.runtime.peers import Peer, PendingCall, readable
+from farcall.runtime.peers import Peer, PendingCall, inherited_from, readable
 from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
 from farcall.transport.base import NotSent
@@ -87,7 +87,7 @@ class Outcomes:
         """The request was not sent."""
         if self.withdraw(pending):
             pending.fail(error)
-            self._agent.leaver.end()
+            self._agent.leaver.end(pending)
 
     def withdraw(self, pending: PendingCall) -> bool:
         """Of this call the callee has heard nothing. Returns whether the call is to be ended."""
@@ -107,7 +107,7 @@ class Outcomes:
             # Else a thread is about to send it, and does the rest: `expired` or `withdraw`.
         finally:
             pending.fail(error)
-            self._agent.leaver.end()
+            self._agent.leaver.end(pending)
 
     def expired(self, pending: PendingCall) -> None:
         """The request was sent, and its deadline has passed meanwhile."""
@@ -126,8 +126,8 @@ class Outcomes:
                 self._agent.control.ask_for_references(pending.peer, call_id)
         elif call_id:
             self._retract(pending, ended)
-        elif pending.peer.lost is None:
-            self._agent.leaver.end()  # it was counted, and no more
+        # Its answer may be out of all tables, in the hands of who was interrupted.
+        self._agent.leaver.end(pending)
 
     def watch(self, pending: PendingCall) -> None:
         """See to it that `expire` is called in time, for no thread waits for this call itself.
@@ -149,7 +149,9 @@ class Outcomes:
         """What a call ends with whose deadline has passed; `error` is how that was noticed."""
         what = readable(pending.function)
         hint = ""
-        if pending.timeout == self._agent.rpc_timeout:
+        if pending.inherited is not None:
+            hint = inherited_from(pending.inherited)
+        elif pending.timeout == self._agent.rpc_timeout:
             hint = (
                 "; pass timeout= to the call, or rpc_timeout= in the options of init_rpc, for more"
             )
@@ -214,7 +216,7 @@ class Outcomes:
         if type(message) is Accepted:
             if pending is not None and pending.created is not None:
                 self._references.accepted(pending.created)
-                self._agent.leaver.end()
+                self._agent.leaver.end(pending)
             return
         message = cast("Reply | Failure", message)
         if pending is None:
@@ -223,7 +225,7 @@ class Outcomes:
         elif pending.created is not None:
             cause = Cancelled(f"worker {peer.name!r} did not make the value: {message}")
             self._references.creation_failed(pending.created, cause)
-            self._agent.leaver.end()
+            self._agent.leaver.end(pending)
         elif message.references:
             # The deadline goes on: an owner that does not answer must not make the call hang.
             self._waiting.add(pending)
@@ -278,7 +280,7 @@ class Outcomes:
         else:
             pending.succeed(value)
         finally:
-            self._agent.leaver.end()
+            self._agent.leaver.end(pending)
 
     def expire(self, pending: PendingCall) -> None:
         """The deadline of a call that is watched has passed."""
@@ -301,7 +303,7 @@ class Outcomes:
             pending.fail(error)
             if pending.created is not None and isinstance(error, CallError):
                 self._references.creation_failed(pending.created, error)
-            self._agent.leaver.end()
+            self._agent.leaver.end(pending)
 
     def wait_for_references(self, peer: Peer, answer: Frame, pending: PendingCall) -> None:
         """Wait until the references in an answer may be used.
@@ -353,7 +355,8 @@ class Outcomes:
                     answer.buffers,
                     worker=peer.name,
                     references=handles,
-                )
+                ),
+                peer.worker.info,
             )
         finally:
             if message.references:

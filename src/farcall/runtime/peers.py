@@ -47,6 +47,20 @@ def readable(function: str) -> str:
     return _OWN_NAMES.get(function, function)
 
 
+def inherited_from(served: tuple[str, str]) -> str:
+    """Say, for messages, from which call a deadline was inherited.
+
+    Args:
+        served: `CallContext.served` of the function that made the call.
+    """
+    function, caller = served
+    return (
+        "; the deadline is inherited: this was called while serving the call of "
+        f"{readable(function) or 'a function'} by worker {caller!r}. Pass timeout= to that call, "
+        "or rpc_timeout= in the options of its worker's init_rpc, for more"
+    )
+
+
 _KEY_TYPES = frozenset((str, int, WorkerInfo))
 
 
@@ -69,6 +83,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     pinned: bool = False  # the request carries references that were pinned for it
     handles: Sequence[RefHandle] = ()  # references in it that were not
     recording: Callable[[], None] | None = None  # to be done when the request was sent
+    inherited: tuple[str, str] | None = None  # the deadline is that of a call being served
     depth: int = 1  # see `function_queue`
 
     def fail(self, error: BaseException) -> None:

@@ -62,7 +62,8 @@ class RefHandle:
         )
 
     def __del__(self) -> None:
-        self.references.forget(self.ref)
+        if hasattr(self, "ref"):  # else Ctrl-C came while it was made
+            self.references.forget(self.ref)
 
 
 class References:
@@ -211,6 +212,27 @@ class References:
     def is_confirmed(self, handle: RefHandle) -> bool:
         with self._lock:
             return self._refs.state(handle.ref) is HeldState.CONFIRMED
+
+    def described_state(self, handle: RefHandle) -> str:
+        """Return in a few words what is known here of a reference's value.
+
+        Takes no lock, since signal handlers may want to show a reference, and runs no user code.
+        """
+        if handle.is_owner:
+            place = self._values.get(handle.ref)
+            return "shut down" if place is None else place.described_state()
+        if self.agent.is_closed:
+            return "shut down"
+        owner = self.agent.directory.of_incarnation(handle.reference.owner)
+        if owner is not None and owner.lost is not None:
+            return "owner lost"
+        error = self._creation_errors.get(handle.ref)
+        if error is not None:
+            return f"failed: {error.type_name}"
+        state = self._refs.state(handle.ref)
+        if state is HeldState.VOID:
+            return "owner lost"
+        return "confirmed" if state is HeldState.CONFIRMED else "not confirmed yet"
 
     def check_usable(self, handle: RefHandle) -> None:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""

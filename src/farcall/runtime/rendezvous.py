@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,6 +90,7 @@ class Rendezvous:
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = PrefixStore(prefix, store)
         self._is_file = isinstance(store, FileStore)
+        self._given_up = threading.Event()
 
     def join(
         self,
@@ -131,6 +133,10 @@ class Rendezvous:
             if world_size is None:
                 return self.workers()
             return self._wait(worker, world_size, timeout)
+
+    def give_up(self) -> None:
+        """End a wait in `join` of another thread soon: it raises RendezvousError."""
+        self._given_up.set()
 
     def find(self, name_or_id: str | int) -> Worker | None:
         """The live worker of this name or id, or None. Asks the store.
@@ -251,7 +257,8 @@ class Rendezvous:
             if remaining <= 0:
                 reason = self._missing(worker, world_size, timeout)
                 return self._decide(_Gate("timed out", worker.name, reason))
-            time.sleep(min(remaining, pause))
+            if self._given_up.wait(min(remaining, pause)):
+                raise RendezvousError(f"init_rpc of {worker.name!r} was interrupted")
             pause = min(_GROWTH * pause, longest)
 
     def _decide(self, gate: _Gate) -> _Gate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable
 from urllib.parse import SplitResult, urlsplit
 
@@ -24,7 +25,7 @@ from farcall.runtime.policy import Policy
 from farcall.runtime.protected_mode import is_confined, listen_address
 from farcall.runtime.reach import advertised
 from farcall.runtime.rendezvous import Rendezvous
-from farcall.runtime.stores import check_place, open_store
+from farcall.runtime.stores import bounded, check_place, open_store
 from farcall.serde import DeviceMap
 from farcall.transport.addresses import is_loopback_name
 from farcall.transport.handshake import Identity
@@ -104,12 +105,16 @@ def start_agent(
         )
         if size:
             store.set(FIXED, msgspec.json.encode(me).decode())
-        workers = rendezvous.join(
-            me,
-            size,
-            options.rpc_timeout,
-            # In a fixed group a name is used once; in an open one it may come back after a crash.
-            is_dead=lambda other: not size and _is_dead(other, starting.identity.host),
+        workers = _join(
+            rendezvous,
+            lambda: rendezvous.join(
+                me,
+                size,
+                options.rpc_timeout,
+                # In a fixed group a name is used once; in an open one it may come back after a
+                # crash.
+                is_dead=lambda other: not size and _is_dead(other, starting.identity.host),
+            ),
         )
         me = next(worker for worker in workers if worker.incarnation == incarnation)
         _say_who_is_here(me, workers)
@@ -126,6 +131,7 @@ def start_agent(
             allow_by_value=options.allow_by_value,
             allow_pickle=options.allow_pickle,
             policy=Policy(options.allow_functions),
+            limit_openmp_spin=options.limit_openmp_spin,
             device_maps={
                 to: _device_map(to, m, is_direct=to != name and _has_lanes(endpoint))
                 for to, m in options.device_maps.items()
@@ -138,6 +144,17 @@ def start_agent(
         endpoint.close()
         raise
     return starting.agent
+
+
+def _join(rendezvous: Rendezvous, join: Callable[[], list[Worker]]) -> list[Worker]:
+    """Join in a thread of its own: Ctrl-C then ends also the wait for a store that is silent."""
+    if threading.current_thread() is not threading.main_thread():
+        return join()
+    try:
+        return bounded(join, threading.TIMEOUT_MAX, RendezvousError("the rendezvous never ended"))
+    except BaseException:
+        rendezvous.give_up()
+        raise
 
 
 def _say_who_is_here(me: Worker, workers: list[Worker]) -> None:

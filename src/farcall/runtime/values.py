@@ -61,6 +61,12 @@ class OwnedValue:
             raise self._error.error()
         return self._value
 
+    def described_state(self) -> str:
+        """Return in a few words whether the value is there. Takes no lock, runs no user code."""
+        if not self.is_ready:
+            return "not made yet"
+        return "ready" if self._error is None else f"failed: {self._error.type_name}"
+
     def wait(self, deadline: float) -> bool:
         """Sleep until the value is there. False: the deadline passed first."""
         done = threading.Event()

@@ -14,9 +14,9 @@ from farcall.serde.failures import as_exception, dump_failure, load_failure
 from farcall.serde.functions import Functions, name_of, resolve
 from farcall.serde.loading import Attach, load_reference
 from farcall.serde.pickling import Dumped
-from farcall.serde.serializer import NO_ARGUMENTS, Serializer
+from farcall.serde.serializer import NO_ARGUMENTS, Serializer, reason_of
 from farcall.serde.tensors import DeviceMap
-from farcall.serde.tracebacks import hide_own_frames, text_of
+from farcall.serde.tracebacks import hide_own_frames, is_own, text_of
 
 __all__ = [
     "NO_ARGUMENTS",
@@ -31,11 +31,13 @@ __all__ = [
     "as_exception",
     "dump_failure",
     "hide_own_frames",
+    "is_own",
     "load_failure",
     "load_reference",
     "message_of",
     "name_of",
     "notes_of",
+    "reason_of",
     "resolve",
     "text_of",
     "type_name_of",

@@ -235,6 +235,11 @@ class StoredError:
         """The type of the exception."""
         return type(self._copy)
 
+    @property
+    def type_name(self) -> str:
+        """The qualified name of the type. Never raises."""
+        return type_name_of(self._copy)
+
     def error(self) -> BaseException:
         """Return a new exception, to be raised."""
         made = self._copy if self._is_only_one else copy_of(self._copy)

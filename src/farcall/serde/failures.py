@@ -161,7 +161,7 @@ def load_failure(
     worker: str,
     references: Sequence[Any] = (),
 ) -> BaseException:
-    """Return the exception to raise for a `Failure` that came from `worker`. Never raises itself.
+    """Return the exception to raise for a `Failure` that came from `worker`. Raises a Ctrl-C only.
 
     It has `remote_worker` and `remote_traceback` (unless its type has no room for them), the remote
     frames in its traceback, and its causes and contexts. The first of these, or the exception
@@ -171,7 +171,7 @@ def load_failure(
     """
     loaded: Any = None
     if len(body):
-        with suppress(BaseException):
+        with suppress(Exception):  # a Ctrl-C goes on
             loaded = serializer.load(body, buffers, references=references)
     error: BaseException
     if issubclass(type(loaded), Exception):
@@ -199,7 +199,7 @@ def _with_earlier(
     for is_cause, type_name, message, frames, body in failure.earlier[:MAX_CHAIN]:
         earlier: Any = None
         if body:
-            with suppress(BaseException):
+            with suppress(Exception):
                 earlier = serializer.load(body)
         if not issubclass(type(earlier), BaseException):
             earlier = RemoteError(type_name, message, worker, "")

@@ -93,25 +93,25 @@ class Met:
         self.references: list[Any] = []
         self.notes = Notes()
 
-    def collect(self, dump: Callable[[], bytes]) -> Dumped:
+    def collect(self, dump: Callable[[Any], bytes], value: Any) -> Dumped:
         """Pickle one message; twice, if tensors in it turn out to have memory in common.
 
         Args:
-            dump: pickles the message.
+            dump: pickles it.
+            value: the message.
         """
         notes = self.notes
         try:
-            body = dump()
-            if len(notes.memory) > 1:
+            body = dump(value)
+            if len(notes.begins) < len(notes.memory):  # a storage was met twice
                 plan = plan_of(notes.memory, reduce_span)
                 if plan:
                     self.buffers, self.tensors, self.references = [], [], []
                     notes.plan = plan
-                    body = dump()
+                    body = dump(value)
         finally:
-            notes.memory.clear()
-            if notes.plan:
-                notes.plan = {}
+            if notes.memory:
+                notes.clear()
         return self.dumped(body)
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
@@ -178,7 +178,7 @@ class FastPickler(Met):
         """Pickle one message."""
         self.device_map = device_map
         try:
-            return self.collect(lambda: self._dump(value))
+            return self.collect(self._dump, value)
         except BaseException:
             self.dumped(b"")  # what was met is not kept either
             raise

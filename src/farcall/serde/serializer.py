@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farcall.errors import FarcallError, FunctionNotFound, SerializationError
-from farcall.serde.exceptions import message_of, type_name_of
+from farcall.serde.exceptions import MAX_CHAIN, RemoteTraceback, message_of, type_name_of
 from farcall.serde.functions import SPAWNED_MAIN, Functions
+from farcall.serde.interrupts import is_interrupt
 from farcall.serde.loading import Arriving, Attach, arriving
 from farcall.serde.pickling import (
     PROTOCOL,
@@ -33,6 +34,7 @@ from farcall.serde.pickling import (
 )
 from farcall.serde.plain import accelerator
 from farcall.serde.tensors import DeviceMap
+from farcall.serde.tracebacks import cause_of
 from farcall.serde.unpickling import MainUnpickler, NamedUnpickler, PlainUnpickler, unpickle
 
 Body = bytes | bytearray | memoryview
@@ -44,6 +46,7 @@ _NAMES_SPAWNED_MAIN = re.compile(_SPAWNED_MAIN)
 
 
 _MAX_IDLE_PICKLERS = 8
+UNSENDABLE = "can't be sent: "
 # What most small calls send.
 NOTHING = Dumped(pickle.dumps(None, PROTOCOL))
 NO_ARGUMENTS = Dumped(pickle.dumps(((), {}), PROTOCOL))
@@ -147,13 +150,13 @@ class Serializer:
         met = Met(self._check)
         met.device_map = device_map
 
-        def dump() -> bytes:
+        def dump(value: Any) -> bytes:
             stream = io.BytesIO()
             ByValuePickler(stream, met, self._reference, main_by_value, self.reducers).dump(value)
             return stream.getvalue()
 
         try:
-            return met.collect(dump)
+            return met.collect(dump, value)
         except Exception as error:
             raise _unpicklable(error) from error
 
@@ -178,7 +181,8 @@ class Serializer:
         Raises:
             FunctionNotFound: the pickle names a module or attribute that does not exist here.
             Refused: this serializer's policy forbids something in it.
-            SerializationError: any other failure; its cause says what.
+            SerializationError: any other failure, SystemExit too; its cause says what.
+            KeyboardInterrupt: the user pressed Ctrl-C meanwhile, in the main thread.
         """
         try:
             if self.plain is not None:
@@ -188,7 +192,10 @@ class Serializer:
             return self._unpickle(body, buffers, references, attach)
         except FarcallError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            # `sys.exit()` in a `__setstate__` would end the thread that reads a peer's message.
+            if is_interrupt(error):
+                raise
             raise _unloadable(error) from error
 
     def _unpickle(
@@ -232,11 +239,11 @@ class Serializer:
             try:
                 self.dump(value, by_value=by_value, device_map=device_map)
             except SerializationError as found:
-                what = f"{label} ({type(value).__name__}) of {function} can't be sent"
-                explained = SerializationError(f"{what}: {_reason(found)}")
+                what = f"{label} ({type(value).__name__}) of {function} {UNSENDABLE}"
+                explained = SerializationError(what + reason_of(found))
                 explained.__cause__ = found.__cause__ or found
                 return explained
-        explained = SerializationError(f"the call of {function} can't be sent: {_reason(error)}")
+        explained = SerializationError(f"the call of {function} {UNSENDABLE}{reason_of(error)}")
         explained.__cause__ = error.__cause__ or error
         return explained
 
@@ -247,20 +254,35 @@ def _names_spawned_main(body: Body) -> bool:
     return _NAMES_SPAWNED_MAIN.search(body) is not None
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, SerializationError) and error.__cause__ is not None:
-        error = error.__cause__
-    return message_of(error).removeprefix("can't be sent: ") or type_name_of(error)
+def reason_of(error: BaseException) -> str:
+    """Return why something can't be sent, for a text that says already that it can't.
+
+    What could not be sent was often found inside of something else that then could not be sent.
+    """
+    for _ in range(MAX_CHAIN):
+        cause = cause_of(error)
+        if not isinstance(error, SerializationError) or cause is None:
+            break
+        if isinstance(cause, RemoteTraceback):
+            break  # it came from another worker: what it says is all that there is
+        error = cause
+    text = message_of(error)
+    if isinstance(error, SerializationError):
+        text = text.rpartition(UNSENDABLE)[2]
+    while text.startswith(UNSENDABLE):
+        text = text.removeprefix(UNSENDABLE)
+    return text or type_name_of(error)
 
 
 def _unpicklable(error: Exception) -> Exception:
     # Our own errors (a tensor on the wrong device) say it better than a wrapper would.
-    if isinstance(error, FarcallError):
+    repeats = type(error) is SerializationError and message_of(error).count(UNSENDABLE) > 1
+    if isinstance(error, FarcallError) and not repeats:
         return error
-    return SerializationError(f"can't be sent: {_reason(error)}")
+    return SerializationError(UNSENDABLE + reason_of(error))
 
 
-def _unloadable(error: Exception) -> SerializationError:
+def _unloadable(error: BaseException) -> SerializationError:
     text = message_of(error)
     missing_attribute = isinstance(error, AttributeError) and text.startswith("Can't get ")
     if isinstance(error, ImportError) or missing_attribute:
@@ -269,4 +291,5 @@ def _unloadable(error: Exception) -> SerializationError:
             f"what the caller defines must be importable on the callee too "
             "(the RPC pickler does not serialize function code)"
         )
-    return SerializationError(f"can't rebuild what arrived: {type_name_of(error)}: {text}")
+    said = f": {text}" if text else ""
+    return SerializationError(f"can't rebuild what arrived: {type_name_of(error)}{said}")

@@ -67,12 +67,6 @@ def key_of(value: torch.Tensor | torch.UntypedStorage) -> Key:
 
 def plan_of(noted: Sequence[Any], reduce_span: ReduceSpan) -> Plan:
     """Return the place of everything noted that has memory in common with something else."""
-    begins = {
-        (v if isinstance(v, torch.UntypedStorage) else v.untyped_storage()).data_ptr()
-        for v in noted
-    }
-    if len(begins) == len(noted):
-        return {}
     by_storage: dict[int, list[Any]] = defaultdict(list)
     storages: dict[int, torch.UntypedStorage] = {}
     for value in noted:

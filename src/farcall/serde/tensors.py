@@ -72,21 +72,30 @@ class Notes:
 
     Attributes:
         memory: dense CPU tensors and CPU storages, each as often as it was met.
+        begins: where their storages begin.
         plan: where each of those lies that have memory in common; empty until that is known.
     """
 
-    __slots__ = ("memory", "plan")
+    __slots__ = ("begins", "memory", "plan")
 
     def __init__(self) -> None:
         self.memory: list[Any] = []
+        self.begins: set[int] = set()
         self.plan: Plan = {}
 
-    def place_of(self, value: Any) -> Place | None:
-        """Note that a message holds it. Returns its place in common memory, if it has any."""
-        if self.plan:
-            return self.plan.get(key_of(value))
+    def note(self, value: torch.Tensor | torch.UntypedStorage, begin: int) -> None:
+        """Note that the message holds it, whose storage begins there."""
         self.memory.append(value)
-        return None
+        self.begins.add(begin)
+
+    def clear(self) -> None:
+        self.memory.clear()
+        self.begins.clear()
+        self.plan = {}
+
+    def place_of(self, value: torch.Tensor | torch.UntypedStorage) -> Place | None:
+        """Return its place in common memory, or None if it has none, as far as is known."""
+        return self.plan.get(key_of(value)) if self.plan else None
 
 
 def reduce_tensor(
@@ -127,18 +136,23 @@ def reduce_tensor(
 
 def _reduce_dense(tensor: torch.Tensor, notes: Notes | None) -> Reduced:
     requires_grad = tensor.requires_grad
-    is_empty = not tensor.nbytes
-    place = None if notes is None or is_empty else notes.place_of(tensor)
-    if place is not None:
+    if notes is not None and notes.plan and (place := notes.place_of(tensor)) is not None:
         name, shape, at = _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), place.offset
         bits = tensor.is_conj(), tensor.is_neg()
         return rebuild_view, (place.block, name, shape, place.stride, at, requires_grad, *bits)
+    sent = tensor
     if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.detach().resolve_conj().resolve_neg()
+        sent = tensor.detach().resolve_conj().resolve_neg()
     data: bytearray | pickle.PickleBuffer = bytearray()
-    if not is_empty:
-        tensor, length = _with_few_holes(tensor)
-        data = _bytes_of(tensor, length)
+    if tensor.nbytes:
+        sent, length = _with_few_holes(sent)
+        if sent is tensor:
+            data = _bytes_of(tensor, length, notes)
+        else:
+            data = _bytes_of(sent, length)
+            if notes is not None:
+                notes.note(tensor, tensor.untyped_storage().data_ptr())
+            tensor = sent
     stride = tensor.stride()
     name = _DTYPE_NAMES[tensor.dtype]
     if requires_grad:
@@ -160,12 +174,18 @@ def _with_few_holes(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return tensor.detach().clone(memory_format=torch.preserve_format), length
 
 
-def _bytes_of(tensor: torch.Tensor, length: int) -> bytearray | pickle.PickleBuffer:
-    """The memory of a tensor, from its first element on."""
+def _bytes_of(
+    tensor: torch.Tensor, length: int, notes: Notes | None = None
+) -> bytearray | pickle.PickleBuffer:
+    """The memory of a tensor, from its first element on. Notes the tensor."""
     storage = tensor.untyped_storage()
+    begin = storage.data_ptr()
     address = tensor.data_ptr()
+    if notes is not None:
+        notes.memory.append(tensor)  # as `note` does; a call of it costs a tenth of a microsecond
+        notes.begins.add(begin)
     # FSDP and others free a tensor's memory behind its back; reading on would be a segfault.
-    if storage.nbytes() < address - storage.data_ptr() + length:
+    if storage.nbytes() < address - begin + length:
         raise SerializationError(
             f"can't send a tensor of shape {tuple(tensor.shape)}: its storage was resized to "
             f"{storage.nbytes()} bytes"
@@ -260,6 +280,8 @@ def reduce_untyped_storage(storage: torch.UntypedStorage, notes: Notes | None = 
     place = None if notes is None else notes.place_of(storage)
     if place is not None:
         return itself, (place.block,)
+    if notes is not None:
+        notes.note(storage, storage.data_ptr())
     data = torch.empty(0, dtype=torch.uint8).set_(storage)
     return rebuild_storage, (_bytes_of(data, data.numel()),)
 

@@ -28,21 +28,24 @@ import msgspec
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
-from farcall.transport import addresses, dark_hosts, handshake, joining
+from farcall.transport import addresses, dark_hosts, dialling, handshake, joining
 from farcall.transport.acceptor import Acceptor
 from farcall.transport.base import NotSent
 from farcall.transport.dark_hosts import HostWatch
 from farcall.transport.dialling import Dial, seconds_until
 from farcall.transport.forks import keep_from_children
-from farcall.transport.handshake import Ended, Identity
+from farcall.transport.handshake import Ended, Identity, Unfinished
 from farcall.transport.joining import Joinable, Way
 from farcall.transport.listening import Listening
 from farcall.transport.strangers import StrangerLog
+from farcall.transport.uninterrupted import in_a_thread
 from farcall.transport.versions import Versions
 
 logger = logging.getLogger("farcall.transport")
 
-HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 10.0  # that strangers have
+# That workers have for the rest, once they know each other: 100 may start at once on two cores.
+ESTABLISH_SECONDS = 60.0
 MAX_HANDSHAKES = 32
 
 
@@ -144,6 +147,7 @@ class Connections(Generic[L]):
         self._joinable: Joinable[L] = Joinable()
         self._shaking: set[socket.socket] = set()
         self._closed = False
+        self._closing = threading.Event()
         self._strangers = StrangerLog(logger, me.name)
         self._versions = Versions(me.name)
         self._hosts: HostWatch[L] = HostWatch(
@@ -175,9 +179,15 @@ class Connections(Generic[L]):
         link = self._dialled.get(worker.incarnation)
         if link is not None and link.lost is None:
             return link
+        if threading.current_thread() is not threading.main_thread():
+            return self._connect(worker, deadline)
+        # Ctrl-C must not come in the middle: the peer has a link as soon as it has answered.
+        return in_a_thread(lambda: self._connect(worker, deadline), f"farcall-dial-{self.me.name}")
+
+    def _connect(self, worker: Worker, deadline: float) -> L:
         with self._lock:
-            dialling = self._dialling.setdefault(worker.incarnation, threading.Lock())
-        if not dialling.acquire(timeout=seconds_until(deadline)):
+            lock = self._dialling.setdefault(worker.incarnation, threading.Lock())
+        if not lock.acquire(timeout=seconds_until(deadline)):
             raise NotSent("another call is still dialling it")
         try:
             link = self._dialled.get(worker.incarnation)
@@ -186,14 +196,23 @@ class Connections(Generic[L]):
                 self._dialled[worker.incarnation] = link
             return link
         finally:
-            dialling.release()
+            lock.release()
 
     def _dial(self, worker: Worker, deadline: float) -> L:
-        attempt = Dial(worker, self.me, self._listening, deadline)
+        for attempt in dialling.attempts(
+            lambda: Dial(worker, self.me, self._listening, deadline), deadline, self._closing
+        ):
+            link = self._try_addresses(worker, attempt, deadline)
+            if link is not None:
+                return link
+            logger.debug("%s: no link to %r: %s", self.me.name, worker.name, attempt.error())
+        raise LinkError("this worker has shut down")
+
+    def _try_addresses(self, worker: Worker, attempt: Dial, deadline: float) -> L | None:
         for url, sock, description, until in attempt:
             logger.debug("%s: dialled %r at %s", self.me.name, worker.name, url)
             try:
-                return self._introduce(worker, sock, description, until)
+                return self._introduce(worker, sock, description, until, deadline)
             except BaseException as error:
                 sock.close()
                 # One that is silent may be busy, or stopped; only one that refuses is gone.
@@ -202,11 +221,16 @@ class Connections(Generic[L]):
                 if not isinstance(error, OSError):
                     raise
                 attempt.failed(url, error)
-        failure = attempt.error()
-        logger.debug("%s: no link to %r: %s", self.me.name, worker.name, failure)
-        raise failure
+        return None
 
-    def _introduce(self, worker: Worker, sock: socket.socket, description: str, until: float) -> L:
+    def _introduce(
+        self,
+        worker: Worker,
+        sock: socket.socket,
+        description: str,
+        until: float,
+        deadline: float,
+    ) -> L:
         me = self.me
         if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
             me = joining.naming_a_link(me)
@@ -215,10 +239,15 @@ class Connections(Generic[L]):
         )
         # The peer has a link now, whose end it would take for our death. So we want it, too, even
         # if that is too late for who has asked.
-        until = time.monotonic() + HANDSHAKE_SECONDS
+        until = max(deadline, time.monotonic() + ESTABLISH_SECONDS)
         streams = joining.streams_of(me, peer, me.link)
         way = joining.way_of(sock, me, peer) if streams > 1 else None
-        return self._keep(Connection(sock, peer, description, True, until, streams, way))
+        try:
+            return self._keep(Connection(sock, peer, description, True, until, streams, way))
+        except OSError as error:  # LinkError is one
+            if self._closed:
+                raise
+            raise Unfinished(f"the connection to {peer.name!r} broke: {error}") from error
 
     def _gains_by_streams(self, sock: socket.socket, worker: Worker) -> bool:
         # Over loopback the memory is what is slow, and several connections make it slower.
@@ -258,7 +287,15 @@ class Connections(Generic[L]):
             if not addresses.is_unix(sock):
                 dark_hosts.limit(sock, self._listening.dead_host_timeout)
             until = time.monotonic() + HANDSHAKE_SECONDS
-            worker = handshake.accept(sock, me, self._listening.secret, deadline=until, admit=admit)
+            worker = handshake.accept(
+                sock,
+                me,
+                self._listening.secret,
+                deadline=until,
+                admit=admit,
+                seconds_when_admitted=ESTABLISH_SECONDS,
+            )
+            until = time.monotonic() + ESTABLISH_SECONDS
             if worker.joins:
                 self._add(self._joinable.wait_for(worker, until), sock)
                 return
@@ -392,6 +429,7 @@ class Connections(Generic[L]):
             if self._closed:
                 return False
             self._closed = True
+            self._closing.set()
             shaking = list(self._shaking)
         self._acceptor.close()
         self._hosts.close()

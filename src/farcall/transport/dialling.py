@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import random
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from farcall.errors import LinkError
@@ -14,10 +17,17 @@ from farcall.transport import addresses, dark_hosts
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
 from farcall.transport.forks import keep_from_children
-from farcall.transport.handshake import Identity
+from farcall.transport.handshake import Identity, Unfinished
 from farcall.transport.listening import Listening
 
 MAX_SECONDS = 3600.0
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # between attempts to reach a worker that may be alive
+MAX_REDIAL_SECONDS = 300.0  # for calls without a timeout
+
+# What connecting fails with for a reason of this machine's, such as too many open files or, on a
+# Unix socket, too many that dial at once.
+OF_THIS_MACHINE = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def seconds_until(deadline: float) -> float:
@@ -99,6 +109,10 @@ class Dial:
         me: who dials.
         listening: which ways may be taken.
         deadline: on `time.monotonic()`, in seconds.
+
+    Attributes:
+        is_unfinished: a connection came to nothing in a way that says nothing about the worker: it
+            may be alive and busy, so dialling again makes sense.
     """
 
     def __init__(self, worker: Worker, me: Identity, listening: Listening, deadline: float) -> None:
@@ -108,6 +122,8 @@ class Dial:
         self._elsewhere = bool(worker.host and me.host and worker.host != me.host)
         self._urls = [url for url in worker.addresses if self._may_try(url)]
         self._tried: list[str] = []
+        self.is_unfinished = False
+        self._is_over = False
         self._refusal: LinkError | None = None  # what the first that answered said
 
     def _may_try(self, url: str) -> bool:
@@ -126,12 +142,15 @@ class Dial:
 
     def __iter__(self) -> Iterator[tuple[str, socket.socket, str, float]]:
         for index, url in enumerate(self._urls):
+            if self._is_over:
+                return
             # The last address has all the time that is left; one before it leaves some to others.
             share = seconds_until(self._deadline) / (len(self._urls) - index)
             try:
                 dialled = dial(url, share, self._listening.dead_host_timeout)
             except OSError as error:
                 self._tried.append(f"{url}: {_reason(error)}")
+                self.is_unfinished = self.is_unfinished or error.errno in OF_THIS_MACHINE
                 continue
             if dialled is None:
                 self._tried.append(f"{url}: nobody listens there")
@@ -146,13 +165,14 @@ class Dial:
         """The handshake over the connection that was last given out failed.
 
         Raises:
-            LinkError: and no other address will do better.
+            LinkError: the worker refused, and no other address will do better.
         """
-        if isinstance(error, LinkError):
-            refusal = error
-        else:
-            refusal = LinkError(f"the connection to {url} broke: {error}")
-            refusal.__cause__ = error
+        if isinstance(error, Unfinished) or not isinstance(error, LinkError):
+            self._tried.append(f"{url}: {error}")
+            self.is_unfinished = True
+            self._is_over = url.startswith(UNIX)  # TCP would be no faster, and slower for good
+            return
+        refusal = error
         if url.startswith(UNIX) or url == self._urls[-1]:
             raise self._refusal or refusal
         # A host may have an address that is another host's, too, such as that of a bridge.
@@ -195,6 +215,37 @@ class Dial:
             else:
                 why += "they can be reached on its own machine only; see the option listen"
         return why
+
+
+def attempts(make: Callable[[], Dial], deadline: float, closing: threading.Event) -> Iterator[Dial]:
+    """Attempts to reach a worker, until one says that the worker can't be reached.
+
+    A connection that was never established is no proof of death: on a busy machine a handshake may
+    take longer than the other side waits for it. A worker that is dead listens no more, which the
+    next attempt finds out.
+
+    Args:
+        make: makes an attempt. Whoever iterates tries its addresses.
+        deadline: on `time.monotonic()`, in seconds.
+        closing: ends the attempts.
+
+    Raises:
+        LinkError: the worker can't be reached.
+        NotSent: it may be alive, but the deadline has passed.
+    """
+    pause = FIRST_PAUSE
+    give_up_at = time.monotonic() + MAX_REDIAL_SECONDS
+    while True:
+        attempt = make()
+        yield attempt
+        now = time.monotonic()
+        if not attempt.is_unfinished or now >= give_up_at:
+            raise attempt.error()
+        if now + pause >= deadline:
+            raise attempt.late()
+        if closing.wait(pause * random.uniform(0.5, 1.0)):
+            return
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _reason(error: OSError) -> str:

@@ -43,8 +43,8 @@ class HandedOver(ABC):
     ) -> Frame:
         """See `base.Link`."""
         waiter: Waiter[Frame] = Waiter()
-        self.expect(frame.call_id, waiter)
         try:
+            self.expect(frame.call_id, waiter)
             self.send(frame, deadline)
             if meanwhile is not None:
                 meanwhile()

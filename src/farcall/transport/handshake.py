@@ -34,6 +34,7 @@ import hashlib
 import hmac
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -51,10 +52,11 @@ from farcall.transport.introductions import (
     Proof,
     Ready,
     Refuse,
+    Unfinished,
     printable,
 )
 
-__all__ = ["Ended", "Identity", "accept", "connect"]
+__all__ = ["Ended", "Identity", "Unfinished", "accept", "connect"]
 
 PARTING_SECONDS = 1.0  # what a peer that is refused has to read why
 
@@ -96,7 +98,8 @@ def connect(
     Raises:
         AuthenticationFailed: the secrets differ, or only one side has one.
         BadFrame: whatever answers is not farcall.
-        LinkError: another incarnation, name or version; refused; closed; or out of time.
+        LinkError: another incarnation, name or version; or refused.
+        Unfinished: closed, or out of time: the peer may be alive.
     """
     return _guarded(sock, deadline, lambda link: _connect(link, me, secret, expects, expects_name))
 
@@ -108,6 +111,7 @@ def accept(
     *,
     deadline: float,
     admit: Callable[[Identity], str | None],
+    seconds_when_admitted: float = 0.0,
 ) -> Identity:
     """Learn who connected, make it prove that it knows the secret, and introduce this worker.
 
@@ -121,14 +125,19 @@ def accept(
         deadline: on `time.monotonic()`, in seconds; bounds the whole handshake.
         admit: called once with the peer (after it has proven itself, when there is a secret);
             returns why it is refused, or None to let it in.
+        seconds_when_admitted: how long a peer that was let in has for its last message, if that is
+            later than the deadline. It may be on a busy machine, and a connection that is closed
+            behind its last message would look like our death.
 
     Raises:
         AuthenticationFailed: the secrets differ, or only one side has one.
         BadFrame: whatever connected is not farcall.
-        LinkError: it wants another incarnation, name or version; not admitted; closed; or out of
-            time.
+        LinkError: it wants another incarnation, name or version; or not admitted.
+        Unfinished: closed, or out of time.
     """
-    return _guarded(sock, deadline, lambda link: _accept(link, me, secret, admit))
+    return _guarded(
+        sock, deadline, lambda link: _accept(link, me, secret, admit, seconds_when_admitted)
+    )
 
 
 def _guarded(sock: socket.socket, deadline: float, run: Callable[[Channel], Identity]) -> Identity:
@@ -146,11 +155,11 @@ def _guarded(sock: socket.socket, deadline: float, run: Callable[[Channel], Iden
     except LinkError:
         raise
     except TimeoutError as error:
-        raise LinkError("the handshake was not finished in time: the peer is silent") from error
+        raise Unfinished("the handshake was not finished in time: the peer is silent") from error
     except (BrokenPipeError, ConnectionResetError) as error:
         raise Ended(f"the connection failed during the handshake: {error}") from error
     except OSError as error:
-        raise LinkError(f"the connection failed during the handshake: {error}") from error
+        raise Unfinished(f"the connection failed during the handshake: {error}") from error
     finally:
         sock.settimeout(before)
 
@@ -183,6 +192,7 @@ def _accept(
     me: Identity,
     secret: bytes | None,
     admit: Callable[[Identity], str | None],
+    seconds_when_admitted: float,
 ) -> Identity:
     hello, theirs = channel.receive()
     if not isinstance(hello, Hello):
@@ -200,6 +210,7 @@ def _accept(
         _check_proof(channel, hello.identity, _digest(secret, "connector", theirs, mine))
         _check_admitted(hello.identity, admit)
         channel.send(Proof(_digest(secret, "acceptor", theirs, mine)))
+    channel.extend(time.monotonic() + seconds_when_admitted)
     ready, _ = channel.receive()
     if not isinstance(ready, Ready):
         raise BadFrame("the peer did not end the handshake")

@@ -119,7 +119,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Hello | Proof | Ready | Refuse).decode
 
 
-class Ended(LinkError):
+class Unfinished(LinkError):
+    """The handshake came to no end, which says nothing about the peer: it may be alive and busy."""
+
+
+class Ended(Unfinished):
     """The peer closed the connection before the handshake was over: it died, or gave up."""
 
 
@@ -129,6 +133,10 @@ class Channel:
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock
         self._deadline = deadline
+
+    def extend(self, deadline: float) -> None:
+        """Wait longer for the rest, if `deadline` is later than the one until now."""
+        self._deadline = max(self._deadline, deadline)
 
     def send(self, message: Hello | Proof | Ready | Refuse) -> bytes:
         """Send a message; its bytes, as they are part of what is proven."""

@@ -9,6 +9,8 @@ from farcall.transport.addresses import PATHS
 from farcall.transport.base import Admit
 from farcall.transport.dark_hosts import DEFAULT_SECONDS
 
+DEFAULT_SHARED_MEMORY = 4 << 30  # bytes
+
 
 def _admit_all(name: str, incarnation: int) -> None:
     return None
@@ -30,7 +32,10 @@ class Listening:
             workers of this host have one.
         dead_host_timeout: seconds after which a host that does not answer counts as dead; 0: as
             long as the system waits.
+        shared_memory: how many bytes of it the endpoint may create, for all its links together. A
+            link for which there is no more goes over the Unix socket.
         confined: dial Unix sockets and loopback only.
+        move_threads: a caller that waits may move to another core (`native` only, `spin.hpp`).
     """
 
     listen: tuple[str, int] = ("127.0.0.1", 0)
@@ -40,7 +45,9 @@ class Listening:
     paths: Collection[str] = PATHS
     streams: int | None = None
     dead_host_timeout: float = DEFAULT_SECONDS
+    shared_memory: int = DEFAULT_SHARED_MEMORY
     confined: bool = False
+    move_threads: bool = False
 
     @property
     def uses_unix(self) -> bool:

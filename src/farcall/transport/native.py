@@ -185,7 +185,9 @@ class NativeEndpoint:
         stripe_chunk: int = 1 << 20,
     ) -> None:
         self._limits = (*limits, _LAST_KIND)
-        self._core = _native.Endpoint(spare_cores())
+        self._core = _native.Endpoint(
+            spare_cores(), listening.shared_memory, listening.move_threads
+        )
         self._links: dict[int, NativeLink] = {}  # by the id of the core
         self._shm = "shm" in listening.paths
         self._streams = DEFAULT_STREAMS if listening.streams is None else listening.streams
@@ -212,6 +214,11 @@ class NativeEndpoint:
     @property
     def addresses(self) -> tuple[str, ...]:
         return self._connections.addresses
+
+    @property
+    def shared_memory(self) -> int:
+        """How many bytes of shared memory its links have created and not given back."""
+        return self._core.shared_memory
 
     def _open_link(self, connection: Connection) -> NativeLink:
         lends = self.me.lends and connection.peer.lends

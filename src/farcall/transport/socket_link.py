@@ -24,6 +24,7 @@ from farcall.transport.base import OUTCOMES, NotSent
 from farcall.transport.framing import FrameReader
 from farcall.transport.poller import READ, WRITE, Poller
 from farcall.transport.spin import SpinBudget, Spinner
+from farcall.transport.uninterrupted import take
 from farcall.transport.waiter import MAX_WAIT, Waiter
 from farcall.wire.frames import Frame, Limits, encode
 from farcall.wire.messages import KINDS, Message
@@ -80,73 +81,71 @@ class SocketLink:
     # Writing.
 
     def send(self, frame: Frame, deadline: float) -> None:
-        parts = encode(frame)
-        if not (
-            self._write_role.acquire(blocking=False)
-            or self._write_role.acquire(timeout=_wait_time(deadline))
-        ):
-            raise NotSent
-        if self.lost is not None:
-            self._write_role.release()
-            raise LinkError(self.lost)
+        rest = [memoryview(part) for part in encode(frame) if len(part)]
+        is_writing = False
         try:
-            if len(parts) == 1:
-                sent = self._sock.send(parts[0])
-                rest = [] if sent == len(parts[0]) else [memoryview(parts[0])[sent:]]
-            else:
-                rest = [memoryview(part) for part in parts if len(part)]
-        except (BlockingIOError, InterruptedError):
-            rest = [memoryview(part) for part in parts]
-        except OSError as error:
-            broken = self._broken(error)
-            self._write_role.release()
-            raise broken from error
-        if rest:
-            self._send_rest(rest, deadline)
-        else:
-            self._write_role.release()
-
-    def _send_rest(self, rest: list[memoryview], deadline: float) -> None:
-        """Write on with the write role held; give it back, or leave it with a residue."""
-        writable = select.poll()
-        writable.register(self.fd, select.POLLOUT)
-        try:
+            is_writing = take(self._write_role) or take(self._write_role, _wait_time(deadline))
+            if not is_writing:
+                raise NotSent
+            if self.lost is not None:
+                cause, rest = self.lost, []
+                raise LinkError(cause)
             self._write_some(rest)
-            while rest and _poll(writable, deadline):
-                self._write_some(rest)
-        except OSError as error:  # a TimeoutError, too: that is the kernel's, of a dead host
-            broken = self._broken(error)
-            self._write_role.release()
-            raise broken from error
-        except BaseException:  # KeyboardInterrupt
-            self._leave_or_release(rest)
+            if rest:
+                self._write_on(rest, deadline)
+        except (LinkError, NotSent):
             raise
-        self._leave_or_release(rest)
+        except OSError as error:  # a TimeoutError, too: that is the kernel's, of a dead host
+            rest = []
+            raise self._broken(error) from error
+        finally:
+            if is_writing:
+                if rest:
+                    self._leave(rest)
+                else:
+                    self._write_role.release()
         if rest:
             raise TimeoutError
 
+    def _write_on(self, rest: list[memoryview], deadline: float) -> None:
+        """Write until all is written or the deadline has passed."""
+        writable = select.poll()
+        writable.register(self.fd, select.POLLOUT)
+        while rest and _poll(writable, deadline):
+            self._write_some(rest)
+
     def _write_some(self, rest: list[memoryview]) -> None:
-        """Write what the kernel takes now, and cut it off the front of `rest`."""
+        """Write what the kernel takes now, and cut it off the front of `rest`.
+
+        Ctrl-C comes before or after both, never in between; see `uninterrupted`.
+        """
+        count = 0
         try:
-            count = self._sock.sendmsg(rest[:MAX_VECTORS])
+            for count in iter(partial(self._sock.sendmsg, rest[:MAX_VECTORS]), None):  # noqa: B007
+                break
         except (BlockingIOError, InterruptedError):
             return
-        done = 0
-        while done < len(rest) and count >= len(rest[done]):
-            count -= len(rest[done])
-            done += 1
-        del rest[:done]
-        if count:
-            rest[0] = rest[0][count:]
+        try:
+            left = _without(rest, count)
+        except BaseException:  # KeyboardInterrupt
+            rest[:] = _without(rest, count)
+            raise
+        rest[:] = left
 
-    def _leave_or_release(self, rest: list[memoryview]) -> None:
+    def _leave(self, rest: list[memoryview]) -> None:
         """This thread writes no more: the endpoint's thread has to write what is left."""
-        if not rest:
-            self._write_role.release()
-            return
+        # A copy: the writer looks at its own list while the endpoint's thread empties this.
+        residue, is_left = list(rest), [False]
+        try:
+            self._leave_once(residue, is_left)
+        except BaseException:  # KeyboardInterrupt
+            self._leave_once(residue, is_left)
+            raise
+
+    def _leave_once(self, residue: list[memoryview], is_left: list[bool]) -> None:
         with self._interest:
-            # A copy: the writer looks at its own list while the endpoint's thread empties this.
-            self._residue = list(rest)
+            if not is_left[0]:
+                self._residue, is_left[0] = residue, True
             self._ask()
 
     def _ask(self) -> None:
@@ -177,12 +176,12 @@ class SocketLink:
     ) -> Frame:
         call_id = frame.call_id
         waiter: Waiter[Frame] = Waiter()
-        with self._state:
-            if self.lost is not None:
-                raise LinkError(self.lost)
-            self._waiters[call_id] = waiter
         reading = False
         try:
+            with self._state:
+                if self.lost is not None:
+                    raise LinkError(self.lost)
+                self._waiters[call_id] = waiter
             if meanwhile is None:
                 # Out of the poller before the request goes: else its leader races us to the reply.
                 reading = self._start_reading()
@@ -225,7 +224,9 @@ class SocketLink:
 
     def _start_reading(self) -> bool:
         """Have the calling thread read, not the endpoint. False: another one does."""
-        if not self.read_role.acquire(blocking=False):
+        # In the main thread Ctrl-C may come between any two steps of reading, and what was read,
+        # for other callers too, would be lost.
+        if _is_main_thread() or not self.read_role.acquire(blocking=False):
             return False
         with self._interest:
             self._by_caller = True
@@ -298,7 +299,8 @@ class SocketLink:
         self._cut = "the peer closed the connection" if gone else f"the connection broke: {error}"
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # so that whoever reads finds the end
-        self.service()
+        if not _is_main_thread():
+            self.service()
         return LinkError(self.lost or self._cut)
 
     def lose(self, cause: str) -> None:
@@ -337,6 +339,22 @@ class SocketLink:
             return True
         finally:
             self.read_role.release()
+
+
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _without(parts: list[memoryview], count: int) -> list[memoryview]:
+    """Return what follows the first `count` bytes of these."""
+    done = 0
+    while done < len(parts) and count >= len(parts[done]):
+        count -= len(parts[done])
+        done += 1
+    left = parts[done:]
+    if count:
+        left[0] = left[0][count:]
+    return left
 
 
 def _wait_time(deadline: float) -> float:

@@ -62,7 +62,7 @@ def train(rank):
 
 def run(rank, port):
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=8, rpc_timeout=60, init_method=f"tcp://localhost:{port}"
+        num_worker_threads=8, rpc_timeout=300, init_method=f"tcp://localhost:{port}"
     )
     name = "parameter_server" if rank == 0 else f"trainer{rank}"
     rpc.init_rpc(name, rank=rank, world_size=WORLD_SIZE, rpc_backend_options=options)

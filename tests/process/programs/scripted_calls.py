@@ -238,7 +238,7 @@ def trainer() -> None:
 def run(rank: int, init_method: str) -> None:
     torch.set_num_interop_threads(1)  # a fork that blocked its thread would stop them all
     options = rpc.TensorPipeRpcBackendOptions(
-        init_method=init_method, num_worker_threads=2, rpc_timeout=30
+        init_method=init_method, num_worker_threads=2, rpc_timeout=300
     )
     rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)
     if rank == 0:

@@ -16,7 +16,7 @@ from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.distributed.rpc import RRef
 
-SECONDS = 60
+SECONDS = 300
 
 
 @torch.jit.script

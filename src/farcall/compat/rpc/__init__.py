@@ -1,5 +1,7 @@
 """What `torch.distributed.rpc` is while farcall stands in for it."""
 
+import importlib
+
 from farcall.compat.rpc import api as api
 from farcall.compat.rpc import backend_registry as backend_registry
 from farcall.compat.rpc import constants as constants
@@ -9,12 +11,15 @@ from farcall.compat.rpc import options as options
 from farcall.compat.rpc.agents import RpcAgent as RpcAgent
 from farcall.compat.rpc.agents import TensorPipeAgent as TensorPipeAgent
 from farcall.compat.rpc.api import AllGatherStates as AllGatherStates
+from farcall.compat.rpc.api import PyRRef as PyRRef
 from farcall.compat.rpc.api import RRef as RRef
 from farcall.compat.rpc.api import _all_gather as _all_gather
 from farcall.compat.rpc.api import _barrier as _barrier
+from farcall.compat.rpc.api import _cleanup_python_rpc_handler as _cleanup_python_rpc_handler
 from farcall.compat.rpc.api import (
     _delete_all_user_and_unforked_owner_rrefs as _delete_all_user_and_unforked_owner_rrefs,
 )
+from farcall.compat.rpc.api import _destroy_rref_context as _destroy_rref_context
 from farcall.compat.rpc.api import _get_current_rpc_agent as _get_current_rpc_agent
 from farcall.compat.rpc.api import _is_current_rpc_agent_set as _is_current_rpc_agent_set
 from farcall.compat.rpc.api import _require_initialized as _require_initialized
@@ -45,12 +50,13 @@ from farcall.compat.rpc.options import (
 from farcall.compat.rpc.options import RpcBackendOptions as RpcBackendOptions
 from farcall.compat.rpc.options import TensorPipeRpcBackendOptions as TensorPipeRpcBackendOptions
 from farcall.compat.rpc.starting import _init_rpc_backend as _init_rpc_backend
+from farcall.compat.rpc.starting import _validate_rpc_args as _validate_rpc_args
 from farcall.compat.rpc.starting import init_rpc as init_rpc
 from farcall.compat.rpc.starting import is_available as is_available
 from farcall.ids import WorkerInfo as WorkerInfo
 
 _UNSET_RPC_TIMEOUT = constants.UNSET_RPC_TIMEOUT
-PyRRef = RRef
+_TensorPipeRpcBackendOptionsBase = TensorPipeRpcBackendOptions
 
 __all__ = [
     "AllGatherStates",
@@ -75,4 +81,7 @@ def __getattr__(name: str) -> object:
     # Another class when a backend was added.
     if name == "BackendType":
         return backend_registry.BackendType
+    # With torch, it is there as soon as C++ needed it.
+    if name == "rref_proxy":
+        return importlib.import_module("torch.distributed.rpc.rref_proxy")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,6 +43,8 @@ class RpcAgent:
             "agent.num_idle_threads": str(threads - executor.running),
         }
 
+    get_metrics = get_debug_info
+
     def get_device_map(self, to: str) -> dict[Any, Any]:
         """The device map towards a worker."""
         return dict(self._options.device_maps.get(to, {}))
@@ -52,6 +54,11 @@ class RpcAgent:
     def _get_backend_options(self) -> RpcBackendOptions:
         return self._options
 
+    @property
+    def store(self) -> Any:
+        """The store at which the workers met, if `init_rpc` was given one; else None."""
+        return self._options.store
+
     def join(self, shutdown: bool = False, timeout: float = 0.0) -> None:
         """Nothing: `shutdown` of the module does it all."""
 
@@ -60,6 +67,12 @@ class RpcAgent:
     def shutdown(self) -> None:
         """End at once."""
         self.agent.shutdown(False, 0)
+
+    def _update_group_membership(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            "TensorPipeAgent._update_group_membership belongs to torch's own agent in C++; "
+            "farcall's learns by itself who comes and goes"
+        )
 
 
 class TensorPipeAgent(RpcAgent):

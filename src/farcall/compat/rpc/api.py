@@ -18,7 +18,7 @@ from farcall.compat.rpc import gathering
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from farcall.compat.rpc.gathering import AllGatherStates
-from farcall.compat.rpc.internal import PythonUDF, _internal_rpc_pickler
+from farcall.compat.rpc.internal import PythonUDF, RPCExecMode, _internal_rpc_pickler
 from farcall.compat.rpc.likeness import make_like_torch, note_timeout, serialize
 from farcall.compat.rpc.scripts import check_arguments
 from farcall.ids import WorkerInfo
@@ -44,9 +44,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Call = tuple[Callable[..., Any], Sequence[Any] | None, Mapping[str, Any] | None]
 
+PyRRef = RRef
 _ignore_rref_leak = True
 _default_pickler: Any = _internal_rpc_pickler
 _thread_local_var = threading.local()
+_ALL_WORKER_NAMES = gathering.all_worker_names
+_all_gather_dict_lock = gathering.lock
+_all_gather_sequence_id = gathering.numbers
+_all_gather_sequence_id_to_states = gathering.states_by_id
+_gather_to_leader = gathering.gather_to_leader
+_broadcast_to_followers = gathering.broadcast_to_followers
 
 # The agent of this process, as torch.distributed.rpc shows it. Of another make than farcall's if
 # a backend of the user's own was registered.
@@ -197,6 +204,18 @@ def _rpc_async_recorded(to: Any, *call: Any) -> torch.futures.Future[Any]:
         return farcall_rpc.rpc_async(to, *call)
 
 
+def _invoke_rpc(
+    to: Any,
+    func: Callable[..., Any],
+    rpc_type: RPCExecMode,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    rpc_timeout: float = UNSET_RPC_TIMEOUT,
+) -> torch.futures.Future[Any]:
+    """`rpc_async`. The mode is for profilers only, and noted by farcall itself."""
+    return rpc_async(to, func, args, kwargs, rpc_timeout)
+
+
 @_require_initialized
 def remote(
     to: Any,
@@ -270,6 +289,19 @@ _wait_of_our_own = _wait_all_workers
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
     """Nothing: references end with their agent, and `shutdown` waits for what is under way."""
+
+
+def _destroy_rref_context(ignore_rref_leak: bool) -> None:
+    """Nothing, likewise."""
+
+
+def _cleanup_python_rpc_handler() -> None:
+    """Nothing: there is no handler in C++."""
+
+
+def _finalize_shutdown() -> None:
+    """End the agent of this process, without waiting for others."""
+    shutdown(graceful=False)
 
 
 @_require_initialized

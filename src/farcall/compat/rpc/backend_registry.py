@@ -36,6 +36,7 @@ def _backend_type(members: dict[str, BackendValue]) -> Any:
 
 
 BackendType = _backend_type({})
+_tensorpipe_init_backend_handler: Callable[..., Any]  # set where it is made
 
 
 def is_backend(backend: Any) -> bool:

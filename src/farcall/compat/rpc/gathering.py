@@ -31,22 +31,22 @@ class AllGatherStates:
             self.proceed_signal.set()
 
 
-_all_worker_names: set[str] = set()
-_lock = threading.RLock()
-_numbers: dict[str, int] = {}  # how many gatherings there were, by the names that take part
-_states: defaultdict[str, AllGatherStates] = defaultdict(AllGatherStates)
+all_worker_names: set[str] = set()
+lock = threading.RLock()
+numbers: dict[str, int] = {}  # how many gatherings there were, by the names that take part
+states_by_id: defaultdict[str, AllGatherStates] = defaultdict(AllGatherStates)
 
 
 def begin(names: set[str]) -> None:
     """An agent was started, in a group of these workers."""
-    global _all_worker_names  # noqa: PLW0603
-    _all_worker_names = names
+    all_worker_names.clear()
+    all_worker_names.update(names)
 
 
 def end() -> None:
     """The agent was shut down."""
-    _numbers.clear()
-    _states.clear()
+    numbers.clear()
+    states_by_id.clear()
 
 
 def gather(
@@ -59,33 +59,33 @@ def gather(
         wait_seconds: limit of the wait for the others; None for none.
     """
     agent = current_agent()
-    names = set(worker_names or _all_worker_names)
+    names = set(worker_names or all_worker_names)
     leader, me = min(names), agent.me.name
-    with _lock:
+    with lock:
         key = "".join(sorted(names))
-        number = _numbers.get(key, 0)
-        _numbers[key] = number + 1
+        number = numbers.get(key, 0)
+        numbers[key] = number + 1
     sequence_id = f"{key}{number}"
     call = (sequence_id, me, obj, names)
     if leader != me:
-        farcall_rpc.rpc_sync(leader, _gather_to_leader, args=call, timeout=call_seconds)
+        farcall_rpc.rpc_sync(leader, gather_to_leader, args=call, timeout=call_seconds)
         _wait(agent, sequence_id, {leader}, wait_seconds)
         return _take(sequence_id)
-    _gather_to_leader(*call)
+    gather_to_leader(*call)
     _wait(agent, sequence_id, names - {me}, wait_seconds)
     _tell_followers(names - {me}, sequence_id, call_seconds)
     return _take(sequence_id)
 
 
-def _gather_to_leader(
+def gather_to_leader(
     sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None
 ) -> None:
     """At the leader: somebody has come."""
-    with _lock:
-        expected = worker_names or _all_worker_names
+    with lock:
+        expected = worker_names or all_worker_names
         if worker_name not in expected:
             raise AssertionError(f"{worker_name} is not expected by leader.")
-        states = _states[sequence_id]
+        states = states_by_id[sequence_id]
         if worker_name in states.gathered_objects:
             raise AssertionError(f"{worker_name} reported intent sequence id {sequence_id} twice. ")
         states.gathered_objects[worker_name] = obj
@@ -93,12 +93,12 @@ def _gather_to_leader(
             states.proceed_signal.set()
 
 
-def _broadcast_to_followers(
+def broadcast_to_followers(
     sequence_id: str, objects_map: dict[str, Any], error: RuntimeError | None = None
 ) -> None:
     """At a follower: all have come, or they won't."""
-    with _lock:
-        states = _states[sequence_id]
+    with lock:
+        states = states_by_id[sequence_id]
         if states.proceed_signal.is_set():
             raise AssertionError(f"Termination signal sequence id {sequence_id} got set twice.")
         states.gathered_objects = objects_map
@@ -108,11 +108,11 @@ def _broadcast_to_followers(
 
 def _wait(agent: Agent, sequence_id: str, others: set[str], seconds: float | None) -> None:
     """Until it has ended: all have come, one of the others died, or the time is over."""
-    with _lock:
-        states = _states[sequence_id]
+    with lock:
+        states = states_by_id[sequence_id]
 
     def lost(error: PeerLost) -> None:
-        with _lock:
+        with lock:
             if error.worker in others and error.worker not in states.gathered_objects:
                 states.fail(error)
 
@@ -127,17 +127,17 @@ def _wait(agent: Agent, sequence_id: str, others: set[str], seconds: float | Non
                     agent.control.watch(peer.incarnation)
         in_time = states.proceed_signal.wait(seconds)
     if not in_time:
-        with _lock:
+        with lock:
             missing = sorted(others - set(states.gathered_objects))
             states.fail(RpcTimeout(f"_all_gather: {missing} did not come within {seconds} s"))
 
 
 def _tell_followers(names: set[str], sequence_id: str, seconds: float) -> None:
-    states = _states[sequence_id]
+    states = states_by_id[sequence_id]
     # Of one that has failed the objects are of no use, and late ones may still come.
     told = (sequence_id, {} if states.error else states.gathered_objects, states.error)
     futures = {
-        name: farcall_rpc.rpc_async(name, _broadcast_to_followers, args=told, timeout=seconds)
+        name: farcall_rpc.rpc_async(name, broadcast_to_followers, args=told, timeout=seconds)
         for name in names
     }
     errors = []
@@ -154,8 +154,8 @@ def _tell_followers(names: set[str], sequence_id: str, seconds: float) -> None:
 
 
 def _take(sequence_id: str) -> dict[str, Any]:
-    with _lock:
-        states = _states.pop(sequence_id)
+    with lock:
+        states = states_by_id.pop(sequence_id)
     if states.error is not None:
         raise states.error
     return states.gathered_objects

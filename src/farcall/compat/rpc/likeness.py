@@ -20,8 +20,10 @@ import torch
 from farcall.autograd.recorder import Autograd
 from farcall.autograd.runner import Runner
 from farcall.compat.rpc.internal import _internal_rpc_pickler
-from farcall.errors import CallError, FarcallError, RpcTimeout
+from farcall.errors import CallError, FarcallError, InvalidResult, RpcTimeout
+from farcall.ids import WorkerInfo
 from farcall.rref import RRef, seconds_or_default, type_of
+from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent
 from farcall.runtime.future import Future
 from farcall.runtime.options import UNSET_RPC_TIMEOUT
@@ -34,19 +36,21 @@ from farcall.serde.exceptions import (
 )
 from farcall.serde.tracebacks import cause_of, text_of, traceback_of_exception
 
+_OUR_MARK, _TORCHS_MARK = "@farcall.functions.async_execution", "@rpc.async_function"
+
 
 def make_like_torch(agent: Agent) -> None:
     """Let an agent that was just started behave so."""
-    infos = {peer.name: peer.worker.info for peer in agent.directory.live()}
 
-    def translate(error: BaseException) -> BaseException:
-        worker = get_attribute(error, "remote_worker")
-        if isinstance(error, FarcallError) or worker is None:
+    def translate(error: BaseException, where: WorkerInfo) -> BaseException:
+        if issubclass(type(error), InvalidResult):
+            set_attribute(error, "args", (message_of(error).replace(_OUR_MARK, _TORCHS_MARK),))
+        if issubclass(type(error), FarcallError):
             return error
-        if isinstance(error, torch.jit.Error):
+        if issubclass(type(error), torch.jit.Error):
             return RuntimeError(message_of(error))
-        where = infos.get(worker, worker)
-        text = f"On {where}:\n{repr_of(error)}\n{get_attribute(error, 'remote_traceback') or ''}"
+        trace = get_attribute(error, "remote_traceback") or text_of(error)
+        text = f"On {where}:\n{repr_of(error)}\n{trace}"
         return recreated(error, _unescaped(text))
 
     def show(error: BaseException) -> None:
@@ -58,8 +62,10 @@ def make_like_torch(agent: Agent) -> None:
     agent.gradients.runner.looks_for_leaf_hooks = _any_node_has_hooks
     agent.translate = translate
     agent.on_raised = show
-    agent.warns_of_gradients = False
-    agent.serializer.reducers.update(_internal_rpc_pickler._class_reducer_dict)
+    agent.advice = Advice(())
+    agent.inherits_deadlines = False
+    # The table itself: RemoteModule adds to it when it is imported, which may be later.
+    agent.serializer.reducers = _internal_rpc_pickler._class_reducer_dict
 
 
 def _unescaped(text: str) -> str:
@@ -222,10 +228,29 @@ def to_here(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     if self._handle.references.agent.is_closed:
         raise RuntimeError(f"{self!r}: Cannot call to_here() on it after deletion.")
     _check_use(self)
-    return original_to_here(self, timeout)
+    if not self._handle.is_owner:
+        return original_to_here(self, timeout)
+    return _own_value(self, lambda: original_to_here(self, timeout))
+
+
+def local_value(self: RRef[Any]) -> Any:
+    """`RRef.local_value`; what the function raised is raised as for other workers."""
+    return _own_value(self, lambda: original_local_value(self))
+
+
+def _own_value(rref: RRef[Any], get: Callable[[], Any]) -> Any:
+    agent = rref._handle.references.agent
+    try:
+        return get()
+    except Exception as error:
+        raised = agent.translate(error, agent.me.info)
+        if raised is error:
+            raise
+        raise raised from cause_of(raised)
 
 
 original_to_here = RRef.to_here
+original_local_value = RRef.local_value
 
 
 class _Remote:
@@ -264,5 +289,6 @@ def install(swap: Any) -> None:
         ("_deserialize", staticmethod(deserialize)),
         ("remote", remote),
         ("to_here", to_here),
+        ("local_value", local_value),
     ):
         swap.attribute(RRef, name, value)

@@ -94,10 +94,11 @@ def _store(given: Any, rank: int, world_size: int | None) -> Any:
 
 
 def _validate_rpc_args(
-    backend: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options: Any
+    backend: Any, store: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options: Any
 ) -> None:
     for value, kind in (
         (backend, enum.Enum),
+        (store, (dist.Store, type(None))),  # None: our own backends open one
         (name, str),
         (rank, numbers.Integral),
         (world_size, (numbers.Integral, type(None))),
@@ -118,7 +119,7 @@ def _init_rpc_backend(
     rpc_backend_options: Any = None,
 ) -> None:
     backend = backend_registry.BackendType.TENSORPIPE if backend is None else backend
-    _validate_rpc_args(backend, name, rank, world_size, rpc_backend_options)
+    _validate_rpc_args(backend, store, name, rank, world_size, rpc_backend_options)
     if api._is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized")
     agent = backend_registry.init_backend(
@@ -180,3 +181,6 @@ def register_own(name: str, kind: type[RpcBackendOptions], agent: type[RpcAgent]
 
 register_own("PROCESS_GROUP", ProcessGroupRpcBackendOptions, RpcAgent)
 register_own("TENSORPIPE", TensorPipeRpcBackendOptions, TensorPipeAgent)
+backend_registry._tensorpipe_init_backend_handler = (
+    backend_registry.BackendType.TENSORPIPE.value.init_backend_handler
+)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import pkgutil
+import sys
 from collections.abc import Collection, Mapping
 
 import torch
+from torch import distributed as dist  # noqa: F401 - torch's module has it
 
+from farcall.compat import rpc  # noqa: F401 - likewise
+from farcall.compat.rpc import backend_registry
 from farcall.compat.rpc.agents import TensorPipeAgent
 from farcall.compat.rpc.constants import (
     DEFAULT_INIT_METHOD,
@@ -121,3 +125,10 @@ class FaultyTensorPipeAgent(TensorPipeAgent):
 
 
 register_own("FAULTY_TENSORPIPE", FaultyTensorPipeRpcBackendOptions, FaultyTensorPipeAgent)
+_backend = backend_registry.BackendType["FAULTY_TENSORPIPE"].value
+_faulty_tensorpipe_construct_rpc_backend_options_handler = (
+    _backend.construct_rpc_backend_options_handler
+)
+_faulty_tensorpipe_init_backend_handler = _backend.init_backend_handler
+faulty_agent_backend_registry = sys.modules[__name__]  # torch has these two in a module of its own
+__path__: list[str] = []  # and here a package

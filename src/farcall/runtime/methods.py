@@ -1,0 +1,79 @@
+"""What `rref.rpc_sync().name` gives before it is called."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NoReturn, Self
+
+from farcall.runtime.graph_breaks import breaks_graphs, methods_break_graphs
+
+# Special methods by which programs use a value, and nobody uses a method.
+_USES_OF_VALUES = (
+    "bool int float complex index len iter reversed contains getitem setitem delitem next await "
+    "aiter anext enter aenter round trunc floor ceil neg pos abs invert lt le gt ge add radd sub "
+    "rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow "
+    "rpow lshift rlshift rshift rrshift and rand or ror xor rxor reduce_ex setattr delattr"
+)
+
+
+@methods_break_graphs
+class RemoteMethod(partial[Any]):
+    """A method of a remote value that waits to be called; any use as a value raises TypeError.
+
+    Only the owner knows whether the value has such a method, and it is not asked before the call.
+    So an attribute that is no method looks like one at first.
+    """
+
+    def __repr__(self) -> str:
+        return f"<method {self.args[0]!r} of a remote value, not called yet>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{name!r} is asked of {_not_called(self)}")
+
+    def __eq__(self, other: object) -> bool:
+        if other is self:
+            return True
+        # Lists of callbacks compare; a program that compares with a value wants the attribute.
+        if other is None or callable(other):
+            return False
+        raise TypeError(_not_called(self))
+
+    __hash__ = partial.__hash__
+
+    def __copy__(self) -> Self:
+        return self
+
+
+def _not_called(method: RemoteMethod) -> str:
+    name = method.args[0]
+    return (
+        f"{name!r} of a remote value, which was not called. If it is a method, call it: "
+        f".{name}(...). {how_to_read(name)}"
+    )
+
+
+def how_to_read(name: str) -> str:
+    """Say how to get an attribute of a remote value, for error messages."""
+    return (
+        "An attribute is read by a function on the owner: rpc_sync(rref.owner(), "
+        f"lambda rref: rref.local_value().{name}, args=(rref,)); or copy the whole value: "
+        f"rref.to_here().{name}"
+    )
+
+
+def check_is_method(method: object, value: object, name: str) -> None:
+    """Raise TypeError if what was found under the name of a method can't be called."""
+    if not callable(method):
+        raise TypeError(
+            f"{name!r} of this {type(value).__name__} is no method but an attribute, of type "
+            f"{type(method).__name__}. {how_to_read(name)}"
+        )
+
+
+@breaks_graphs
+def _refuse(self: RemoteMethod, *_: object) -> NoReturn:
+    raise TypeError(_not_called(self))
+
+
+for _use in _USES_OF_VALUES.split():
+    setattr(RemoteMethod, f"__{_use}__", _refuse)

@@ -1,0 +1,51 @@
+"""Every call ends whatever hostile exceptions and values do, also where farcall is like torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from behaviour import helpers
+from behaviour import test_hostile_errors as native
+from behaviour.helpers import wait_until
+from behaviour.standing_in import stands_in
+from farcall import rpc
+from farcall.runtime.agent import Agent
+
+ERRORS = [
+    native.BadMove,
+    *(kind for kind in native.ERRORS if kind.__name__.endswith("_ValueError")),
+    *(kind for kind in native.ERRORS if "_str_" in kind.__name__ or "_repr_" in kind.__name__),
+    *native.BASE_ERRORS,
+]
+VALUES = [kind for kind in native.VALUES if kind.__name__.endswith("_ValueError")]
+
+
+_no_hostile_garbage = native._no_hostile_garbage
+
+
+@pytest.fixture(autouse=True)
+def _standing_in(pair: list[Agent]) -> Iterator[None]:
+    with stands_in(pair, native, helpers):
+        yield
+
+
+def end_all(pair: list[Agent], calls: Iterator[Callable[[], Any]]) -> None:
+    for result in native.outcomes_of(calls):
+        assert not issubclass(type(result), rpc.NotInitialized | rpc.RpcTimeout), type(result)
+    wait_until(lambda: all(native.is_idle(agent) for agent in pair))
+    assert rpc.rpc_sync("w1", abs, args=(-1,)) == 1
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(ERRORS), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("transport", ["native"])
+def test_every_call_ends_that_fails_with_a_hostile_exception(pair: list[Agent], kind: type) -> None:
+    end_all(pair, native.calls_that_fail(kind.__name__))
+
+
+@pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("transport", ["native"])
+def test_every_call_ends_that_carries_a_hostile_value(pair: list[Agent], kind: type) -> None:
+    end_all(pair, native.calls_with_values(kind.__name__))

@@ -1,0 +1,182 @@
+"""What farcall.compat costs at import, and what it does to modules that are imported later."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SECONDS = 300
+# Of what nobody asked for. torch.distributed.optim alone imports 600 modules.
+LATER = (
+    "torch.distributed.optim",
+    "torch.distributed.nn",
+    "torch.distributed.rpc._testing",
+    "torch.distributed.rpc.rref_proxy",
+    "torch._dynamo",
+    "torch._inductor",
+    "sympy",
+    "farcall.optim",
+    "farcall.testing",
+)
+
+
+def run(program: str) -> object:
+    command = [sys.executable, "-W", "ignore", "-c", "import json, sys, torch\n" + program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+INSTALL = "import farcall.compat; farcall.compat.install()\n"
+COUNTED = "print(json.dumps(sorted(sys.modules)))"
+
+
+def test_standing_in_for_torch_costs_what_farcall_costs() -> None:
+    by_itself = run("import farcall.rpc, farcall.autograd\n" + COUNTED)
+    standing_in = run(INSTALL + COUNTED)
+    assert isinstance(by_itself, list)
+    assert isinstance(standing_in, list)
+    more = set(standing_in) - set(by_itself)
+    assert {name for name in more if name.startswith(LATER)} == set()
+    assert {name for name in more if not name.startswith("farcall.compat")} == set()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_optimizer_is_farcalls_whenever_its_module_is_imported(when: str) -> None:
+    imported = "import torch.distributed.optim as optim\n"
+    seen = run(
+        (imported + INSTALL if when == "before" else INSTALL + imported)
+        + """
+import torch.distributed.autograd, torch.distributed.rpc
+from farcall.optim import DistributedOptimizer
+from torch.distributed.optim import optimizer
+during = [
+    optim.DistributedOptimizer is DistributedOptimizer,
+    optimizer.DistributedOptimizer is DistributedOptimizer,
+    optimizer.rpc is torch.distributed.rpc,
+    optimizer.RRef is torch.distributed.rpc.RRef,
+    optimizer.dist_autograd is torch.distributed.autograd,
+]
+farcall.compat.uninstall()
+own = optimizer.DistributedOptimizer
+print(json.dumps([during, [
+    own is not DistributedOptimizer,
+    own is optim.DistributedOptimizer,
+    own.__module__,
+    optimizer.rpc is torch.distributed.rpc,
+    optimizer.RRef is torch.distributed.rpc.RRef,
+    optimizer.dist_autograd is torch.distributed.autograd,
+]]))
+"""
+    )
+    assert seen == [
+        [True] * 5,
+        [True, True, "torch.distributed.optim.optimizer", True, True, True],
+    ]
+
+
+@pytest.mark.parametrize("name", ["nn.api.remote_module", "rpc.rref_proxy", "rpc._testing"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_module_sees_farcall_while_that_is_installed_and_else_torch(name: str, when: str) -> None:
+    name = f"torch.distributed.{name}"
+    seen = run(
+        (f"import {name}\n" if when == "before" else "")
+        + INSTALL
+        + f"""
+import importlib
+
+def rpc_of(name):
+    module = importlib.import_module(name)
+    if hasattr(module, "rpc_async"):
+        return module.rpc_async.__globals__["__name__"]
+    one = getattr(module, "faulty_agent_backend_registry", module)
+    return one.rpc.__name__
+
+during = rpc_of("{name}")
+farcall.compat.uninstall()
+print(json.dumps([during, rpc_of("{name}")]))
+"""
+    )
+    assert isinstance(seen, list)
+    assert seen[0].startswith("farcall.compat.rpc")
+    assert seen[1].startswith("torch.distributed.rpc")
+
+
+def test_nothing_is_left_among_the_finders() -> None:
+    assert run(
+        "before = list(sys.meta_path)\n"
+        + INSTALL
+        + "during = len(sys.meta_path)\nfarcall.compat.uninstall()\n"
+        + "print(json.dumps([during - len(before), sys.meta_path == before]))"
+    ) == [1, True]
+
+
+def test_reinstalling_replaces_what_was_imported_in_between() -> None:
+    assert run(
+        INSTALL
+        + """
+import torch.distributed.nn.api.remote_module, torch.distributed.rpc._testing
+farcall.compat.uninstall()
+import torch.distributed.nn.api.remote_module as theirs
+assert theirs.rpc.__name__ == "torch.distributed.rpc", theirs.rpc
+farcall.compat.install()
+import torch.distributed.nn.api.remote_module as ours
+import torch.distributed.rpc as rpc, torch.distributed.rpc._testing
+print(json.dumps([ours.rpc is rpc, "FAULTY_TENSORPIPE" in rpc.BackendType.__members__]))
+"""
+    ) == [True, True]
+
+
+def test_a_module_that_fails_to_be_imported_fails_as_without() -> None:
+    assert run(
+        INSTALL
+        + """
+sys.modules["torch.distributed.optim.named_optimizer"] = None
+try:
+    import torch.distributed.optim
+except ImportError:
+    first = "torch.distributed.optim" in sys.modules
+del sys.modules["torch.distributed.optim.named_optimizer"]
+import torch.distributed.optim
+print(json.dumps([first, torch.distributed.optim.DistributedOptimizer.__module__]))
+"""
+    ) == [False, "farcall.optim.handle"]
+
+
+def test_a_remote_module_may_be_imported_when_rpc_runs_already() -> None:
+    """Its pickling is noted in a table when it is imported; agents look there."""
+    assert run(
+        INSTALL
+        + """
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+rpc._init_rpc_backend(
+    store=dist.HashStore(), name="alone", rank=0, world_size=1,
+    rpc_backend_options=rpc.TensorPipeRpcBackendOptions(),
+)
+rpc.rpc_sync("alone", len, ([object],))  # a pickler exists
+from torch.distributed.nn import RemoteModule
+module = RemoteModule("alone/cpu", torch.nn.Linear, (2, 3))
+def shape(module): return list(module.forward(torch.ones(1, 2)).shape)
+there = rpc.rpc_sync("alone", shape, (module,))
+print(json.dumps(there))
+del module
+rpc.shutdown()
+"""
+    ) == [1, 3]
+
+
+def test_functions_of_remote_modules_are_found_where_none_was_imported() -> None:
+    assert (
+        run(
+            INSTALL
+            + """
+from farcall.serde.functions import resolve
+print(json.dumps(resolve("_remote_module_non_scriptable:_remote_forward").__name__))
+"""
+        )
+        == "_remote_forward"
+    )

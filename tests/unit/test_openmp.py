@@ -1,0 +1,153 @@
+"""The idle team of OpenMP threads: when it exists, and that libgomp counts it."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from farcall.runtime import openmp
+from farcall.runtime.openmp import FREQUENT_CALLS, FREQUENT_SECONDS, IdleTeam, find_libgomp
+
+PATIENCE = 300.0  # seconds; only a test that fails waits for so long
+
+needs_libgomp = pytest.mark.skipif(
+    find_libgomp() is None, reason="torch computes without libgomp here"
+)
+
+
+@pytest.fixture(autouse=True)
+def _all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(openmp, "spare_cores", lambda: 1)
+
+
+@pytest.fixture
+def team() -> Iterator[IdleTeam]:
+    team = IdleTeam("test", enabled=True)
+    yield team
+    team.close(time.monotonic() + PATIENCE)
+    assert threads() == []
+
+
+def threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "farcall-openmp-test"]
+
+
+def os_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def await_(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def call_often(team: IdleTeam, begin: float = 100.0) -> None:
+    """As an agent does: notes a call only while the team is quiet."""
+    for index in range(FREQUENT_CALLS + 1):
+        if team.is_quiet:
+            team.note(begin + index * FREQUENT_SECONDS / 2)
+
+
+@needs_libgomp
+def test_a_team_exists_while_calls_are_frequent(team: IdleTeam) -> None:
+    assert threads() == []
+    before = os_threads()
+    call_often(team)
+    assert len(threads()) == 1
+    await_(lambda: os_threads() == before + 2)  # its own thread, and one of libgomp's
+    await_(lambda: team.is_quiet)  # it asks for the next call
+    team.note(200.0)
+    assert not team.is_quiet
+    assert len(threads()) == 1
+    await_(lambda: threads() == [])  # no call came
+    await_(lambda: os_threads() == before)
+    assert team.is_quiet
+    call_often(team, 300.0)
+    assert len(threads()) == 1
+
+
+@needs_libgomp
+def test_rare_calls_make_no_team(team: IdleTeam) -> None:
+    for index in range(10 * FREQUENT_CALLS):
+        team.note(index * FREQUENT_SECONDS * 1.01)
+    for pause in range(10):
+        for index in range(FREQUENT_CALLS):
+            team.note(1000.0 + pause + index * FREQUENT_SECONDS / 2)
+    assert threads() == []
+
+
+@needs_libgomp
+def test_closing_ends_the_team_at_once(team: IdleTeam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmp, "QUIET_SECONDS", math.nextafter(threading.TIMEOUT_MAX, 0))
+    call_often(team)
+    assert len(threads()) == 1
+    team.close(time.monotonic() + PATIENCE)
+    assert threads() == []
+    call_often(team)
+    team.note(1.0)
+    assert threads() == []
+
+
+@pytest.mark.parametrize("variable", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+def test_the_user_decides(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "0")
+    assert not IdleTeam("test", enabled=True).is_quiet
+
+
+def test_it_can_be_switched_off() -> None:
+    assert not IdleTeam("test", enabled=False).is_quiet
+
+
+@pytest.mark.parametrize(
+    ("threads_of_torch", "cores", "size"),
+    [(1, 1, 0), (1, 8, 0), (2, 2, 2), (4, 8, 0), (5, 8, 5), (8, 8, 2), (16, 8, 0), (2, 1, 0)],
+)
+def test_the_size_makes_more_threads_than_cores(
+    monkeypatch: pytest.MonkeyPatch, threads_of_torch: int, cores: int, size: int
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads_of_torch)
+    monkeypatch.setattr(openmp, "spare_cores", lambda: cores - 1)
+    assert openmp.size_of_idle_team() == size
+    assert size == 0 or threads_of_torch + size - 1 > cores
+
+
+def test_a_thread_that_cannot_start_is_nobodys_error(
+    team: IdleTeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        call_often(team)
+    if find_libgomp() is not None:
+        call_often(team, 200.0)  # later it can
+        assert len(threads()) == 1
+
+
+def test_without_libgomp_nothing_is_done(team: IdleTeam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmp, "find_libgomp", lambda: None)
+    call_often(team)
+    assert not team.is_quiet
+    assert threads() == []
+
+
+@needs_libgomp
+def test_what_torch_says_of_its_threads_stays(team: IdleTeam) -> None:
+    gomp = find_libgomp()
+    assert gomp is not None
+    before = gomp.omp_get_max_threads(), gomp.omp_get_dynamic()
+    call_often(team)
+    await_(lambda: team.is_quiet)
+    assert (gomp.omp_get_max_threads(), gomp.omp_get_dynamic()) == before
