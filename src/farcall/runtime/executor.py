@@ -77,8 +77,8 @@ class _Wait:
         self._ran = self._executor.leave(self._me)
 
     def __exit__(self, *_: object) -> None:
-        if self._ran is not None:
-            self._executor.come_back(self._me, self._ran)
+        if self._ran:
+            self._executor.come_back(self._me)
 
 
 _NO_WAIT = nullcontext()
@@ -112,12 +112,14 @@ class Executor:
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
         self._queue = FunctionQueue(max_threads, max_running)
-        # Threads that run functions, and those whose functions or callbacks wait: at which depth.
+        # The depths of threads that run functions, and of others that do not look for work now:
+        # functions of theirs wait, or they run what may be callbacks.
         self._running: dict[int, int] = {}
         self._away: dict[int, int] = {}
         self._followers = Followers(name, self._follow, self._lock, max_threads)
         self._resting, self._threads = self._followers.resting, self._followers.threads
         self._leader = 0  # thread that has the lead; 0: nobody
+        self._depth_of_callbacks = 1  # that the leader runs, or ran last
         self._in_a_row = 0  # events that the leader took without a look at what is due
         self.is_completing = False  # a row of futures; see `let_complete`
         self._standing_back: deque[threading.Lock] = deque()  # a bell for each thread that does
@@ -258,7 +260,10 @@ class Executor:
         if self._leader != threading.get_ident():
             return True
         with self._lock:
-            return self._may_work(depth)
+            may = self._may_work(depth)
+            if may:
+                self._depth_of_callbacks = depth
+            return may
 
     def _may_work(self, depth: int) -> bool:
         """Whether the leader may run what has this depth and may wait. Lock held."""
@@ -289,32 +294,27 @@ class Executor:
         """Around a wait for farcall: another thread leads and runs functions instead."""
         return _Wait(self, threading.get_ident()) if self.is_at_work() else _NO_WAIT
 
-    def leave(self, me: int) -> bool | None:
-        """The calling thread begins to wait.
-
-        Returns whether it runs a function; None: neither that nor a callback, as the leader.
-        """
+    def leave(self, me: int) -> bool:
+        """The calling thread begins to wait. Gives whether it runs a function."""
         with self._lock:
             depth = self._running.pop(me, None)
             leads = self._leader == me
-            if depth is None and not leads:
-                return None
-            self._away[me] = 1 if depth is None else depth
+            if depth is not None or leads:
+                # A leader that runs no function runs a callback, and is away until that ends.
+                self._away[me] = self._depth_of_callbacks if depth is None else depth
             if leads:
                 # Seldom: what waits here is no function, and did not ask by `may_wait_here`.
                 if not self._followers.has_spare() and not self._followers.start(beyond=True):
                     self._watch.set_queue(True)  # so that the watchdog tries again
                 self._pass_lead()
-            elif self._queue.size:
+            elif depth is not None and self._queue.size:
                 self._followers.find()
         return depth is not None
 
-    def come_back(self, me: int, ran: bool) -> None:
-        """The wait of a thread is over; `ran` is what `leave` returned."""
+    def come_back(self, me: int) -> None:
+        """The wait of a thread that runs a function is over."""
         with self._lock:
-            depth = self._away.pop(me, 1)
-            if ran:
-                self._running[me] = depth
+            self._running[me] = self._away.pop(me, 1)
 
     def _pass_lead(self) -> None:
         """Leave the lead to a thread that rests, or was just started. Lock held."""
@@ -370,8 +370,10 @@ class Executor:
             has_place = self._queue.size and len(self._running) < self._max_running
             if (has_place or self._events) and self._is_led():
                 function = self._take_function(me) if has_place else None
-                if function is None and self._events:
+                # Else the leader takes it. Its handling may be a callback that waits.
+                if function is None and self._events and self._queue.admits(1, self._taken()):
                     event = self._events.popleft()
+                    self._away[me] = 1
             if function or event:
                 pass
             elif self._leader:
@@ -386,6 +388,7 @@ class Executor:
             self._run(me, function)
         elif event is not None:
             self._source.handle(event)
+            self._away.pop(me, None)
         elif bell is not None:
             return self._followers.sleep(bell) or None
         else:
@@ -423,6 +426,7 @@ class Executor:
                 self._in_a_row = 0
             with self._lock:
                 if self._leader != me:
+                    self._away.pop(me, None)
                     return
                 self._watch.end()
                 event = self._events.popleft() if self._events else None
@@ -444,6 +448,8 @@ class Executor:
                 overdue = self._leader and self._watch.is_overdue()
                 passed = overdue and self._followers.has_spare()
                 if passed:
+                    if self._leader not in self._running:
+                        self._away[self._leader] = self._depth_of_callbacks
                     self._pass_lead()
             if overdue and not passed:
                 time.sleep(PAUSE_SECONDS)

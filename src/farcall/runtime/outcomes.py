@@ -22,6 +22,7 @@ from farcall.errors import (
     RpcTimeout,
 )
 from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.context import CallContext, current
 from farcall.runtime.peers import Peer, PendingCall, inherited_from, readable
 from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
@@ -242,22 +243,27 @@ class Outcomes:
     def _complete(
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
-        future = pending.future
-        if (
-            future is None
-            or not future._callbacks
-            or self._agent.executor.may_wait_here(pending.depth)
-        ):
+        future, executor = pending.future, self._agent.executor
+        if future is None or not future._callbacks:
             self._complete_now(peer, answer, pending, error)
             return
-        # No other thread could lead if a callback waited here.
+        # Callbacks count as a function that the call's own calls: what waits for them is less deep.
+        depth = pending.depth + 1
         self._queued.add(pending)
 
         def complete() -> None:
             self._queued.discard(pending)
-            self._complete_now(peer, answer, pending, error)
+            token = current.set(CallContext(self._agent, depth=depth))
+            try:
+                self._complete_now(peer, answer, pending, error)
+            finally:
+                current.reset(token)
 
-        self._agent.executor.submit(complete, pending.depth)
+        if executor.may_wait_here(depth):
+            complete()
+            return
+        # No other thread could lead if a callback waited here.
+        executor.submit(complete, depth)
         if self._agent.is_closed:
             self.fail_queued(self.ended(peer))
 
