@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TypeVar
@@ -27,6 +26,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from farcall.errors import RendezvousError
 from farcall.runtime.store_probe import LOOPBACK, Search, listen_on_loopback
+from farcall.threads import FarcallThread
 
 # Stands for "no limit" where torch wants one: its stores count milliseconds in 32 bits.
 _NO_LIMIT = 7 * 24 * 3600.0
@@ -109,6 +109,9 @@ def bounded(run: Callable[[], _Result], seconds: float, late: Exception) -> _Res
     """Run something that may never return (torch's stores have such calls), but wait only so long.
 
     When the time is over `late` is raised, and the daemon thread that runs it is left behind.
+
+    Raises:
+        RendezvousError: the system has no thread for it.
     """
     results: list[_Result] = []
     errors: list[BaseException] = []
@@ -119,8 +122,10 @@ def bounded(run: Callable[[], _Result], seconds: float, late: Exception) -> _Res
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work, name="farcall store", daemon=True)
-    thread.start()
+    thread = FarcallThread(work, "farcall store", "an operation of torch's store")
+    refused = thread.try_start()
+    if refused is not None:
+        raise RendezvousError(f"no thread for an operation of torch's store: {refused}")
     thread.join(seconds)
     if errors:
         raise errors[0]

@@ -8,10 +8,11 @@ at signals in between; nor is there one when a function returns.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
+
+from farcall.threads import FarcallThread
 
 T = TypeVar("T")
 
@@ -53,9 +54,11 @@ def in_a_thread(run: Callable[[], T], name: str) -> T:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
-    thread.join()
+    thread = FarcallThread(work, name)
+    if thread.try_start() is None:
+        thread.join()
+    else:
+        work()  # the system has no more threads: then Ctrl-C may cut it
     if errors:
         raise errors.pop()
     return results[0]
