@@ -13,7 +13,6 @@
 #include "core/bell.hpp"
 #include "core/endpoint.hpp"
 #include "core/forks.hpp"
-#include "core/program_end.hpp"
 #include "core/ring_channel.hpp"
 #include "core/torch_state.hpp"
 #include "core/watch.hpp"
@@ -281,9 +280,6 @@ NB_MODULE(_native, module) {
   module.attr("NOT_SENT") = static_cast<int>(kNotSent);
   module.attr("TIMED_OUT") = static_cast<int>(kTimedOut);
   module.attr("LOST") = static_cast<int>(kLost);
-
-  module.def("park_dying_threads", &park_dying_threads);
-  module.def("skip_static_destructors", &skip_static_destructors);
 
   nb::class_<Memory>(module, "Memory", nb::type_slots(memory_slots));
 

@@ -19,12 +19,6 @@ NOT_SENT: int
 TIMED_OUT: int
 LOST: int
 
-def park_dying_threads() -> None:
-    """See `native/core/program_end.hpp`."""
-
-def skip_static_destructors() -> None:
-    """See `native/core/program_end.hpp`."""
-
 _Frame = tuple[int, int, bytes, Buffer, list[memoryview]]
 """Kind, call id, meta, body, buffers."""
 
