@@ -164,7 +164,8 @@ class Channel:
             cause = self.cut or lost() or ("the connection is closed" if self._said_bye else None)
             if cause is not None:
                 raise LinkError(cause)
-            self._wait_for_writer(deadline)
+            if deadline is not None:
+                self._wait_for_writer(deadline)
             self._add(job)
             if (payload or on_device) and deadline is not None:
                 if not self._wait_until(lambda: job.is_done, deadline, lost):
@@ -186,11 +187,11 @@ class Channel:
             self._has_room.wait(min(left, MAX_WAIT))
         return True
 
-    def _wait_for_writer(self, deadline: float | None) -> None:
+    def _wait_for_writer(self, deadline: float) -> None:
         """Raises NotSent if the system gives no thread that writes. `_has_room` held."""
         self._use()
         while not self._has_writer:
-            left = 0.0 if deadline is None else deadline - time.monotonic()
+            left = deadline - time.monotonic()
             if left <= 0:
                 raise NotSent("the system gives no thread to send it")
             self._has_room.wait(min(left, RETRY_SECONDS))
