@@ -50,6 +50,7 @@ from farcall.runtime.options import (
     validate_timeout,
 )
 from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions, check_backend
+from farcall.runtime.program_end import keep_exit_code
 from farcall.runtime.start import start_agent
 from farcall.serde import hide_own_frames
 
@@ -94,8 +95,11 @@ _advice = Advice()
 
 def _at_exit() -> None:
     agent = default_agent()
-    if agent is not None:
-        agent.close("its program ended without shutdown", EXIT_SECONDS)
+    try:
+        if agent is not None:
+            agent.close("its program ended without shutdown", EXIT_SECONDS)
+    finally:
+        keep_exit_code()
 
 
 def _after_fork_in_child() -> None:

@@ -301,6 +301,7 @@ def _value(place: OwnedValue, deadline: float, inherited: tuple[str, str] | None
             if not place.wait(deadline):
                 raise RpcTimeout(
                     "RPC ran for more than set timeout: the value of this reference is not made yet"
+                    + current_agent().outcomes.shortage()
                     + (inherited_from(inherited) if inherited is not None else "")
                 )
     return place.get()

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "farcall"
 LAYERS = {
     "errors": 0,
     "ids": 1,
+    "threads": 1,
     "wire": 2,
     "_native": 2,  # C++, see native/
     "protocol": 3,

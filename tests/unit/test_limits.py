@@ -37,6 +37,8 @@ DECIDES_NOTHING = {
     ("test_handshake.py", "settimeout(7.0)"): "a number that is to be kept, not waited for",
     ("test_handshake.py", "PARTING_SECONDS"): "far longer than the test",
     ("test_process_groups.py", "rpc_timeout=5"): "one of two workers waits in vain",
+    ("test_thread_ceiling.py", "timeout=2.0"): "chains of calls that wait in vain",
+    ("ends_busy.py", "never"): "a wait that is to be left behind",
     ("test_autograd_programs.py", "Bench(rpc_timeout=5)"): "planted bugs let calls time out",
 }
 

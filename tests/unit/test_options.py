@@ -394,6 +394,7 @@ WRONG: dict[str, list[object]] = {
     "rpc_timeout": ["1", None, True, -1, math.nan, [1]],
     "init_method": [None, 5, b"env://"],
     "store": ["file:///x", 5, True],
+    "max_threads": [0, 1, 2**16 + 1, "4", 4.0, True],
     "num_worker_threads": [0, -1, 1.5, "4", None, True],
     "secret": ["", b"", 5, ["s"], bytearray(b"s"), True],
     "listen": ["a:b", ":80", "", 80, ("127.0.0.1", 80), b"127.0.0.1"],

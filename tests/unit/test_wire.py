@@ -54,9 +54,9 @@ def test_header_is_32_bytes_and_kinds_keep_their_numbers() -> None:
     assert [kind.name for kind in Kind] == [
         "REQUEST", "REPLY", "FAILURE", "CANCEL", "ACCEPTED", "REGISTER", "REGISTERED", "RELEASE",
         "RELEASED", "RECEIVED", "LEAVING", "DRAIN", "DRAINED", "DISMISS", "PINNED",
-        "RELEASE_CONTEXT", "HOLD_CONTEXT", "GRADIENTS", "RAN", "BROKEN",
+        "RELEASE_CONTEXT", "HOLD_CONTEXT", "GRADIENTS", "RAN", "BROKEN", "CROWDED",
     ]  # fmt: skip
-    assert [int(kind) for kind in Kind] == list(range(1, 21))
+    assert [int(kind) for kind in Kind] == list(range(1, 22))
     assert set(MESSAGES) == set(Kind)
     assert {KINDS[message]: message for message in MESSAGES.values()} == MESSAGES
 
@@ -85,7 +85,7 @@ def test_message_comes_back(message: Request) -> None:
 
 
 def test_fields_that_a_later_version_adds_are_ignored_and_missing_ones_have_defaults() -> None:
-    later = b"\x9a\xa1f\x00\x00\x00\x90\x00\x00\xc2\xc2\xc0"
+    later = b"\x9b\xa1f\x00\x00\x00\x90\x00\x00\xc2\xc2\x01\xc0"
     assert decode_message(Kind.REQUEST, later) == Request("f")
     assert decode_message(Kind.REQUEST, b"\x91\xa1f") == Request("f")
 
@@ -121,7 +121,7 @@ def test_large_parts_are_passed_on_and_not_copied() -> None:
         (packed(magic=b"GET "), "not a farcall frame: it starts with b'GET '"),
         (packed(version=2), "frame version 2; this farcall speaks version 1"),
         (packed(kind=0), "unknown frame kind 0"),
-        (packed(kind=21), "unknown frame kind 21"),
+        (packed(kind=22), "unknown frame kind 22"),
         (packed(meta=(64 << 20) + 1), "claims 67108865 bytes of metadata; the limit is 67108864"),
         (packed(count=(1 << 20) + 1), "claims 1048577 buffers; the limit is 1048576"),
         (packed(body=1 << 60), "claims a body of 1152921504606846976 bytes"),

@@ -28,6 +28,7 @@ from farcall.autograd.records import Receive, Source, with_grad
 from farcall.autograd.shared_run import SharedRun
 from farcall.protocol.backward import Backward, UnexpectedGradient
 from farcall.runtime.context import CallContext, current
+from farcall.runtime.function_queue import DEEPEST
 from farcall.runtime.future import Future
 from farcall.runtime.peers import Peer
 from farcall.serde import StoredError
@@ -284,7 +285,7 @@ class Pass:
     def _run_shared(self, exploration: graph.Exploration) -> None:
         """Run the graph of all sources, as their gradients come."""
         run = SharedRun(self)
-        token = current.set(CallContext(self._agent))
+        token = current.set(CallContext(self._agent, depth=DEEPEST))
         try:
             self._accumulate(*graph.run_shared(exploration, run, **self._flags))
             run.finish()

@@ -20,6 +20,7 @@ from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
 from farcall.protocol.backward import ROOT, WHOLE
 from farcall.runtime import profiling
 from farcall.runtime.context import CallContext, current
+from farcall.runtime.function_queue import DEEPEST
 from farcall.runtime.future import Future
 from farcall.runtime.inbound import Deferred
 from farcall.runtime.peers import Peer, inherited_from
@@ -125,6 +126,7 @@ class Runner:
                 raise
             raise RpcTimeout(
                 f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
+                + self.agent.outcomes.shortage()
                 + (inherited_from(inherited) if inherited is not None else "")
             ) from None
 
@@ -256,7 +258,7 @@ class Runner:
         )
         # The gradients belong to the context's graph only if they have one themselves.
         active = message.context if message.create_graph else 0
-        token = current.set(CallContext(self.agent, gradients=active))
+        token = current.set(CallContext(self.agent, gradients=active, depth=DEEPEST))
         try:
             known = self._autograd.get(message.context)
             if known is None:

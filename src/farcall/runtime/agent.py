@@ -30,6 +30,7 @@ from farcall.runtime.context import CallContext, current
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.deadlines import Deadlines
 from farcall.runtime.executor import Executor
+from farcall.runtime.function_queue import max_threads_of
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.inbound import Job
 from farcall.runtime.leaving import Leaver
@@ -47,6 +48,7 @@ from farcall.wire.messages import (
     Accepted,
     Broken,
     Cancel,
+    Crowded,
     Dismiss,
     Drain,
     Drained,
@@ -68,6 +70,7 @@ logger = logging.getLogger("farcall")
 Args = Sequence[Any]
 GOODBYE_SECONDS = 0.2
 STOP_SECONDS = 5.0
+CROWDED_SECONDS = 1.0  # between two messages about a want of threads
 _NOT_IN_HANDLER = contextlib.nullcontext()
 
 
@@ -81,6 +84,7 @@ class Agent:
         find: looks up workers that join later; None for a fixed group.
         rpc_timeout: seconds that a call may take by default; 0 for no limit.
         num_worker_threads: how many functions may run here at once.
+        max_threads: how many threads may serve calls at most; None for the default.
         allow_by_value: what has no name may travel as code, see `Serializer`.
         allow_pickle: any pickle may be loaded, see `Serializer`.
         policy: which functions may be called here.
@@ -99,6 +103,7 @@ class Agent:
         find: Find | None = None,
         rpc_timeout: float = 60.0,
         num_worker_threads: int = 16,
+        max_threads: int | None = None,
         allow_by_value: bool = True,
         allow_pickle: bool = True,
         policy: Policy | None = None,
@@ -114,7 +119,13 @@ class Agent:
         self.device_maps = dict(device_maps or {})
         self.directory = Directory(me, [*workers, me], find)
         self.idle_team = IdleTeam(me.name, enabled=limit_openmp_spin)
-        self.executor = Executor(me.name, endpoint, self, num_worker_threads)
+        self.executor = Executor(
+            me.name,
+            endpoint,
+            self,
+            num_worker_threads,
+            max_threads_of(max_threads, num_worker_threads),
+        )
         self.control = ControlMessages(self)
         self.references = references = References(self, self.control.post, endpoint.wake)
         self.serializer = Serializer(
@@ -134,6 +145,7 @@ class Agent:
         self.call_async = self.outbound.call_async
         self.remote = self.outbound.remote
         self._closing = threading.Lock()
+        self._told_of_shortage = -math.inf
         self.is_closed = False
         self._on_close = on_close
         # Set by a layer that imitates another system, such as `compat`: how an error that another
@@ -244,6 +256,8 @@ class Agent:
                 self.gradients.held(context, peer)
             case Ran() | Broken():
                 self.gradients.reported(peer, message)
+            case Crowded(why=why):
+                peer.crowded, peer.crowded_at = why, time.monotonic()
             case Drain() | Drained() | Dismiss():
                 self.leaver.on_message(peer.incarnation, message)
             case _:
@@ -260,6 +274,20 @@ class Agent:
         following = self.deadlines.next
         retry_at = self.control.retry_at
         return following if following < retry_at else retry_at
+
+    def on_shortage(self) -> None:
+        """The executor has no more threads for calls: tell the callers, for their `RpcTimeout`."""
+        now = time.monotonic()
+        if now < self._told_of_shortage + CROWDED_SECONDS:
+            return
+        self._told_of_shortage = now
+        message = Crowded(self.executor.shortage())
+        for peer in self.directory.live():
+            link = peer.back_link
+            if link is None or not len(peer.incoming) or peer.worker is self.me:
+                continue
+            with contextlib.suppress(LinkError, TimeoutError):
+                link.send(Frame(message), now)
 
     def connect(self, peer: Peer, deadline: float) -> Link:
         """The link for calls to a peer, dialled on first use; may be this worker's own.
@@ -379,6 +407,7 @@ class Agent:
                 if self.leaver.active
                 else f"waiting for {names}"
             )
+            + self.outcomes.shortage()
         )
 
     def close(self, reason: str = "it has shut down", patience: float = STOP_SECONDS) -> None:
@@ -401,6 +430,7 @@ class Agent:
                 if not self.executor.stop(patience):
                     logger.warning("%s: shut down while functions are still running", self.me.name)
             finally:
+                self.outcomes.fail_queued(Cancelled(f"the agent of {self.me.name!r} was shut down"))
                 try:
                     self.endpoint.close()
                 finally:

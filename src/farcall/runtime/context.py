@@ -25,6 +25,7 @@ class CallContext(msgspec.Struct, frozen=True):
     deadline: float = math.inf  # time.monotonic() seconds; nested calls inherit what is left
     gradients: int = 0  # the autograd context, which nested calls carry on
     served: tuple[str, str] | None = None  # the call: its function as in the request, its caller
+    depth: int = 0  # of the call that is served; see `function_queue`
 
 
 current: ContextVar[CallContext | None] = ContextVar("farcall_call", default=None)

@@ -20,6 +20,12 @@ A wait that torch does by itself (`torch.futures.wait_all`, a plain `torch.futur
 announce itself; when functions are queued, the watchdog looks whether one that runs sits in such a
 wait.
 
+But each function that waits keeps a thread, and there are at most `max_threads`; perhaps the system
+does not give even these. That fails no call: functions stay queued until there is a thread
+(`function_queue`). There is always a thread that can lead: the leader runs a function, or a
+callback that may wait, only if another thread rests. If none rests and none can be started, it
+queues the function, and goes on leading.
+
 Locks: `_lock` guards every table here and is held for a few instructions; nothing that belongs to
 the user runs under it. That a function has ended is noted without it: that only makes room.
 """
@@ -27,19 +33,26 @@ the user runs under it. That a function has ended is noted without it: that only
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 
+from farcall.errors import FarcallError
 from farcall.runtime.bell import Bell
+from farcall.runtime.event_source import EventSource, Handler
+from farcall.runtime.followers import Followers
 from farcall.runtime.frames import current_frames
+from farcall.runtime.function_queue import (
+    DEEPEST,
+    DEFAULT_MAX_THREADS,
+    Function,
+    FunctionQueue,
+)
 from farcall.runtime.isolation import isolate_callbacks, run_isolated
+from farcall.threads import FarcallThread
 from farcall.transport.base import Endpoint, Event, Notice
 
 logger = logging.getLogger("farcall")
@@ -47,21 +60,8 @@ logger = logging.getLogger("farcall")
 TORCH_WAITS = (torch.futures.wait_all.__code__, torch.futures.Future.wait.__code__)
 MAX_IN_A_ROW = 32
 STAND_BACK = 0.005  # seconds
-SPARE_THREADS = 2
-SPARE_SECONDS = 10.0
-
-
-class Handler(Protocol):
-    """What the agent does with events and time."""
-
-    def on_thread_start(self) -> None:
-        """Called first in every thread."""
-
-    def handle(self, event: Event) -> None:
-        """An event arrived. May call `Executor.submit`."""
-
-    def before_sleep(self) -> float:
-        """Do what is due. When is something due next: `time.monotonic()` seconds, or inf."""
+PAUSE_SECONDS = 0.01  # of the watchdog, when no thread can take the lead over
+RECENTLY = 5.0  # seconds for which a shortage of threads is told of
 
 
 class _Wait:
@@ -85,50 +85,76 @@ _NO_WAIT = nullcontext()
 
 
 class Executor:
-    """See the module's description. All methods may be called from any thread."""
+    """See the module's description. All methods may be called from any thread.
 
-    def __init__(self, name: str, endpoint: Endpoint, handler: Handler, max_running: int) -> None:
+    Args:
+        name: of the worker.
+        endpoint: where events come from.
+        handler: what to do with them.
+        max_running: how many functions may run at once, those that wait not counted.
+        max_threads: how many threads there may be, the watchdog not counted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        handler: Handler,
+        max_running: int,
+        max_threads: int = DEFAULT_MAX_THREADS,
+    ) -> None:
         self._name = name
         self._endpoint = endpoint
         self._handler = handler
+        self._source = EventSource(name, endpoint, handler)
         self._max_running = max_running
+        self._max_threads = max_threads
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
-        self._functions: deque[Callable[[], None]] = deque()
-        self._running: set[int] = set()
-        self._resting: list[threading.Lock] = []  # a bell for each thread that has nothing to do
-        self._threads: set[threading.Thread] = set()
-        self._started = 0
+        self._queue = FunctionQueue(max_threads, max_running)
+        # The depths of threads that run functions, and of others that do not look for work now:
+        # functions of theirs wait, or they run what may be callbacks.
+        self._running: dict[int, int] = {}
+        self._away: dict[int, int] = {}
+        self._followers = Followers(name, self._follow, self._lock, max_threads)
+        self._resting, self._threads = self._followers.resting, self._followers.threads
         self._leader = 0  # thread that has the lead; 0: nobody
+        self._depth_of_callbacks = 1  # that the leader runs, or ran last
         self._in_a_row = 0  # events that the leader took without a look at what is due
         self.is_completing = False  # a row of futures; see `let_complete`
         self._row_ends = Bell()
         self._stopping = False
         self._watch = endpoint.new_watch()  # over the leader and its event
-        self._watchdog = threading.Thread(
-            target=self._guard, name=f"farcall-watch-{name}", daemon=True
-        )
+        self._watchdog = FarcallThread(self._guard, f"farcall-watch-{name}")
 
     def start(self) -> None:
-        self._watchdog.start()
+        """Start the threads.
+
+        Raises:
+            FarcallError: the system gives no threads.
+        """
+        refused = self._watchdog.try_start()
         with self._lock:
-            self._start_thread()
+            started = refused is None and self._followers.start_first()
+        if not started:
+            self.stop(1.0)
+            raise FarcallError(
+                f"the threads of worker {self._name!r} can't be started: "
+                f"{refused or self._followers.refused}"
+            )
 
     def stop(self, timeout: float) -> bool:
         """Take no more events and end the threads. False: a user function still runs."""
         with self._lock:
             self._stopping = True
-            self._functions.clear()
-            while self._resting:
-                self._resting.pop().release()
-            threads = list(self._threads)
+            self._queue.clear()
+            threads = self._followers.stop()
         self._endpoint.wake()
         self._watch.stop()
         deadline = time.monotonic() + timeout
         me = threading.current_thread()
         for thread in [*threads, self._watchdog]:
-            if thread is not me:
-                thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join_if_started(max(0.0, deadline - time.monotonic()))
         return not any(t.is_alive() for t in threads if t is not me)
 
     # Work that comes in.
@@ -137,21 +163,30 @@ class Executor:
         """An event that did not come through the endpoint (a call to oneself)."""
         with self._lock:
             self._events.append(event)
-            self._find_thread()
+            found = self._followers.find()
+        if not found:
+            self._endpoint.wake()  # the leader takes it, between others
 
-    def submit(self, function: Callable[[], None]) -> None:
-        """Run a user function, here and now if this is the leader and a place is free."""
+    def submit(self, function: Function, depth: int = DEEPEST) -> None:
+        """Run a user function, here and now if this is the leader and a place is free.
+
+        Args:
+            depth: of the call, see `function_queue`.
+        """
         me = threading.get_ident()
         running = self._running
         with self._lock:
             here = self._leader == me and me not in running and len(running) < self._max_running
+            # Most often it may, and that takes no call of Python.
+            if here and not (len(self._resting) > 1 and len(self._threads) <= self._queue.plenty):
+                here = self._may_work(depth)
             if here:
-                running.add(me)
+                running[me] = depth
             else:
-                self._functions.append(function)
+                self._queue.push(function, depth)
                 # In this order: who ends a function looks whether one is queued.
                 if len(running) < self._max_running:
-                    self._find_thread()
+                    self._followers.find()
                 self._watch.set_queue(True)
         if here:
             if self.is_completing:
@@ -159,18 +194,24 @@ class Executor:
             self._watch.begin()
             self._run(me, function)
 
-    def _run(self, me: int, function: Callable[[], None]) -> None:
+    def _run(self, me: int, function: Function) -> None:
         try:
             run_isolated(function)
         except BaseException:
             logger.exception("%s: an internal error while serving a call", self._name)
         finally:
-            self._running.discard(me)
+            if self._running.pop(me, None) is None:
+                self._away.pop(me, None)  # it was in a wait of torch's when it was last looked at
             # In this order: who queues a function then looks whether there is a place.
-            if self._functions:
+            if self._queue.size:
                 with self._lock:
-                    if self._functions and self._leader == me:
-                        self._find_thread()
+                    if self._queue.size and self._leader == me:
+                        self._followers.find()
+
+    def _taken(self) -> list[int]:
+        """The depth of each function that has a thread. Lock held."""
+        # Each list is made in one step: functions end meanwhile.
+        return [*list(self._running.values()), *list(self._away.values())]
 
     def may_pass_lead(self) -> None:
         """The calling thread has done what must be done in order. No effect if it does not lead."""
@@ -207,6 +248,31 @@ class Executor:
         self.is_completing = False
         self._row_ends.ring()
 
+    def may_wait_here(self, depth: int) -> bool:
+        """Whether the calling thread may run the callbacks of a call of this depth.
+
+        They may wait. So a leader runs them only if there is a thread for it, as for a function.
+        """
+        if self._leader != threading.get_ident():
+            return True
+        with self._lock:
+            may = self._may_work(depth)
+            if may:
+                self._depth_of_callbacks = depth
+            return may
+
+    def _may_work(self, depth: int) -> bool:
+        """Whether the leader may run what has this depth and may wait. Lock held."""
+        followers = self._followers
+        if len(self._resting) > 1 and len(self._threads) <= self._queue.plenty:
+            return True  # there are so few threads that nothing need be counted
+        if self._queue.admits(depth, self._taken()) and (
+            followers.has_reserve() if depth < 2 else followers.has_spare()
+        ):
+            return True
+        self._queue.held_at = time.monotonic()
+        return False
+
     # Waiting inside user functions.
 
     @property
@@ -227,99 +293,121 @@ class Executor:
     def leave(self, me: int) -> bool:
         """The calling thread begins to wait. Gives whether it runs a function."""
         with self._lock:
-            ran = me in self._running
-            if ran:
-                self._running.discard(me)
-            if self._leader == me:
+            depth = self._running.pop(me, None)
+            leads = self._leader == me
+            if depth is not None or leads:
+                # A leader that runs no function runs a callback, and is away until that ends.
+                self._away[me] = self._depth_of_callbacks if depth is None else depth
+            if leads:
+                # Seldom: what waits here is no function, and did not ask by `may_wait_here`.
+                if not self._followers.has_spare() and not self._followers.start(beyond=True):
+                    self._watch.set_queue(True)  # so that the watchdog tries again
                 self._pass_lead()
-            elif ran and self._functions:
-                self._find_thread()
-        return ran
+            elif depth is not None and self._queue.size:
+                self._followers.find()
+        return depth is not None
 
     def come_back(self, me: int) -> None:
         """The wait of a thread that runs a function is over."""
         with self._lock:
-            self._running.add(me)
+            self._running[me] = self._away.pop(me, 1)
 
     def _pass_lead(self) -> None:
+        """Leave the lead to a thread that rests, or was just started. Lock held."""
         if self.is_completing:
             self.end_row()
         self._leader = 0
         self._watch.end()
-        self._find_thread()
+        self._followers.wake()
 
-    def _find_thread(self) -> None:
-        """Somebody has to look for work: wake a follower or start one. Lock held."""
-        if self._resting:
-            self._resting.pop().release()
-        elif not self._stopping:
-            self._start_thread()
+    def _is_led(self) -> bool:
+        """Whether somebody else leads, or could, while the calling thread works. Lock held."""
+        if self._leader and self._leader not in self._running:
+            return True
+        return self._followers.has_spare()
 
-    def _start_thread(self) -> None:
-        self._started += 1
-        thread = threading.Thread(
-            target=self._follow, name=f"farcall-{self._name}-{self._started}", daemon=True
-        )
-        self._threads.add(thread)
-        thread.start()
+    def shortage(self) -> str:
+        """For messages: whether functions were lately held back for want of threads, and why."""
+        now = time.monotonic()
+        followers = self._followers
+        if now < followers.refused_at + RECENTLY:
+            return f"the system gives it no more than {len(self._threads)} threads"
+        if now < self._queue.held_at + RECENTLY:
+            return f"its option max_threads ({self._max_threads}) allows no more threads"
+        return ""
 
     # The threads.
 
     def _follow(self) -> None:
         me = threading.get_ident()
-        self._handler.on_thread_start()
-        isolate_callbacks()
+        woken: bool | None = True
+        looked = False
         try:
-            while self._do_something(me):
-                pass
+            self._handler.on_thread_start()
+            isolate_callbacks()
+            while woken is not None:
+                woken, looked = self._do_something(me, woken), True
         finally:
             with self._lock:
-                self._threads.discard(threading.current_thread())
+                self._followers.ended(woken=not looked)
 
-    def _do_something(self, me: int) -> bool:
-        """Run a queued function, lead, or rest. False: this thread is not needed any more."""
-        function: Callable[[], None] | None = None
+    def _do_something(self, me: int, woken: bool) -> bool | None:
+        """Run a queued function, lead, or rest.
+
+        Returns whether the thread has rested, and so was woken; None: it is not needed any more.
+        """
+        function: Function | None = None
         event: Event | None = None
         bell: threading.Lock | None = None
+        leads = has_left_event = False
         with self._lock:
+            self._followers.waking -= woken
             if self._stopping:
-                return False
-            if self._functions and len(self._running) < self._max_running:
-                function = self._functions.popleft()
-                self._running.add(me)
-                if not self._functions:
-                    self._watch.set_queue(False)
-            elif self._events:
-                event = self._events.popleft()
+                return None
+            has_place = self._queue.size and len(self._running) < self._max_running
+            if (has_place or self._events) and self._is_led():
+                function = self._take_function(me) if has_place else None
+                # Else the leader takes it. Its handling may be a callback that waits.
+                if function is None and self._events and self._queue.admits(1, self._taken()):
+                    event = self._events.popleft()
+                    self._away[me] = 1
+            if function or event:
+                pass
             elif self._leader:
-                if len(self._resting) >= SPARE_THREADS:
-                    return False
-                bell = threading.Lock()
-                bell.acquire()
-                self._resting.append(bell)
+                bell = self._followers.bell()
+                has_left_event = bool(self._events)
             else:
                 self._leader = me
+                leads = True
             if (function or event) and not self._leader:
-                self._find_thread()
+                self._followers.wake()
         if function is not None:
             self._run(me, function)
         elif event is not None:
-            self._handle(event)
-        elif bell is not None:
-            return self._rest(bell)
-        else:
+            self._source.handle(event)
+            self._away.pop(me, None)
+        elif leads:
             self._lead(me)
-        return True
+        else:
+            if has_left_event:
+                self._endpoint.wake()
+            return (bell is not None and self._followers.sleep(bell)) or None
+        return False
 
-    def _rest(self, bell: threading.Lock) -> bool:
-        """Sleep until there is work. False: for so long that one thread less will do."""
-        if bell.acquire(timeout=SPARE_SECONDS):
-            return True
-        with self._lock:
-            if bell not in self._resting:
-                return True  # it rang after all, just now
-            self._resting.remove(bell)
-            return False
+    def _take_function(self, me: int) -> Function | None:
+        """A queued function that may have this thread. Lock held."""
+        followers = self._followers
+        is_led = self._leader and self._leader not in self._running
+        has_reserve = (is_led and followers.has_spare()) or followers.has_reserve()
+        # At the ceiling the queue itself keeps threads for the calls that functions wait for.
+        least = 1 if has_reserve or followers.is_full else 2
+        found = self._queue.pop(self._taken(), least)
+        if found is None:
+            return None
+        function, self._running[me] = found
+        if not self._queue.size:
+            self._watch.set_queue(False)
+        return function
 
     def _lead(self, me: int) -> None:
         """Take and handle events until the lead is lost or the agent stops."""
@@ -328,71 +416,64 @@ class Executor:
         due = 0.0
         while not self._stopping:
             if event is not None:
-                self._handle(event)
+                self._source.handle(event)
                 self._in_a_row += 1
             elif self.is_completing:
                 self.end_row()
             if event is None or self._in_a_row == MAX_IN_A_ROW:
-                due = self._before_sleep()
+                due = self._source.before_sleep()
                 self._in_a_row = 0
             with self._lock:
                 if self._leader != me:
+                    self._away.pop(me, None)
                     return
                 self._watch.end()
                 event = self._events.popleft() if self._events else None
             if event is None and self._in_a_row:
-                event = self._poll()
+                event = self._source.poll()
             elif event is None:
-                event = self._next(0.0 if self.is_completing else due)
+                event = self._source.next(0.0 if self.is_completing else due)
         with self._lock:
             if self._leader == me:
                 self._leader = 0
-
-    def _handle(self, event: Event) -> None:
-        try:
-            self._handler.handle(event)
-        except BaseException:
-            logger.exception("%s: an internal error while handling %r", self._name, event)
-
-    def _before_sleep(self) -> float:
-        try:
-            return self._handler.before_sleep()
-        except BaseException:
-            logger.exception("%s: an internal error in a timer", self._name)
-            return time.monotonic() + 1.0
-
-    def _poll(self) -> Event | None:
-        try:
-            return self._endpoint.poll()
-        except BaseException:
-            logger.exception("%s: an internal error while receiving", self._name)
-            return None
-
-    def _next(self, due: float) -> Event | None:
-        timeout = None if due == math.inf else max(0.0, due - time.monotonic())
-        try:
-            return self._endpoint.next(timeout)
-        except BaseException:
-            logger.exception("%s: an internal error while receiving", self._name)
-            return None
 
     def _guard(self) -> None:
         """The watchdog: pass the lead on when the leader is busy for too long."""
         while notice := self._watch.wait():
             if notice == Notice.STARVING:
-                self._discount_torch_waits()
+                self._look_after_queue()
                 continue
             with self._lock:
-                if self._leader and self._watch.is_overdue():
+                overdue = self._leader and self._watch.is_overdue()
+                passed = overdue and self._followers.has_spare()
+                if passed:
+                    if self._leader not in self._running:
+                        self._away[self._leader] = self._depth_of_callbacks
                     self._pass_lead()
+            if overdue and not passed:
+                time.sleep(PAUSE_SECONDS)
 
     def _discount_torch_waits(self) -> None:
         waiting = {
             thread for thread, frame in current_frames().items() if frame.f_code in TORCH_WAITS
         }
         with self._lock:
-            if len(self._running) < self._max_running:
-                return
-            for thread in waiting & self._running:
-                self._running.discard(thread)
-                self._find_thread()
+            for thread in waiting.intersection(list(self._running)):
+                depth = self._running.pop(thread, None)
+                if depth is not None:
+                    self._away[thread] = depth
+                    self._followers.find()
+
+    def _look_after_queue(self) -> None:
+        """Functions are queued, and nothing ends."""
+        if len(self._running) >= self._max_running:
+            self._discount_torch_waits()
+        else:
+            with self._lock:
+                if self._leader and not self._queue.size:
+                    self._watch.set_queue(False)
+                    return
+                if not self._followers.find():
+                    self._queue.held_at = time.monotonic()
+            if self.shortage():
+                self._handler.on_shortage()

@@ -101,7 +101,7 @@ class Job(msgspec.Struct, eq=False):
         if request.creates:
             self.place = self._create(request)
         if is_admitted:
-            self.agent.executor.submit(self.run)
+            self.agent.executor.submit(self.run, request.depth)
         else:
             self.agent.meet_owners(request.references)
             self.agent.references.arrive(self.key, request.references, self._admitted)
@@ -129,7 +129,7 @@ class Job(msgspec.Struct, eq=False):
 
     def _admitted(self, error: CallError | None) -> None:
         if error is None:
-            self.agent.executor.submit(self.run)
+            self.agent.executor.submit(self.run, self.request.depth)
         else:
             self._fail(error)
 
@@ -139,7 +139,8 @@ class Job(msgspec.Struct, eq=False):
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
             served = (self.request.function, self.peer.name)
-            current.set(CallContext(self.agent, self.deadline, self.context, served))
+            depth = self.request.depth
+            current.set(CallContext(self.agent, self.deadline, self.context, served, depth))
             try:
                 result = self._call()
             finally:
@@ -208,7 +209,10 @@ class Job(msgspec.Struct, eq=False):
     def _refuse(self) -> NoReturn:
         if self.cancelled:
             raise Cancelled(f"the caller gave up on {self.request.function} before it was run")
-        raise RpcTimeout(f"{self.request.function} was not run before its deadline")
+        raise RpcTimeout(
+            f"{self.request.function} was not run before its deadline"
+            + self.agent.outcomes.shortage()
+        )
 
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
         if self.is_ended:

@@ -16,6 +16,7 @@ import torch.distributed
 
 from farcall.errors import LinkError, RendezvousError
 from farcall.runtime.gloo import tensor_over
+from farcall.threads import FarcallThread
 from farcall.wire.messages import Buffer
 
 # None: torch was built without it. Any: torch's stubs say nothing of what it can do.
@@ -60,8 +61,10 @@ class _Poller:
         self._pending: list[_Operation] = []
         self._is_new = False
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = FarcallThread(self._run, name)
+        refused = self._thread.try_start()
+        if refused is not None:
+            raise RendezvousError(f"no thread for mpi: {refused}")
 
     def add(self, operation: _Operation) -> None:
         with self._changed:

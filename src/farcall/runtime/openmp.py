@@ -21,10 +21,12 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from farcall.threads import FarcallThread
 from farcall.transport.spin import spare_cores
 
 _log = logging.getLogger("farcall")
@@ -110,13 +112,10 @@ class IdleTeam:
             if self._gomp is None:
                 self._is_enabled = self.is_quiet = False
                 return
-            thread = threading.Thread(
-                target=self._keep, args=(self._gomp, threads), name=self._name, daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError as error:  # no more threads can be started; calls go on without
-                _log.debug("%s: %s", self._name, error)
+            thread = FarcallThread(partial(self._keep, self._gomp, threads), self._name)
+            refused = thread.try_start()
+            if refused is not None:  # calls go on without
+                _log.debug("%s: %s", self._name, refused)
                 return
             self._thread = thread
             self._is_held = True

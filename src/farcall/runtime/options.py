@@ -27,6 +27,7 @@ from farcall.runtime.device_options import (
     device_maps_of,
 )
 from farcall.runtime.endpoints import ListeningEndpoint, Place, open_endpoint
+from farcall.runtime.function_queue import FEWEST_THREADS, MOST_THREADS
 from farcall.runtime.protected_mode import is_confined
 from farcall.transport.addresses import MAX_STREAMS, PATHS
 from farcall.transport.listening import DEFAULT_SHARED_MEMORY, Listening
@@ -100,6 +101,10 @@ class RpcBackendOptions:
         store: a store of torch.distributed that is open already, where they meet instead. Rank and
             world size are then the arguments of `init_rpc` alone.
         num_worker_threads: how many handlers may run at once.
+        max_threads: how many threads may serve calls at most, 2 to 65536. A handler that waits for
+            farcall keeps its thread. When all are taken, calls wait in a queue; those that handlers
+            wait for go first. Default: `FARCALL_MAX_THREADS` of the environment; else 256, or twice
+            `num_worker_threads` if that is more.
         secret: shared by all workers; text is encoded as UTF-8. Default: `FARCALL_SECRET` of the
             environment, and no authentication when that isn't set either.
         listen: "host" or "host:port" to listen on (port 0: any free one). Default:
@@ -167,6 +172,7 @@ class RpcBackendOptions:
     init_method: str
     store: Store | None
     num_worker_threads: int
+    max_threads: int | None
     secret: bytes | None
     listen: str | None
     insecure: bool
@@ -194,6 +200,13 @@ class RpcBackendOptions:
         "init_method": partial(check.text, "init_method"),
         "store": check.store,
         "num_worker_threads": partial(check.thread_count, "num_worker_threads"),
+        "max_threads": partial(
+            check.whole_number,
+            "max_threads",
+            variable="FARCALL_MAX_THREADS",
+            lowest=FEWEST_THREADS,
+            highest=MOST_THREADS,
+        ),
         "secret": check.secret,
         "listen": check.listen,
         "insecure": partial(check.flag, "insecure"),
@@ -251,6 +264,7 @@ class RpcBackendOptions:
         *,
         store: Store | None = None,
         num_worker_threads: int = DEFAULT_WORKER_THREADS,
+        max_threads: int | None = None,
         secret: str | bytes | None = None,
         listen: str | None = None,
         insecure: bool = False,
@@ -274,6 +288,7 @@ class RpcBackendOptions:
             init_method=init_method,
             store=store,
             num_worker_threads=num_worker_threads,
+            max_threads=max_threads,
             secret=secret,
             listen=listen,
             insecure=insecure,
@@ -377,6 +392,7 @@ class FarcallOptions(TypedDict, total=False):
     """The keywords of `RpcBackendOptions` that torch.distributed.rpc has not."""
 
     store: Store | None
+    max_threads: int | None
     secret: str | bytes | None
     listen: str | None
     insecure: bool

@@ -261,6 +261,8 @@ class Outbound:
                 raise peer.loss()
             request = Request(name, 0.0 if created else seconds)
             context = current.get()
+            if context is not None:
+                pending.depth = request.depth = context.depth + 1
             if context is not None and context.gradients:
                 request.no_grad = not torch.is_grad_enabled()
                 gradients = self._agent.gradients

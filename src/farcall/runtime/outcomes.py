@@ -6,6 +6,7 @@ in hand counts, also if the machine heard of the loss of the peer before that th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -21,6 +22,7 @@ from farcall.errors import (
     RpcTimeout,
 )
 from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.context import CallContext, current
 from farcall.runtime.peers import Peer, PendingCall, inherited_from, readable
 from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("farcall")
 
+CROWDED_SECONDS = 10.0  # for which it counts that a peer said it had no more threads
 SLOW_SECONDS = 1.0  # a call that takes longer has a line in the log, at level DEBUG
 
 
@@ -46,6 +49,7 @@ class Outcomes:
         self._references = agent.references
         # Looked at once: asking the logger for each call would cost more.
         self._says_slow = logger.isEnabledFor(logging.DEBUG)
+        self._queued: set[PendingCall] = set()  # answered, but no thread runs their callbacks yet
         self._waiting: set[PendingCall] = set()  # answered, but with references that can't be used
 
     def unreachable(self, pending: PendingCall, error: LinkError) -> Exception:
@@ -154,7 +158,24 @@ class Outcomes:
             )
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
-            f"{what} on worker {pending.peer.name!r}{self._missing_link(pending.peer, error)}{hint}"
+            f"{what} on worker {pending.peer.name!r}{self._missing_link(pending.peer, error)}"
+            f"{self.shortage(pending.peer)}{hint}"
+        )
+
+    def shortage(self, peer: Peer | None = None) -> str:
+        """For timeouts: which worker lately had functions queue for threads that it could not have.
+
+        Nested calls need a thread for each function that waits, here or at the peer.
+        """
+        me = self._agent.me
+        parts = []
+        why = self._agent.executor.shortage()
+        if why:
+            parts.append((me.name, why))
+        if peer is not None and time.monotonic() < peer.crowded_at + CROWDED_SECONDS:
+            parts.append((peer.name, peer.crowded))
+        return "".join(
+            f"; calls queue for a thread at worker {name!r}: {why}" for name, why in parts
         )
 
     def _missing_link(self, peer: Peer, error: BaseException | None) -> str:
@@ -220,6 +241,39 @@ class Outcomes:
             self._complete(peer, answer, pending, None)
 
     def _complete(
+        self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
+    ) -> None:
+        future, executor = pending.future, self._agent.executor
+        if future is None or not future._callbacks:
+            self._complete_now(peer, answer, pending, error)
+            return
+        # Callbacks count as a function that the call's own calls: what waits for them is less deep.
+        depth = pending.depth + 1
+        self._queued.add(pending)
+
+        def complete() -> None:
+            self._queued.discard(pending)
+            token = current.set(CallContext(self._agent, depth=depth))
+            try:
+                self._complete_now(peer, answer, pending, error)
+            finally:
+                current.reset(token)
+
+        if executor.may_wait_here(depth):
+            complete()
+            return
+        # No other thread could lead if a callback waited here.
+        executor.submit(complete, depth)
+        if self._agent.is_closed:
+            self.fail_queued(self.ended(peer))
+
+    def fail_queued(self, error: Exception) -> None:
+        """The agent has ended: so do the calls that were answered and wait for a thread."""
+        while self._queued:
+            with contextlib.suppress(KeyError):
+                self._queued.pop().fail(error)
+
+    def _complete_now(
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -83,6 +84,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     handles: Sequence[RefHandle] = ()  # references in it that were not
     recording: Callable[[], None] | None = None  # to be done when the request was sent
     inherited: tuple[str, str] | None = None  # the deadline is that of a call being served
+    depth: int = 1  # see `function_queue`
 
     def fail(self, error: BaseException) -> None:
         """Fail the future, if there is one and nobody else has completed it. Never raises."""
@@ -119,6 +121,8 @@ class Peer:
         self.left: str | None = None  # it said goodbye; links that end now are no crash
         self.linked = False  # we have dialled it
         self.back_link: Link | None = None  # the link that it dialled
+        self.crowded = ""  # why it had no more threads for our calls, when it said so last
+        self.crowded_at = -math.inf  # when that was, `time.monotonic()` seconds
 
         self._in_flight: list[str] = []  # when it was lost: what our calls had asked for
 

@@ -127,6 +127,7 @@ def start_agent(
             find=None if size else rendezvous.find,
             rpc_timeout=options.rpc_timeout,
             num_worker_threads=options.num_worker_threads,
+            max_threads=options.max_threads,
             allow_by_value=options.allow_by_value,
             allow_pickle=options.allow_pickle,
             policy=Policy(options.allow_functions),

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from farcall.errors import RendezvousError, RendezvousTimeout
+from farcall.threads import FarcallThread
 from farcall.transport.addresses import is_loopback_name
 from farcall.transport.forks import keep_from_children
 
@@ -123,9 +124,11 @@ class Search:
             except (OSError, UnicodeError) as error:
                 failures.append(str(error))
 
-        thread = threading.Thread(target=ask, name="farcall resolver", daemon=True)
-        thread.start()
-        thread.join(min(max(self.remaining, 0.0), threading.TIMEOUT_MAX))
+        thread = FarcallThread(ask, "farcall resolver")
+        refused = thread.try_start()
+        if refused is not None:
+            failures.append(f"no thread for it: {refused}")
+        thread.join_if_started(min(max(self.remaining, 0.0), threading.TIMEOUT_MAX))
         if answers:
             return answers[0]
         why = failures[0] if failures else "the resolver does not answer"

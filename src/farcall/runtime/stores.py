@@ -106,8 +106,12 @@ def host_of(store: Store) -> str | None:
 
 
 def bounded(run: Callable[[], _Result], seconds: float, late: Exception) -> _Result:
-    """Run an operation of a store, which may never return, and raise `late` if it takes longer."""
-    return in_a_thread(run, "farcall store", seconds, late)
+    """Run an operation of a store, which may never return, and raise `late` if it takes longer.
+
+    Raises:
+        FarcallError: the system has no thread for it.
+    """
+    return in_a_thread(run, "farcall store", seconds, late, "an operation of torch's store")
 
 
 def _place(name: str, given: int, query: Mapping[str, str], environment: Mapping[str, str]) -> int:

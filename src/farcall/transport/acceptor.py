@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
+from farcall.errors import LinkError
+from farcall.threads import FarcallThread
 from farcall.transport import addresses
 from farcall.transport.poller import READ, new_poller
 from farcall.transport.strangers import StrangerLog
@@ -56,12 +58,17 @@ class Acceptor:
             listener.setblocking(False)  # who connected may be gone when it is accepted
             self._poller.add(listener.fileno(), listener, READ)
         self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._accept_all, name=f"farcall-accept-{name}", daemon=True
-        )
+        self._thread = FarcallThread(self._accept_all, f"farcall-accept-{name}")
 
     def start(self) -> None:
-        self._thread.start()
+        """Accept from now on.
+
+        Raises:
+            LinkError: the system has no thread for that.
+        """
+        refused = self._thread.try_start()
+        if refused is not None:
+            raise LinkError(f"no thread to accept connections: {refused}")
 
     def _accept_all(self) -> None:
         while not self._closed.is_set():
@@ -92,7 +99,7 @@ class Acceptor:
         """Stop listening. Afterwards no connection comes any more. Once, by any thread."""
         self._closed.set()
         self._poller.wake()
-        self._thread.join()
+        self._thread.join_if_started()
         self.forget()
 
     def forget(self) -> None:

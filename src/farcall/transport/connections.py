@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -31,6 +31,7 @@ from farcall.ids import Worker
 from farcall.transport import addresses, dark_hosts, dialling, handshake, joining
 from farcall.transport.acceptor import Acceptor
 from farcall.transport.base import NotSent
+from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.dark_hosts import HostWatch
 from farcall.transport.dialling import Dial, seconds_until
 from farcall.transport.forks import keep_from_children
@@ -161,7 +162,7 @@ class Connections(Generic[L]):
             self._strangers,
             unix=listening.uses_unix,
         )
-        self._handshakes = ThreadPoolExecutor(MAX_HANDSHAKES, f"farcall-handshake-{me.name}")
+        self._background = BriefThreads(f"farcall-handshake-{me.name}", MAX_HANDSHAKES)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -169,8 +170,16 @@ class Connections(Generic[L]):
         return self._acceptor.addresses
 
     def start(self) -> None:
-        """Accept connections from now on: `open_link` may be called at once."""
-        self._acceptor.start()
+        """Accept connections from now on: `open_link` may be called at once.
+
+        Raises:
+            LinkError: the system has no thread for that. Everything is closed.
+        """
+        try:
+            self._acceptor.start()
+        except LinkError:
+            self.close()
+            raise
 
     # Dialling.
 
@@ -264,10 +273,8 @@ class Connections(Generic[L]):
                 sock.close()
                 return
             self._shaking.add(sock)
-        try:
-            self._handshakes.submit(self._accept_one, sock, peer)
-        except RuntimeError:  # shut down between the check and here
-            sock.close()
+        if not self._background.run(partial(self._accept_one, sock, peer)):
+            sock.close()  # shut down between the check and here
 
     def _accept_one(self, sock: socket.socket, peer: str) -> None:
         refused: list[str] = []  # the agent's own decisions are nothing to warn of
@@ -331,8 +338,7 @@ class Connections(Generic[L]):
         Those that can't be had are done without.
         """
         for _ in range(way.streams - 1):
-            with contextlib.suppress(RuntimeError):  # closed meanwhile
-                self._handshakes.submit(self._dial_side, link, way)
+            self._background.run(partial(self._dial_side, link, way), needed=False)
 
     def _dial_side(self, link: L, way: Way) -> None:
         sock = socket.socket(way.family, socket.SOCK_STREAM)
@@ -436,7 +442,7 @@ class Connections(Generic[L]):
         for sock in shaking:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        self._handshakes.shutdown(wait=True)
+        self._background.close()
         return True
 
     def forget(self) -> list[L]:

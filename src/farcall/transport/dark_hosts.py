@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from farcall.threads import FarcallThread
 from farcall.transport import addresses
 
 logger = logging.getLogger("farcall.transport")
@@ -174,15 +175,12 @@ class HostWatch(Generic[L]):
 
     def _is_running(self) -> bool:
         if self._thread is None and not self._closed.is_set():
-            thread = threading.Thread(
-                target=self._run, name=f"farcall-hosts-{self._name}", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError as error:  # no more threads can be had
-                logger.debug("%s: can't watch for dark hosts: %s", self._name, error)
-            else:
+            thread = FarcallThread(self._run, f"farcall-hosts-{self._name}")
+            refused = thread.try_start()
+            if refused is None:
                 self._thread = thread
+            else:
+                logger.debug("%s: can't watch for dark hosts: %s", self._name, refused)
         return self._thread is not None
 
     def forget(self, link: L) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from farcall.errors import BadFrame, LinkError
+from farcall.threads import FarcallThread
 from farcall.transport.base import NotSent
 from farcall.transport.group import Group, Lanes, Operation
 from farcall.transport.group_frames import (
@@ -38,6 +39,7 @@ from farcall.transport.waiter import MAX_WAIT
 from farcall.wire.messages import Buffer, OnDevice
 
 WINDOW = 1 << 20  # bytes that may be under way before the next sender waits
+RETRY_SECONDS = 0.1  # after the system gave no thread
 DEPTH = 2  # messages that the peer can send before the first is looked at
 
 
@@ -105,18 +107,20 @@ class Channel:
         # Of jobs that failed: some may be under way, with their memory.
         self._unfinished: list[Operation] = []
         name = f"farcall {group.scheme} {group.rank}-{rank}"
-        self._reader = threading.Thread(target=self._read, name=f"{name} in", daemon=True)
-        self._writer = threading.Thread(target=self._write, name=f"{name} out", daemon=True)
+        self._reader = FarcallThread(self._read, f"{name} in")
+        self._writer = FarcallThread(self._write, f"{name} out")
+        self._has_writer = False
         self._lanes = lanes
-        self._watcher = threading.Thread(target=self._watch, name=f"{name} alarm", daemon=True)
+        self._watcher = FarcallThread(self._watch, f"{name} alarm")
 
     def start(self) -> None:
         if not self._group.notices_ends:
             with self._has_room:
                 self._use()  # there will be a bye to say
-        self._reader.start()
-        if self._lanes is not None:
-            self._watcher.start()
+        for thread in (self._reader, *((self._watcher,) if self._lanes is not None else ())):
+            refused = thread.try_start()
+            if refused is not None:
+                raise LinkError(f"no thread for the connection to rank {self.rank}: {refused}")
 
     # Sending.
 
@@ -160,6 +164,8 @@ class Channel:
             cause = self.cut or lost() or ("the connection is closed" if self._said_bye else None)
             if cause is not None:
                 raise LinkError(cause)
+            if deadline is not None:
+                self._wait_for_writer(deadline)
             self._add(job)
             if (payload or on_device) and deadline is not None:
                 if not self._wait_until(lambda: job.is_done, deadline, lost):
@@ -180,6 +186,16 @@ class Channel:
                 return False
             self._has_room.wait(min(left, MAX_WAIT))
         return True
+
+    def _wait_for_writer(self, deadline: float) -> None:
+        """Raises NotSent if the system gives no thread that writes. `_has_room` held."""
+        self._use()
+        while not self._has_writer:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise NotSent("the system gives no thread to send it")
+            self._has_room.wait(min(left, RETRY_SECONDS))
+            self._use()
 
     def link_is_lost(self) -> None:
         """Have those who send on it look again."""
@@ -264,6 +280,7 @@ class Channel:
             if self._said_bye or not self.is_used:
                 return
             self._said_bye = True
+            self._use()
             bye = bytearray(ENVELOPE.pack(Kind.BYE, False, 0, 0, 0))
             self._unposted += 1
             self._jobs.put(_Job([bye], 0))
@@ -337,9 +354,9 @@ class Channel:
 
     def _use(self) -> None:
         """There is something to say, or to answer. `_has_room` held."""
-        if not self.is_used:
-            self.is_used = True
-            self._writer.start()
+        self.is_used = True
+        if not self._has_writer:
+            self._has_writer = self._writer.try_start() is None
 
     def _receive_into(self, memory: memoryview) -> Operation:
         return self._group.receive(self.rank, ENVELOPE_TAG, memory)

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
+from farcall.errors import FarcallError
+from farcall.threads import FarcallThread
+
 T = TypeVar("T")
 
 
@@ -43,6 +46,7 @@ def in_a_thread(
     name: str,
     seconds: float = threading.TIMEOUT_MAX,
     late: Exception | None = None,
+    what: str = "",
 ) -> T:
     """Run a function in a daemon thread of its own, and wait for it.
 
@@ -52,6 +56,10 @@ def in_a_thread(
         name: of the thread.
         seconds: how long to wait at most.
         late: raised when that time is over. The thread is left behind.
+        what: see `FarcallThread`.
+
+    Raises:
+        FarcallError: the system has no thread for a function whose time is limited.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -62,9 +70,14 @@ def in_a_thread(
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
-    thread.join(seconds)
+    thread = FarcallThread(work, name, what)
+    refused = thread.try_start()
+    if refused is None:
+        thread.join(seconds)
+    elif late is None:
+        work()  # Ctrl-C may cut it then
+    else:
+        raise FarcallError(f"no thread for {what or name}: {refused}")
     if errors:
         raise errors.pop()
     if not results:

@@ -55,6 +55,7 @@ class Kind(IntEnum):
     GRADIENTS = 18
     RAN = 19
     BROKEN = 20
+    CROWDED = 21
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -84,6 +85,8 @@ class Request(Message):
     tensors requiring grad in the body (0: it recorded none). With `no_grad` the function runs
     under `torch.no_grad`, as the call was made. With `on_reference` the function gets the
     value of the first reference first; that is not in the body, which numbers the others from 0.
+    `depth` is 1 for a call that no remote function makes, and one more than the depth of the call
+    that makes it otherwise.
     """
 
     function: str
@@ -95,6 +98,7 @@ class Request(Message):
     sent: int = 0
     no_grad: bool = False
     on_reference: bool = False
+    depth: int = 1
 
 
 class Reply(Message):
@@ -242,6 +246,12 @@ class Broken(Message):
     backward: int
 
 
+class Crowded(Message):
+    """The sender has calls of the receiver, and no more threads for calls. For error messages."""
+
+    why: str
+
+
 MESSAGES: dict[Kind, type[Message]] = {
     Kind.REQUEST: Request,
     Kind.REPLY: Reply,
@@ -263,6 +273,7 @@ MESSAGES: dict[Kind, type[Message]] = {
     Kind.GRADIENTS: Gradients,
     Kind.RAN: Ran,
     Kind.BROKEN: Broken,
+    Kind.CROWDED: Crowded,
 }
 KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
 

@@ -1,0 +1,65 @@
+"""What the leader of an executor calls to get events, and with them. What that raises is logged."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Protocol
+
+from farcall.transport.base import Endpoint, Event
+
+logger = logging.getLogger("farcall")
+
+
+class Handler(Protocol):
+    """What the agent does with events and time."""
+
+    def on_thread_start(self) -> None:
+        """Called first in every thread."""
+
+    def handle(self, event: Event) -> None:
+        """An event arrived. May call `Executor.submit`."""
+
+    def before_sleep(self) -> float:
+        """Do what is due. When is something due next: `time.monotonic()` seconds, or inf."""
+
+    def on_shortage(self) -> None:
+        """Functions are held back for want of threads. Called again and again while they are."""
+
+
+class EventSource:
+    """An endpoint and the handler of its events. For one thread at a time, but for `handle`."""
+
+    def __init__(self, name: str, endpoint: Endpoint, handler: Handler) -> None:
+        self._name = name
+        self._endpoint = endpoint
+        self._handler = handler
+
+    def handle(self, event: Event) -> None:
+        try:
+            self._handler.handle(event)
+        except BaseException:
+            logger.exception("%s: an internal error while handling %r", self._name, event)
+
+    def before_sleep(self) -> float:
+        try:
+            return self._handler.before_sleep()
+        except BaseException:
+            logger.exception("%s: an internal error in a timer", self._name)
+            return time.monotonic() + 1.0
+
+    def poll(self) -> Event | None:
+        try:
+            return self._endpoint.poll()
+        except BaseException:
+            logger.exception("%s: an internal error while receiving", self._name)
+            return None
+
+    def next(self, due: float) -> Event | None:
+        timeout = None if due == math.inf else max(0.0, due - time.monotonic())
+        try:
+            return self._endpoint.next(timeout)
+        except BaseException:
+            logger.exception("%s: an internal error while receiving", self._name)
+            return None

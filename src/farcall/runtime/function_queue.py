@@ -1,0 +1,111 @@
+"""Functions that wait for one of the agent's threads, and which of them may have one.
+
+A function that waits for a call keeps its thread. If functions took all threads, the calls that
+they wait for would find none, here or elsewhere, and all would wait until their deadlines. So the
+number of threads is divided by *depth*: a call that no remote function makes has depth 1, a call
+that a function of depth n makes has depth n + 1.
+
+QUEUE-1  Of `max_threads` threads at least one runs no function: it leads.
+QUEUE-2  Functions of depth n or less have at most `limit(n)` threads, and each depth one more than
+         the depth before it, until all threads are given out.
+
+So wherever functions wait for each other, the deepest calls find a thread, end, and let those
+before them end. That holds for any number of calls at once, up to the depth at which `limit` stops
+growing; see docs/threads.md. What is kept here is what is queued; nothing is locked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+Function = Callable[[], None]
+
+DEFAULT_MAX_THREADS = 256
+FEWEST_THREADS = 2
+MOST_THREADS = 1 << 16
+MOST_RESERVED = 128  # threads that are kept for depths beyond the first
+DEEPEST = 1 << 30  # the depth of what the calls of every depth may be waiting for
+
+
+def max_threads_of(max_threads: int | None, num_worker_threads: int) -> int:
+    """The ceiling that the options mean; None is the default."""
+    return max_threads or max(DEFAULT_MAX_THREADS, 2 * num_worker_threads)
+
+
+class FunctionQueue:
+    """See the module's description. The executor holds its lock around every method.
+
+    Args:
+        max_threads: how many threads there may be at most.
+        max_running: how many functions may run at once.
+
+    Attributes:
+        size: how many functions are queued.
+        plenty: while there are no more threads than these, every function may have one.
+        held_at: when a function was last held back by QUEUE-2, `time.monotonic()` seconds.
+    """
+
+    def __init__(self, max_threads: int, max_running: int) -> None:
+        self.size = 0
+        self.held_at = 0.0
+        self._most = most = max_threads - 1
+        self.plenty = max(1, most // 4, most - MOST_RESERVED, min(max_running, most // 2))
+        self._fresh: deque[tuple[Function, int]] = deque()
+        self._held: dict[int, deque[Function]] = {}  # by depth
+
+    def limit(self, depth: int) -> int:
+        """How many threads the functions of this depth, and of less, may have."""
+        return min(self._most, self.plenty + depth - 1)
+
+    def admits(self, depth: int, taken: list[int]) -> bool:
+        """Whether a function of this depth may have a thread.
+
+        Args:
+            taken: the depths of the functions that have one.
+        """
+        if len(taken) < self.plenty:
+            return True
+        if sum(other <= depth for other in taken) >= self.limit(depth):
+            return False
+        deeper = sorted(other for other in taken if other > depth)
+        others = len(taken) - len(deeper)
+        return all(others + i < self.limit(other) for i, other in enumerate(deeper, 1))
+
+    def push(self, function: Function, depth: int) -> None:
+        """Queue a function."""
+        self._fresh.append((function, depth))
+        self.size += 1
+
+    def pop(self, taken: list[int], least: int = 1) -> tuple[Function, int] | None:
+        """The next function that may have a thread: the deepest of those that were held back.
+
+        Else the one that has been queued for longest.
+
+        Args:
+            taken: the depths of the functions that have one.
+            least: those of less depth may have none now.
+        """
+        for depth in sorted(self._held, reverse=True):
+            if depth >= least and self.admits(depth, taken):
+                functions = self._held[depth]
+                function = functions.popleft()
+                if not functions:
+                    del self._held[depth]
+                self.size -= 1
+                return function, depth
+        while self._fresh:
+            function, depth = self._fresh.popleft()
+            if depth >= least and self.admits(depth, taken):
+                self.size -= 1
+                return function, depth
+            self._held.setdefault(depth, deque()).append(function)
+        self.held_at = time.monotonic()
+        return None
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._fresh.clear()
+        self._held.clear()
+        self.size = 0

@@ -1,0 +1,92 @@
+"""Threads for work that is soon done, such as handshakes: one each, up to a number."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from farcall.threads import FarcallThread
+
+logger = logging.getLogger("farcall.transport")
+
+Work = Callable[[], None]
+
+
+class BriefThreads:
+    """Runs what it is given in threads that end when there is nothing more. Thread-safe.
+
+    Where the system gives no thread, one that is there does the work next; without any, the caller.
+
+    Args:
+        name: of the threads.
+        most: how many there are at once.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._lock = threading.Lock()  # guards what follows
+        self._queue: deque[Work] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._started = 0
+        self._closed = False
+
+    def run(self, work: Work, *, needed: bool = True) -> bool:
+        """Have work done in the background.
+
+        Args:
+            work: it may raise anything, which is logged.
+            needed: the caller does it rather than that nobody does.
+
+        Returns:
+            Whether it is done, or will be. Not after `close`.
+        """
+        with self._lock:
+            if self._closed:
+                return False
+            if len(self._threads) >= self._most or not self._has_started(work):
+                if self._threads:
+                    self._queue.append(work)
+                    return True
+            else:
+                return True
+        if needed:
+            self._do(work)
+        return needed
+
+    def _has_started(self, work: Work) -> bool:
+        self._started += 1
+        thread = FarcallThread(partial(self._work, work), f"{self._name}_{self._started}")
+        self._threads.add(thread)
+        refused = thread.try_start()
+        if refused is not None:
+            self._threads.discard(thread)
+            logger.debug("%s: %s", self._name, refused)
+        return refused is None
+
+    def _work(self, first: Work) -> None:
+        work: Work | None = first
+        while work is not None:
+            self._do(work)
+            with self._lock:
+                work = self._queue.popleft() if self._queue else None
+                if work is None:
+                    self._threads.discard(threading.current_thread())
+
+    def _do(self, work: Work) -> None:
+        try:
+            work()
+        except BaseException:
+            logger.exception("%s: an internal error", self._name)
+
+    def close(self) -> None:
+        """Take no more work, and wait for the end of what there is."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
