@@ -115,7 +115,7 @@ TRAINING: dict[str, tuple[Case, Plan]] = {
     ),
     "rnn_tiny": (
         Case("rnn_tiny", Plan(40, 12, blocks=30), MILLISECONDS, WITH_LOCAL, EQUAL),
-        Plan(40, 12, blocks=12),
+        Plan(40, 12, blocks=20),
     ),
     "rnn_real": (
         Case("rnn_real", Plan(4, 1, blocks=12), MILLISECONDS, WITH_LOCAL, EQUAL),
@@ -127,12 +127,12 @@ TRAINING: dict[str, tuple[Case, Plan]] = {
     ),
     "ddp": (
         Case("ddp", Plan(3, 1, blocks=8), MILLISECONDS, BOTH, CLOSE),
-        Plan(1, 1, blocks=6),
+        Plan(3, 1, blocks=8),
     ),
     **{
         f"parameter_server_{mode}": (
             Case("parameter_server", Plan(3, 1, blocks=8), MILLISECONDS, BOTH, agreement),
-            Plan(2, 1, blocks=6),
+            Plan(4, 1, blocks=8),
         )
         for mode, agreement in {"sync": EQUAL, "async": CLOSE}.items()
     },

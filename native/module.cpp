@@ -326,10 +326,12 @@ NB_MODULE(_native, module) {
       .def("has_changed", &TorchState::has_changed);
 
   nb::class_<Endpoint>(module, "Endpoint")
-      .def(nb::new_([](int spin_threads, std::size_t shared_memory, bool move_threads) {
-             return std::make_shared<Endpoint>(spin_threads, shared_memory, move_threads);
+      .def(nb::new_([](int spin_threads, std::size_t shared_memory, bool move_threads,
+                      bool keep_awake) {
+             return std::make_shared<Endpoint>(spin_threads, shared_memory, move_threads, keep_awake);
            }),
-           nb::arg("spin_threads"), nb::arg("shared_memory"), nb::arg("move_threads"))
+           nb::arg("spin_threads"), nb::arg("shared_memory"), nb::arg("move_threads"),
+           nb::arg("keep_awake"))
       .def_prop_ro("shared_memory", &Endpoint::shared_memory)
       .def("open_stream", &open_stream, nb::arg("fd"), nb::arg("limits"), nb::arg("streams"),
            nb::arg("threshold"), nb::arg("chunk"), nb::arg("dialled"))

@@ -5,7 +5,8 @@
 // tens of milliseconds each, takes a tenth longer for it (docs/performance.md). So where waits of that
 // length are usual, whoever waits goes on looking. What limits this is what the process computes: for
 // each second of that, those who wait may spend `kPerComputed` more. A process that computes nothing
-// sleeps.
+// sleeps. Where torch computes on more than half of the cores, the other worker needs this one, too,
+// and nobody keeps it awake.
 #pragma once
 
 #include <algorithm>

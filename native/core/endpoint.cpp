@@ -23,9 +23,10 @@ constexpr std::uint32_t kLooksPerPoll = 8;  // with rings among the links, which
 
 }  // namespace
 
-Endpoint::Endpoint(int spin_threads, std::size_t shared_memory, bool move_threads)
+Endpoint::Endpoint(int spin_threads, std::size_t shared_memory, bool move_threads,
+                   bool keep_awake)
     : memory_(std::make_shared<MemoryBudget>(shared_memory, [this] { want_trim(); })),
-      budget_(spin_threads, move_threads),
+      budget_(spin_threads, move_threads, keep_awake),
       spinner_(budget_, Who::kEndpoint),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {

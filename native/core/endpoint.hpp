@@ -24,9 +24,9 @@ struct RingBounds;
 class Endpoint : public std::enable_shared_from_this<Endpoint> {
  public:
   // `spin_threads`: how many threads may spin at once. `shared_memory`: how many bytes of it all links
-  // together may create. `move_threads`: see `SpinBudget`.
+  // together may create. `move_threads`, `keep_awake`: see `SpinBudget`.
   explicit Endpoint(int spin_threads, std::size_t shared_memory = kUnlimited,
-                    bool move_threads = false);
+                    bool move_threads = false, bool keep_awake = true);
   Endpoint(const Endpoint&) = delete;
 
   // A link over a socket, which it takes over. Nothing is read before `start`.

@@ -38,9 +38,10 @@ inline void pause_core() {
 // Lets a limited number of threads spin at once.
 class SpinBudget {
  public:
-  // `moves_threads`: a caller that shares its core may move to another one.
-  explicit SpinBudget(int threads, bool moves_threads = false)
-      : threads_(threads), moves_threads_(moves_threads) {}
+  // `moves_threads`: a caller that shares its core may move to another one. `keeps_awake`: who waits
+  // may keep its core awake.
+  explicit SpinBudget(int threads, bool moves_threads = false, bool keeps_awake = true)
+      : threads_(threads), moves_threads_(moves_threads), keeps_awake_(keeps_awake) {}
 
   // For a caller.
   bool take() {
@@ -54,11 +55,13 @@ class SpinBudget {
   bool has_room() const { return callers_.load(std::memory_order_relaxed) < threads_; }
 
   bool moves_threads() const { return moves_threads_; }
+  bool keeps_awake() const { return keeps_awake_; }
   Wakefulness& wakefulness() { return wakefulness_; }
 
  private:
   const int threads_;
   const bool moves_threads_;
+  const bool keeps_awake_;
   std::atomic<int> callers_{0};
   Wakefulness wakefulness_;
 };
@@ -92,7 +95,7 @@ class Spinner {
   template <class Look>
   bool spin(Nanoseconds start, Look look) {
     const bool is_long = average_ >= kWorth;
-    const bool stays_awake = is_long && long_average_ < kWorthAwake;
+    const bool stays_awake = is_long && budget_.keeps_awake() && long_average_ < kWorthAwake;
     if (is_long && !stays_awake) return false;
     if (who_ == Who::kCaller && !budget_.take()) return false;
     const Nanoseconds begun = naps_ ? now() : start;

@@ -202,6 +202,16 @@ void test_stays_awake() {
   CHECK(!spinner.spin(now(), [] { return true; }));  // it sleeps at once
 }
 
+void test_leaves_the_core_where_others_need_it() {
+  SpinBudget budget(1, false, false);
+  Spinner spinner(budget, Who::kCaller);
+  for (int i = 0; i < 20; ++i) spinner.remember(now() - 20 * kMillisecond);
+  compute(Wakefulness::kMost / 2);
+  CHECK(!spinner.spin(now(), [] { return true; }));
+  for (int i = 0; i < 100; ++i) spinner.remember(now());
+  CHECK(spinner.spin(now(), [] { return true; }));
+}
+
 }  // namespace
 
 int main() {
@@ -216,4 +226,5 @@ int main() {
   test_callers_come_first();
   test_wakefulness();
   test_stays_awake();
+  test_leaves_the_core_where_others_need_it();
 }

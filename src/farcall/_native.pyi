@@ -106,7 +106,9 @@ class TorchState:
 class Endpoint:
     """See `native/core/endpoint.hpp`."""
 
-    def __init__(self, spin_threads: int, shared_memory: int, move_threads: bool) -> None: ...
+    def __init__(
+        self, spin_threads: int, shared_memory: int, move_threads: bool, keep_awake: bool
+    ) -> None: ...
     @property
     def shared_memory(self) -> int:
         """How many bytes of it the links have created and not given back."""

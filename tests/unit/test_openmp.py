@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from patience import PATIENCE
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from farcall.runtime import openmp
+from farcall import rpc
+from farcall.runtime import openmp, options
+from farcall.runtime.endpoints import Place
 from farcall.runtime.openmp import FREQUENT_CALLS, FREQUENT_SECONDS, IdleTeam, find_libgomp
-
-PATIENCE = 300.0  # seconds; only a test that fails waits for so long
+from farcall.transport.introductions import Identity
+from farcall.transport.listening import Listening
 
 needs_libgomp = pytest.mark.skipif(
     find_libgomp() is None, reason="torch computes without libgomp here"
@@ -120,6 +124,30 @@ def test_the_size_makes_more_threads_than_cores(
     monkeypatch.setattr(openmp, "spare_cores", lambda: cores - 1)
     assert openmp.size_of_idle_team() == size
     assert size == 0 or threads_of_torch + size - 1 > cores
+
+
+@pytest.mark.parametrize(
+    ("threads_of_torch", "cores", "are_free"),
+    [(1, 2, True), (2, 2, False), (4, 8, True), (5, 8, False), (8, 8, False), (16, 8, False)],
+)
+def test_a_worker_keeps_cores_awake_only_where_torch_leaves_some(
+    monkeypatch: pytest.MonkeyPatch, threads_of_torch: int, cores: int, are_free: bool
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads_of_torch)
+    monkeypatch.setattr(openmp, "spare_cores", lambda: cores - 1)
+    opened: list[Listening] = []
+    monkeypatch.setattr(options, "open_endpoint", lambda _, __, how: opened.append(how))
+    place = Place(
+        me=Identity("w0", 0, 1),
+        admit=lambda *_: None,
+        listen=("127.0.0.1", 0),
+        advertise=(),
+        store=HashStore(),
+        world_size=1,
+        timeout=PATIENCE,
+    )
+    rpc.RpcBackendOptions().open_endpoint(place)
+    assert [how.keep_awake for how in opened] == [are_free]
 
 
 def test_a_thread_that_cannot_start_is_nobodys_error(

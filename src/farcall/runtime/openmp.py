@@ -50,6 +50,11 @@ def find_libgomp() -> ctypes.CDLL | None:
     return library if is_gnu else None
 
 
+def leaves_cores_free() -> bool:
+    """Return whether torch computes on at most half of the cores that this process may use."""
+    return torch.get_num_threads() <= (spare_cores() + 1) / 2
+
+
 def size_of_idle_team() -> int:
     """Return the smallest team with which OpenMP has more threads than cores; 0: none is of use.
 
@@ -57,7 +62,7 @@ def size_of_idle_team() -> int:
     """
     cores = spare_cores() + 1
     threads = torch.get_num_threads()
-    is_of_use = threads > 1 and cores / 2 < threads <= cores
+    is_of_use = 1 < threads <= cores and not leaves_cores_free()
     return cores - threads + 2 if is_of_use else 0
 
 

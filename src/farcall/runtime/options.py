@@ -28,6 +28,7 @@ from farcall.runtime.device_options import (
 )
 from farcall.runtime.endpoints import ListeningEndpoint, Place, open_endpoint
 from farcall.runtime.function_queue import FEWEST_THREADS, MOST_THREADS
+from farcall.runtime.openmp import leaves_cores_free
 from farcall.runtime.protected_mode import is_confined
 from farcall.transport.addresses import MAX_STREAMS, PATHS
 from farcall.transport.listening import DEFAULT_SHARED_MEMORY, Listening
@@ -384,6 +385,7 @@ class RpcBackendOptions:
                 shared_memory=self.shared_memory,
                 confined=is_confined(self),
                 move_threads=self.move_threads,
+                keep_awake=leaves_cores_free(),
             ),
         )
 

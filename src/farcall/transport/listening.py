@@ -36,6 +36,7 @@ class Listening:
             link for which there is no more goes over the Unix socket.
         confined: dial Unix sockets and loopback only.
         move_threads: a caller that waits may move to another core (`native` only, `spin.hpp`).
+        keep_awake: who waits may keep its core awake (`native` only, `awake.hpp`).
     """
 
     listen: tuple[str, int] = ("127.0.0.1", 0)
@@ -48,6 +49,7 @@ class Listening:
     shared_memory: int = DEFAULT_SHARED_MEMORY
     confined: bool = False
     move_threads: bool = False
+    keep_awake: bool = True
 
     @property
     def uses_unix(self) -> bool:

@@ -186,7 +186,10 @@ class NativeEndpoint:
     ) -> None:
         self._limits = (*limits, _LAST_KIND)
         self._core = _native.Endpoint(
-            spare_cores(), listening.shared_memory, listening.move_threads
+            spare_cores(),
+            listening.shared_memory,
+            listening.move_threads,
+            listening.keep_awake,
         )
         self._links: dict[int, NativeLink] = {}  # by the id of the core
         self._shm = "shm" in listening.paths
