@@ -74,8 +74,8 @@ def train(implementation: str, mode: Literal["sync", "async"]) -> Iterator[Step]
     )
     teacher = torch.randn(64, 10)
     job = demo.Job(options, new_pictures(PICTURES, teacher), new_pictures(TESTED, teacher))
-    # One trainer begins: torch's optimizer makes its state at the first step, and fails with KeyError
-    # if two make it at once.
+    # One trainer begins: torch's optimizer makes its state at the first step, and fails with
+    # KeyError if two make it at once.
     if mode == "async":
         first = job.trainers[0]
         rpc.rpc_sync(first.owner(), learn_batches, args=(implementation, first, 1))
