@@ -126,8 +126,8 @@ TRAINING: dict[str, tuple[Case, Plan]] = {
         Plan(40, 12, blocks=12),
     ),
     "ddp": (
-        Case("ddp", Plan(3, 1, blocks=8), MILLISECONDS, BOTH, CLOSE),
-        Plan(3, 1, blocks=8),
+        Case("ddp", Plan(10, 2, blocks=10), MILLISECONDS, BOTH, CLOSE),
+        Plan(10, 2, blocks=10),
     ),
     **{
         f"parameter_server_{mode}": (

@@ -103,10 +103,16 @@ class Pass:
             return
         if not self.options.fast:
             everything, of_roots, is_shared = self._context.reach(self._roots)
+            roots = self._roots
+            # Who averages must know the last of its sources. Here it may have the roots only.
+            sent_nothing = not (self._held is None or self._context.sources())
             with self._lock:
                 if self._is_alone is None:
                     self._all, self._of_roots = everything, of_roots
-                    self._is_alone = not is_shared and self._held is None
+                    self._is_alone = not is_shared and (self._held is None or sent_nothing)
+                    if self._is_alone and sent_nothing and roots is not None:
+                        self._reach(roots, roots, ())
+                        self._machine.begin()
             return
         sources = self._context.sources()
         with self._lock:
