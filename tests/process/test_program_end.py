@@ -30,10 +30,10 @@ FUNCTIONS = (
 NATIVE = "native" if find_spec("farcall._native") is not None else "socket"
 CASES = [
     *((ending, "products", NATIVE) for ending in CODES),
-    *((ending, "backward_in_python", NATIVE) for ending in CODES),
-    *((ending, function, NATIVE) for function in FUNCTIONS for ending in ("error", "exit")),
-    *((ending, function, "socket") for function in FUNCTIONS for ending in ("shutdown, exit",)),
-    *((ending, "store", NATIVE) for ending in ("normal", "error", "exit")),
+    *((ending, "backward_in_python", NATIVE) for ending in ("normal", "interrupt")),
+    *(("exit", function, NATIVE) for function in FUNCTIONS),
+    *(("shutdown, exit", function, "socket") for function in ("spins", "backward_in_cpp")),
+    *((ending, "store", NATIVE) for ending in ("normal", "error")),
 ]
 
 
