@@ -16,7 +16,7 @@ class Handler(Protocol):
     """What the agent does with events and time."""
 
     def on_thread_start(self) -> None:
-        """Called first in every thread."""
+        """Called in every thread before its first work."""
 
     def handle(self, event: Event) -> None:
         """An event arrived. May call `Executor.submit`."""

@@ -118,6 +118,8 @@ class Executor:
         self._away: dict[int, int] = {}
         self._followers = Followers(name, self._follow, self._lock, max_threads)
         self._resting, self._threads = self._followers.resting, self._followers.threads
+        # Threads that have had no work yet. What is set meanwhile for new threads holds for them.
+        self._unused: set[int] = set()
         self._leader = 0  # thread that has the lead; 0: nobody
         self._depth_of_callbacks = 1  # that the leader runs, or ran last
         self._in_a_row = 0  # events that the leader took without a look at what is due
@@ -343,11 +345,12 @@ class Executor:
         woken: bool | None = True
         looked = False
         try:
-            self._handler.on_thread_start()
+            self._unused.add(me)
             isolate_callbacks()
             while woken is not None:
                 woken, looked = self._do_something(me, woken), True
         finally:
+            self._unused.discard(me)
             with self._lock:
                 self._followers.ended(woken=not looked)
 
@@ -381,6 +384,10 @@ class Executor:
                 leads = True
             if (function or event) and not self._leader:
                 self._followers.wake()
+        has_work = function is not None or event is not None or leads
+        if has_work and me in self._unused:
+            self._unused.discard(me)
+            self._handler.on_thread_start()
         if function is not None:
             self._run(me, function)
         elif event is not None:
