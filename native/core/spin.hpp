@@ -38,8 +38,8 @@ inline void pause_core() {
 // Lets a limited number of threads spin at once.
 class SpinBudget {
  public:
-  // `moves_threads`: a caller that shares its core may move to another one. `keeps_awake`: who waits
-  // may keep its core awake.
+  // `moves_threads`: a caller that shares its core may move to another one. `keeps_awake`: a thread
+  // that waits may keep its core awake.
   explicit SpinBudget(int threads, bool moves_threads = false, bool keeps_awake = true)
       : threads_(threads), moves_threads_(moves_threads), keeps_awake_(keeps_awake) {}
 

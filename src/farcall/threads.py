@@ -31,9 +31,10 @@ class FarcallThread(threading.Thread):
             super().run()
 
     def try_start(self) -> str | None:
-        """Start the thread. Returns None, or why the system has no more threads.
+        """Start the thread. If that fails, it may be tried again.
 
-        A thread that could not be started may be tried again.
+        Returns:
+            Why the system has no more threads; None if the thread was started.
         """
         try:
             self.start()

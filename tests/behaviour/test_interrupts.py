@@ -6,6 +6,7 @@ farcall begins, after it has called a function of C, and when a loop begins agai
 
 from __future__ import annotations
 
+import contextvars
 import dis
 import gc
 import signal
@@ -17,10 +18,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+import torch
 from patience import PATIENCE
 
 from behaviour.helpers import Gate, echo, in_threads, wait_at, wait_until
-from farcall import rpc
+from farcall import autograd, rpc
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
 
@@ -34,13 +36,22 @@ def instructions(code: CodeType) -> dict[int, str]:
     return {one.offset: one.opname for one in dis.get_instructions(code)}
 
 
+@cache
+def handler_at(code: CodeType, offset: int) -> int | None:
+    """Where an exception goes that is raised by the instruction at this offset."""
+    for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]
+        if entry.start <= offset < entry.end:
+            return int(entry.target)
+    return None
+
+
 class Interrupt:
     """Raises KeyboardInterrupt once, at the point of this number in farcall or `threading`."""
 
     def __init__(self, number: int) -> None:
         self.left = number
         self.where = ""
-        self._before: dict[FrameType, str] = {}
+        self._before: dict[FrameType, int] = {}  # the offset of the last instruction
         self._has_returned = False  # from a function of Python: there is no look at signals
 
     def run(self, function: Callable[[], object]) -> bool:
@@ -71,11 +82,18 @@ class Interrupt:
             self._has_returned = True
         if event != "opcode":
             return self._on_step
-        now = instructions(frame.f_code).get(frame.f_lasti, "")
-        before, self._before[frame] = self._before.get(frame, ""), now
+        names = instructions(frame.f_code)
+        now, last = names.get(frame.f_lasti, ""), self._before.get(frame, -1)
+        before, self._before[frame] = names.get(last, ""), frame.f_lasti
         has_returned, self._has_returned = self._has_returned, False
         looks = now == "RESUME" or before == "JUMP_BACKWARD"
-        looks = looks or (before in CALLS and not has_returned)
+        # Python looks while it is still at the call. One step later another handler may be in
+        # charge: a call at the end of a `with` block is inside, the next instruction is not.
+        looks = looks or (
+            before in CALLS
+            and not has_returned
+            and handler_at(frame.f_code, last) == handler_at(frame.f_code, frame.f_lasti)
+        )
         if looks and not is_in_finalizer(frame):
             self.left -= 1
             if not self.left:
@@ -109,6 +127,17 @@ def by_reference(reference: Any) -> None:
     rpc.rpc_sync("w1", echo, args=(reference,))
 
 
+def by_backward(reference: Any) -> None:
+    # An interrupt at the very beginning of `__exit__` leaves the block open (decisions/ctrl-c.md).
+    contextvars.copy_context().run(backward)
+
+
+def backward() -> None:
+    with autograd.context() as context:
+        x = torch.ones(2, requires_grad=True)
+        autograd.backward(context, [rpc.rpc_sync("w1", torch.add, args=(x, x)).sum()])
+
+
 def check(agents: list[Agent], where: str) -> None:
     """From another thread, so that a lock that the interrupted one still holds is noticed."""
 
@@ -127,7 +156,7 @@ def check(agents: list[Agent], where: str) -> None:
 
 
 @pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)), reason="knows their bytecode")
-@pytest.mark.parametrize("way", [by_sync, by_async, by_remote, by_reference])
+@pytest.mark.parametrize("way", [by_sync, by_async, by_remote, by_reference, by_backward])
 def test_everything_works_after_an_interrupt_at_any_point(
     pair: list[Agent], way: Callable[[Any], None], gate: Gate
 ) -> None:
@@ -137,7 +166,7 @@ def test_everything_works_after_an_interrupt_at_any_point(
     interrupts = 0
     gc.disable()
     try:
-        for number in range(1, 1000):
+        for number in range(1, 10_000):
             reference = rpc.RRef(1)
             interrupt = Interrupt(number)
             interrupts += interrupt.run(lambda reference=reference: way(reference))

@@ -104,7 +104,7 @@ class Pass:
         if not self.options.fast:
             everything, of_roots, is_shared = self._context.reach(self._roots)
             roots = self._roots
-            # Who averages must know the last of its sources. Here it may have the roots only.
+            # A worker that averages must know its last source; the roots may be the only one.
             sent_nothing = not (self._held is None or self._context.sources())
             with self._lock:
                 if self._is_alone is None:

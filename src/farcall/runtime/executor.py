@@ -357,7 +357,11 @@ class Executor:
     def _do_something(self, me: int, woken: bool) -> bool | None:
         """Run a queued function, lead, or rest.
 
-        Returns whether the thread has rested, and so was woken; None: it is not needed any more.
+        Args:
+            woken: the thread was started or woken, and looks for work for the first time since.
+
+        Returns:
+            Whether the thread has rested and was woken. None: it is not needed any more.
         """
         function: Function | None = None
         event: Event | None = None

@@ -51,7 +51,7 @@ class Followers:
         self._stopping = False
 
     def stop(self) -> list[FarcallThread]:
-        """Start no more threads, and wake all. Returns those that there are."""
+        """Start no more threads, and wake all. The threads that there are, for joining."""
         self._stopping = True
         while self.resting:
             self.resting.pop().release()
@@ -60,12 +60,13 @@ class Followers:
     def find(self) -> bool:
         """Somebody has to look for work: wake a thread that rests, or start one.
 
-        Returns False if there is none to be had. Then whoever ends a function looks.
+        Returns:
+            Whether there is one. If not, the thread that ends a function next looks for work.
         """
         return self.wake() or self.start()
 
     def wake(self) -> bool:
-        """Wake a thread that rests. Returns False if there is none."""
+        """Wake a thread that rests. False: there is none."""
         if not self.resting:
             return False
         self.resting.pop().release()
@@ -73,7 +74,7 @@ class Followers:
         return True
 
     def start_first(self) -> bool:
-        """Start the threads that every executor needs. Returns False if the system has none."""
+        """Start the threads that every executor needs. False: the system gives fewer."""
         return all(self.start() for _ in range(min(FIRST_THREADS, self._most)))
 
     def has_spare(self) -> bool:
