@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from patience import PATIENCE
@@ -17,6 +18,7 @@ from patience import PATIENCE
 import farcall
 from farcall import rpc
 from farcall.errors import FarcallError, LinkError, RendezvousTimeout
+from farcall.runtime.executor import Executor
 from farcall.runtime.function_queue import FunctionQueue, max_threads_of
 from farcall.runtime.store_probe import Search
 from farcall.runtime.stores import bounded
@@ -219,3 +221,22 @@ class TestFunctionQueue:
         assert queue.held_at > 0.0
         assert queue.pop([]) is not None
         assert queue.size == 0
+
+
+def test_a_leader_that_runs_callbacks_does_not_count_as_leading() -> None:
+    """They may wait, and then the last thread has to lead: it must not take a function before."""
+    executor = Executor("w0", Mock(), Mock(), 2, max_threads=2)
+    executor._leader = threading.get_ident()
+    executor._threads.update({FarcallThread(print, "leads"), FarcallThread(print, "rests")})
+    executor._resting.append(threading.Lock())
+    executor._resting[0].acquire()
+    with executor._lock:
+        assert executor._is_led()
+    assert executor.may_wait_here(2)
+    with executor._lock:
+        assert executor._followers.wake()
+        executor._followers.waking -= 1  # the thread looks for work
+        assert not executor._is_led()
+        executor._pass_lead()
+        executor._leader = threading.get_ident()
+        assert executor._is_led()

@@ -122,6 +122,7 @@ class Executor:
         self._unused: set[int] = set()
         self._leader = 0  # thread that has the lead; 0: nobody
         self._depth_of_callbacks = 1  # that the leader runs, or ran last
+        self._runs_callbacks = False  # the leader does: they may wait, and then another has to lead
         self._in_a_row = 0  # events that the leader took without a look at what is due
         self.is_completing = False  # a row of futures; see `let_complete`
         self._row_ends = Bell()
@@ -261,6 +262,7 @@ class Executor:
             may = self._may_work(depth)
             if may:
                 self._depth_of_callbacks = depth
+                self._runs_callbacks = True
             return may
 
     def _may_work(self, depth: int) -> bool:
@@ -319,14 +321,17 @@ class Executor:
         if self.is_completing:
             self.end_row()
         self._leader = 0
+        self._runs_callbacks = False
         self._watch.end()
         self._followers.wake()
 
+    def _has_free_leader(self) -> bool:
+        """Whether a thread leads that runs nothing of the user's. Lock held."""
+        return bool(self._leader) and self._leader not in self._running and not self._runs_callbacks
+
     def _is_led(self) -> bool:
         """Whether somebody else leads, or could, while the calling thread works. Lock held."""
-        if self._leader and self._leader not in self._running:
-            return True
-        return self._followers.has_spare()
+        return self._has_free_leader() or self._followers.has_spare()
 
     def shortage(self) -> str:
         """For messages: whether functions were lately held back for want of threads, and why."""
@@ -408,8 +413,7 @@ class Executor:
     def _take_function(self, me: int) -> Function | None:
         """A queued function that may have this thread. Lock held."""
         followers = self._followers
-        is_led = self._leader and self._leader not in self._running
-        has_reserve = (is_led and followers.has_spare()) or followers.has_reserve()
+        has_reserve = (self._has_free_leader() and followers.has_spare()) or followers.has_reserve()
         # At the ceiling the queue itself keeps threads for the calls that functions wait for.
         least = 1 if has_reserve or followers.is_full else 2
         found = self._queue.pop(self._taken(), least)
@@ -438,6 +442,10 @@ class Executor:
                 if self._leader != me:
                     self._away.pop(me, None)
                     return
+                if self._runs_callbacks:
+                    self._runs_callbacks = False
+                    if self._queue.size:
+                        self._followers.find()
                 self._watch.end()
                 event = self._events.popleft() if self._events else None
             if event is None and self._in_a_row:
