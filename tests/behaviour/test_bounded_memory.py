@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from interrupts import Interrupts
 from patience import PATIENCE
 
 from behaviour.helpers import Gate, by_async, by_remote, by_sync, echo, wait_at, wait_until
@@ -288,30 +288,12 @@ def interrupt_on_link(agent: Agent, name: str, patch: pytest.MonkeyPatch, after:
 
 def test_calls_that_were_interrupted_anywhere(pair: list[Agent]) -> None:
     """Ctrl-C, wherever it comes."""
-    armed = False
-
-    def interrupt(*_: object) -> None:
-        nonlocal armed
-        if armed:
-            armed = False
-            raise KeyboardInterrupt
-
     interrupts = 0
-    usual = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with Interrupts() as ctrl_c:
         succeed_often(10)
         for number in range(1_000):
-            try:
-                armed = True
-                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 300))
-                while armed:
-                    rpc.rpc_sync("w1", echo, args=(number,))
-            except KeyboardInterrupt:
-                interrupts += 1
-            finally:
-                armed = False
-    finally:
-        signal.signal(signal.SIGALRM, usual)
+            call = functools.partial(rpc.rpc_sync, "w1", echo, args=(number,))
+            interrupts += ctrl_c.end(call, after=1e-6 * (1 + number % 300))
     assert interrupts > 100
     succeed_often(1_000)
     # Interrupts may come anywhere, also where a counter has just been changed: a few are lost.

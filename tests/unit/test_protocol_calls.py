@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interrupts import Interrupts
 
 from farcall.protocol.calls import CancelResult, Incoming, Outgoing
 
@@ -83,28 +82,9 @@ def test_who_gives_up_late_does_not_end_the_next_call_of_that_number():  # CALL-
 def test_a_signal_while_a_call_is_begun_loses_no_number():  # CALL-4
     """KeyboardInterrupt comes between two instructions of Python, where the interpreter looks."""
     outgoing: Outgoing[str] = Outgoing()
-    armed = False
-
-    def interrupt(*_: object) -> None:
-        nonlocal armed
-        if armed:
-            armed = False
-            raise KeyboardInterrupt
-
-    interrupts = 0
-    usual = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with Interrupts() as interrupts:
         for number in range(2_000):
-            try:
-                armed = True
-                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 50))
-                while armed:
-                    outgoing.begin("call")
-            except KeyboardInterrupt:
-                interrupts += 1
-    finally:
-        signal.signal(signal.SIGALRM, usual)
-    assert interrupts == 2_000
+            assert interrupts.end(lambda: outgoing.begin("call"), after=1e-6 * (1 + number % 50))
     assert set(outgoing.open_ids()) == set(range(1, 1 + len(outgoing))), "a number is lost"
 
 
