@@ -12,6 +12,11 @@ from typing import Any
 BUFFER_SIZE = 64  # bytes, twice what C's `struct _pthread_cleanup_buffer` has
 
 
+def is_main_thread() -> bool:
+    """Return whether this is the thread that Ctrl-C interrupts."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
 class FarcallThread(threading.Thread):
     """A daemon thread of farcall. It may outlive its agent, see `runtime.program_end`.
 

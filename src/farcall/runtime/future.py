@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import threading
 import traceback
 import weakref
 from collections.abc import Callable, Generator
@@ -20,6 +19,7 @@ from farcall.runtime.callbacks import Callback, run_waiting_callbacks
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.serde import StoredError, hide_own_frames, message_of
+from farcall.threads import is_main_thread
 
 if TYPE_CHECKING:
     from farcall.runtime.executor import Executor
@@ -105,8 +105,7 @@ class Future(torch.futures.Future[T]):
             if self.done():
                 return self._wait()  # type: ignore[no-any-return]
             run_waiting_callbacks(self)
-            is_main = threading.get_ident() == threading.main_thread().ident
-            wait = self._wait_interruptibly if is_main else self._wait
+            wait = self._wait_interruptibly if is_main_thread() else self._wait
             if context is None:
                 return wait()  # type: ignore[no-any-return]
             with context.agent.executor.waiting():

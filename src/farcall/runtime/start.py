@@ -27,6 +27,7 @@ from farcall.runtime.reach import advertised
 from farcall.runtime.rendezvous import Rendezvous
 from farcall.runtime.stores import bounded, check_place, open_store
 from farcall.serde import DeviceMap
+from farcall.threads import is_main_thread
 from farcall.transport.addresses import is_loopback_name
 from farcall.transport.handshake import Identity
 from farcall.transport.process_group import ProcessGroupEndpoint
@@ -148,7 +149,7 @@ def start_agent(
 
 def _join(rendezvous: Rendezvous, join: Callable[[], list[Worker]]) -> list[Worker]:
     """Join in a thread of its own: Ctrl-C then ends also the wait for a store that is silent."""
-    if threading.current_thread() is not threading.main_thread():
+    if not is_main_thread():
         return join()
     try:
         return bounded(join, threading.TIMEOUT_MAX, RendezvousError("the rendezvous never ended"))

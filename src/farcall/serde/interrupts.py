@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dis
 import signal
-import threading
 from types import TracebackType
 
 from farcall.serde.tracebacks import traceback_of_exception
+from farcall.threads import is_main_thread
 
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
@@ -22,7 +22,7 @@ def is_interrupt(error: BaseException) -> bool:
     """
     if not issubclass(type(error), KeyboardInterrupt):
         return False
-    if threading.get_ident() != threading.main_thread().ident:
+    if not is_main_thread():
         return False
     if any(_is_of_user(signal.getsignal(one)) for one in signal.valid_signals()):
         return True

@@ -28,6 +28,7 @@ import msgspec
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
+from farcall.threads import is_main_thread
 from farcall.transport import addresses, dark_hosts, dialling, handshake, joining
 from farcall.transport.acceptor import Acceptor
 from farcall.transport.base import NotSent
@@ -188,7 +189,7 @@ class Connections(Generic[L]):
         link = self._dialled.get(worker.incarnation)
         if link is not None and link.lost is None:
             return link
-        if threading.current_thread() is not threading.main_thread():
+        if not is_main_thread():
             return self._connect(worker, deadline)
         # Ctrl-C must not come in the middle: the peer has a link as soon as it has answered.
         return in_a_thread(lambda: self._connect(worker, deadline), f"farcall-dial-{self.me.name}")

@@ -20,6 +20,7 @@ from functools import partial
 
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
+from farcall.threads import is_main_thread
 from farcall.transport.base import OUTCOMES, NotSent
 from farcall.transport.framing import FrameReader
 from farcall.transport.poller import READ, WRITE, Poller
@@ -226,7 +227,7 @@ class SocketLink:
         """Have the calling thread read, not the endpoint. False: another one does."""
         # In the main thread Ctrl-C may come between any two steps of reading, and what was read,
         # for other callers too, would be lost. So that thread reads only if no other thread does.
-        if self._poller.is_served and _is_main_thread():
+        if self._poller.is_served and is_main_thread():
             return False
         if not self.read_role.acquire(blocking=False):
             return False
@@ -301,7 +302,7 @@ class SocketLink:
         self._cut = "the peer closed the connection" if gone else f"the connection broke: {error}"
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # so that whoever reads finds the end
-        if not _is_main_thread():
+        if not is_main_thread():
             self.service()
         return LinkError(self.lost or self._cut)
 
@@ -341,10 +342,6 @@ class SocketLink:
             return True
         finally:
             self.read_role.release()
-
-
-def _is_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
 
 
 def _without(parts: list[memoryview], count: int) -> list[memoryview]:
