@@ -1,24 +1,15 @@
-"""Ctrl-C at every point where Python looks at signals, in the thread that makes calls.
-
-A trace function raises KeyboardInterrupt there, at one point after the other: when a function of
-farcall begins, after it has called a function of C, and when a loop begins again.
-"""
+"""Ctrl-C at every point where Python looks at signals, in the thread that makes calls."""
 
 from __future__ import annotations
 
 import contextvars
-import dis
 import gc
-import signal
-import sys
-import threading
 from collections.abc import Callable
-from functools import cache
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 import torch
+from interrupts import Interrupt, needs_its_bytecode
 from patience import PATIENCE
 
 from behaviour.helpers import Gate, echo, in_threads, wait_at, wait_until
@@ -27,88 +18,6 @@ from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
 
 pytestmark = pytest.mark.timeout(600)
-
-CALLS = ("CALL", "CALL_FUNCTION_EX")
-
-
-@cache
-def instructions(code: CodeType) -> dict[int, str]:
-    return {one.offset: one.opname for one in dis.get_instructions(code)}
-
-
-@cache
-def handler_at(code: CodeType, offset: int) -> int | None:
-    """Where an exception goes that is raised by the instruction at this offset."""
-    for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]
-        if entry.start <= offset < entry.end:
-            return int(entry.target)
-    return None
-
-
-class Interrupt:
-    """Raises KeyboardInterrupt once, at the point of this number in farcall or `threading`."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-        self.where = ""
-        self._before: dict[FrameType, int] = {}  # the offset of the last instruction
-        self._has_returned = False  # from a function of Python: there is no look at signals
-
-    def run(self, function: Callable[[], object]) -> bool:
-        """Return whether it was raised by the function."""
-        usual = sys.gettrace()
-        sys.settrace(self._on_call)
-        try:
-            function()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(usual)
-            self._before.clear()
-        return False
-
-    def _on_call(self, frame: FrameType, event: str, _: Any) -> Any:
-        file = frame.f_code.co_filename
-        if self.where or not ("/farcall/" in file or file == threading.__file__):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._on_step
-
-    def _on_step(self, frame: FrameType, event: str, _: Any) -> Any:
-        if self.where:
-            return None
-        if event == "return":
-            self._before.pop(frame, None)
-            self._has_returned = True
-        if event != "opcode":
-            return self._on_step
-        names = instructions(frame.f_code)
-        now, last = names.get(frame.f_lasti, ""), self._before.get(frame, -1)
-        before, self._before[frame] = names.get(last, ""), frame.f_lasti
-        has_returned, self._has_returned = self._has_returned, False
-        looks = now == "RESUME" or before == "JUMP_BACKWARD"
-        # Python looks while it is still at the call. One step later another handler may be in
-        # charge: a call at the end of a `with` block is inside, the next instruction is not.
-        looks = looks or (
-            before in CALLS
-            and not has_returned
-            and handler_at(frame.f_code, last) == handler_at(frame.f_code, frame.f_lasti)
-        )
-        if looks and not is_in_finalizer(frame):
-            self.left -= 1
-            if not self.left:
-                self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}, {now}"
-                signal.default_int_handler(signal.SIGINT, None)  # raises, as for a Ctrl-C
-        return self._on_step
-
-
-def is_in_finalizer(frame: FrameType | None) -> bool:
-    """Whether Python would swallow the interrupt."""
-    while frame is not None:
-        if frame.f_code.co_name == "__del__":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def by_sync(reference: Any) -> None:
@@ -155,7 +64,7 @@ def check(agents: list[Agent], where: str) -> None:
         wait_until(lambda agent=agent: not agent.leaver.active)
 
 
-@pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)), reason="knows their bytecode")
+@needs_its_bytecode
 @pytest.mark.parametrize("way", [by_sync, by_async, by_remote, by_reference, by_backward])
 def test_everything_works_after_an_interrupt_at_any_point(
     pair: list[Agent], way: Callable[[Any], None], gate: Gate
@@ -181,7 +90,7 @@ def test_everything_works_after_an_interrupt_at_any_point(
     check(pair, interrupt.where)
 
 
-@pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)), reason="knows their bytecode")
+@needs_its_bytecode
 @pytest.mark.parametrize("transport", ["inproc"])
 def test_a_thread_that_is_interrupted_while_it_stands_back_does_not_stop_the_leader(
     pair: list[Agent],

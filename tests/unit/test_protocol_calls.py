@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupts import Interrupts
+from interrupts import Interrupt, needs_its_bytecode
 
 from farcall.protocol.calls import CancelResult, Incoming, Outgoing
 
@@ -79,13 +82,19 @@ def test_who_gives_up_late_does_not_end_the_next_call_of_that_number():  # CALL-
     assert outgoing.outcome(call) == "next"
 
 
-def test_a_signal_while_a_call_is_begun_loses_no_number():  # CALL-4
-    """KeyboardInterrupt comes between two instructions of Python, where the interpreter looks."""
-    outgoing: Outgoing[str] = Outgoing()
-    with Interrupts() as interrupts:
-        for number in range(2_000):
-            assert interrupts.end(lambda: outgoing.begin("call"), after=1e-6 * (1 + number % 50))
-    assert set(outgoing.open_ids()) == set(range(1, 1 + len(outgoing))), "a number is lost"
+@needs_its_bytecode
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_signal_while_a_call_is_begun_loses_no_number(reused: bool):  # CALL-4
+    for number in itertools.count(1):
+        outgoing: Outgoing[str] = Outgoing()
+        if reused:
+            outgoing.retract(outgoing.begin("unsent"), "unsent")
+        interrupt = Interrupt(number)
+        interrupt.run(functools.partial(outgoing.begin, "interrupted"))
+        outgoing.begin("after it")
+        assert set(outgoing.open_ids()) == set(range(1, 1 + len(outgoing))), interrupt.where
+        if not interrupt.where:
+            break
 
 
 # The callee.
