@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
+from farcall.errors import Cancelled
 from farcall.protocol.backward import Returned
 from farcall.runtime.agent import Agent
 from farcall.serde import StoredError
 from farcall.transport.waiter import Alarm, Waiter
+
+
+class Dropped(NamedTuple):
+    """Why a pass was stopped at a worker, in place of the exception.
+
+    Every pass at a worker that did not begin it ends so. An exception takes longer to make, and
+    most often nobody asks for it.
+    """
+
+    why: str
+
+    def error(self) -> Cancelled:
+        """The exception."""
+        return Cancelled(self.why)
 
 
 class Ending:

@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from farcall.autograd import contents, graph, handlers
 from farcall.autograd.contents import Context
-from farcall.autograd.ending import Ending, unused
+from farcall.autograd.ending import Dropped, Ending, unused
 from farcall.autograd.handlers import Options
 from farcall.autograd.leaf_hooks import call_leaf_hooks
 from farcall.autograd.reach import Reach
@@ -56,7 +56,7 @@ class Pass:
         self, runner: Runner, context: Context, options: Options, roots: Source | None = None
     ) -> None:
         self.options = options
-        self.error: StoredError | None = None
+        self.error: StoredError | Dropped | None = None
         self.ending = None if roots is None else Ending()
         self.live: list[Source] = []  # when known: the sources that are live, the latest first
         self._runner = runner
@@ -413,23 +413,42 @@ class Pass:
         Args:
             tell: False if it is from the root that we know, or the root does not care any more.
         """
+        if self.error is not None:
+            return
+        answers = self._stop(StoredError(error))
+        if answers is None:
+            return
+        self._end_waits(answers, error)
+        if tell and self.ending is None:
+            self._runner.tell_root(self._context.id, self.options)
+
+    def drop(self, why: str) -> None:
+        """The context is gone: nothing more is done, and no other worker is told."""
+        dropped = Dropped(why)
+        answers = self._stop(dropped)
+        if answers or (answers is not None and self.ending is not None):
+            self._end_waits(answers, dropped.error())
+
+    def _stop(self, error: StoredError | Dropped) -> list[Future[None]] | None:
+        """Do nothing more. Returns the futures that wait; None if it was stopped before."""
         with self._lock:
             if self.error is not None:
-                return
-            self.error = StoredError(error)
+                return None
+            self.error = error
             answers, self._answers = self._answers, {}
             kept = (self._all, self._of_roots, self._live, self._gradients, self._held)
             more = (self._roots, self._sources, self.live)
             self._all, self._of_roots, self._live, self._gradients = None, None, Reach({}), {}
             self._held, self._roots, self._sources, self.live = None, None, {}, []
             self._notify()
-        del kept, more
-        for answer in answers.values():
+        del kept, more  # not under the lock: destructors of what is in it may be the user's
+        return list(answers.values())
+
+    def _end_waits(self, answers: list[Future[None]], error: BaseException) -> None:
+        for answer in answers:
             answer.set_exception(error)
         if self.ending is not None:
             self.ending.fail(error)
-        elif tell:
-            self._runner.tell_root(self._context.id, self.options)
 
     def announce(self) -> bool:
         """Whether the failure is still to be told to other workers; from now on it is not."""

@@ -13,7 +13,7 @@ from farcall.autograd.contents import Context
 from farcall.autograd.records import Receive
 from farcall.autograd.replicas import Replicas
 from farcall.autograd.runner import Runner
-from farcall.errors import Cancelled, SerializationError
+from farcall.errors import SerializationError
 from farcall.protocol.contexts import CREATOR_SHIFT, Contexts, Dropped
 from farcall.runtime.agent import Agent
 from farcall.runtime.peers import Peer
@@ -62,7 +62,7 @@ class Autograd:
     def _drop(self, context: int, dropped: Dropped[Context], floor: int) -> None:
         self.replicas.forget(context)
         for backward in list(dropped.content.passes.values()):
-            backward.fail(Cancelled(f"autograd context {context} ended"), tell=False)
+            backward.drop(f"autograd context {context} ended")
         dropped.content.clear()
         # Last, for a peer that does not read may hold us up.
         message = ReleaseContext(context, floor)
@@ -210,8 +210,7 @@ class Autograd:
             contexts = self._contexts.close()
         for context in contexts:
             for backward in list(context.passes.values()):
-                closed = Cancelled(f"the agent of {self.agent.me.name!r} was shut down")
-                backward.fail(closed, tell=False)
+                backward.drop(f"the agent of {self.agent.me.name!r} was shut down")
             context.clear()
 
     # What concerns passes.
