@@ -92,6 +92,7 @@ demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one param
 # stops its process with the interpreter held is out of reach of its own timeout, 600 seconds or up to
 # 920 in tests/process: somewhat later the process ends with the stacks of its threads, and the run
 # soon after. No other process takes its place: with loadfile, xdist's runs may then never end.
+# Files with many tests come first, but for tests/process: there a single test may take minutes.
 IN_PARALLEL = tests/unit tests/behaviour tests/transport
 OF_PROCESSES = tests/process
 HANGS = --max-worker-restart=0 -o faulthandler_exit_on_timeout=true -o faulthandler_timeout=
@@ -99,7 +100,7 @@ test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
 ifeq ($(TEST_ARGS),)
 	@failed=; \
 	$(BIN)/python -m pytest -n auto --dist loadfile $(HANGS)700 $(IN_PARALLEL) || failed="$$failed $(IN_PARALLEL)"; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(HANGS)1000 $(OF_PROCESSES) || failed="$$failed $(OF_PROCESSES)"; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(HANGS)1000 $(OF_PROCESSES) || failed="$$failed $(OF_PROCESSES)"; \
 	if [ -n "$$failed" ]; then echo "Failed:$$failed"; exit 1; fi; \
 	echo "All tests passed: $(IN_PARALLEL) $(OF_PROCESSES)"
 else
