@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,9 @@ from patience import PATIENCE
 
 from behaviour.helpers import Gate, echo, in_threads, wait_at, wait_until
 from farcall import autograd, rpc
+from farcall.errors import Cancelled, PeerLost
 from farcall.runtime.agent import Agent
-from farcall.testing.cluster import acting_as
+from farcall.testing.cluster import Transport, acting_as, cluster
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -107,3 +109,37 @@ def test_a_thread_that_is_interrupted_while_it_stands_back_does_not_stop_the_lea
             break
     assert interrupts
     check(pair, "standing back")
+
+
+def lose(agents: list[Agent]) -> None:
+    peer = agents[0].directory.of_incarnation(agents[1].me.incarnation)
+    assert peer is not None
+    agents[0].lose(peer, "tried")
+
+
+def close(agents: list[Agent]) -> None:
+    agents[0].close()
+
+
+@needs_its_bytecode
+@pytest.mark.parametrize("end", [lose, close])
+def test_a_thread_that_is_interrupted_while_it_ends_calls_ends_all(
+    transport: Transport, end: Callable[[list[Agent]], None]
+) -> None:
+    for number in itertools.count(1):
+        gate = Gate()
+        with cluster(2, transport=transport) as agents, acting_as(agents[0]):
+            waiting = rpc.rpc_async("w1", wait_at, args=(gate,), timeout=0)
+            interrupt = Interrupt(number)
+            interrupt.run(lambda agents=agents: end(agents))
+            # It may have come too early; then others notice the end.
+            with in_threads(lambda agents=agents: end(agents)) as results:
+                pass
+            assert results == [None]
+            wait_until(waiting.done)
+            assert isinstance(waiting.exception(), PeerLost | Cancelled)
+            wait_until(lambda agents=agents: not agents[0].leaver.active)
+            gate.open()
+        if not interrupt.where:
+            break
+    assert number > 10

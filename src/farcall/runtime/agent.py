@@ -43,6 +43,7 @@ from farcall.runtime.references import References, RefHandle
 from farcall.serde import DeviceMap, Dumped, Serializer
 from farcall.transport.base import Arrived, Endpoint, Event, Link
 from farcall.transport.loopback import LoopbackLink
+from farcall.transport.uninterrupted import uninterrupted
 from farcall.wire.frames import Frame
 from farcall.wire.messages import (
     Accepted,
@@ -327,6 +328,11 @@ class Agent:
 
     def lose(self, peer: Peer, cause: str) -> None:
         """An incarnation is gone for good: everything that waits for it ends now."""
+        if peer.lost is None:
+            # Else who waits for what Ctrl-C left undone would wait forever.
+            uninterrupted(lambda: self._lose(peer, cause), f"farcall-loss-{self.me.name}")
+
+    def _lose(self, peer: Peer, cause: str) -> None:
         with peer.lock:
             if peer.lost is not None or peer.worker is self.me:
                 return
@@ -417,11 +423,15 @@ class Agent:
             reason: what the others are told.
             patience: seconds to wait for functions that are still running.
         """
+        if not self.is_closed:
+            # All of it or nothing: what Ctrl-C left undone would never be done.
+            uninterrupted(lambda: self._close(reason, patience), f"farcall-end-{self.me.name}")
+
+    def _close(self, reason: str, patience: float) -> None:
         with self._closing:
             if self.is_closed:
                 return
             self.is_closed = True
-        # Ctrl-C on the way ends a step, and the others still follow.
         try:
             self._end_calls(reason)
         finally:

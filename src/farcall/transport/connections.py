@@ -28,7 +28,6 @@ import msgspec
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
-from farcall.threads import is_main_thread
 from farcall.transport import addresses, dark_hosts, dialling, handshake, joining
 from farcall.transport.acceptor import Acceptor
 from farcall.transport.base import NotSent
@@ -40,7 +39,7 @@ from farcall.transport.handshake import Ended, Identity, Unfinished
 from farcall.transport.joining import Joinable, Way
 from farcall.transport.listening import Listening
 from farcall.transport.strangers import StrangerLog
-from farcall.transport.uninterrupted import in_a_thread
+from farcall.transport.uninterrupted import uninterrupted
 from farcall.transport.versions import Versions
 
 logger = logging.getLogger("farcall.transport")
@@ -189,10 +188,10 @@ class Connections(Generic[L]):
         link = self._dialled.get(worker.incarnation)
         if link is not None and link.lost is None:
             return link
-        if not is_main_thread():
-            return self._connect(worker, deadline)
-        # Ctrl-C must not come in the middle: the peer has a link as soon as it has answered.
-        return in_a_thread(lambda: self._connect(worker, deadline), f"farcall-dial-{self.me.name}")
+        # Uninterrupted, since the peer has a link as soon as it has answered.
+        return uninterrupted(
+            lambda: self._connect(worker, deadline), f"farcall-dial-{self.me.name}"
+        )
 
     def _connect(self, worker: Worker, deadline: float) -> L:
         with self._lock:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from farcall.errors import FarcallError
-from farcall.threads import FarcallThread
+from farcall.threads import FarcallThread, is_main_thread
 
 T = TypeVar("T")
 
@@ -39,6 +39,17 @@ def take(lock: Lock, timeout: float = 0.0) -> bool:
     for is_taken in iter(partial(lock.acquire, *how), None):
         return is_taken
     raise AssertionError("acquire gives no None")
+
+
+def uninterrupted(run: Callable[[], T], name: str) -> T:
+    """Run a function so that Ctrl-C can't come in the middle: in the main thread, by another one.
+
+    Ctrl-C ends the wait for it then. Locks that the caller holds are not the function's.
+
+    Args:
+        name: of the other thread.
+    """
+    return in_a_thread(run, name) if is_main_thread() else run()
 
 
 def in_a_thread(
