@@ -28,6 +28,7 @@ from farcall.serde.exceptions import (
     set_attribute,
     set_cause,
     set_context,
+    split_state,
     type_name_of,
 )
 from farcall.serde.pickling import Dumped
@@ -145,7 +146,7 @@ def _strip(serializer: Serializer, error: BaseException, options: dict[str, Any]
         for name, value in state.items()
         if (_is_small if name == "obj" else _can_be_sent)(serializer, value, options)
     }
-    return Stripped(cls, tuple(stripped(value) for value in args), kept)
+    return Stripped(cls, tuple(stripped(value) for value in args), *split_state(error, kept))
 
 
 def _can_be_sent(serializer: Serializer, value: Any, options: dict[str, Any]) -> bool:

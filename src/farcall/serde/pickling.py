@@ -21,7 +21,7 @@ import msgspec
 import torch
 from cloudpickle import cloudpickle as cloudpickle_internals
 
-from farcall.serde.exceptions import has_own_reduction, reduce_exception
+from farcall.serde.exceptions import has_own_reduction, reduce_by_own_word, reduce_exception
 from farcall.serde.functions import MAIN, SPAWNED_MAIN, name_of, resolve
 from farcall.serde.loading import load_reference
 from farcall.serde.sharing import plan_of
@@ -285,7 +285,9 @@ _reduce_plainly = methodcaller("__reduce_ex__", PROTOCOL)
 
 def _family_reducer(kind: type) -> Reducer | None:
     if issubclass(kind, BaseException):
-        return None if has_own_reduction(kind) else reduce_exception
+        if kind in copyreg.dispatch_table:
+            return None
+        return reduce_by_own_word if has_own_reduction(kind) else reduce_exception
     return _reduce_script if issubclass(kind, _SCRIPTED) else None
 
 
