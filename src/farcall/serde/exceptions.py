@@ -21,7 +21,9 @@ from typing import Any
 
 from farcall.serde.tracebacks import (
     MAX_EARLIER,
+    MAX_NAME,
     cause_of,
+    clipped,
     context_of,
     encodable,
     frames_of,
@@ -401,9 +403,9 @@ def type_name_of(error: BaseException) -> str:
     try:
         cls = type(error)
         # Past a metaclass.
-        name = encodable(vars(type)["__qualname__"].__get__(cls))
+        name = vars(type)["__qualname__"].__get__(cls)
         module = vars(type)["__module__"].__get__(cls)
-        return name if module == "builtins" else f"{encodable(str(module))}.{name}"
+        return encodable(clipped(name if module == "builtins" else f"{module}.{name}", MAX_NAME))
     except BaseException:
         return "an exception whose type has no name"
 
