@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,20 @@ class WithSlots(Exception):
     @property
     def hidden(self) -> int:
         return self.__hidden
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class FrozenWithSlots(Exception):
+    shown: int
+    hidden: int
+
+
+class TupleState(Exception):
+    def __getstate__(self) -> Any:
+        return self.shown, self.hidden  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: Any) -> None:
+        self.shown, self.hidden = state
 
 
 class OwnReduction(Exception):
@@ -67,6 +82,16 @@ ERRORS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "StopIteration": (lambda: raise_(StopIteration(5)), ("value",)),
     "StopIteration, changed": (lambda: raise_(changed(StopIteration(5), value=6)), ("value",)),
     "slots": (lambda: raise_(WithSlots(1, 2)), ("shown", "hidden")),
+    "frozen with slots": (lambda: raise_(FrozenWithSlots(1, 2)), ("shown", "hidden")),
+    "frozen with slots, two hops": (
+        lambda: rpc.rpc_sync("w0", raise_, args=(FrozenWithSlots(1, 2),)),
+        ("shown", "hidden"),
+    ),
+    "tuple as state": (
+        lambda: raise_(changed(TupleState("x"), shown=1, hidden=2)),
+        ("shown", "hidden", "args"),
+    ),
+    "tuple as state, unset": (lambda: raise_(TupleState("x")), ("args",)),
     "notes": (lambda: raise_(with_note(ValueError("x"))), ("__notes__",)),
     "notes of an own reduction": (lambda: raise_(with_note(OwnReduction())), ("__notes__",)),
 }

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 from stations import Station, Threads, content, request, soon, take
 
+from farcall.errors import SerializationError
 from farcall.transport.base import Arrived, Event
 from farcall.transport.framing import READ_SIZE
-from farcall.wire.frames import HEADER, Frame
+from farcall.wire import frames
+from farcall.wire.frames import HEADER, Frame, Limits
 from farcall.wire.messages import MESSAGES, Leaving, Register, Reply
 
 StationMaker = Callable[..., Station]
@@ -163,6 +165,34 @@ def test_links_of_both_directions_are_different_and_carry_frames_both_ways(
     answer_at_near, answer_at_far = near.arrived(), far.arrived()
     assert (answer_at_near.link, answer_at_near.frame.call_id) == (there, 11)
     assert (answer_at_far.link, answer_at_far.frame.call_id) == (back, 12)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(Leaving("x" * 100_000)),
+        Frame(Reply(), body=bytes(100_000)),
+        Frame(Reply(), buffers=[bytes(8)] * 9),
+        Frame(Reply(), buffers=[bytes(100_000)]),
+        Frame(Reply(), buffers=[bytes(60_000)] * 3),
+    ],
+    ids=Limits._fields,
+)
+def test_frame_that_is_too_large_is_refused_and_the_link_goes_on(
+    limited_station: StationMaker, frame: Frame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = limited_station(), limited_station()
+    near.read()
+    far.read()
+    link = near.connect(far)
+    monkeypatch.setattr(frames, "SENDING_LIMITS", Limits(90_000, 90_000, 8, 90_000, 150_000))
+    for _ in range(2):
+        with pytest.raises(SerializationError, match="the limit is"):
+            link.send(frame, soon())
+        with pytest.raises(SerializationError, match="the limit is"):
+            link.exchange(frame, soon())
+    link.send(request(7, b"small", [bytes(90_000)]), soon())
+    assert far.arrived().frame.call_id == 7
 
 
 def test_link_says_who_is_at_the_other_end(pair: tuple[Station, Station]) -> None:

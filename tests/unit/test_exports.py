@@ -62,6 +62,7 @@ EXPORTS = {
         "notes_of",
         "reason_of",
         "resolve",
+        "text_failure",
         "text_of",
         "type_name_of",
     ],

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from farcall.ids import RefId
-from farcall.protocol.ref_entries import Drop, HeldState, Ready, Send, TransferKey, Unavailable
+from farcall.protocol.ref_entries import (
+    MAX_ENTRIES,
+    Drop,
+    HeldState,
+    Outbox,
+    Ready,
+    Send,
+    TransferKey,
+    Unavailable,
+)
 from farcall.protocol.refs import Refs
+from farcall.wire.frames import DEFAULT_LIMITS
 from farcall.wire.messages import (
     Pinned,
     Received,
@@ -21,6 +31,7 @@ from farcall.wire.messages import (
     Registered,
     Release,
     Released,
+    encode_message,
 )
 
 OWNER, HOLDER, THIRD = 1, 2, 3
@@ -615,3 +626,20 @@ class OwnerMachine(RuleBasedStateMachine):
 
 TestOwnerAgainstModel = OwnerMachine.TestCase
 TestOwnerAgainstModel.settings = settings(max_examples=50, deadline=None)
+
+
+@pytest.mark.parametrize("message", [Register, Release])
+def test_any_number_of_entries_is_said_in_messages_that_fit_into_frames(
+    message: type[Register] | type[Release],
+) -> None:
+    count = 3 * MAX_ENTRIES - 1
+    outbox = Outbox()
+    for number in range(count):
+        say = outbox.register if message is Register else outbox.release
+        say(OWNER, (1 << 62, number, 5))
+    said = [instruction.message for instruction in outbox.take()]
+    assert [type(one) for one in said] == [message] * 3
+    assert [entry[1] for one in said for entry in one.entries] == list(range(count))
+    longest = ((2**64 - 1, 2**64 - 1, 2**64 - 1, True),) * MAX_ENTRIES
+    assert len(encode_message(Registered(longest))) < DEFAULT_LIMITS.meta // 16
+    assert outbox.take() == []

@@ -6,7 +6,8 @@ import struct
 
 import pytest
 
-from farcall.errors import BadFrame
+from farcall.errors import BadFrame, SerializationError
+from farcall.wire import frames
 from farcall.wire.frames import (
     ALIGNMENT,
     DEFAULT_LIMITS,
@@ -28,11 +29,13 @@ from farcall.wire.messages import (
     Failure,
     Kind,
     Leaving,
+    OnDevice,
     Reference,
     Register,
     Reply,
     Request,
     decode_message,
+    encode_message,
 )
 
 REFERENCE = Reference(1 << 62, 5, 1 << 61, "owner", 3)
@@ -176,3 +179,62 @@ def test_metadata_that_is_no_request_is_refused(meta: bytes) -> None:
 def test_frame_shows_its_sizes_and_not_its_contents() -> None:
     frame = Frame(Cancel(), 3, b"x" * 1000, [b"y" * 10, b""])
     assert repr(frame) == "Frame(Cancel(), call_id=3, body=1000 bytes, buffers=[10, 0])"
+
+
+# All above what a sender need not look at.
+SMALL = Limits(meta=100_000, body=50_000, buffers=40, buffer=60_000, frame=90_000)
+TEXT = 100_000 - len(encode_message(Leaving("x" * 99_000))) + 99_000
+AT_LIMIT = {
+    "meta": Frame(Leaving("x" * TEXT)),
+    "body": Frame(Reply(), body=bytes(50_000)),
+    "buffers": Frame(Reply(), buffers=[b""] * 40),
+    "buffer": Frame(Reply(), buffers=[bytes(60_000)]),
+    "frame": Frame(Reply(), body=bytes(10_000), buffers=[bytes(40_000)] * 2),
+}
+ABOVE_LIMIT = {
+    "meta": Frame(Leaving("x" * (TEXT + 1))),
+    "body": Frame(Reply(), body=bytes(50_001)),
+    "buffers": Frame(Reply(), buffers=[b""] * 41),
+    "buffer": Frame(Reply(), buffers=[bytes(60_001)]),
+    "frame": Frame(Reply(), body=bytes(10_001), buffers=[bytes(40_000)] * 2),
+}
+
+
+def received(data: bytes, limits: Limits) -> None:
+    """What a receiver checks."""
+    header = decode_header(data, limits)
+    decode_table(header, data[HEADER.size :][: header.table_length], limits)
+
+
+def test_frames_at_and_above_the_limits_are_there_for_each_limit() -> None:
+    assert set(AT_LIMIT) == set(ABOVE_LIMIT) == set(Limits._fields)
+
+
+@pytest.mark.parametrize("limit", Limits._fields)
+def test_a_sender_refuses_what_a_receiver_would_refuse(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unchecked = joined(ABOVE_LIMIT[limit])
+    with pytest.raises(BadFrame, match=f"the limit is {getattr(SMALL, limit)}"):
+        received(unchecked, SMALL)
+    monkeypatch.setattr(frames, "SENDING_LIMITS", SMALL)
+    received(joined(AT_LIMIT[limit]), SMALL)
+    with pytest.raises(SerializationError, match=f"the limit is {getattr(SMALL, limit)}"):
+        encode(ABOVE_LIMIT[limit])
+
+
+def test_what_a_sender_does_not_look_at_breaks_no_limit() -> None:
+    assert min(frames.SENDING_LIMITS) >= frames.UNCHECKED_SIZE
+    assert frames.SENDING_LIMITS == DEFAULT_LIMITS
+
+
+def test_a_buffer_on_a_device_counts_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "SENDING_LIMITS", SMALL)
+    encode(Frame(Reply(), buffers=[OnDevice(None, 60_000)]))
+    with pytest.raises(SerializationError, match="60001 bytes in one buffer"):
+        encode(Frame(Reply(), buffers=[OnDevice(None, 60_001)]))
+
+
+def test_metadata_of_more_than_a_header_can_say_is_refused() -> None:
+    with pytest.raises(SerializationError, match="the request can't be sent"):
+        frames.check_size(Request("f"), 1 << 33, 0, ())

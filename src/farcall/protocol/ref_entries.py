@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -129,6 +130,9 @@ class Arrival:
 
 Entry = tuple[int, int, int]  # minted_by, number, sequence
 
+# A message of all entries there are, and the answer, could be larger than a frame may be.
+MAX_ENTRIES = 1 << 16
+
 
 class Outbox:
     """What has to be done, in order, with REGISTER and RELEASE batched per owner."""
@@ -151,8 +155,17 @@ class Outbox:
         """Everything since the last call: registrations first, releases last."""
         if not (self._said or self.registers or self.releases):
             return []
-        out: list[Instruction] = [Send(o, Register(tuple(e))) for o, e in self.registers.items()]
+        out: list[Instruction] = [
+            Send(owner, Register(some)) for owner, some in _batches(self.registers)
+        ]
         out += self._said
-        out += [Send(o, Release(tuple(e))) for o, e in self.releases.items()]
+        out += [Send(owner, Release(some)) for owner, some in _batches(self.releases)]
         self.registers, self._said, self.releases = {}, [], {}
         return out
+
+
+def _batches(entries: dict[int, list[Entry]]) -> Iterator[tuple[int, tuple[Entry, ...]]]:
+    """Each owner with its entries, `MAX_ENTRIES` at a time."""
+    for owner, all_of_it in entries.items():
+        for start in range(0, len(all_of_it), MAX_ENTRIES):
+            yield owner, tuple(all_of_it[start : start + MAX_ENTRIES])

@@ -33,8 +33,8 @@ from farcall.serde import (
     dump_failure,
     message_of,
     reason_of,
+    text_failure,
     text_of,
-    type_name_of,
 )
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
@@ -274,7 +274,7 @@ class Job(msgspec.Struct, eq=False):
             )
             if not self.is_ended:
                 text = f"{message_of(error)} (and answering with it failed: {message_of(worse)})"
-                self._answer(Failure(type_name_of(error), text, text_of(error)), Dumped(b""))
+                self._answer(text_failure(error, text), Dumped(b""))
 
     def _fail_value(self, error: BaseException) -> None:
         assert self.place is not None
@@ -303,10 +303,22 @@ class Job(msgspec.Struct, eq=False):
                     message.references = references_of(handles)
                     self.agent.references.pin(key, handles)
                 frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
-                if not self._send(frame) and handles:
+                if not self._send_or_explain(frame) and handles:
                     self.agent.references.unpin(key)
         finally:
             self._end()
+
+    def _send_or_explain(self, frame: Frame) -> bool:
+        """Send an answer. Returns whether the caller gets it, and not an error in its place."""
+        try:
+            return self._send(frame)
+        except SerializationError as error:  # it is too large: nothing of it was written
+            what = "result" if isinstance(frame.message, Reply) else "error"
+            function = self.request.function or "the function"
+            text = f"the {what} of {function} can't be sent: {reason_of(error)}"
+            failure, dumped = dump_failure(self.agent.serializer, SerializationError(text))
+        self._send(Frame(failure, self.frame.call_id, dumped.body))
+        return False
 
     def _end(self) -> None:
         self.is_ended = True
@@ -323,7 +335,11 @@ class Job(msgspec.Struct, eq=False):
         return True
 
     def _send(self, frame: Frame) -> bool:
-        """Send to the caller. False: it won't get the frame, for it is gone or does not read."""
+        """Send to the caller. False: it won't get the frame, for it is gone or does not read.
+
+        Raises:
+            SerializationError: the frame is too large.
+        """
         try:
             self.link.send(frame, self.deadline)
         except (LinkError, NotSent):

@@ -100,8 +100,8 @@ class Outbound:
             raise self._outcomes.unreachable(pending, error) from error
         except TimeoutError as error:
             raise self._outcomes.give_up(pending, error) from None
-        except BaseException as error:  # KeyboardInterrupt
-            self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
+        except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
+            self._outcomes.interrupted(pending, error, may_be_sent=_may_be_sent(link, error))
             raise
         if not is_counted and self._agent.is_closed:
             raise self._outcomes.ended(peer)
@@ -156,8 +156,8 @@ class Outbound:
             self._outcomes.unreachable(pending, error)
         except TimeoutError as error:
             self._outcomes.give_up(pending, error)
-        except BaseException as error:  # KeyboardInterrupt
-            self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
+        except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
+            self._outcomes.interrupted(pending, error, may_be_sent=_may_be_sent(link, error))
             raise
         if pending.recording is not None:
             pending.recording()
@@ -209,9 +209,9 @@ class Outbound:
             fail(handle.ref, self._outcomes.give_up(pending, error), was_sent=False)
         except TimeoutError:
             pass  # the rest follows when the owner reads; `creation_late` says so until then
-        except BaseException as error:  # KeyboardInterrupt
-            self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
-            fail(handle.ref, _of_unmade(error), was_sent=link is not None)
+        except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
+            self._outcomes.interrupted(pending, error, may_be_sent=_may_be_sent(link, error))
+            fail(handle.ref, _of_unmade(error), was_sent=_may_be_sent(link, error))
             raise
         if pending.recording is not None:
             pending.recording()
@@ -362,3 +362,9 @@ def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], N
         then()
 
     return both
+
+
+def _may_be_sent(link: Link | None, error: BaseException) -> bool:
+    """Return whether the callee may have heard of a call that raised this when it was made."""
+    # A link that refuses a frame for its size has written nothing of it.
+    return link is not None and not isinstance(error, SerializationError)

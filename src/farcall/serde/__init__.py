@@ -10,7 +10,7 @@ from farcall.serde.exceptions import (
     notes_of,
     type_name_of,
 )
-from farcall.serde.failures import as_exception, dump_failure, load_failure
+from farcall.serde.failures import as_exception, dump_failure, load_failure, text_failure
 from farcall.serde.functions import Functions, name_of, resolve
 from farcall.serde.loading import Attach, load_reference
 from farcall.serde.pickling import Dumped
@@ -39,6 +39,7 @@ __all__ = [
     "notes_of",
     "reason_of",
     "resolve",
+    "text_failure",
     "text_of",
     "type_name_of",
 ]

@@ -3,8 +3,9 @@
 The standard reduction calls `Type(*args)` on arrival, which fails for every exception whose
 `__init__` takes other arguments than it passes on. Here the instance is made by the built-in base's
 `__new__` and `__init__` with the arguments that it had, then its attributes are set, and the user's
-`__init__` does not run again. A type that says itself how to be pickled (`__reduce__`,
-`__reduce_ex__`, copyreg) is left to its word. Stateless; safe from any thread.
+`__init__` does not run again. The type's own `__setstate__` runs where pickle would call it. A type
+that says itself how to be pickled (`__reduce__`, `__reduce_ex__`, copyreg) is left to its word.
+Stateless; safe from any thread.
 
 An exception is an object of the user: all its special methods may raise anything. Functions that
 must not fail say so, and read and write exceptions past those methods.
@@ -13,14 +14,16 @@ must not fail say so, and read and write exceptions past those methods.
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 from farcall.serde.tracebacks import (
     MAX_EARLIER,
+    MAX_NAME,
     cause_of,
+    clipped,
     context_of,
     encodable,
     frames_of,
@@ -29,6 +32,9 @@ from farcall.serde.tracebacks import (
 )
 
 MAX_CHAIN = MAX_EARLIER  # exceptions in a chain of causes that is kept
+
+# The attributes that farcall gives to an exception on arrival; no type's `__setstate__` sees them.
+ARRIVAL_ATTRIBUTES = ("remote_worker", "remote_traceback")
 
 
 class RemoteTraceback(Exception):
@@ -72,10 +78,7 @@ def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...]
     No code of the user runs.
     """
     cls = type(error)
-    # The built-in reductions know what `args` does not tell, such as an OSError's file name.
-    base: Any = next(b for b in cls.__mro__ if _is_builtin(b) and "__reduce__" in vars(b))
-    reduced: Any = base.__reduce__(error)
-    state = dict((reduced[2] if len(reduced) > 2 else None) or {})
+    args, state = _reduced(error)
     for owner in cls.__mro__:
         for name in _fields_of(owner):
             with suppress(AttributeError):
@@ -83,7 +86,15 @@ def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...]
                 # None is what a built-in field is when nobody has set it.
                 if value is not None or not _is_builtin(owner):
                     state.setdefault(name, value)
-    return cls, tuple(reduced[1]), state
+    return cls, args, state
+
+
+def _reduced(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments and the state that the built-in reduction gives."""
+    # The built-in reductions know what `args` does not tell, such as an OSError's file name.
+    base: Any = next(b for b in type(error).__mro__ if _is_builtin(b) and "__reduce__" in vars(b))
+    reduced: Any = base.__reduce__(error)
+    return tuple(reduced[1]), dict((reduced[2] if len(reduced) > 2 else None) or {})
 
 
 def _fields_of(owner: type) -> Iterator[str]:
@@ -100,24 +111,96 @@ _WITHOUT_FIELDS = frozenset((object, BaseException, BaseExceptionGroup))
 
 
 def reduce_exception(error: BaseException) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The reduction of an exception for which `has_own_reduction` is false."""
-    return rebuild_exception, parts_of(error)
+    """Return the reduction of an exception for which `has_own_reduction` is false."""
+    cls, args, state = parts_of(error)
+    return rebuild_exception, (cls, args, *split_state(error, state))
+
+
+def split_state(error: BaseException, state: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the attributes to be set one by one, and those for `__setstate__`, if there are any.
+
+    Pickle hands an exception's `__dict__` to `__setstate__`, if there is something in it, and
+    never asks `__getstate__`. A `__setstate__` that expects another kind of state, such as the list
+    of a dataclass with slots, would take the names of the attributes for values. So that method
+    gets nothing, and all attributes are set one by one.
+    """
+    given = _given_to_setstate(error)
+    if not given:
+        return (dict(state),)
+    one_by_one = {name: value for name, value in state.items() if name not in given}
+    return one_by_one, {name: value for name, value in state.items() if name in given}
+
+
+def _given_to_setstate(error: Any) -> frozenset[str]:
+    cls = type(error)
+    if _is_builtin(_defining_class(cls, "__setstate__")):
+        return frozenset()
+    names = frozenset(_reduced(error)[1]).difference(ARRIVAL_ATTRIBUTES)
+    if names and not _is_builtin(_defining_class(cls, "__getstate__")):
+        with suppress(Exception):
+            if isinstance(error.__getstate__(), dict):
+                return names
+        return frozenset()
+    return names
 
 
 def rebuild_exception(
-    cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+    cls: type[BaseException],
+    args: tuple[Any, ...],
+    state: dict[str, Any],
+    given: dict[str, Any] | None = None,
 ) -> BaseException:
-    """Make an exception of this type, args and attributes, without running its own `__init__`."""
+    """Make an exception of this type, without running its own `__init__`.
+
+    Args:
+        cls: the type.
+        args: the arguments for the built-in base.
+        state: the attributes to be set one by one.
+        given: the attributes for the type's own `__setstate__`; None or empty: it is not called.
+            If it raises, they are set one by one, too.
+    """
     if not (isinstance(cls, type) and issubclass(cls, BaseException)):
         raise TypeError(f"{cls!r} is not an exception type")
     error = _new(cls, args)
     _initialize(error, args)
-    if not _is_builtin(_defining_class(cls, "__setstate__")):
-        error.__setstate__(state)
-        return error
+    if given:
+        try:
+            error.__setstate__(dict(given))
+        except Exception:
+            _set_attributes(error, given)
+    # Afterwards, for a `__setstate__` may take what it gets for something else.
+    _set_attributes(error, state)
+    return error
+
+
+def _set_attributes(error: BaseException, state: Mapping[str, Any]) -> None:
     for name, value in state.items():
         set_attribute(error, name, value)
-    return error
+
+
+def reduce_by_own_word(error: BaseException) -> Any:
+    """Return the reduction of an exception for which `has_own_reduction` is true.
+
+    What the type says is changed only for an exception that came from another worker: the type's
+    `__setstate__` gets none of `ARRIVAL_ATTRIBUTES`.
+    """
+    reduced = error.__reduce_ex__(5)
+    if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
+        return reduced
+    state = dict(reduced[2])
+    ours = {name: state.pop(name) for name in ARRIVAL_ATTRIBUTES if name in state}
+    if not ours or (len(reduced) > 5 and reduced[5] is not None):
+        return reduced
+    items = (*reduced[3:5], None, None)[:2]
+    return (*reduced[:2], (state, ours), *items, set_split_state)
+
+
+def set_split_state(error: Any, states: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Give an exception the state that its type's reduction gave, then farcall's attributes."""
+    state, ours = states
+    if state:
+        error.__setstate__(state)
+    _set_attributes(error, ours)
 
 
 def copy_of(
@@ -173,7 +256,10 @@ def set_attribute(error: BaseException, name: str, value: object) -> None:
 def get_attribute(error: BaseException, name: str) -> Any:
     """Return an attribute of the instance past all that its type defines; None without it."""
     with suppress(BaseException):
-        return object.__getattribute__(error, "__dict__").get(name)
+        if any(name in vars(base) for base in type(error).__mro__):
+            return object.__getattribute__(error, "__dict__").get(name)
+        # This makes no `__dict__`: pickle calls `__setstate__` of an exception that has one.
+        return object.__getattribute__(error, name)
     return None
 
 
@@ -301,9 +387,9 @@ class Stripped:
     __slots__ = ("_parts",)
 
     def __init__(
-        self, cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+        self, cls: type[BaseException], args: tuple[Any, ...], *states: dict[str, Any]
     ) -> None:
-        self._parts = (cls, args, state)
+        self._parts = (cls, args, *states)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return rebuild_exception, self._parts
@@ -317,9 +403,9 @@ def type_name_of(error: BaseException) -> str:
     try:
         cls = type(error)
         # Past a metaclass.
-        name = encodable(vars(type)["__qualname__"].__get__(cls))
+        name = vars(type)["__qualname__"].__get__(cls)
         module = vars(type)["__module__"].__get__(cls)
-        return name if module == "builtins" else f"{encodable(str(module))}.{name}"
+        return encodable(clipped(name if module == "builtins" else f"{module}.{name}", MAX_NAME))
     except BaseException:
         return "an exception whose type has no name"
 

@@ -9,7 +9,7 @@ Stateless; safe from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,12 +28,15 @@ from farcall.serde.exceptions import (
     set_attribute,
     set_cause,
     set_context,
+    split_state,
     type_name_of,
 )
 from farcall.serde.pickling import Dumped
 from farcall.serde.serializer import Body, Serializer
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.tracebacks import (
+    MAX_TEXT,
+    clipped,
     encodable,
     frames_of,
     shows_everything,
@@ -46,6 +49,7 @@ from farcall.wire.messages import Failure
 # The object whose attribute was missing goes along if it takes no more than this.
 MAX_OBJECT_BYTES = 16 << 10
 MAX_PICKLE = 64 << 10  # bytes that the pickle of one cause may take
+NOTE_CHARACTERS = 16  # what a note counts beside its text
 
 
 def dump_failure(
@@ -60,25 +64,43 @@ def dump_failure(
     `by_value` and `device_map` are as for `Serializer.dump`.
     """
     options = {"by_value": by_value, "device_map": device_map}
-    failure = Failure(
-        type_name_of(error),
-        message_of(error),
-        text_of(error),
-        frames=tuple(frames_of(traceback_of_exception(error))),
-        notes=tuple(encodable(note) for note in notes_of(error) if type(note) is str),
-    )
+    failure = text_failure(error, message_of(error))
+    failure.frames = tuple(frames_of(traceback_of_exception(error)))
+    failure.notes = tuple(_notes_that_fit(error))
     with suppress(BaseException):
         failure.earlier = tuple(
             (
                 is_cause,
                 type_name_of(one),
-                message_of(one),
+                clipped(message_of(one), MAX_TEXT // MAX_CHAIN),
                 tuple(frames_of(traceback_of_exception(one))),
                 _small_pickle(serializer, one, options),
             )
             for is_cause, one in earlier_than(error)
         )
     return failure, _dump(serializer, error, options) or Dumped(b"")
+
+
+def text_failure(error: BaseException, message: str) -> Failure:
+    """Return the message for an exception of which nothing but text is sent. Never raises.
+
+    Args:
+        error: the exception.
+        message: what stands for its `str`; clipped to `MAX_TEXT` characters.
+    """
+    return Failure(type_name_of(error), clipped(message, MAX_TEXT), text_of(error))
+
+
+def _notes_that_fit(error: BaseException) -> Iterator[str]:
+    """The notes that are strings, clipped to `MAX_TEXT` characters in all."""
+    notes = [note for note in notes_of(error) if type(note) is str]
+    room = MAX_TEXT
+    for index, note in enumerate(notes):
+        if room <= 0:
+            yield f"... [{len(notes) - index} notes left out] ..."
+            return
+        yield encodable(clipped(note, room))
+        room -= len(note) + NOTE_CHARACTERS
 
 
 def _dump(serializer: Serializer, error: BaseException, options: dict[str, Any]) -> Dumped | None:
@@ -145,7 +167,7 @@ def _strip(serializer: Serializer, error: BaseException, options: dict[str, Any]
         for name, value in state.items()
         if (_is_small if name == "obj" else _can_be_sent)(serializer, value, options)
     }
-    return Stripped(cls, tuple(stripped(value) for value in args), kept)
+    return Stripped(cls, tuple(stripped(value) for value in args), *split_state(error, kept))
 
 
 def _can_be_sent(serializer: Serializer, value: Any, options: dict[str, Any]) -> bool:

@@ -21,9 +21,10 @@ import msgspec
 import torch
 from cloudpickle import cloudpickle as cloudpickle_internals
 
-from farcall.serde.exceptions import has_own_reduction, reduce_exception
+from farcall.serde.exceptions import has_own_reduction, reduce_by_own_word, reduce_exception
 from farcall.serde.functions import MAIN, SPAWNED_MAIN, name_of, resolve
 from farcall.serde.loading import load_reference
+from farcall.serde.scripts import SCRIPTED, hidden_tensors, reduce_script
 from farcall.serde.sharing import plan_of
 from farcall.serde.tensors import (
     INLINE_BYTES,
@@ -55,7 +56,6 @@ _REDUCERS: dict[type, Reducer] = {
     torch.TypedStorage: reduce_typed_storage,
 }
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_SCRIPTED = (torch.jit.ScriptModule, torch._C.ScriptFunction)
 _MAINS = (MAIN, SPAWNED_MAIN)
 
 
@@ -71,6 +71,7 @@ class Dumped(msgspec.Struct):
         buffers: its out-of-band buffers, flat bytes, not copied: they show later changes. Some may
             be `OnDevice`, if the device map is direct.
         tensors: the tensors in it that require grad, in the order in which `load` attaches them.
+            A `HiddenTensors` among them stands for some that `load` can't attach.
         references: the references in it; `load` is to be given what stands for them.
     """
 
@@ -83,7 +84,7 @@ class Dumped(msgspec.Struct):
 class Met:
     """What is met in one message and does not go into its pickle, or not only."""
 
-    __slots__ = ("buffers", "check", "device_map", "notes", "references", "tensors")
+    __slots__ = ("buffers", "check", "device_map", "modules", "notes", "references", "tensors")
 
     def __init__(self, check: Check | None) -> None:
         self.check = check
@@ -91,6 +92,7 @@ class Met:
         self.buffers: list[memoryview | OnDevice] = []
         self.tensors: list[torch.Tensor] = []
         self.references: list[Any] = []
+        self.modules: list[torch.nn.Module] = []  # with reductions of their own
         self.notes = Notes()
 
     def collect(self, dump: Callable[[Any], bytes], value: Any) -> Dumped:
@@ -107,9 +109,14 @@ class Met:
                 plan = plan_of(notes.memory, reduce_span)
                 if plan:
                     self.buffers, self.tensors, self.references = [], [], []
+                    self.modules = []
                     notes.plan = plan
                     body = dump(value)
+            if self.modules:
+                self._note_hidden()
         finally:
+            if self.modules:
+                self.modules = []
             if notes.memory:
                 notes.clear()
         return self.dumped(body)
@@ -137,6 +144,27 @@ class Met:
 
     def reduce_storage(self, value: Any) -> Any:
         return reduce_untyped_storage(value, self.notes)
+
+    def reduce_module(self, value: Any) -> Any:
+        """Reduce a module by its own word, which need not mention its parameters."""
+        self.modules.append(value)
+        return _reduce_plainly(value)
+
+    def _note_hidden(self) -> None:
+        """Note the parameters of modules that their own reductions have left out."""
+        met = set(map(id, self.tensors))
+        for module in self.modules:
+            if any(one.requires_grad and id(one) not in met for one in module.parameters()):
+                self.tensors.append(hidden_tensors(module))
+
+    def reduce_script(self, value: Any) -> Any:
+        if isinstance(value, torch._C.ScriptFunction):
+            name = name_of(value)
+            if name is not None:
+                return resolve, (name,)
+        reduced, tensors = reduce_script(value)
+        self.tensors += tensors
+        return reduced
 
     def reduce_reference(self, value: Any) -> Any:
         if self.check is not None:
@@ -213,7 +241,11 @@ class _Reducers(dict[type, Reducer]):
 
     def __missing__(self, kind: type) -> Reducer:
         # Not remembered: the table would keep the types of users alive.
-        reducer = self._more.get(kind) or _family_reducer(kind) or copyreg.dispatch_table.get(kind)
+        reducer = (
+            self._more.get(kind)
+            or _family_reducer(kind, self._met)
+            or copyreg.dispatch_table.get(kind)
+        )
         if reducer is not None:
             return reducer
         if issubclass(kind, torch.Tensor):
@@ -262,7 +294,7 @@ class ByValuePickler(_CloudPickler):
             return self._met.reduce_storage(value)
         if kind in _REDUCERS:
             return _REDUCERS[kind](value)
-        reducer = self._more.get(kind) or _family_reducer(kind)
+        reducer = self._more.get(kind) or _family_reducer(kind, self._met)
         if reducer is None and isinstance(value, torch.Tensor):
             reducer = copyreg.dispatch_table.get(kind) or self._met.reduce_subclass
         return super().reducer_override(value) if reducer is None else reducer(value)
@@ -279,26 +311,22 @@ class ByValuePickler(_CloudPickler):
         return super().reducer_override(value)
 
 
+_REDUCTIONS = ("__reduce_ex__", "__reduce__", "__getstate__")
 # The default, for a type that has no reducer of its own.
 _reduce_plainly = methodcaller("__reduce_ex__", PROTOCOL)
 
 
-def _family_reducer(kind: type) -> Reducer | None:
+def _family_reducer(kind: type, met: Met) -> Reducer | None:
     if issubclass(kind, BaseException):
-        return None if has_own_reduction(kind) else reduce_exception
-    return _reduce_script if issubclass(kind, _SCRIPTED) else None
+        if kind in copyreg.dispatch_table:
+            return None
+        return reduce_by_own_word if has_own_reduction(kind) else reduce_exception
+    if issubclass(kind, SCRIPTED):
+        return met.reduce_script
+    if issubclass(kind, torch.nn.Module) and kind not in copyreg.dispatch_table:
+        return None if _reduces_as_usual(kind) else met.reduce_module
+    return None
 
 
-def _reduce_script(value: Any) -> Any:
-    if isinstance(value, torch._C.ScriptFunction):
-        name = name_of(value)
-        if name is not None:
-            return resolve, (name,)
-    stream = io.BytesIO()
-    torch.jit.save(value, stream)
-    return rebuild_script, (pickle.PickleBuffer(stream.getvalue()),)
-
-
-def rebuild_script(saved: Any) -> Any:
-    """A script module from what `torch.jit.save` wrote."""
-    return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
+def _reduces_as_usual(kind: Any) -> bool:
+    return all(getattr(kind, name) is getattr(object, name) for name in _REDUCTIONS)

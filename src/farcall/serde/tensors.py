@@ -23,6 +23,7 @@ from torch._tensor import _rebuild_from_type_v2
 
 from farcall.errors import SerializationError
 from farcall.serde.loading import attached
+from farcall.serde.scripts import HiddenTensors
 from farcall.serde.shared import export
 from farcall.serde.sharing import HOLES_ALLOWED_BYTES, Place, Plan, key_of
 from farcall.wire.messages import OnDevice
@@ -259,6 +260,8 @@ def is_recorded(tensor: torch.Tensor) -> bool:
 
 def described(tensor: torch.Tensor) -> str:
     """Name the kind of a tensor, for errors."""
+    if type(tensor) is HiddenTensors:
+        return f"a tensor that a module of type {tensor.inside} pickles in a way of its own"
     nested = "nested " if tensor.is_nested else ""
     return f"a {nested}tensor of type {type(tensor).__module__}.{type(tensor).__qualname__}"
 

@@ -26,6 +26,10 @@ Frames = list[tuple[str, str, int]]
 MAX_FRAMES = 100
 MAX_LINE = 1 << 24
 MAX_EARLIER = 8  # causes and contexts that are looked at
+# Characters that a text of an exception, and a name in one, may have; the rest is left out. All
+# texts of one failure together must stay far below what the metadata of a frame may take.
+MAX_TEXT = 1 << 20
+MAX_NAME = 1 << 10
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _DEMOS = os.path.join(_PACKAGE, "demos", "")
@@ -53,10 +57,14 @@ def frames_of(trace: TracebackType | None) -> Frames:
     for one in _links(trace):
         code = one.tb_frame.f_code
         if everything or not is_own(code.co_filename):
-            frames.append((encodable(code.co_filename), encodable(code.co_name), one.tb_lineno))
+            frames.append((_name(code.co_filename), _name(code.co_name), one.tb_lineno))
     if len(frames) > MAX_FRAMES:
         frames[MAX_FRAMES // 2 : -(MAX_FRAMES // 2)] = []
     return frames
+
+
+def _name(text: str) -> str:
+    return encodable(clipped(text, MAX_NAME))
 
 
 def traceback_from(frames: Sequence[Any]) -> TracebackType | None:
@@ -120,7 +128,11 @@ def hide_own_frames(error: BaseException) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the traceback as text, with those of its causes and contexts. Never raises."""
+    """Return the traceback as text, with those of its causes and contexts, clipped. Never raises.
+
+    Returns:
+        Text of `MAX_TEXT` characters at most, and the mark that says how many were left out.
+    """
     try:
         shown = traceback.TracebackException(type(error), error, traceback_of_exception(error))
         if not shows_everything():
@@ -128,7 +140,7 @@ def text_of(error: BaseException) -> str:
         text = "".join(shown.format())
     except BaseException as failure:
         return f"<formatting the traceback raised {type(failure).__name__}>\n"
-    return encodable(text)
+    return encodable(clipped(text, MAX_TEXT))
 
 
 def _hide(shown: traceback.TracebackException | None) -> None:
@@ -138,6 +150,21 @@ def _hide(shown: traceback.TracebackException | None) -> None:
             _hide(member)
         _hide(shown.__cause__)
         shown = shown.__context__
+
+
+def clipped(text: str, limit: int) -> str:
+    """Return the text, or its beginning and end with a mark that says how much was left out.
+
+    Args:
+        text: the text.
+        limit: how many characters of it are kept.
+    """
+    if len(text) <= limit:
+        return text
+    end = limit // 2
+    begin = limit - end
+    left_out = f"... [{len(text) - limit} characters left out] ..."
+    return f"{text[:begin]}{left_out}{text[len(text) - end :]}"
 
 
 def encodable(text: str) -> str:

@@ -54,6 +54,8 @@ class Link(Protocol):
             NotSent: the deadline passed before anything was written.
             TimeoutError: the deadline passed in the middle. The peer gets the frame nevertheless.
             LinkError: the link is lost.
+            SerializationError: the frame is larger than a peer takes. Nothing was written, and the
+                link goes on.
         """
 
     def exchange(
@@ -70,6 +72,7 @@ class Link(Protocol):
             NotSent: the deadline passed before anything was written.
             TimeoutError: the deadline passed later.
             LinkError: the link is lost.
+            SerializationError: as for `send`.
         """
 
     def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> Frame | None:

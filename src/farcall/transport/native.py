@@ -28,7 +28,7 @@ from farcall.transport.handshake import Identity
 from farcall.transport.joining import Way
 from farcall.transport.listening import Listening
 from farcall.transport.spin import spare_cores
-from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
+from farcall.wire.frames import DEFAULT_LIMITS, UNCHECKED_SIZE, Frame, Limits, check_size
 from farcall.wire.messages import KINDS, Buffer, Message, decode_message, encode_message
 
 _DIALLED, _ACCEPTED = 0, 1
@@ -85,12 +85,15 @@ class NativeLink:
         return self._core.striped_buffers
 
     def send(self, frame: Frame, deadline: float) -> None:
-        message = frame.message
+        message, body = frame.message, frame.body
+        meta = encode_message(message)
+        if frame.buffers or len(meta) + len(body) > UNCHECKED_SIZE:
+            check_size(message, len(meta), len(body), frame.buffers)
         status = self._core.send(
             _NUMBERS[type(message)],
             frame.call_id,
-            encode_message(message),
-            frame.body,
+            meta,
+            body,
             _with_files(frame.buffers) if self._lends else frame.buffers,
             deadline,
         )
@@ -100,12 +103,15 @@ class NativeLink:
     def exchange(
         self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
     ) -> Frame:
-        message = frame.message
+        message, body = frame.message, frame.body
+        meta = encode_message(message)
+        if frame.buffers or len(meta) + len(body) > UNCHECKED_SIZE:
+            check_size(message, len(meta), len(body), frame.buffers)
         answer = self._core.exchange(
             _NUMBERS[type(message)],
             frame.call_id,
-            encode_message(message),
-            frame.body,
+            meta,
+            body,
             _with_files(frame.buffers) if self._lends else frame.buffers,
             deadline,
             meanwhile,

@@ -8,7 +8,8 @@ A frame is
     body         body_length bytes: pickled user data, opaque here
     buffers      each starts at the next multiple of 64 bytes from the start of the frame
 
-Decoding checks every length against `Limits` before anything is allocated.
+Decoding checks every length against `Limits` before anything is allocated. The sender checks the
+same lengths before anything is written: a frame that breaks a limit would cost it the link.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from farcall.errors import BadFrame
-from farcall.wire.messages import KINDS, Buffer, Kind, Message, encode_message
+from farcall.errors import BadFrame, SerializationError
+from farcall.wire.messages import KINDS, Buffer, Kind, Message, OnDevice, encode_message
 
 MAGIC = b"fcal"
 VERSION = 1
@@ -28,6 +29,7 @@ ALIGNMENT = 64
 
 # magic, version, kind, flags, meta_length, buffer_count, call_id, body_length
 HEADER = struct.Struct("<4sBBHIIQQ")
+_pack = HEADER.pack
 
 _KINDS = {int(kind): kind for kind in Kind}
 
@@ -43,6 +45,9 @@ class Limits(NamedTuple):
 
 
 DEFAULT_LIMITS = Limits()
+SENDING_LIMITS = DEFAULT_LIMITS  # what every receiver takes
+# A frame without buffers whose metadata and body have no more bytes than this breaks no limit.
+UNCHECKED_SIZE = 32 << 10
 
 
 class Header(NamedTuple):
@@ -88,32 +93,69 @@ def padding(offset: int) -> int:
 _PADS = [bytes(n) for n in range(ALIGNMENT)]
 
 
+def check_size(message: Message, meta: int, body: int, buffers: Sequence[Buffer]) -> None:
+    """Check that a receiver takes a frame, before anything of it is written.
+
+    Args:
+        message: the message of the frame, for the error.
+        meta: the length of its metadata, in bytes.
+        body: the length of its body, in bytes.
+        buffers: its buffers.
+
+    Raises:
+        SerializationError: the frame breaks a limit that receivers enforce. Its message says which.
+    """
+    limits = SENDING_LIMITS
+    lengths = [one.size if type(one) is OnDevice else len(one) for one in buffers]
+    most = max(lengths, default=0)
+    total = body + sum(lengths)
+    for length, limit, what in (
+        (meta, limits.meta, "bytes of metadata (names, references and texts)"),
+        (body, limits.body, "bytes of pickled data"),
+        (len(lengths), limits.buffers, "buffers"),
+        (most, limits.buffer, "bytes in one buffer"),
+        (total, limits.frame, "bytes in all"),
+    ):
+        if length > limit:
+            name = type(message).__name__.lower()
+            raise SerializationError(
+                f"the {name} can't be sent: it has {length} {what}; the limit is {limit}"
+            )
+
+
 def encode(frame: Frame) -> list[Buffer]:
-    """The frame as a list of byte strings and buffers to be written one after the other.
+    """Return the frame as byte strings and buffers to be written one after the other.
 
     Large bodies and buffers are passed through, not copied. Buffers must be flat bytes.
+
+    Raises:
+        SerializationError: the frame is larger than a receiver takes.
     """
     message = frame.message
     meta = encode_message(message)
     body, buffers = frame.body, frame.buffers
-    head = HEADER.pack(
+    meta_length, body_length = len(meta), len(body)
+    if not buffers and meta_length + body_length <= UNCHECKED_SIZE:
+        kind, call_id = KINDS[type(message)], frame.call_id
+        head = _pack(MAGIC, VERSION, kind, 0, meta_length, 0, call_id, body_length)
+        return [b"".join((head, meta, body))]
+    check_size(message, meta_length, body_length, buffers)
+    head = _pack(
         MAGIC,
         VERSION,
         KINDS[type(message)],
         0,
-        len(meta),
+        meta_length,
         len(buffers),
         frame.call_id,
-        len(body),
+        body_length,
     )
     if not buffers:
-        if len(body) < 32768:
-            return [b"".join((head, meta, body))]
         return [head + meta, body]
     lengths = [len(buffer) for buffer in buffers]
     table = struct.pack(f"<{len(lengths)}Q", *lengths)
     parts: list[Buffer] = [head + table + meta, body]
-    offset = len(parts[0]) + len(body)
+    offset = len(parts[0]) + body_length
     for buffer, length in zip(buffers, lengths, strict=True):
         pad = -offset % ALIGNMENT
         if pad:
