@@ -18,7 +18,7 @@ from farcall.runtime.context import current, current_agent
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.runtime.inbound import Deferred, result_of
-from farcall.runtime.methods import RemoteMethod, check_is_method
+from farcall.runtime.methods import RemoteMethod, check_is_for_the_owner, check_is_method
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.peers import inherited_from
 from farcall.runtime.references import RefHandle
@@ -259,6 +259,7 @@ class _Methods:
         self.__timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        check_is_for_the_owner(name)
         return RemoteMethod(self.__invoke, name)
 
     def __invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
