@@ -1,4 +1,4 @@
-"""`torch.compile` of code that uses an object of farcall's, wherever the code has the object from."""
+"""`torch.compile` of code that uses farcall's objects, wherever it has them from."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Holder(torch.nn.Module):
 
 
 held: Any = None
-use_held: Use
+use_held: Any = None
 
 
 def of_a_global(value: torch.Tensor) -> Any:

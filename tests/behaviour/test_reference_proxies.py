@@ -206,13 +206,13 @@ ASKED_OF_ANY_OBJECT = (
     "cuda_array_interface torch_function torch_dispatch jit_unused_properties prepare mro_entries "
     "class_getitem iscoroutinefunction fields dataclass_fields attrs_attrs struct_fields html "
     "abstractmethods isabstractmethod instancecheck path file spec loader all annotations del"
-).split()
+)
 
 
 @pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
 def test_protocols_of_python_find_no_method_of_the_value(pair: list[Agent], way: str) -> None:
     proxy = getattr(rpc.remote("w1", Settings), way)()
-    for name in ASKED_OF_ANY_OBJECT:
+    for name in ASKED_OF_ANY_OBJECT.split():
         special = f"__{name}__"
         if name not in ("copy", "deepcopy"):
             assert not hasattr(proxy, special), special

@@ -57,6 +57,10 @@ class context:  # noqa: N801 - named as in PyTorch
 
     __slots__ = ("_autograd", "_id", "_token")
 
+    def __repr__(self) -> str:
+        number: int | None = getattr(self, "_id", None)
+        return f"<farcall.autograd.context {'not entered' if number is None else number}>"
+
     def __enter__(self) -> int:
         self._autograd = _autograd()
         outer = current.get() or CallContext(self._autograd.agent)

@@ -108,6 +108,7 @@ def install() -> None:
         (torch.nn.parallel.distributed, "RRef", RRef),
         (profiler, _ENABLE_PROFILER, getattr(rpc, _ENABLE_PROFILER)),
         (RRef, "_get_type", api.get_type),
+        (options.TensorPipeRpcBackendOptions, "_only_options", False),  # as torch's
     ):
         _swap.attribute(owner, name, value)
     _installed = True

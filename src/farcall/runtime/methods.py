@@ -14,14 +14,13 @@ _USES_OF_VALUES = (
     "rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow "
     "rpow lshift rlshift rshift rrshift and rand or ror xor rxor reduce_ex setattr delattr"
 )
+_MORE_USES = (
+    "call exit aexit missing length_hint bytes fspath iadd isub imul imatmul itruediv ifloordiv "
+    "imod ipow ilshift irshift iand ior ixor"
+)
 # The special methods that a call proxy calls on the owner: what operators and statements stand for.
 _CALLED_ON_THE_OWNER = frozenset(
-    f"__{name}__"
-    for name in (
-        *_USES_OF_VALUES.split(),
-        *("call exit aexit missing length_hint bytes fspath").split(),
-        *("iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ior ixor").split(),
-    )
+    f"__{name}__" for name in f"{_USES_OF_VALUES} {_MORE_USES}".split()
 )
 
 
