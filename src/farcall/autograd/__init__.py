@@ -29,6 +29,10 @@ from farcall.serde import hide_own_frames
 __all__ = ["backward", "context", "get_gradients"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def _autograd() -> Autograd:
     return current_agent().gradients  # type: ignore[return-value]
 

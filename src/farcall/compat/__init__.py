@@ -67,6 +67,10 @@ _hook = ImportHook()
 _installed = False
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def is_installed() -> bool:
     """Whether farcall stands in for torch.distributed.rpc in this process."""
     return _installed
