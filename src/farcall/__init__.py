@@ -10,10 +10,12 @@ __all__ = ["__version__"]
 
 # Imported when they are first used: `import farcall` itself takes no time.
 _MODULES = ("autograd", "errors", "functions", "nn", "optim", "rpc")
+# Imported in the same way; `dir` shows what programs use every day.
+_OTHER_MODULES = ("compat", "testing")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _MODULES or name in _OTHER_MODULES:
         return import_module(f"farcall.{name}")
     raise AttributeError(f"module 'farcall' has no attribute {name!r}")
 

@@ -175,3 +175,7 @@ class AuthenticationFailed(LinkError):
 
 class BadFrame(LinkError):
     """What arrived is not a frame, or breaks a limit. The link it came on is closed."""
+
+
+def __dir__() -> list[str]:
+    return [name for name, value in globals().items() if isinstance(value, type)]

@@ -16,6 +16,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 __all__ = ["async_execution"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @breaks_graphs
 def async_execution(fn: F) -> F:
     """Mark a function whose result is that of the `torch.futures.Future` which it returns.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import torch
 from torch.autograd import profiler
@@ -18,7 +18,7 @@ from farcall.runtime.context import current, current_agent
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.runtime.inbound import Deferred, result_of
-from farcall.runtime.methods import RemoteMethod, check_is_method
+from farcall.runtime.methods import RemoteMethod, check_is_for_the_owner, check_is_method
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.peers import inherited_from
 from farcall.runtime.references import RefHandle
@@ -145,17 +145,20 @@ class RRef(Generic[T]):
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Calls methods on the owner: `rref.rpc_sync().method(*args)` returns the result."""
-        return _Methods(self._handle, self._agent.call, profiling.call, seconds_or_default(timeout))
+        seconds = seconds_or_default(timeout)
+        return _Methods("rpc_sync", self._handle, self._agent.call, profiling.call, seconds)
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Calls methods on the owner: `rref.rpc_async().method(*args)` returns a future."""
         call = self._agent.call_async
-        return _Methods(self._handle, call, _record_async, seconds_or_default(timeout))
+        seconds = seconds_or_default(timeout)
+        return _Methods("rpc_async", self._handle, call, _record_async, seconds)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Calls methods on the owner: `rref.remote().method(*args)` returns a new RRef there."""
         call = _remote(self._agent)
-        return _Methods(self._handle, call, _record_remote, seconds_or_default(timeout))
+        seconds = seconds_or_default(timeout)
+        return _Methods("remote", self._handle, call, _record_remote, seconds)
 
     # Gradients.
 
@@ -248,18 +251,35 @@ _Record = Callable[[Agent, str | None, profiling.Call], Any]  # the same while a
 class _Methods:
     """Attributes are the methods of a remote value; its own names are mangled out of their way."""
 
-    __slots__ = ("__call", "__handle", "__record", "__timeout")
+    __slots__ = ("__call", "__handle", "__record", "__timeout", "__way")
 
     def __init__(
-        self, handle: RefHandle, call: _Call, record: _Record, timeout: float | None
+        self, way: str, handle: RefHandle, call: _Call, record: _Record, timeout: float | None
     ) -> None:
+        self.__way = way
         self.__handle = handle
         self.__call = call
         self.__record = record
         self.__timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        check_is_for_the_owner(name)
         return RemoteMethod(self.__invoke, name)
+
+    def __repr__(self) -> str:
+        return f"<rref.{self.__way}() of {RRef.of(self.__handle)!r}>"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a call proxy (rref.{self.__way}()) can't be sent or pickled: send the reference, and "
+            f"call its {self.__way}() there"
+        )
 
     def __invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         handle = self.__handle

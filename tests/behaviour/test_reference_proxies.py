@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
 import operator
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from behaviour.helpers import PROXIES, Account, Gate
 from farcall import rpc
+from farcall.errors import SerializationError
 from farcall.runtime.agent import Agent
 
 Way = Callable[..., Any]
@@ -181,3 +184,61 @@ def test_a_method_that_is_not_called_is_as_good_as_any_callable(pair: list[Agent
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(method, 1).result() == 3
     assert not hasattr(method, "field")
+
+
+@each_proxy
+def test_special_methods_of_operators_are_called_on_the_owner(
+    pair: list[Agent], proxy: Way
+) -> None:
+    rref = rpc.remote("w1", dict, args=({"a": 1},))
+    assert proxy(rref, "__getitem__", "a") == 1
+    assert proxy(rref, "__contains__", "b") is False
+    assert proxy(rref, "__ior__", {"b": 2}) == {"a": 1, "b": 2}
+    proxy(rref, "__delitem__", "a")
+    assert proxy(rref, "__len__") == 1
+
+
+# What debuggers, numpy, torch, `copy`, `pickle`, `inspect` and mocks ask any object for.
+ASKED_OF_ANY_OBJECT = (
+    "dict name qualname wrapped signature text_signature func self code closure defaults get set "
+    "delete set_name copy deepcopy getinitargs getnewargs getnewargs_ex setstate array "
+    "array_interface array_struct array_ufunc array_function array_priority dlpack dlpack_device "
+    "cuda_array_interface torch_function torch_dispatch jit_unused_properties prepare mro_entries "
+    "class_getitem iscoroutinefunction fields dataclass_fields attrs_attrs struct_fields html "
+    "abstractmethods isabstractmethod instancecheck path file spec loader all annotations del"
+)
+
+
+@pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
+def test_protocols_of_python_find_no_method_of_the_value(pair: list[Agent], way: str) -> None:
+    proxy = getattr(rpc.remote("w1", Settings), way)()
+    for name in ASKED_OF_ANY_OBJECT.split():
+        special = f"__{name}__"
+        if name not in ("copy", "deepcopy"):
+            assert not hasattr(proxy, special), special
+        assert not isinstance(getattr(proxy, special, None), functools.partial), special
+    with pytest.raises(AttributeError, match="'__wrapped__' is not called on the owner"):
+        proxy.__wrapped__  # noqa: B018
+
+
+def test_tools_of_python_can_look_at_a_proxy(pair: list[Agent]) -> None:
+    proxy = rpc.remote("w1", Account).rpc_sync()
+    assert not inspect.isabstract(proxy)
+    assert inspect.unwrap(proxy) is proxy
+    assert copy.copy(proxy) is copy.deepcopy(proxy) is proxy
+    assert "deposit" not in dir(proxy)
+    assert mock.create_autospec(proxy, instance=True) is not None
+    with pytest.raises((TypeError, RuntimeError)):
+        torch.tensor(proxy)
+    assert copy.deepcopy({"kept": proxy})["kept"].deposit(1) == 1
+
+
+@pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
+def test_a_proxy_cannot_be_sent_and_says_what_can(pair: list[Agent], way: str) -> None:
+    proxy = getattr(rpc.remote("w1", Account), way)()
+    says = r"a call proxy \(rref\.\w+\(\)\) can't be sent or pickled: send the reference"
+    with pytest.raises(TypeError, match=says):
+        pickle.dumps(proxy)
+    for send in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
+        with pytest.raises(SerializationError, match=says):
+            send("w1", id, args=([proxy],))

@@ -48,7 +48,7 @@ def free_port() -> int:
 REASONS = {
     "no name": "the name 'no.such.host.invalid' can't be resolved",
     "closed": "Connection refused",
-    "silent": "can't connect to 127.0.0.1 (no answer",
+    "silent": "something else listens at 127.0.0.1: it took the connection and said nothing; is",
     "http": "something else listens at 127.0.0.1: it said b'HTTP",
 }
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import logging
 import math
+import pickle
 import warnings
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import HashStore
 
+import farcall.compat
 from farcall import rpc
 from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
@@ -486,3 +490,92 @@ def test_a_subclass_whose_constructor_leaves_options_out_is_told_so() -> None:
 
     with pytest.raises(TypeError, match=r"Mine has no option .* has to call that of RpcBackendOpt"):
         Mine().validate()
+
+
+# --- names that are no options
+
+MISSPELT = {
+    "allow_function": "allow_functions",
+    "allow_pickles": "allow_pickle",
+    "rpc_time_out": "rpc_timeout",
+    "num_workers_threads": "num_worker_threads",
+    "device_map": "device_maps",
+    "secrets": "secret",
+    "Listen": "listen",
+    "transport": "transports",
+}
+OWN_CLASSES = [RpcBackendOptions, TensorPipeRpcBackendOptions, ProcessGroupRpcBackendOptions]
+each_class = pytest.mark.parametrize("cls", OWN_CLASSES)
+
+
+@each_class
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_misspelt_option_is_refused_and_the_nearest_one_is_named(
+    cls: type[RpcBackendOptions], name: str
+) -> None:
+    says = f"{cls.__name__}.*'{name}'; did you mean '{MISSPELT[name]}'\\?"
+    options = cls()
+    before = vars(options).copy()
+    with pytest.raises(AttributeError, match=says):
+        setattr(options, name, ["app:*"])
+    assert vars(options) == before
+    with pytest.raises(TypeError, match=says):
+        cls(**{name: ["app:*"]})  # type: ignore[arg-type]
+
+
+@each_class
+def test_a_name_that_is_like_no_option_is_refused_with_all_options(
+    cls: type[RpcBackendOptions],
+) -> None:
+    with pytest.raises(AttributeError, match="no option 'xyzzy'; the options are rpc_timeout, "):
+        cls().xyzzy = 1  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="'xyzzy'; the options are rpc_timeout, "):
+        cls(xyzzy=1)  # type: ignore[call-arg, arg-type]
+
+
+@each_class
+def test_every_option_and_private_name_may_be_set_and_copied(cls: type[RpcBackendOptions]) -> None:
+    options = cls()
+    for name in cls._checks:
+        setattr(options, name, getattr(options, name))
+    options._note = 1  # type: ignore[attr-defined]
+    for copied in (copy.copy(options), copy.deepcopy(options), pickle.loads(pickle.dumps(options))):
+        assert vars(copied) == vars(options)
+
+
+@each_class
+def test_subclasses_have_attributes_of_their_own(cls: type[RpcBackendOptions]) -> None:
+    class Mine(cls):  # type: ignore[valid-type, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dialled: set[str] = set()
+
+    mine = Mine()
+    mine.anything = 5
+    assert mine.dialled == set()
+    assert mine.anything == 5
+    with pytest.raises(TypeError):
+        mine.allow_functions = "app:*"
+
+
+def test_with_compat_torchs_options_take_any_attribute_as_torchs_do() -> None:
+    farcall.compat.install()
+    try:
+        options = TensorPipeRpcBackendOptions()
+        options.anything = 5  # type: ignore[attr-defined]
+    finally:
+        farcall.compat.uninstall()
+    with pytest.raises(AttributeError, match="anything"):
+        TensorPipeRpcBackendOptions().anything = 5  # type: ignore[attr-defined]
+
+
+@each_class
+def test_repr_shows_the_options_and_no_secret(cls: type[RpcBackendOptions]) -> None:
+    options = cls(secret="hidden", rpc_timeout=7, store=HashStore())
+    shown = repr(options)
+    assert shown.startswith(f"{cls.__name__}(")
+    assert "rpc_timeout=7.0, " in shown
+    assert "secret=..., " in shown
+    assert "store=<HashStore>, " in shown
+    assert "hidden" not in shown
+    assert [name for name in cls._checks if f"{name}=" not in shown] == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
 import os
 from collections.abc import Callable
 from typing import Any
@@ -153,3 +155,86 @@ def test_without_patterns_everything_may_be_called() -> None:
 def test_text_in_the_place_of_patterns_is_refused() -> None:
     with pytest.raises(TypeError, match="several strings"):
         Policy("app:*")
+
+
+class Caller:
+    """An instance of it can be called."""
+
+    def __call__(self, *args: object) -> str:
+        return "called"
+
+
+class AllKinds:
+    """A class with an attribute of every kind that can be called or gives what can be."""
+
+    builtin = os.getcwd
+    builtin_type = len
+    partial = functools.partial(elsewhere)
+    partial_method = functools.partialmethod(elsewhere)
+    of_instance = Caller()
+    nested = Base
+    nested_builtin = dict
+    module = torch.nn.Identity()
+    slot_wrapper = list.__len__
+    object_slot = object.__repr__
+    method_descriptor = list.append
+    class_descriptor = dict.fromkeys
+    borrowed = elsewhere
+    lambda_ = lambda self: "lambda"  # noqa: E731
+    wrapped = functools.wraps(elsewhere)(lambda self: "wrapped")
+    cached = functools.lru_cache(elsewhere)
+    single = functools.singledispatchmethod(elsewhere)
+    getter = operator.attrgetter("__class__")
+    static = staticmethod(elsewhere)
+    static_builtin = staticmethod(os.getcwd)
+    static_partial = staticmethod(functools.partial(elsewhere))
+    of_class = classmethod(elsewhere)
+    prop = property(lambda self: os.getcwd)
+    bound = Base().inherited
+
+    @functools.cached_property
+    def cached_prop(self) -> Any:
+        return os.getcwd
+
+    def method(self) -> str:
+        return "method"
+
+
+KINDS = sorted(name for name in vars(AllKinds) if not name.startswith("__"))
+PATTERNS = [["*"], [f"{HERE}:*"], [f"{HERE}:AllKinds.*"], ["*:*"], ["nothing:*"], []]
+
+
+# What may be another's function, whatever its name, is never called.
+NEVER = {
+    *("partial", "partial_method", "static_partial", "of_instance", "nested", "nested_builtin"),
+    *("module", "cached", "single", "getter", "prop", "cached_prop", "bound"),
+}
+
+
+def outcome(find: Callable[[], Any]) -> Any:
+    try:
+        return find()
+    except (AttributeError, TypeError) as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("patterns", PATTERNS, ids=str)
+def test_an_attribute_of_any_kind_is_refused_or_is_what_python_finds(
+    patterns: list[str], name: str
+) -> None:
+    value, policy = AllKinds(), Policy(patterns)
+    if name in NEVER or not patterns or patterns[0] == "nothing:*":
+        with pytest.raises(Refused, match=f"AllKinds.{name}"):
+            policy.method_of(value, name)
+        return
+    with contextlib.suppress(Refused):
+        found = outcome(lambda: policy.method_of(value, name))
+        assert found == outcome(lambda: getattr(value, name))
+
+
+def test_a_builtin_in_a_class_may_be_called_where_everything_is_allowed() -> None:
+    assert run(["*"], AllKinds(), "builtin") == os.getcwd()
+    assert run(["*"], AllKinds(), "builtin_type", "abc") == 3
+    with pytest.raises(Refused, match="builtin', which is "):
+        run([f"{HERE}:AllKinds.*"], AllKinds(), "builtin")

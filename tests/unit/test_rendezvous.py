@@ -384,7 +384,7 @@ def test_missing_port_variable_is_named(clean: pytest.MonkeyPatch) -> None:
 
 
 def test_file_in_a_missing_directory_fails_at_once(tmp_path: Path) -> None:
-    with pytest.raises(RendezvousError, match="can't create a file"):
+    with pytest.raises(RendezvousError, match="missing does not exist"):
         open_store(f"file://{tmp_path}/missing/store", 0, 1, 1000.0)
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from patience import PATIENCE
@@ -125,20 +130,172 @@ def test_something_else_that_says_so_ends_the_search_at_once(
         find(f"tcp://127.0.0.1:{port}", 0)
 
 
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+CLOSED = r"and closed it( \(\[Errno (104|32)\] (Connection reset by peer|Broken pipe)\))?"
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (lambda sock: None, "no answer|said nothing"),
-        (lambda sock: sock.close(), "closed the connection"),
-        (lambda sock: (sock.recv(4096), sock.close()), "closed the connection"),
+        (lambda sock: None, "and said nothing"),
+        (lambda sock: sock.close(), CLOSED),
+        (lambda sock: (sock.recv(4096), sock.close()), CLOSED),
+        (reset, CLOSED),
     ],
-    ids=["silent", "closes", "reads and closes"],
+    ids=["silent", "closes", "reads and closes", "resets"],
 )
+@pytest.mark.parametrize("timeout", [0.1, BRIEFLY, 1.3])
 def test_something_else_that_says_nothing(
-    answer: Callable[[socket.socket], object], reason: str
+    answer: Callable[[socket.socket], object], reason: str, timeout: float
 ) -> None:
-    with listener(answer) as port, pytest.raises(RendezvousTimeout, match=reason):
-        find(f"tcp://127.0.0.1:{port}")
+    with listener(answer) as port, pytest.raises(RendezvousTimeout) as raised:
+        find(f"tcp://127.0.0.1:{port}", timeout)
+    where = rf"127\.0\.0\.1:{port} in {timeout} s"
+    listens = r"something else listens at 127\.0\.0\.1: it took the connection"
+    says = f"no store answered at {where}: {listens} {reason}; is rank 0 running.*"
+    assert re.fullmatch(says, str(raised.value))
+
+
+def test_a_full_backlog_is_no_answer_to_the_connection() -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        with pytest.raises(
+            RendezvousTimeout, match=r"can't connect to 127\.0\.0\.1 \(no answer\);"
+        ):
+            find(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+
+
+# --- the reason that is known stays, when the last try ends for lack of time
+
+
+def late(failure: Exception, after: float) -> Callable[..., object]:
+    """A resolver or host that fails after so many seconds, or at its caller's timeout."""
+
+    def fail(*args: object, timeout: float = PATIENCE, **options: object) -> object:
+        time.sleep(min(after, timeout))
+        if timeout < after:
+            raise TimeoutError("timed out")
+        raise failure
+
+    return fail
+
+
+TIMEOUTS = [0.3, 0.77, 1.31]
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+@pytest.mark.parametrize("after", [0.01, 0.1])
+def test_why_a_name_does_not_resolve_is_known_at_every_timeout(
+    monkeypatch: pytest.MonkeyPatch, after: float, timeout: float
+) -> None:
+    failure = socket.gaierror(-2, "Name or service not known")
+    monkeypatch.setattr(socket, "getaddrinfo", late(failure, after))
+    with pytest.raises(RendezvousTimeout) as raised:
+        find("tcp://nowhere:1", timeout)
+    reason = "the name 'nowhere' can't be resolved ([Errno -2] Name or service not known); is"
+    assert reason in str(raised.value)
+    for thread in threading.enumerate():
+        if thread.name == "farcall resolver":
+            thread.join(PATIENCE)
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+@pytest.mark.parametrize("after", [0.02, 0.1])
+@pytest.mark.parametrize(
+    "failure",
+    [ConnectionRefusedError(111, "Connection refused"), OSError(113, "No route to host")],
+    ids=["refused", "no route"],
+)
+def test_why_a_host_can_not_be_connected_is_known_at_every_timeout(
+    monkeypatch: pytest.MonkeyPatch, failure: OSError, after: float, timeout: float
+) -> None:
+    monkeypatch.setattr(socket, "create_connection", late(failure, after))
+    with pytest.raises(RendezvousTimeout) as raised:
+        find("tcp://127.0.0.1:1", timeout)
+    assert f"can't connect to 127.0.0.1 ({failure}); is" in str(raised.value)
+
+
+def test_a_reason_that_took_long_stays_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = ConnectionRefusedError(111, "Connection refused")
+    monkeypatch.setattr(socket, "create_connection", late(failure, 0.4))
+    with pytest.raises(RendezvousTimeout, match="Connection refused"):
+        find("tcp://127.0.0.1:1", 0.8)
+
+
+def test_a_host_that_falls_silent_is_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[float] = []
+
+    def refuse_once(*args: object, timeout: float = 0.0) -> object:
+        tries.append(timeout)
+        if len(tries) == 1:
+            raise ConnectionRefusedError(111, "Connection refused")
+        time.sleep(timeout)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", refuse_once)
+    with pytest.raises(RendezvousTimeout, match=r"can't connect to 127\.0\.0\.1 \(no answer\)"):
+        find("tcp://127.0.0.1:1", 1.0)
+
+
+def test_a_resolver_that_does_not_answer_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [][over.wait(PATIENCE) :])
+    try:
+        with pytest.raises(
+            RendezvousTimeout, match=r"resolved \(the resolver does not answer\); is"
+        ):
+            find("tcp://nowhere:1")
+    finally:
+        over.set()
+        for thread in threading.enumerate():
+            if thread.name == "farcall resolver":
+                thread.join(PATIENCE)
+
+
+def test_what_the_system_says_at_its_own_timeout_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        socket, "create_connection", late(TimeoutError(110, "Connection timed out"), 0.01)
+    )
+    with pytest.raises(RendezvousTimeout, match="Errno 110] Connection timed out"):
+        find("tcp://127.0.0.1:1")
+
+
+# --- files
+
+
+def test_a_path_that_can_not_be_a_store_says_what_is_wrong_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, fifo = tmp_path / "file", tmp_path / "fifo"
+    file.touch()
+    os.mkfifo(fifo)
+    for path, problem in {
+        tmp_path: f"{tmp_path} is a directory: name a file, for instance {tmp_path}/workers",
+        tmp_path / "no" / "store": f"the directory {tmp_path}/no does not exist",
+        file / "store": f"{file} is not a directory",
+        fifo: f"{fifo} is not a regular file",
+    }.items():
+        with pytest.raises(RendezvousError) as raised:
+            find(f"file://{path}", PATIENCE)
+        assert str(raised.value).endswith(problem)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do everything
+    for path, problem in {
+        file: f"no permission to read and write {file}",
+        tmp_path / "new": f"no permission to write to the directory {tmp_path}",
+    }.items():
+        with pytest.raises(RendezvousError) as raised:
+            find(f"file://{path}", PATIENCE)
+        assert str(raised.value).endswith(problem)
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])

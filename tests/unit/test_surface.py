@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
+from importlib import import_module
 
+import pytest
 from patience import PATIENCE
-
-from farcall import rpc
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,8 +26,24 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert "has no attribute 'rcp'" in run("-c", "import farcall; farcall.rcp").stderr
 
 
-def test_dir_shows_what_is_public() -> None:
-    assert dir(rpc) == sorted(rpc.__all__)
+PUBLIC = ("autograd", "compat", "errors", "functions", "nn", "optim", "rpc", "testing")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_dir_shows_what_is_public(name: str) -> None:
+    module = import_module(f"farcall.{name}")
+    for submodule in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        if not submodule.name.startswith("_"):
+            import_module(f"farcall.{name}.{submodule.name}")  # adds an attribute to the package
+    exceptions = [name for name, value in vars(module).items() if isinstance(value, type)]
+    assert dir(module) == sorted(getattr(module, "__all__", exceptions))
+    assert [name for name in dir(module) if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_module_is_there_after_import_farcall(name: str) -> None:
+    code = f"import farcall; print(farcall.{name}.__name__)"
+    assert run("-c", code).stdout.split() == [f"farcall.{name}"]
 
 
 def test_python_m_farcall_is_the_command() -> None:

@@ -29,6 +29,10 @@ from farcall.serde import hide_own_frames
 __all__ = ["backward", "context", "get_gradients"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def _autograd() -> Autograd:
     return current_agent().gradients  # type: ignore[return-value]
 
@@ -56,6 +60,10 @@ class context:  # noqa: N801 - named as in PyTorch
     """
 
     __slots__ = ("_autograd", "_id", "_token")
+
+    def __repr__(self) -> str:
+        number: int | None = getattr(self, "_id", None)
+        return f"<farcall.autograd.context {'not entered' if number is None else number}>"
 
     def __enter__(self) -> int:
         self._autograd = _autograd()

@@ -67,6 +67,10 @@ _hook = ImportHook()
 _installed = False
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def is_installed() -> bool:
     """Whether farcall stands in for torch.distributed.rpc in this process."""
     return _installed
@@ -108,6 +112,7 @@ def install() -> None:
         (torch.nn.parallel.distributed, "RRef", RRef),
         (profiler, _ENABLE_PROFILER, getattr(rpc, _ENABLE_PROFILER)),
         (RRef, "_get_type", api.get_type),
+        (options.TensorPipeRpcBackendOptions, "_only_options", False),  # as torch's
     ):
         _swap.attribute(owner, name, value)
     _installed = True

@@ -143,6 +143,9 @@ class DistAutogradContext:
     def __init__(self, contents: Context) -> None:
         self._contents = contents
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._contents.id}>"
+
     def _context_id(self) -> int:
         return self._contents.id
 

@@ -11,3 +11,7 @@ with dist_autograd.context() as context_id:
 from farcall.optim.handle import DistributedOptimizer
 
 __all__ = ["DistributedOptimizer"]
+
+
+def __dir__() -> list[str]:
+    return __all__

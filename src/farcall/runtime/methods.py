@@ -14,6 +14,27 @@ _USES_OF_VALUES = (
     "rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow "
     "rpow lshift rlshift rshift rrshift and rand or ror xor rxor reduce_ex setattr delattr"
 )
+_MORE_USES = (
+    "call exit aexit missing length_hint bytes fspath iadd isub imul imatmul itruediv ifloordiv "
+    "imod ipow ilshift irshift iand ior ixor"
+)
+# The special methods that a call proxy calls on the owner: what operators and statements stand for.
+_CALLED_ON_THE_OWNER = frozenset(
+    f"__{name}__" for name in f"{_USES_OF_VALUES} {_MORE_USES}".split()
+)
+
+
+def check_is_for_the_owner(name: str) -> None:
+    """Raise AttributeError if a name belongs to a protocol of Python, and not to a remote value.
+
+    Debuggers, numpy, `copy`, `inspect` and Dynamo ask every object for names such as `__dict__`,
+    `__array__` or `__wrapped__`, and take whatever they get for the real thing.
+    """
+    if name.startswith("__") and name.endswith("__") and name not in _CALLED_ON_THE_OWNER:
+        raise AttributeError(
+            f"{name!r} is not called on the owner: of the special methods only those of operators "
+            f"and statements are, such as __call__ and __getitem__. {how_to_read(name)}"
+        )
 
 
 @methods_break_graphs

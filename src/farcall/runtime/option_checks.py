@@ -6,6 +6,7 @@ what it returned before as it is: options are checked again when the agent start
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import os
@@ -16,6 +17,21 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # as in store
 from farcall.transport.dark_hosts import DEFAULT_SECONDS
 
 MAX_DEAD_HOST_TIMEOUT = 3600.0
+
+
+def nearest(name: str, options: Collection[str]) -> str:
+    """The end of an error message: which option a misspelt name may stand for."""
+    found = difflib.get_close_matches(name, options, n=1)
+    if found:
+        return f"; did you mean {found[0]!r}?"
+    return f"; the options are {', '.join(options)}"
+
+
+def shown(name: str, value: object) -> str:
+    """The `repr` of an option: of a secret only that there is one, of a store its class."""
+    if value is None or name not in ("secret", "store"):
+        return repr(value)
+    return "..." if name == "secret" else f"<{type(value).__name__}>"
 
 
 def text(what: str, given: str) -> str:

@@ -13,7 +13,7 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Never, TypedDict
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
@@ -93,7 +93,8 @@ class RpcBackendOptions:
     """How a worker runs, listens and whom it trusts.
 
     Options may also be set as attributes, before the agent starts; they are checked as the
-    constructor checks them. Not safe to change while another thread starts an agent with it; the
+    constructor checks them, and a name that is no option is refused. Subclasses may have attributes
+    of their own. Not safe to change while another thread starts an agent with it; the
     agent reads it once.
 
     Args:
@@ -165,8 +166,9 @@ class RpcBackendOptions:
         devices: CUDA devices that this worker uses; checked and kept, as in PyTorch.
 
     Raises:
-        TypeError: an argument is of the wrong type.
+        TypeError: an argument is of the wrong type, or there is no option of that name.
         ValueError: an argument has a value that makes no sense; the message says which.
+        AttributeError: an attribute is set that is no option; names the nearest one.
     """
 
     rpc_timeout: float
@@ -191,6 +193,9 @@ class RpcBackendOptions:
     limit_openmp_spin: bool
     device_maps: dict[str, dict[torch.device, torch.device]]
     devices: list[torch.device]
+
+    # Whether an attribute that is no option is refused, unless its name begins with an underscore.
+    _only_options: ClassVar[bool] = True
 
     # What an option may be set to, and what it is then: in the constructor, by assignment, and
     # once more when the agent starts.
@@ -283,7 +288,13 @@ class RpcBackendOptions:
         limit_openmp_spin: bool | None = None,
         device_maps: Mapping[str, DeviceMap] | None = None,
         devices: Sequence[Device] | None = None,
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            raise TypeError(
+                f"{type(self).__name__}() got an unexpected keyword argument {name!r}"
+                + check.nearest(name, self._checks)
+            )
         self._assign(
             rpc_timeout=rpc_timeout,
             init_method=init_method,
@@ -313,9 +324,26 @@ class RpcBackendOptions:
         for name, value in values.items():
             setattr(self, name, value)
 
+    def __init_subclass__(cls, *, only_options: bool = False, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls._only_options = only_options
+
     def __setattr__(self, name: str, value: object) -> None:
         checked = self._checks.get(name)
+        if checked is None and self._only_options and not self._has(name):
+            raise AttributeError(
+                f"{type(self).__name__} has no option {name!r}" + check.nearest(name, self._checks)
+            )
         object.__setattr__(self, name, value if checked is None else checked(value))
+
+    def _has(self, name: str) -> bool:
+        """Whether an attribute is no option and may be set all the same."""
+        return name.startswith("_") or hasattr(type(self), name)
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in self._checks if hasattr(self, name)}
+        shown = (f"{name}={check.shown(name, value)}" for name, value in values.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def validate(self) -> None:
         """Check every option once more: lists and dicts may have been changed in place.
@@ -412,7 +440,7 @@ class FarcallOptions(TypedDict, total=False):
     limit_openmp_spin: bool | None
 
 
-class TensorPipeRpcBackendOptions(RpcBackendOptions):
+class TensorPipeRpcBackendOptions(RpcBackendOptions, only_options=True):
     """The options under the name and with the arguments of torch.distributed.rpc's.
 
     Args:

@@ -101,4 +101,5 @@ class Policy:
                     f"this worker does not allow calls of {asked!r}"
                     + (f", which is {actual!r}" if actual not in (None, asked) else "")
                 )
-        return found.__get__(value, kind)  # type: ignore[no-any-return]
+        # A builtin such as `os.system` does not bind: as a class attribute it is called as it is.
+        return found.__get__(value, kind) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]

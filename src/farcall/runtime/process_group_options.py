@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_SEND_RECV_THREADS = 4
 
 
-class ProcessGroupRpcBackendOptions(RpcBackendOptions):
+class ProcessGroupRpcBackendOptions(RpcBackendOptions, only_options=True):
     """The backend PROCESS_GROUP: frames travel over a process group made for this alone.
 
     The group has a fixed size, and its ranks are connected with each other when it starts. It has
@@ -49,6 +50,15 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
         ValueError: an argument has a value that makes no sense.
     """
 
+    group_backend: str
+
+    _checks = {
+        **RpcBackendOptions._checks,
+        "group_backend": partial(
+            check.one_of, "group_backend", variable="FARCALL_GROUP_BACKEND", known=BACKENDS
+        ),
+    }
+
     def __init__(
         self,
         *,
@@ -58,9 +68,7 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
         group_backend: str | None = None,
         **farcall_options: Unpack[FarcallOptions],
     ) -> None:
-        self.group_backend = check.one_of(
-            "group_backend", group_backend, "FARCALL_GROUP_BACKEND", BACKENDS
-        )
+        self._assign(group_backend=group_backend)
         threads = check.thread_count("num_send_recv_threads", num_send_recv_threads)
         super().__init__(rpc_timeout, init_method, num_worker_threads=threads, **farcall_options)
 

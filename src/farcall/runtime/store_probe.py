@@ -9,6 +9,7 @@ deadline: resolving the name, connecting, and a question that only a store answe
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import secrets
@@ -42,8 +43,21 @@ _NOT_THERE = b"\x01"
 _Address = tuple[int, Any]  # family, and what `connect` takes
 
 
+# A try with less time than this, in seconds, proves nothing if it ends for lack of time.
+_FAIR_TRY = 0.25
+_NO_TIME = "there was no time to look"
+
+
 class _Stranger(Exception):
     """What listens at an address is no store. The message says what it did."""
+
+
+class _Suspect(Exception):
+    """What listens at an address behaves as no store does, but a busy one might."""
+
+
+class _Late(Exception):
+    """A try ended for lack of time. The message says in which phase."""
 
 
 class Search:
@@ -65,7 +79,8 @@ class Search:
         self._deadline = time.monotonic() + timeout if timeout else math.inf
         self._confined = confined
         self._where = f"{host}:{port}"
-        self._reason = "there was no time to look"
+        self._reason = _NO_TIME
+        self._took = 0.0  # seconds until the try failed that gave the reason
 
     @property
     def remaining(self) -> float:
@@ -128,12 +143,28 @@ class Search:
         refused = thread.try_start()
         if refused is not None:
             failures.append(f"no thread for it: {refused}")
-        thread.join_if_started(min(max(self.remaining, 0.0), threading.TIMEOUT_MAX))
+        began, seconds = time.monotonic(), max(self.remaining, 0.0)
+        thread.join_if_started(min(seconds, threading.TIMEOUT_MAX))
         if answers:
             return answers[0]
-        why = failures[0] if failures else "the resolver does not answer"
-        self._reason = f"the name {self._host!r} can't be resolved ({why})"
+        name = f"the name {self._host!r} can't be resolved"
+        if failures:
+            self._note(f"{name} ({failures[0]})", began)
+        else:
+            self._note_late(f"{name} (the resolver does not answer)", seconds)
         return []
+
+    def _note(self, reason: str, began: float) -> None:
+        """Note why a try failed that began at that time (`time.monotonic()` seconds)."""
+        self._reason, self._took = reason, time.monotonic() - began
+
+    def _note_late(self, reason: str, seconds: float) -> None:
+        """Note that a try of so many seconds was too short for an answer.
+
+        An earlier reason stays if this try had hardly more time than that one took.
+        """
+        if self._reason == _NO_TIME or seconds >= max(_FAIR_TRY, 2 * self._took):
+            self._reason, self._took = reason, seconds
 
     def find(self, hint: str) -> str:
         """The numeric address of a store.
@@ -149,18 +180,20 @@ class Search:
         for _ in self._tries():
             strangers = []
             for address in addresses:
-                seconds = self.remaining
+                began, seconds = time.monotonic(), self.remaining
                 if len(addresses) > 1:
                     seconds = min(seconds, ONE_OF_SEVERAL)
                 try:
                     _ask(address, self._port, max(seconds, 0.001))
                     return address
-                except _Stranger as error:
-                    self._reason = f"something else listens at {address}: {error}"
-                    strangers.append(address)
+                except (_Stranger, _Suspect) as error:
+                    self._note(f"something else listens at {address}: {error}", began)
+                    if isinstance(error, _Stranger):
+                        strangers.append(address)
+                except _Late as error:
+                    self._note_late(str(error), seconds)
                 except OSError as error:
-                    why = "no answer" if isinstance(error, TimeoutError) else str(error)
-                    self._reason = f"can't connect to {address} ({why})"
+                    self._note(f"can't connect to {address} ({error})", began)
             if len(strangers) == len(addresses):
                 raise RendezvousError(f"no store at {self._where}: {self._reason}{hint}")
         raise self.late(hint)
@@ -170,9 +203,12 @@ class Search:
         pause = SHORTEST_PAUSE
         while True:
             yield
+            left = self.remaining
+            if left > _FAIR_TRY:
+                left -= _FAIR_TRY  # the last try has time for an answer
+            time.sleep(min(pause, max(left, 0.0)))
             if self.remaining <= 0:
                 return
-            time.sleep(min(pause, max(self.remaining, 0.0)))
             pause = min(1.5 * pause, LONGEST_PAUSE)
 
 
@@ -180,34 +216,42 @@ def _ask(address: str, port: int, seconds: float) -> None:
     """Return if a store answers.
 
     Raises:
-        OSError: nobody listens there, or does not answer.
+        OSError: nobody listens there.
+        _Late: the connection or the answer was not there in time.
+        _Suspect: something took the connection and closed it.
         _Stranger: the answer is not a store's.
     """
-    key = f"farcall/probe/{secrets.token_hex(8)}".encode()
-    question = _VALIDATE + _CHECK.pack(_CHECK_CODE, 1, len(key)) + key
     seconds = min(seconds, LONGEST_TRY)
     deadline = time.monotonic() + seconds
-    with socket.create_connection((address, port), timeout=seconds) as sock:
-        try:
-            sock.sendall(question)
-            answer = _read(sock, deadline)
-        except TimeoutError:
+    try:
+        sock = socket.create_connection((address, port), timeout=seconds)
+    except TimeoutError as error:
+        if error.errno == errno.ETIMEDOUT:  # the system's own limit, a reason like any other
             raise
+        raise _Late(f"can't connect to {address} (no answer)") from None
+    except ConnectionResetError as error:
+        raise _Suspect(f"it took the connection and closed it ({error})") from error
+    with sock:
+        try:
+            answer = _exchange(sock, deadline)
+        except TimeoutError:
+            said = "it took the connection and said nothing"
+            raise _Late(f"something else listens at {address}: {said}") from None
         except OSError as error:
-            raise OSError(f"what listens there closed the connection: {error}") from error
+            raise _Suspect(f"it took the connection and closed it ({error})") from error
     if not answer:
-        raise OSError("what listens there closed the connection, as no store does")
+        raise _Suspect("it took the connection and closed it")
     if answer != _NOT_THERE:
         raise _Stranger(f"it said {answer!r}")
 
 
-def _read(sock: socket.socket, deadline: float) -> bytes:
-    """The answer, and what else a stranger may have said at once."""
+def _exchange(sock: socket.socket, deadline: float) -> bytes:
+    """Ask, and return the answer with what else a stranger may have said at once."""
+    key = f"farcall/probe/{secrets.token_hex(8)}".encode()
     sock.settimeout(max(0.001, deadline - time.monotonic()))
-    try:
-        answer = sock.recv(1)
-    except TimeoutError:
-        raise TimeoutError("it took the connection and said nothing") from None
+    sock.sendall(_VALIDATE + _CHECK.pack(_CHECK_CODE, 1, len(key)) + key)
+    sock.settimeout(max(0.001, deadline - time.monotonic()))
+    answer = sock.recv(1)
     if answer != _NOT_THERE:
         sock.settimeout(0.1)
         with contextlib.suppress(OSError):

@@ -227,10 +227,33 @@ def _open_file(url: SplitResult, world_size: int, timeout: float) -> Store:
     path = url.netloc + url.path
     if not path:
         raise ValueError("file:// rendezvous: the path is missing: use file:///path")
-    directory = os.path.dirname(os.path.abspath(path))
-    # FileStore itself tries to open a file in a missing directory until its timeout.
-    if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
-        raise RendezvousError(f"file:// rendezvous: can't create a file in {directory}")
-    store = FileStore(path, world_size)
+    problem = _problem_of_file(os.path.abspath(path))
+    if problem is not None:
+        raise RendezvousError(f"file:// rendezvous: {problem}")
+    try:
+        store = FileStore(path, world_size)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RendezvousError(f"file:// rendezvous: can't use {path}: {reason}") from error
     store.set_timeout(timedelta(seconds=timeout or _NO_LIMIT))
     return store
+
+
+def _problem_of_file(path: str) -> str | None:
+    """What is wrong with the path of a FileStore, which would try to open it until its timeout."""
+    directory = os.path.dirname(path)
+    if not os.path.exists(directory):
+        return f"can't create {path}: the directory {directory} does not exist"
+    if not os.path.isdir(directory):
+        return f"can't create {path}: {directory} is not a directory"
+    if os.path.isdir(path):
+        return f"{path} is a directory: name a file, for instance {os.path.join(path, 'workers')}"
+    if not os.path.exists(path):
+        if os.access(directory, os.W_OK | os.X_OK):
+            return None
+        return f"can't create {path}: no permission to write to the directory {directory}"
+    if not os.path.isfile(path):
+        return f"{path} is not a regular file"
+    if not os.access(path, os.R_OK | os.W_OK):
+        return f"no permission to read and write {path}"
+    return None

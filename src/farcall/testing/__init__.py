@@ -22,3 +22,7 @@ __all__ = [
     "Violation",
     "simulate",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

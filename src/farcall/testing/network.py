@@ -84,6 +84,9 @@ class Network(Generic[M]):
         self._last: dict[tuple[int, int], float] = {}
         self._cut: dict[tuple[int, int], list[tuple[float, int, int, int, M]]] = {}
 
+    def __repr__(self) -> str:
+        return f"<Network with {len(self._flying)} messages under way>"
+
     def send(self, source: int, target: int, message: M) -> None:
         """Put a message on its way: it arrives once, or not, or twice."""
         if self._loss and self._draw() < self._loss:

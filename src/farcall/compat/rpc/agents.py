@@ -23,6 +23,10 @@ class RpcAgent:
         self.is_static_group = is_static_group
         self._options = options
 
+    def __repr__(self) -> str:
+        me = self.agent.me
+        return f"<{type(self).__name__} of {me.name!r} (rank {me.id})>"
+
     def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
         """Of this worker, or of one with that name or id."""
         if worker is None:
