@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 To = str | int | WorkerInfo
 Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
+Limit = tuple[float, float, tuple[str, str] | None]  # see `Outbound.deadline`
 
 # What the request of a reference has to go out, however short its timeout is, in seconds: the
 # first one to a worker opens the link.
@@ -298,7 +299,7 @@ class Outbound:
         except TimeoutError:
             raise self._outcomes.timeout(pending) from None
 
-    def deadline(self, timeout: float | None) -> tuple[float, float, tuple[str, str] | None]:
+    def deadline(self, timeout: float | None) -> Limit:
         """When a call that begins now must end: `time.monotonic()` seconds, and seconds from now.
 
         A call made by a handler has at most what is left to the call that the handler serves. If
@@ -317,7 +318,8 @@ class Outbound:
             served = context.served or ("", context.agent.me.name)
             seconds = context.deadline - now
             if seconds <= 0:
-                raise RpcTimeout(f"no time is left for this call{inherited_from(served)}")
+                limit = "" if context.job is None else f" of {context.job.request.timeout:g} s"
+                raise RpcTimeout(f"no time{limit} is left for this call{inherited_from(served)}")
             return context.deadline, seconds, served
         return deadline, seconds, None
 
