@@ -19,11 +19,12 @@ from farcall.autograd.records import Source
 from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
 from farcall.protocol.backward import ROOT, WHOLE
 from farcall.runtime import profiling
+from farcall.runtime.call_names import inherited_from
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.deferred import Deferred
 from farcall.runtime.function_queue import DEEPEST
 from farcall.runtime.future import Future
-from farcall.runtime.peers import Peer, inherited_from
+from farcall.runtime.peers import Peer
 from farcall.serde import add_note, message_of
 from farcall.transport.base import Link
 from farcall.transport.waiter import Alarm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,10 +23,11 @@ from farcall.errors import (
 )
 from farcall.ids import RefId
 from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.call_names import FETCH, method_of, readable
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.isolation import put_back_anomaly_mode
-from farcall.runtime.peers import Peer, readable
+from farcall.runtime.peers import Peer
 from farcall.runtime.references import RefHandle, references_of
 from farcall.runtime.values import OwnedValue
 from farcall.serde import (
@@ -67,6 +69,7 @@ class Job(msgspec.Struct, eq=False):
     context: int = 0  # the autograd context that the call is part of
     handles: Sequence[RefHandle] | None = None  # of its references, if they all live here
     target: OwnedValue | None = None  # what the function works on, with `Request.on_reference`
+    method: str = ""  # `method_of` its arguments, when those are known
     place: RefId | None = None  # where the result goes, of a `remote()` call
 
     @property
@@ -119,7 +122,7 @@ class Job(msgspec.Struct, eq=False):
         try:
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
-            served = (self.request.function, self.peer.name)
+            served = (self.name, self.peer.name)
             depth = self.request.depth
             current.set(CallContext(self.agent, self.deadline, self.context, served, depth, self))
             try:
@@ -185,13 +188,15 @@ class Job(msgspec.Struct, eq=False):
                 agent.policy.check_found(request.function, function)
         else:
             function, args, kwargs = loaded
-        return function, args if target is None else (target, *args), kwargs
+        args = args if target is None else (target, *args)
+        self.method = method_of(request.function, args)
+        return function, args, kwargs
 
     def _refuse(self) -> NoReturn:
         if self.cancelled:
-            raise Cancelled(f"the caller gave up on {self._name} before it was run")
+            raise Cancelled(f"the caller gave up on {self.name} before it was run")
         raise RpcTimeout(
-            f"{self._name} was not run by its deadline, {self._seconds} after it came"
+            f"{self.name} was not run by its deadline, {self._seconds} after it came"
             + self.agent.outcomes.shortage()
             + f"; the caller {self.peer.name!r} set the limit: {HOW_CALLERS_RAISE}"
         )
@@ -233,19 +238,18 @@ class Job(msgspec.Struct, eq=False):
         no longer. A function that runs goes on, unless it waits for a value of this worker.
         """
         self.cancelled = True
-        stop = self.stop
         if self.is_deferred:
             self._give_up()
-        elif stop is not None:
-            stop()
+        elif self.stop is not None:
+            self._end_wait()
         elif self.request.references:
             # No effect if the request does not wait for the owners of its references.
-            gone = Cancelled(f"the caller gave up on {self._name} before it was run")
+            gone = Cancelled(f"the caller gave up on {self.name} before it was run")
             self.agent.references.stop_waiting(self.key, gone)
 
     def limit(self) -> tuple[float, float, tuple[str, str] | None]:
         """The time that the caller gives, as `Outbound.deadline` gives it for calls made here."""
-        return self.deadline, self.request.timeout, (self.request.function, self.peer.name)
+        return self.deadline, self.request.timeout, (self.name, self.peer.name)
 
     @contextlib.contextmanager
     def stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
@@ -253,17 +257,23 @@ class Job(msgspec.Struct, eq=False):
         self.stop = stop
         try:
             if self.cancelled:
-                stop()
+                self._end_wait()
             yield
         finally:
             self.stop = None
+
+    def _end_wait(self) -> None:
+        """End a wait of the function, unless it ends by itself when the caller's time is over."""
+        stop = self.stop
+        if stop is not None and (self.deadline == math.inf or self.peer.lost is not None):
+            stop()
 
     def _give_up(self) -> None:
         """End a call whose function has returned a future. The future stays the user's."""
         self._let_go()
         try:
             if self.peer.incoming.finish(self.frame.call_id):
-                text = f"the caller gave up on {self._name} before its future was completed"
+                text = f"the caller gave up on {self.name} before its future was completed"
                 answer = Failure("farcall.errors.Cancelled", text, "")
                 self.agent.control.answer(self.peer, self.link, Frame(answer, self.frame.call_id))
         finally:
@@ -280,8 +290,9 @@ class Job(msgspec.Struct, eq=False):
         return f"{self.request.timeout:g} s"
 
     @property
-    def _name(self) -> str:
-        return readable(self.request.function)
+    def name(self) -> str:
+        """What the caller asked for, for messages."""
+        return readable(self.request.function, self.method)
 
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
         if self.is_ended:
@@ -304,8 +315,7 @@ class Job(msgspec.Struct, eq=False):
             dumped = self.agent.dump(result, self.peer)
         except BaseException as error:  # pickling runs user code
             explained = SerializationError(
-                f"the result of {self.request.function or 'the function'} can't be sent: "
-                + reason_of(error)
+                f"{self._result_name(result)} can't be sent: {reason_of(error)}"
             )
             raise explained from error
         reply = Reply()
@@ -315,6 +325,11 @@ class Job(msgspec.Struct, eq=False):
         self._answer(reply, dumped)
         if reply.sent:
             gradients.record(reply.context, reply.sent)
+
+    def _result_name(self, result: Any) -> str:
+        if self.request.function == FETCH:
+            return f"the value of the reference, of type {type_name_of(result)},"
+        return f"the result of {self.name}"
 
     def _fail(self, error: BaseException) -> None:
         if self.is_ended and self.cancelled:
@@ -391,7 +406,7 @@ class Job(msgspec.Struct, eq=False):
             self.agent.references.wait_until_accepted(handles, 0, self.deadline)
         except TimeoutError:
             text = (
-                f"the owner of a reference in the result of {self._name} did not confirm within "
+                f"the owner of a reference in the result of {self.name} did not confirm within "
                 f"{self._seconds} that it knows the reference; {HOW_CALLERS_RAISE}"
             )
             failure = Failure("farcall.errors.RpcTimeout", text, "")

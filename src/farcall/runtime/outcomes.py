@@ -22,8 +22,9 @@ from farcall.errors import (
     RpcTimeout,
 )
 from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.call_names import inherited_from
 from farcall.runtime.context import CallContext, current
-from farcall.runtime.peers import Peer, PendingCall, inherited_from, readable
+from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
 from farcall.transport.base import NotSent
@@ -151,7 +152,7 @@ class Outcomes:
         self, pending: PendingCall, error: BaseException | None = None, note: str = ""
     ) -> RpcTimeout:
         """What a call ends with whose deadline has passed; `error` is how that was noticed."""
-        what = readable(pending.function)
+        what = pending.name
         hint = self.how_to_raise(pending.timeout, pending.inherited)
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
@@ -215,7 +216,7 @@ class Outcomes:
             logger.debug(
                 "%s: %s on %r took %.3f s",
                 self._agent.me.name,
-                readable(pending.function),
+                pending.name,
                 pending.peer.name,
                 seconds,
             )
