@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import torch
 from torch.autograd import profiler
 
-from farcall.errors import RpcTimeout
+from farcall.errors import Cancelled, RpcTimeout
 from farcall.ids import WorkerInfo, worker_info
 from farcall.runtime import profiling
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import current, current_agent
+from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import methods_break_graphs
-from farcall.runtime.inbound import Deferred, result_of
+from farcall.runtime.inbound import Job
 from farcall.runtime.methods import RemoteMethod, check_is_for_the_owner, check_is_method
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
-from farcall.runtime.peers import inherited_from
+from farcall.runtime.outbound import Limit
 from farcall.runtime.references import RefHandle
 from farcall.runtime.values import OwnedValue
 from farcall.serde import hide_own_frames
@@ -110,10 +114,12 @@ class RRef(Generic[T]):
 
         Raises:
             InvalidReference: this worker is not the owner.
+            RpcTimeout: the value was not made by the deadline of the call that is being served.
+            Cancelled: the caller of the call that is being served gave up, or was lost.
             BaseException: what the function that was to make the value raised.
         """
         try:
-            return _value(self._place, math.inf)  # type: ignore[no-any-return]
+            return _value(self._place)  # type: ignore[no-any-return]
         except BaseException as error:
             hide_own_frames(error)
             raise
@@ -126,6 +132,7 @@ class RRef(Generic[T]):
 
         Raises:
             RpcTimeout: the value was not here in time.
+            Cancelled: on its owner, as of `local_value`.
             OwnerDied: the owner is gone.
             PeerLost: the owner was lost meanwhile.
             BaseException: what the function that was to make the value raised.
@@ -133,8 +140,7 @@ class RRef(Generic[T]):
         try:
             seconds = seconds_or_default(timeout)
             if self._handle.is_owner:
-                deadline, _, inherited = self._agent.outbound.deadline(seconds)
-                return _value(self._place, deadline, inherited)  # type: ignore[no-any-return]
+                return _value(self._place, self._agent.outbound.deadline(seconds))  # type: ignore[no-any-return]
             self._handle.references.check_usable(self._handle)
             return self._agent.call(self.owner_name(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
         except BaseException as error:
@@ -310,21 +316,40 @@ def call_meanwhile(
 # What runs on the owner. These get the place of the value for the reference they are called with.
 
 
-def _value(place: OwnedValue, deadline: float, inherited: tuple[str, str] | None = None) -> Any:
-    """The value, waiting for it until `deadline` (`time.monotonic()` seconds).
+def _value(place: OwnedValue, limit: Limit | None = None) -> Any:
+    """The value, waiting for it as long as allowed, and as somebody waits for the call served here.
 
     Args:
-        inherited: `CallContext.served`, if the deadline comes from there.
+        limit: what `Outbound.deadline` gives; None for the deadline of the call served here.
     """
     if not place.is_ready:
-        with Agent.waiting():
-            if not place.wait(deadline):
-                raise RpcTimeout(
-                    "RPC ran for more than set timeout: the value of this reference is not made yet"
-                    + current_agent().outcomes.shortage()
-                    + (inherited_from(inherited) if inherited is not None else "")
-                )
+        context = current.get()
+        job = None
+        if context is not None and context.agent.inherits_deadlines:
+            job = context.job
+        if limit is None:
+            limit = (math.inf, 0.0, None) if job is None else job.limit()
+        _wait(place, limit, job)
     return place.get()
+
+
+def _wait(place: OwnedValue, limit: Limit, job: Job | None) -> None:
+    deadline, seconds, inherited = limit
+    done = threading.Event()
+    stopping = contextlib.nullcontext() if job is None else job.stopped_by(done.set)
+    with Agent.waiting(), stopping:
+        if place.wait(deadline, done):
+            return
+    if done.is_set():
+        raise Cancelled(
+            "nobody waits any more for the call that waits here for the value of a reference: its "
+            "caller gave up, or was lost"
+        )
+    outcomes = current_agent().outcomes
+    raise RpcTimeout(
+        f"RPC ran for more than set timeout ({seconds * 1000:.0f} ms): the value of this reference "
+        f"is not made yet{outcomes.shortage()}{outcomes.how_to_raise(seconds, inherited)}"
+    )
 
 
 def fetch(place: OwnedValue) -> Any:
@@ -350,7 +375,7 @@ def _when_made(place: OwnedValue, read: Callable[[OwnedValue], Any]) -> Any:
             future.set_exception(error)
 
     place.when_ready(made)
-    return Deferred(future)
+    return Deferred(future, partial(place.remove_callback, made))
 
 
 def run_backward(place: OwnedValue, context: int, retain_graph: bool) -> None:
@@ -359,7 +384,7 @@ def run_backward(place: OwnedValue, context: int, retain_graph: bool) -> None:
 
 
 def _backward(place: OwnedValue, agent: Agent, context: int, retain_graph: bool) -> None:
-    value = _value(place, math.inf)
+    value = _value(place)
     if not isinstance(value, torch.Tensor):
         raise RuntimeError(
             f"RRef should contain a tensor for .backward(), not {type(value).__name__}"
@@ -373,7 +398,7 @@ def _backward(place: OwnedValue, agent: Agent, context: int, retain_graph: bool)
 def call_method(place: OwnedValue, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handler of the call proxies."""
     context = current.get()
-    value = _value(place, math.inf if context is None else context.deadline)
+    value = _value(place, None if context is None or context.job is None else context.job.limit())
     method = current_agent().policy.method_of(value, name)
     check_is_method(method, value, name)
     return result_of(method, method(*args, **kwargs))

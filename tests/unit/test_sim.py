@@ -170,6 +170,24 @@ def test_abandoned_call_that_its_release_overtook_is_refused():  # REF-2, CALL-3
     stage.end()
 
 
+def test_abandoned_call_whose_future_never_completes_is_closed():  # CALL-3
+    stage = Stage()
+    stage.caller.call(stage.OWNER, [stage.ref], fails=False)
+    stage.deliver(Request)
+    (task,) = stage.owner.tasks
+    task.is_deferred = True
+    stage.caller.abandon(stage.OWNER, 2)
+    stage.deliver(Cancel)
+    assert len(stage.owner.incoming[task.caller]) == 0
+    stage.deliver(Failure)
+    assert list(stage.caller.outgoing[stage.OWNER].abandoned()) == []
+    stage.owner.finish(task, [], fails=False)  # it completes late
+    assert stage.kinds == []
+    stage.owner.discard(stage.ref)
+    stage.caller.discard(stage.ref)
+    stage.end()
+
+
 def test_abandoned_remote_call_keeps_what_it_carries():  # REF-1
     stage = Stage()
     made = stage.caller.create(stage.OWNER, "owner", [stage.ref], fails=False)

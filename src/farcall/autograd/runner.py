@@ -19,11 +19,12 @@ from farcall.autograd.records import Source
 from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
 from farcall.protocol.backward import ROOT, WHOLE
 from farcall.runtime import profiling
+from farcall.runtime.call_names import inherited_from
 from farcall.runtime.context import CallContext, current
+from farcall.runtime.deferred import Deferred
 from farcall.runtime.function_queue import DEEPEST
 from farcall.runtime.future import Future
-from farcall.runtime.inbound import Deferred
-from farcall.runtime.peers import Peer, inherited_from
+from farcall.runtime.peers import Peer
 from farcall.serde import add_note, message_of
 from farcall.transport.base import Link
 from farcall.transport.waiter import Alarm
@@ -124,10 +125,11 @@ class Runner:
         except TimeoutError:
             if backward.error is not None:
                 raise
+            hint = "; pass rpc_timeout= in the options of init_rpc for more"
             raise RpcTimeout(
                 f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
                 + self.agent.outcomes.shortage()
-                + (inherited_from(inherited) if inherited is not None else "")
+                + (hint if inherited is None else inherited_from(inherited))
             ) from None
 
     def _receive(self, backward: Pass, ending: Ending, deadline: float) -> None:

@@ -20,7 +20,7 @@ Callee (`Incoming`), per call id:
     unseen     cancel                 FINISHED   never run it, even if it arrives later; answer
     RUNNING    request (duplicate)    RUNNING    ignored
     RUNNING    cancel                 RUNNING    the record comes out: stop it if it can be
-    RUNNING    finish                 FINISHED   send the outcome
+    RUNNING    finish                 FINISHED   send the outcome, or "cancelled"
     FINISHED   request (duplicate)    FINISHED   ignored
     FINISHED   cancel                 FINISHED   answer again: the first answer was lost
 
@@ -33,6 +33,11 @@ CALL-4  An id of which the callee has heard nothing is given to the next call. S
         callee has seen have no more holes than calls were begun at once, and its memory is bounded.
 
 A caller numbers the calls to each peer 1, 2, 3 ..., so "seen" is one number and a small set.
+
+A call can be stopped before its function begins, and after the function has returned a future that
+is not completed: the function has run then, and only its outcome is missing. Such a call finishes
+at the CANCEL, not when the future completes, which may be never. While its function runs, a call
+can't be stopped.
 """
 
 from __future__ import annotations

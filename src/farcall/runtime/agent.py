@@ -232,7 +232,8 @@ class Agent:
         with peer.lock:
             found, job = peer.incoming.cancel(call_id)
         if job is not None:
-            job.cancelled = True
+            self.executor.may_pass_lead()
+            job.cancel()
         if found is CancelResult.ANSWER:
             self.executor.may_pass_lead()
             # If it has ended with references: its caller, interrupted, may have dropped the answer.
@@ -341,12 +342,11 @@ class Agent:
             jobs = peer.incoming.lost()
         pending = peer.outgoing.lost()
         self.executor.may_pass_lead()
-        for job in jobs:
-            job.cancelled = True
         loss = peer.loss()
         steps: list[Callable[[], object]] = [
             lambda: self.endpoint.drop(peer.incarnation, cause),
             lambda: self.outcomes.fail(pending, loss),
+            *[job.cancel for job in jobs],
             lambda: self.gradients.lost(peer),
             lambda: self.references.lost(peer.incarnation, peer.left or cause),
             lambda: self.leaver.lost(peer.incarnation),

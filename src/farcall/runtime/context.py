@@ -16,6 +16,7 @@ from farcall.errors import NotInitialized
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
+    from farcall.runtime.inbound import Job
 
 
 class CallContext(msgspec.Struct, frozen=True):
@@ -26,6 +27,7 @@ class CallContext(msgspec.Struct, frozen=True):
     gradients: int = 0  # the autograd context, which nested calls carry on
     served: tuple[str, str] | None = None  # the call: its function as in the request, its caller
     depth: int = 0  # of the call that is served; see `function_queue`
+    job: Job | None = None  # the call that is served
 
 
 current: ContextVar[CallContext | None] = ContextVar("farcall_call", default=None)

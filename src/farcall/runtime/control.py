@@ -56,6 +56,9 @@ class ControlMessages:
 
         Two workers use the same link for what they send to each other in this way.
 
+        Args:
+            deadline: `time.monotonic()` seconds: the agent's `rpc_timeout` from the first attempt.
+
         Raises:
             CallError: the peer is gone, or takes nothing by the deadline.
         """
@@ -71,7 +74,10 @@ class ControlMessages:
             raise self._agent.outcomes.ended(peer) from error
         except NotSent as error:
             what = type(frame.message).__name__
-            raise RpcTimeout(f"worker {peer.name!r} does not take a message ({what})") from error
+            raise RpcTimeout(
+                f"worker {peer.name!r} took no message ({what}) for {self._agent.rpc_timeout:g} s; "
+                "pass rpc_timeout= in the options of init_rpc for more"
+            ) from error
         except TimeoutError:
             pass  # the rest of the frame follows when the peer reads again
         assert link is not None

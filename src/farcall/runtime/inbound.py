@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import torch
@@ -15,14 +17,15 @@ from farcall.errors import (
     CallError,
     Cancelled,
     FarcallError,
-    InvalidResult,
     LinkError,
     RpcTimeout,
     SerializationError,
 )
 from farcall.ids import RefId
 from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.call_names import FETCH, method_of, readable
 from farcall.runtime.context import CallContext, current
+from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.isolation import put_back_anomaly_mode
 from farcall.runtime.peers import Peer
 from farcall.runtime.references import RefHandle, references_of
@@ -34,6 +37,7 @@ from farcall.serde import (
     message_of,
     reason_of,
     text_failure,
+    type_name_of,
     text_of,
 )
 from farcall.transport.base import Link, NotSent
@@ -45,33 +49,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("farcall")
 
-ASYNC_MARK = "_wrapped_async_rpc_function"
-
-
-class Deferred(NamedTuple):
-    """Returned by farcall's own handlers: the call's value is that of this future, later."""
-
-    future: torch._C.Future[Any]
-
-
-def result_of(function: Callable[..., Any], result: Any) -> Any:
-    """What a function's return value means: one marked async gives a future of the value.
-
-    Raises:
-        InvalidResult: a function marked with `async_execution` did not return a future.
-    """
-    if not hasattr(function, ASYNC_MARK):
-        return result
-    if isinstance(result, torch._C.Future):
-        return Deferred(result)
-    if isinstance(getattr(function, ASYNC_MARK), torch.jit.ScriptFunction):
-        raise InvalidResult(
-            f"Async functions must return an IValue of Future type, but got {type(result).__name__}"
-        )
-    raise InvalidResult(
-        "Functions decorated with @farcall.functions.async_execution must return a "
-        f"torch.futures.Future object, but got {type(result).__name__}"
-    )
+HOW_CALLERS_RAISE = (
+    "pass timeout= to the call, or rpc_timeout= in the options of its worker's init_rpc, for more"
+)
 
 
 class Job(msgspec.Struct, eq=False):
@@ -84,10 +64,13 @@ class Job(msgspec.Struct, eq=False):
     request: Request
     deadline: float  # `time.monotonic()` seconds
     cancelled: bool = False
+    is_deferred: bool = False  # the function has returned a future, which is waited for
+    stop: Callable[[], None] | None = None  # ends a wait that goes on for it
     is_ended: bool = False  # it was answered, or its value has been made
     context: int = 0  # the autograd context that the call is part of
     handles: Sequence[RefHandle] | None = None  # of its references, if they all live here
     target: OwnedValue | None = None  # what the function works on, with `Request.on_reference`
+    method: str = ""  # `method_of` its arguments, when those are known
     place: RefId | None = None  # where the result goes, of a `remote()` call
 
     @property
@@ -105,6 +88,8 @@ class Job(msgspec.Struct, eq=False):
         else:
             self.agent.meet_owners(request.references)
             self.agent.references.arrive(self.key, request.references, self._admitted)
+            if self.cancelled:  # perhaps before it could be found there
+                self.cancel()
 
     def _take_references(self, request: Request) -> bool:
         """Whether all references live here, and so may be used now."""
@@ -138,15 +123,15 @@ class Job(msgspec.Struct, eq=False):
         try:
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
-            served = (self.request.function, self.peer.name)
+            served = (self.name, self.peer.name)
             depth = self.request.depth
-            current.set(CallContext(self.agent, self.deadline, self.context, served, depth))
+            current.set(CallContext(self.agent, self.deadline, self.context, served, depth, self))
             try:
                 result = self._call()
             finally:
                 put_back_anomaly_mode()
             if type(result) is Deferred:
-                result.future.add_done_callback(self._finish_later)
+                self._defer(result)
             else:
                 self._succeed(result)
         except BaseException as error:
@@ -204,19 +189,115 @@ class Job(msgspec.Struct, eq=False):
                 agent.policy.check_found(request.function, function)
         else:
             function, args, kwargs = loaded
-        return function, args if target is None else (target, *args), kwargs
+        args = args if target is None else (target, *args)
+        self.method = method_of(request.function, args)
+        return function, args, kwargs
 
     def _refuse(self) -> NoReturn:
         if self.cancelled:
-            raise Cancelled(f"the caller gave up on {self.request.function} before it was run")
+            raise Cancelled(f"the caller gave up on {self.name} before it was run")
         raise RpcTimeout(
-            f"{self.request.function} was not run before its deadline"
+            f"{self.name} was not run by its deadline, {self._seconds} after it came"
             + self.agent.outcomes.shortage()
+            + f"; the caller {self.peer.name!r} set the limit: {HOW_CALLERS_RAISE}"
         )
+
+    def _defer(self, result: Deferred) -> None:
+        """Wait for a future without a thread, as long as somebody wants its value.
+
+        The future may be the user's, and never complete. It is not kept here: the future's callback
+        leads to this job, and no garbage collector sees cycles through a future of torch's.
+        """
+        # Written first, then the caller's state is read; `cancel` and `Drop` do it the other way
+        # round. So one of both sides sees the other.
+        self.stop, self.is_deferred = result.stop, True
+        if self.place is not None:
+            self._tie_to(self.place)
+        elif self.cancelled:
+            self._give_up()
+        if not self.is_ended:
+            result.future.add_done_callback(self._finish_later)
+
+    def _tie_to(self, ref: RefId) -> None:
+        """Have the wait for the value of a `remote()` call end with the last reference to it."""
+        references = self.agent.references
+        place = references.place_of(ref)
+        if place is not None:
+            place.on_dropped = self._no_longer_wanted
+        if references.place_of(ref) is None:
+            self._no_longer_wanted()
+
+    def _no_longer_wanted(self) -> None:
+        """Count no longer as going on. If the future fails after all, its error is still logged."""
+        self._let_go()
+        self.agent.leaver.end(self)
+
+    def cancel(self) -> None:
+        """Stop what can be stopped: the caller gave up, or is lost.
+
+        A function that has not begun won't, and a future that a function has returned is waited for
+        no longer. A function that runs goes on, unless it waits for a value of this worker.
+        """
+        self.cancelled = True
+        if self.is_deferred:
+            self._give_up()
+        elif self.stop is not None:
+            self._end_wait()
+        elif self.request.references:
+            # No effect if the request does not wait for the owners of its references.
+            gone = Cancelled(f"the caller gave up on {self.name} before it was run")
+            self.agent.references.stop_waiting(self.key, gone)
+
+    def limit(self) -> tuple[float, float, tuple[str, str] | None]:
+        """The time that the caller gives, as `Outbound.deadline` gives it for calls made here."""
+        return self.deadline, self.request.timeout, (self.name, self.peer.name)
+
+    @contextlib.contextmanager
+    def stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Inside the block the function waits; `stop` ends the wait if the call is cancelled."""
+        self.stop = stop
+        try:
+            if self.cancelled:
+                self._end_wait()
+            yield
+        finally:
+            self.stop = None
+
+    def _end_wait(self) -> None:
+        """End a wait of the function, unless it ends by itself when the caller's time is over."""
+        stop = self.stop
+        if stop is not None and (self.deadline == math.inf or self.peer.lost is not None):
+            stop()
+
+    def _give_up(self) -> None:
+        """End a call whose function has returned a future. The future stays the user's."""
+        self._let_go()
+        try:
+            if self.peer.incoming.finish(self.frame.call_id):
+                text = f"the caller gave up on {self.name} before its future was completed"
+                answer = Failure("farcall.errors.Cancelled", text, "")
+                self.agent.control.answer(self.peer, self.link, Frame(answer, self.frame.call_id))
+        finally:
+            self._end()
+
+    def _let_go(self) -> None:
+        self.handles = None
+        stop, self.stop = self.stop, None
+        if stop is not None:
+            stop()
+
+    @property
+    def _seconds(self) -> str:
+        return f"{self.request.timeout:g} s"
+
+    @property
+    def name(self) -> str:
+        """What the caller asked for, for messages."""
+        return readable(self.request.function, self.method)
 
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
         if self.is_ended:
-            return  # a future of the user's own class may call back twice, or call and then raise
+            return  # given up; or a future of the user's own class calls back twice, or then raises
         try:
             self._succeed(future.value())
         except BaseException as error:
@@ -235,8 +316,7 @@ class Job(msgspec.Struct, eq=False):
             dumped = self.agent.dump(result, self.peer)
         except BaseException as error:  # pickling runs user code
             explained = SerializationError(
-                f"the result of {self.request.function or 'the function'} can't be sent: "
-                + reason_of(error)
+                f"{self._result_name(result)} can't be sent: {reason_of(error)}"
             )
             raise explained from error
         reply = Reply()
@@ -247,7 +327,14 @@ class Job(msgspec.Struct, eq=False):
         if reply.sent:
             gradients.record(reply.context, reply.sent)
 
+    def _result_name(self, result: Any) -> str:
+        if self.request.function == FETCH:
+            return f"the value of the reference, of type {type_name_of(result)},"
+        return f"the result of {self.name}"
+
     def _fail(self, error: BaseException) -> None:
+        if self.is_ended and self.cancelled:
+            return  # given up while its future was completed
         if self.is_ended:
             logger.error(
                 "%s: an error after the answer of %s:\n%s",
@@ -322,6 +409,8 @@ class Job(msgspec.Struct, eq=False):
 
     def _end(self) -> None:
         self.is_ended = True
+        # A copy of the context in which the function ran may outlive the call, and leads here.
+        self.stop = self.handles = None
         self.agent.leaver.end(self)
 
     def _wait_until_accepted(self, handles: Sequence[RefHandle]) -> bool:
@@ -329,7 +418,11 @@ class Job(msgspec.Struct, eq=False):
         try:
             self.agent.references.wait_until_accepted(handles, 0, self.deadline)
         except TimeoutError:
-            failure = Failure("farcall.errors.RpcTimeout", "a reference was not accepted", "")
+            text = (
+                f"the owner of a reference in the result of {self.name} did not confirm within "
+                f"{self._seconds} that it knows the reference; {HOW_CALLERS_RAISE}"
+            )
+            failure = Failure("farcall.errors.RpcTimeout", text, "")
             self._send(Frame(failure, self.frame.call_id))
             return False
         return True

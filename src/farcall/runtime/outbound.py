@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,11 +29,12 @@ from farcall.errors import (
 )
 from farcall.ids import WorkerInfo
 from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.call_names import arguments_of_user, inherited_from, method_of, readable
 from farcall.runtime.context import current
 from farcall.runtime.future import Future, FutureOfCall
-from farcall.runtime.peers import Peer, PendingCall, inherited_from
+from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
-from farcall.serde import NO_ARGUMENTS, Dumped, message_of, name_of
+from farcall.serde import NO_ARGUMENTS, Dumped, message_of, name_of, type_name_of
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Request
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 To = str | int | WorkerInfo
 Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
+Limit = tuple[float, float, tuple[str, str] | None]  # see `Outbound.deadline`
 
 # What the request of a reference has to go out, however short its timeout is, in seconds: the
 # first one to a worker opens the link.
@@ -246,6 +248,7 @@ class Outbound:
         deadline, seconds, inherited = self.deadline(timeout)
         created_ref = None if created is None else created.ref
         pending = PendingCall(peer, name, deadline, seconds, future, created_ref)
+        pending.method = method_of(name, args)
         if inherited is not None:
             pending.inherited = inherited
         elsewhere = False  # whether a reference is to another worker's value
@@ -298,7 +301,7 @@ class Outbound:
         except TimeoutError:
             raise self._outcomes.timeout(pending) from None
 
-    def deadline(self, timeout: float | None) -> tuple[float, float, tuple[str, str] | None]:
+    def deadline(self, timeout: float | None) -> Limit:
         """When a call that begins now must end: `time.monotonic()` seconds, and seconds from now.
 
         A call made by a handler has at most what is left to the call that the handler serves. If
@@ -315,9 +318,14 @@ class Outbound:
         context = current.get()
         if context is not None and context.deadline < deadline and context.agent.inherits_deadlines:
             served = context.served or ("", context.agent.me.name)
+            limit = ""
+            if context.job is not None:
+                served = context.job.name, context.job.peer.name
+                total = context.job.request.timeout
+                limit = f": the {total:g} s of the call that is being served are over"
             seconds = context.deadline - now
             if seconds <= 0:
-                raise RpcTimeout(f"no time is left for this call{inherited_from(served)}")
+                raise RpcTimeout(f"no time is left for this call{limit}{inherited_from(served)}")
             return context.deadline, seconds, served
         return deadline, seconds, None
 
@@ -341,14 +349,23 @@ class Outbound:
         try:
             return name, self._agent.dump(value, peer)
         except SerializationError as error:
+            method = method_of(name, args)
+            args, kwargs = arguments_of_user(name, args, kwargs)
             raise self._agent.serializer.explain_unpicklable(
-                name or getattr(function, "__qualname__", repr(function)),
+                readable(name, method) if name else _name_of_nameless(function),
                 args,
                 kwargs,
                 error,
                 by_value=not peer.same_program,
                 device_map=self._agent.device_maps.get(peer.name),
             ) from error
+
+
+def _name_of_nameless(function: Function) -> str:
+    """Return what a function sent by value is called in messages; no code of the user runs."""
+    if type(function) is FunctionType:
+        return function.__qualname__
+    return f"an object of type {type_name_of(function)}"
 
 
 def _of_unmade(error: BaseException) -> CallError:

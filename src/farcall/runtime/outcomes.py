@@ -22,8 +22,9 @@ from farcall.errors import (
     RpcTimeout,
 )
 from farcall.protocol.ref_entries import TransferKey
+from farcall.runtime.call_names import inherited_from
 from farcall.runtime.context import CallContext, current
-from farcall.runtime.peers import Peer, PendingCall, inherited_from, readable
+from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
 from farcall.transport.base import NotSent
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("farcall")
 
 CROWDED_SECONDS = 10.0  # for which it counts that a peer said it had no more threads
+OWNER_IS_LATE = "; the answer is here, but the owner of a reference in it has not confirmed that"
 SLOW_SECONDS = 1.0  # a call that takes longer has a line in the log, at level DEBUG
 
 
@@ -146,21 +148,30 @@ class Outcomes:
             calls += peer.outgoing.records()
         return [call for call in calls if call.watched]
 
-    def timeout(self, pending: PendingCall, error: BaseException | None = None) -> RpcTimeout:
+    def timeout(
+        self, pending: PendingCall, error: BaseException | None = None, note: str = ""
+    ) -> RpcTimeout:
         """What a call ends with whose deadline has passed; `error` is how that was noticed."""
-        what = readable(pending.function)
-        hint = ""
-        if pending.inherited is not None:
-            hint = inherited_from(pending.inherited)
-        elif pending.timeout == self._agent.rpc_timeout:
-            hint = (
-                "; pass timeout= to the call, or rpc_timeout= in the options of init_rpc, for more"
-            )
+        what = pending.name
+        hint = self.how_to_raise(pending.timeout, pending.inherited)
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
-            f"{what} on worker {pending.peer.name!r}{self._missing_link(pending.peer, error)}"
+            f"{what} on worker {pending.peer.name!r}{note}{self._missing_link(pending.peer, error)}"
             f"{self.shortage(pending.peer)}{hint}"
         )
+
+    def how_to_raise(self, seconds: float, inherited: tuple[str, str] | None) -> str:
+        """For timeouts: how to get more time, where the user may not know why there was no more.
+
+        Args:
+            seconds: the limit.
+            inherited: `CallContext.served`, if the limit comes from there.
+        """
+        if inherited is not None:
+            return inherited_from(inherited)
+        if seconds != self._agent.rpc_timeout:
+            return ""
+        return "; pass timeout= to the call, or rpc_timeout= in the options of init_rpc, for more"
 
     def shortage(self, peer: Peer | None = None) -> str:
         """For timeouts: which worker lately had functions queue for threads that it could not have.
@@ -205,7 +216,7 @@ class Outcomes:
             logger.debug(
                 "%s: %s on %r took %.3f s",
                 self._agent.me.name,
-                readable(pending.function),
+                pending.name,
                 pending.peer.name,
                 seconds,
             )
@@ -295,7 +306,7 @@ class Outcomes:
         self._agent.executor.may_pass_lead()
         if peer.outgoing.peek(call_id) is None:
             # The answer is here, but waits for an owner that does not answer.
-            late = RpcTimeout("RPC ran for more than set timeout: the owner of a reference is late")
+            late = self.timeout(pending, note=OWNER_IS_LATE)
             self._references.stop_waiting(TransferKey(peer.incarnation, call_id, True), late)
         elif pending.created is None:
             self._abandon(pending, self.timeout(pending))
@@ -324,7 +335,7 @@ class Outcomes:
             error = arrived.wait(pending.deadline)
         except TimeoutError:
             key = TransferKey(peer.incarnation, answer.call_id, True)
-            self._references.stop_waiting(key, self.timeout(pending))
+            self._references.stop_waiting(key, self.timeout(pending, note=OWNER_IS_LATE))
             error = arrived.wait(math.inf)
         if error is not None:
             raise error

@@ -13,6 +13,7 @@ import msgspec
 from farcall.errors import OwnerDied, PeerLost, UnknownWorker
 from farcall.ids import RefId, Worker, WorkerInfo
 from farcall.protocol.calls import Incoming, Outgoing
+from farcall.runtime.call_names import readable
 from farcall.runtime.future import Future, complete_with
 from farcall.runtime.hosts import host_name
 from farcall.transport.base import Link
@@ -27,39 +28,6 @@ Find = Callable[[str | int], Worker | None]
 L = TypeVar("L", bound=PeerLost)
 
 NAMED_CALLS = 5  # of the calls that were in flight: how many a `PeerLost` names
-
-# How farcall's own handlers are called in messages.
-_OWN_NAMES = {
-    "": "a function sent by value",
-    "farcall.rref:fetch": "to_here",
-    "farcall.rref:type_of": "the type of a remote value",
-    "farcall.rref:call_method": "a method of a remote value",
-    "farcall.rref:run_backward": "the backward pass of a remote value",
-    "farcall.autograd.handlers:survey": "a part of a backward pass",
-    "farcall.autograd.handlers:prepare": "a part of a backward pass",
-    "farcall.autograd.handlers:cause": "the cause of a failed backward pass",
-    "farcall.autograd.handlers:abort": "the news of a failed backward pass",
-}
-
-
-def readable(function: str) -> str:
-    """Return what a call asked for, for messages, given the name in its request."""
-    return _OWN_NAMES.get(function, function)
-
-
-def inherited_from(served: tuple[str, str]) -> str:
-    """Say, for messages, from which call a deadline was inherited.
-
-    Args:
-        served: `CallContext.served` of the function that made the call.
-    """
-    function, caller = served
-    return (
-        "; the deadline is inherited: this was called while serving the call of "
-        f"{readable(function) or 'a function'} by worker {caller!r}. Pass timeout= to that call, "
-        "or rpc_timeout= in the options of its worker's init_rpc, for more"
-    )
-
 
 _KEY_TYPES = frozenset((str, int, WorkerInfo))
 
@@ -85,6 +53,12 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     recording: Callable[[], None] | None = None  # to be done when the request was sent
     inherited: tuple[str, str] | None = None  # the deadline is that of a call being served
     depth: int = 1  # see `function_queue`
+    method: str = ""  # see `method_of`
+
+    @property
+    def name(self) -> str:
+        """What the call asked for, for messages."""
+        return readable(self.function, self.method)
 
     def fail(self, error: BaseException) -> None:
         """Fail the future, if there is one and nobody else has completed it. Never raises."""
@@ -129,7 +103,7 @@ class Peer:
     def note_loss(self, cause: str) -> None:
         """Take down that the peer is lost, and which calls that ends. With the lock held."""
         # Before the peer counts as lost: who sees that raises an error that names these calls.
-        self._in_flight = [readable(call.function) for call in self.outgoing.records()]
+        self._in_flight = [call.name for call in self.outgoing.records()]
         self.lost = cause
 
     def loss(self) -> PeerLost:

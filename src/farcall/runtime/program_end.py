@@ -18,7 +18,6 @@ from typing import Any
 
 from farcall.runtime.frames import current_frames
 from farcall.runtime.inbound import Job
-from farcall.runtime.peers import readable
 from farcall.threads import FarcallThread
 
 logger = logging.getLogger("farcall")
@@ -58,7 +57,7 @@ def _call_served(innermost: FrameType) -> str:
     if not isinstance(job, Job):
         return ""
     where = f"{innermost.f_code.co_filename}:{innermost.f_lineno}"
-    return f"{readable(job.request.function)} (at {where}, called by {job.peer.name!r})"
+    return f"{job.name} (at {where}, called by {job.peer.name!r})"
 
 
 _SERVES: CodeType = Job.run.__code__

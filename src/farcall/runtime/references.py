@@ -397,7 +397,10 @@ class References:
                 case Send(to, message, call_id):
                     self._post(to, message, call_id)
                 case Drop(ref):
-                    self._values.pop(ref, None)
+                    value = self._values.pop(ref, None)
+                    if value is not None:
+                        value.drop()
+                    del value  # its destructor runs here, not under the lock
                 case Ready(key):
                     self._ready.append((key, None))
                 case Unavailable(key, owner_name, cause):

@@ -17,13 +17,15 @@ class OwnedValue:
     Set or failed once. Thread-safe.
     """
 
-    __slots__ = ("_callbacks", "_error", "_lock", "_value")
+    __slots__ = ("_callbacks", "_error", "_lock", "_value", "on_dropped")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._callbacks: list[Callable[[OwnedValue], None]] | None = []
+        self._callbacks: dict[Callable[[OwnedValue], None], None] | None = {}
         self._value: Any = None
         self._error: StoredError | None = None
+        # Called once if no reference is left before the value is there.
+        self.on_dropped: Callable[[], None] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -41,6 +43,7 @@ class OwnedValue:
                 return
             self._value, self._error = value, error
             callbacks, self._callbacks = self._callbacks, None
+            self.on_dropped = None
         for callback in callbacks:
             callback(self)
 
@@ -51,9 +54,21 @@ class OwnedValue:
         """
         with self._lock:
             if self._callbacks is not None:
-                self._callbacks.append(callback)
+                self._callbacks[callback] = None
                 return
         callback(self)
+
+    def remove_callback(self, callback: Callable[[OwnedValue], None]) -> None:
+        """Undo `when_ready`. No effect if the callback was called, or is being called."""
+        with self._lock:
+            if self._callbacks is not None:
+                self._callbacks.pop(callback, None)
+
+    def drop(self) -> None:
+        """The last reference is gone."""
+        on_dropped, self.on_dropped = self.on_dropped, None
+        if on_dropped is not None:
+            on_dropped()
 
     def get(self) -> Any:
         """The value. Raises what the function raised. Only when `is_ready`."""
@@ -67,10 +82,26 @@ class OwnedValue:
             return "not made yet"
         return "ready" if self._error is None else f"failed: {self._error.type_name}"
 
-    def wait(self, deadline: float) -> bool:
-        """Sleep until the value is there. False: the deadline passed first."""
-        done = threading.Event()
-        self.when_ready(lambda _: done.set())
-        if deadline == math.inf:
-            return done.wait()
-        return done.wait(max(0.0, deadline - time.monotonic()))
+    def wait(self, deadline: float, done: threading.Event) -> bool:
+        """Sleep until the value is there.
+
+        Args:
+            deadline: `time.monotonic()` seconds.
+            done: ends the wait when it is set.
+
+        Returns:
+            False if the value is not there.
+        """
+
+        def wake(_: OwnedValue) -> None:
+            done.set()
+
+        self.when_ready(wake)
+        try:
+            if deadline == math.inf:
+                done.wait()
+            else:
+                done.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            self.remove_callback(wake)
+        return self.is_ready

@@ -395,8 +395,9 @@ class Stripped:
         return rebuild_exception, self._parts
 
 
-def type_name_of(error: BaseException) -> str:
-    """Return the qualified name of the exception's type; built-in ones without their module.
+def type_name_of(error: object) -> str:
+    """Return the qualified name of an object's type, such as an exception's; built-in ones without
+    their module.
 
     Never raises.
     """
@@ -407,7 +408,7 @@ def type_name_of(error: BaseException) -> str:
         module = vars(type)["__module__"].__get__(cls)
         return encodable(clipped(name if module == "builtins" else f"{module}.{name}", MAX_NAME))
     except BaseException:
-        return "an exception whose type has no name"
+        return "a type that has no name"
 
 
 def message_of(error: BaseException) -> str:

@@ -41,13 +41,17 @@ class Task:
         "caller",
         "has_uses",
         "is_creation",
+        "is_deferred",
         "started",
     )
 
-    def __init__(self, caller: int, call_id: int, is_creation: bool) -> None:
+    def __init__(
+        self, caller: int, call_id: int, is_creation: bool, is_deferred: bool = False
+    ) -> None:
         self.caller = caller
         self.call_id = call_id
         self.is_creation = is_creation
+        self.is_deferred = is_deferred  # its function returns a future, and runs no more after that
         self.started = False
         self.answered = False
         self.has_uses = False  # each reference of its request is used once more: all live here

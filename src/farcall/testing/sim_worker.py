@@ -13,6 +13,7 @@ Rules of the agent that the machines rely on, all of them here:
 - An ACCEPTED counts however late it comes, also when the call was abandoned.
 - References that come in a reply nobody waits for are answered with RECEIVED at once.
 - Messages from and to a lost incarnation are dropped.
+- Every third function returns a future at once: a CANCEL is answered while the future is open.
 """
 
 from __future__ import annotations
@@ -296,7 +297,7 @@ class SimWorker:
     # Inside: the callee.
 
     def _on_request(self, peer: int, request: Request, call_id: int) -> None:
-        task = Task(peer, call_id, bool(request.creates))
+        task = Task(peer, call_id, bool(request.creates), is_deferred=call_id % 3 == 0)
         if not self.incoming[peer].request(call_id, task):
             return
         if request.creates:
@@ -316,8 +317,8 @@ class SimWorker:
         if result is CancelResult.ANSWER:
             self.refs.unpin(TransferKey(peer, call_id, True))
             self._send(peer, Failure("Cancelled", "cancelled", ""), call_id)
-        elif task is not None and not task.started:
-            self._answer(task, Failure, ())
+        elif task is not None and (not task.started or task.is_deferred):
+            self._answer(task, Failure, ())  # a deferred one's future may complete later: `finish`
 
     def _start(self, task: Task) -> None:
         task.started = True

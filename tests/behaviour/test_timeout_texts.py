@@ -1,0 +1,277 @@
+"""Every `RpcTimeout` says what took too long, how long the limit was, and how to raise it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from behaviour.helpers import Account, Gate, Here, echo, wait_at
+from behaviour.test_calls_without_end import never
+from farcall import autograd, rpc
+from farcall.nn import RemoteModule
+from farcall.optim import DistributedOptimizer
+from farcall.runtime.agent import Agent
+
+pytestmark = pytest.mark.parametrize("transport", ["native"])
+LIMIT = 0.15  # seconds
+AT_CALL = "pass timeout= to the call, or rpc_timeout= in the options of init_rpc, for more"
+AT_INIT = "pass rpc_timeout= in the options of init_rpc for more"
+INHERITED = "while serving the call of .* by worker 'w0'. Pass timeout= to that call, or rpc_"
+Call = Callable[[], Any]
+
+
+class Waits(torch.nn.Module):
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def forward(self, *_: Any) -> None:
+        self.gate.wait()
+
+
+class WaitsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gate: Gate) -> torch.Tensor:
+        ctx.gate = gate
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        ctx.gate.wait()
+        return *grads, None
+
+
+class WaitingOptimizer(torch.optim.SGD):
+    def __init__(self, params: Any, gate: Gate) -> None:
+        super().__init__(params, lr=0.1)
+        self.gate = gate
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.gate.wait()
+
+
+class Stage(Gate):
+    """Where calls are prepared without a limit that matters, and then made with a short one."""
+
+    def __init__(self, agents: list[Agent], stack: contextlib.ExitStack) -> None:
+        super().__init__()
+        self.agents = agents
+        self.stack = stack
+
+    def limit(self) -> None:
+        for agent in self.agents:
+            agent.rpc_timeout = LIMIT
+
+
+@pytest.fixture
+def stage(pair: list[Agent]) -> Iterator[Stage]:
+    with contextlib.ExitStack() as stack:
+        stage = Stage(pair, stack)
+        rpc.rpc_sync("w1", echo, args=(1,))
+        yield stage
+        stage.open()
+
+
+def prepare_backward(stage: Stage) -> Call:
+    context = stage.stack.enter_context(autograd.context())
+    x = torch.ones(1, requires_grad=True)
+    y = rpc.rpc_sync("w1", WaitsInBackward.apply, args=(x, stage))
+    return lambda: autograd.backward(context, [y.sum()])
+
+
+def prepare_step(stage: Stage) -> Call:
+    parameter = rpc.remote("w1", torch.nn.Parameter, args=(torch.ones(1),))
+    optimizer = DistributedOptimizer(WaitingOptimizer, [parameter], stage)
+    context = stage.stack.enter_context(autograd.context())
+    return lambda: optimizer.step(context)
+
+
+def prepare_method(stage: Stage, call: Callable[[rpc.RRef[Any]], Any]) -> Call:
+    rref = rpc.remote("w1", Account)
+    rref.rpc_sync().where()
+    return lambda: call(rref)
+
+
+def prepare_module(stage: Stage, call: Callable[[RemoteModule], Any]) -> Call:
+    module = RemoteModule("w1", Waits, args=(stage,))
+    module.train()
+    return lambda: call(module)
+
+
+def error_of(function: Callable[..., Any], *args: Any) -> BaseException:
+    try:
+        function(*args)
+    except rpc.RpcTimeout as error:
+        return rpc.RpcTimeout(*error.args)
+    raise AssertionError("no timeout")
+
+
+METHOD = "method 'wait' of a remote value"
+UNMADE = "the value of this reference is not made yet"
+FORWARD = "forward of a RemoteModule on worker 'w1'"
+# What is prepared for the call that times out, what its error says was late, and of the limit.
+ENTRIES: dict[str, tuple[Callable[[Stage], Call], str, str]] = {
+    "rpc_sync": (
+        lambda stage: lambda: rpc.rpc_sync("w1", wait_at, args=(stage,)),
+        "wait_at on worker 'w1'",
+        AT_CALL,
+    ),
+    "rpc_async": (
+        lambda stage: lambda: rpc.rpc_async("w1", wait_at, args=(stage,)).wait(),
+        "wait_at on worker 'w1'",
+        AT_CALL,
+    ),
+    "to_here": (
+        lambda stage: lambda: rpc.remote("w1", wait_at, args=(stage,)).to_here(),
+        "to_here on worker 'w1'",
+        AT_CALL,
+    ),
+    "to_here of one's own": (lambda _: lambda: rpc.remote("w0", never).to_here(), UNMADE, AT_CALL),
+    "proxy": (
+        lambda stage: prepare_method(stage, lambda rref: rref.rpc_sync().wait(stage)),
+        METHOD,
+        AT_CALL,
+    ),
+    "proxy, asynchronous": (
+        lambda stage: prepare_method(stage, lambda rref: rref.rpc_async().wait(stage).wait()),
+        METHOD,
+        AT_CALL,
+    ),
+    "proxy, remote": (
+        lambda stage: prepare_method(stage, lambda rref: rref.remote().wait(stage).to_here()),
+        "to_here on worker 'w1'",
+        AT_CALL,
+    ),
+    # The error may be the caller's or the owner's, whose time ends at the same moment.
+    "method of what is not made": (
+        lambda _: lambda: rpc.remote("w1", never).rpc_sync().wait(),
+        METHOD,
+        "ass timeout= to",
+    ),
+    "RemoteModule": (
+        lambda stage: prepare_module(stage, lambda module: module()),
+        FORWARD,
+        AT_CALL,
+    ),
+    "forward_async": (
+        lambda stage: prepare_module(stage, lambda module: module.forward_async().wait()),
+        FORWARD,
+        AT_CALL,
+    ),
+    "backward": (prepare_backward, "a backward pass", AT_INIT),
+    "step": (prepare_step, "method 'step' of a remote value on worker 'w1'", AT_CALL),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_timeout_says_what_how_long_and_how_to_raise_it(stage: Stage, entry: str) -> None:
+    prepare, what, how = ENTRIES[entry]
+    call = prepare(stage)
+    stage.limit()
+    with pytest.raises(rpc.RpcTimeout) as raised:
+        call()
+    text = str(raised.value)
+    assert what in text
+    assert "(150 ms)" in text
+    assert how in text
+    assert "farcall." not in text
+
+
+# The error that the function raised stays at the callee, for the caller has timed out, too.
+NESTED: dict[str, Callable[[Gate], Any]] = {
+    "rpc_sync": lambda gate: rpc.rpc_sync("w0", wait_at, args=(gate,), timeout=0),
+    "to_here of one's own": lambda gate: rpc.remote("w1", never).to_here(0),
+    "local_value": lambda gate: rpc.remote("w1", never).local_value(),
+    "late call": lambda gate: [error_of(rpc.remote("w1", never).to_here), rpc.rpc_sync("w0", echo)],
+}
+
+
+class Errors(Here):
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+        self.gate = Gate()
+
+
+def keep_error(kept: Errors, entry: str, gate: Gate) -> None:
+    try:
+        NESTED[entry](gate)
+    except BaseException as error:
+        kept.errors.append(error)
+        kept.gate.open()
+        gate.wait()  # the caller has timed out, and is not to be answered at the same moment
+
+
+@pytest.mark.parametrize("entry", NESTED)
+def test_a_deadline_of_a_call_being_served_says_so(
+    pair: list[Agent], gate: Gate, entry: str
+) -> None:
+    kept = Errors()
+    with pytest.raises(rpc.RpcTimeout):
+        rpc.rpc_sync("w1", keep_error, args=(kept, entry, gate), timeout=LIMIT)
+    kept.gate.wait()
+    (error,) = kept.errors
+    assert isinstance(error, rpc.RpcTimeout)
+    assert re.search(r"\(1[45]\d ms\)|the 0\.15 s", str(error)), error
+    assert re.search(INHERITED, str(error)), error
+
+
+def test_a_shutdown_that_takes_too_long_says_how_long(pair: list[Agent]) -> None:
+    with pytest.raises(rpc.RpcTimeout, match=r"'w0' took longer than 0\.1 s"):
+        pair[0].shutdown(timeout=0.1)
+
+
+class Unsendable:
+    def __reduce__(self) -> Any:
+        raise ValueError("not this one")
+
+
+def unsendable() -> Unsendable:
+    return Unsendable()
+
+
+def test_a_value_that_can_not_be_sent_is_called_that(pair: list[Agent]) -> None:
+    rref = rpc.remote("w1", unsendable)
+    with pytest.raises(TypeError, match=r"value of the reference, of type .*\.Unsendable, can't"):
+        rref.to_here()
+
+
+CALLS_WITH_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
+    r"argument 0 .* of method 'deposit' of a remote value": lambda value: (
+        rpc.remote("w1", Account).rpc_sync().deposit(value)
+    ),
+    r"keyword argument 'amount' .* of method 'deposit' of a remote value": lambda value: (
+        rpc.remote("w1", Account).rpc_async().deposit(amount=value)
+    ),
+    r"argument 1 .* of forward of a RemoteModule": lambda value: RemoteModule(
+        "w1", torch.nn.Identity
+    )(1, value),
+}
+
+
+@pytest.mark.parametrize("text", CALLS_WITH_ARGUMENTS)
+def test_an_argument_that_can_not_be_sent_is_the_users(pair: list[Agent], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        CALLS_WITH_ARGUMENTS[text](Unsendable())
+
+
+class Silent:
+    """A callable without a name, whose `repr` is code of the user."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("code of the user ran for a message")
+
+    def __call__(self) -> None: ...
+
+    def __reduce__(self) -> Any:
+        raise ValueError("not this one")
+
+
+def test_no_code_of_the_user_runs_for_the_name_of_what_he_calls(pair: list[Agent]) -> None:
+    with pytest.raises(TypeError, match="Silent"):
+        rpc.rpc_sync("w1", Silent())
