@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from farcall.errors import (
@@ -23,6 +24,7 @@ from farcall.errors import (
 )
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import CallContext, current
+from farcall.runtime.isolation import between_functions, call_isolated
 from farcall.runtime.peers import Peer, PendingCall, inherited_from, readable
 from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
@@ -255,7 +257,8 @@ class Outcomes:
             self._queued.discard(pending)
             token = current.set(CallContext(self._agent, depth=depth))
             try:
-                self._complete_now(peer, answer, pending, error)
+                with between_functions():
+                    self._complete_now(peer, answer, pending, error)
             finally:
                 current.reset(token)
 
@@ -280,7 +283,7 @@ class Outcomes:
             self._agent.executor.completes()
             if error is not None:
                 raise error
-            value = self.open(peer, answer)
+            value = call_isolated(partial(self.open, peer, answer))
         except BaseException as failure:
             pending.fail(failure)
         else:
