@@ -24,7 +24,6 @@ from farcall.runtime import isolation, thread_state
 from farcall.runtime.agent import Agent
 
 variable: ContextVar[str] = ContextVar("variable", default="unset")
-kept: list[Any] = []  # for good: some of torch's guards change the thread in which they end
 
 
 class Functions(TorchFunctionMode):
@@ -38,9 +37,12 @@ class Dispatches(TorchDispatchMode):
 
 
 def enter(manager: Any) -> None:
-    """Enter a context, never leave it, and keep it, so that its end does not leave it either."""
+    """Enter a context, never leave it, and keep it, so that its end does not leave it either.
+
+    Also at the end of the process: some guards write to the memory of the thread that entered them.
+    """
     manager.__enter__()
-    kept.append(manager)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(manager))
 
 
 def device_types() -> list[str]:
@@ -487,6 +489,13 @@ def test_callbacks_that_wait_for_a_thread_are_isolated_from_each_other(
 ) -> None:
     monkeypatch.setattr(pair[0].executor, "may_wait_here", lambda depth: False)
     by_neighbour(name)
+
+
+@pytest.mark.parametrize("transport", ["native"])
+def test_a_tensor_arrives_as_in_a_new_thread(check: str, pair: list[Agent]) -> None:
+    for _ in range(5):
+        by_dropped_answer("inference_mode")
+        assert not rpc.rpc_async("w1", torch.ones, args=(2,)).wait().is_inference()
 
 
 @pytest.mark.parametrize("transport", ["inproc"])

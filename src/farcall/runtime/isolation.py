@@ -41,9 +41,14 @@ class _Isolation:
         self.context = copy_context()
         self.is_inside = False
 
+    def clean(self) -> None:
+        """Put back what code has set that was not isolated."""
+        if self._state.begin():
+            self._restorer.put_back()
+
     def run(self, context: Context, function: Callable[[], T]) -> T:
         state = self._state
-        if state.begin():
+        if state.begin():  # `clean`, without a call
             self._restorer.put_back()
         was_inside, self.is_inside = self.is_inside, True
         try:
@@ -96,6 +101,13 @@ def call_isolated(function: Callable[[], T]) -> T:
     context = isolation.context.copy()
     context.run(current.set, current.get())
     return isolation.run(context, function)
+
+
+def clean_thread() -> None:
+    """Before code of farcall's own that makes tensors and runs no code of the user."""
+    isolation = _thread.isolation
+    if isolation is not None and not isolation.is_inside:
+        isolation.clean()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from farcall.errors import (
 )
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.context import CallContext, current
-from farcall.runtime.isolation import between_functions, call_isolated
+from farcall.runtime.isolation import between_functions, call_isolated, clean_thread
 from farcall.runtime.peers import Peer, PendingCall, inherited_from, readable
 from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
@@ -283,13 +283,23 @@ class Outcomes:
             self._agent.executor.completes()
             if error is not None:
                 raise error
-            value = call_isolated(partial(self.open, peer, answer))
+            value = self._open_isolated(peer, answer)
         except BaseException as failure:
             pending.fail(failure)
         else:
             pending.succeed(value)
         finally:
             self._agent.leaver.end(pending)
+
+    def _open_isolated(self, peer: Peer, answer: Frame) -> Any:
+        """As `open`, in a thread of the agent: unpickling may run code of the user."""
+        message = answer.message
+        if type(message) is Reply and not message.references and not message.sent:
+            clean_thread()
+            value = self._agent.serializer.load_plain(answer.body, answer.buffers)
+            if value is not NotImplemented:
+                return value
+        return call_isolated(partial(self.open, peer, answer))
 
     def expire(self, pending: PendingCall) -> None:
         """The deadline of a call that is watched has passed."""
