@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include <memory>
@@ -14,9 +15,9 @@
 #include "core/endpoint.hpp"
 #include "core/forks.hpp"
 #include "core/ring_channel.hpp"
-#include "core/torch_state.hpp"
 #include "core/watch.hpp"
 #include "plain/plain.hpp"
+#include "thread_state.hpp"
 
 namespace nb = nanobind;
 using namespace farcall;
@@ -317,13 +318,17 @@ NB_MODULE(_native, module) {
       .def("ring", &Bell::ring, nb::call_guard<nb::gil_scoped_release>())
       .def("wait", &wait_for_bell, nb::arg("seconds"));
 
-  nb::class_<TorchState>(module, "TorchState")
-      .def(nb::init<>())
-      .def_static("is_available", &TorchState::is_available)
-      .def("note", &TorchState::note)
-      .def("begin", &TorchState::begin)
-      .def_prop_ro("anomaly_was_enabled", &TorchState::anomaly_was_enabled)
-      .def("has_changed", &TorchState::has_changed);
+  nb::class_<ThreadState>(module, "ThreadState")
+      .def(nb::init<const std::vector<int>&, std::uint64_t>(), nb::arg("autocast_devices"),
+           nb::arg("float_control"))
+      .def_static("is_available", &ThreadState::is_available)
+      .def_static("float_control", &read_float_control)
+      .def("note", &ThreadState::note)
+      .def("begin", &ThreadState::begin)
+      .def_prop_ro("anomaly_was_enabled", &ThreadState::anomaly_was_enabled)
+      .def("has_changed", &ThreadState::has_changed)
+      .def("put_back_floats", &ThreadState::put_back_floats)
+      .def("put_back_tracing", &ThreadState::put_back_tracing);
 
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::new_([](int spin_threads, std::size_t shared_memory, bool move_threads,

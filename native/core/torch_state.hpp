@@ -1,4 +1,5 @@
-// Whether torch's state of a thread has changed: grad mode, inference mode, autocast, modes, hooks.
+// Whether torch's state of a thread has changed: grad mode, inference mode, forward mode, autocast,
+// modes, hooks, dispatch keys, the JIT's optimization; and how the thread computes with floats.
 //
 // farcall puts that state back after each remote function, and mostly there is nothing to put back.
 // Asking torch by its Python functions takes a microsecond; this takes some ten nanoseconds. What is
@@ -8,24 +9,41 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "float_control.hpp"
 
 namespace farcall {
 
 class TorchState {
  public:
-  TorchState() { note(); }
+  // `autocast_devices`: the device types that have autocast, as torch numbers them.
+  // `float_control`: what the calling thread shall have, see `float_control.hpp`.
+  TorchState(const std::vector<int>& autocast_devices, std::uint64_t float_control)
+      : device_count_(std::min(autocast_devices.size(), kMostDevices)),
+        float_control_(float_control) {
+    std::copy_n(autocast_devices.begin(), device_count_, devices_.begin());
+    note();
+  }
 
   static bool is_available() { return symbols().complete; }
 
-  // Remember the state of the calling thread.
-  void note() { noted_ = read(); }
+  // Remember the state of the calling thread. How it shall compute with floats does not change.
+  void note() {
+    noted_ = read();
+    noted_.float_control = float_control_;
+  }
 
   // Remember whether anomaly mode is on; that is the process's, so it may have changed since.
-  void begin() { noted_.anomaly = read_anomaly(); }
+  void note_anomaly() { noted_.anomaly = read_anomaly(); }
+
+  void put_back_floats() const { write_float_control(float_control_); }
 
   bool anomaly_was_enabled() const { return noted_.anomaly != 0; }
 
@@ -40,6 +58,7 @@ class TorchState {
   static constexpr std::size_t kHooksBytes = 80;
   // Of AutogradState: a pointer or so, then one byte of flags.
   static constexpr std::size_t kAutogradBytes = 32;
+  static constexpr std::size_t kMostDevices = 24;
 
   struct State {
     std::array<std::byte, kHooksBytes> hooks{};
@@ -47,11 +66,20 @@ class TorchState {
     std::array<std::byte, kAutogradBytes> autograd{};
     std::int64_t function_modes = 0;
     std::int64_t dispatch_modes = 0;
+    std::uint64_t float_control = 0;
+    const void* tracing = nullptr;  // torch.jit's, of the function that it traces
+    std::array<std::int8_t, kMostDevices> autocast_dtypes{};
     std::int32_t functions_disabled = 0;
-    std::int8_t autocast_dtype = 0;
+    std::int32_t autocast_nesting = 0;
+    std::uint8_t caches_casts = 0;
+    std::uint8_t hooks_enabled = 0;
+    std::uint8_t hooks_tracing = 0;
+    std::uint8_t jit_optimizes = 0;
     std::uint8_t anomaly = 0;
-    std::uint16_t unused = 0;  // no padding, which would be compared, too
+    std::array<std::uint8_t, 3> unused{};
   };
+  // No padding, which would be compared, too.
+  static_assert(std::has_unique_object_representations_v<State>);
 
   struct Symbols {
     const void* (*autograd)() = nullptr;
@@ -60,6 +88,13 @@ class TorchState {
     std::int64_t (*dispatch_modes)() = nullptr;
     int (*functions_disabled)() = nullptr;
     std::int8_t (*autocast_dtype)(std::int8_t) = nullptr;
+    int (*increment_nesting)() = nullptr;
+    int (*decrement_nesting)() = nullptr;
+    bool (*caches_casts)() = nullptr;
+    bool (*hooks_enabled)() = nullptr;
+    bool (*set_hooks_tracing)(bool) = nullptr;
+    bool (*jit_optimizes)() = nullptr;
+    const void* const* (*tracing)() = nullptr;  // a std::shared_ptr, which begins with the pointer
     const std::uint8_t* anomaly = nullptr;
     void* c10 = nullptr;
     bool complete = false;
@@ -88,6 +123,13 @@ class TorchState {
              found.functions_disabled) &&
         find(cpu, "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE",
              found.autocast_dtype) &&
+        find(cpu, "_ZN2at8autocast17increment_nestingEv", found.increment_nesting) &&
+        find(cpu, "_ZN2at8autocast17decrement_nestingEv", found.decrement_nesting) &&
+        find(cpu, "_ZN2at8autocast25is_autocast_cache_enabledEv", found.caches_casts) &&
+        find(cpu, "_ZN2at23SavedTensorDefaultHooks10is_enabledEv", found.hooks_enabled) &&
+        find(cpu, "_ZN2at23SavedTensorDefaultHooks11set_tracingEb", found.set_hooks_tracing) &&
+        find(cpu, "_ZN5torch3jit24getGraphExecutorOptimizeEv", found.jit_optimizes) &&
+        find(cpu, "_ZN5torch3jit6tracer15getTracingStateEv", found.tracing) &&
         find(cpu, "_ZN5torch8autograd11AnomalyMode8_enabledE", found.anomaly);
     return found;
   }
@@ -105,7 +147,14 @@ class TorchState {
 
   static std::uint8_t read_anomaly() { return is_available() ? *symbols().anomaly : 0; }
 
-  static State read() {
+  // torch gives the old value for a new one, and has no other way to ask.
+  static bool read_hooks_tracing() {
+    const bool value = symbols().set_hooks_tracing(false);
+    if (value) symbols().set_hooks_tracing(true);
+    return value;
+  }
+
+  State read() const {
     State state;
     const Symbols& torch = symbols();
     if (!torch.complete) return state;
@@ -114,12 +163,24 @@ class TorchState {
     state.function_modes = torch.function_modes();
     state.dispatch_modes = torch.dispatch_modes();
     state.functions_disabled = torch.functions_disabled() & 0xff;
-    state.autocast_dtype = torch.autocast_dtype(0);  // of the CPU
+    for (std::size_t i = 0; i < device_count_; ++i)
+      state.autocast_dtypes[i] = torch.autocast_dtype(devices_[i]);
+    torch.increment_nesting();
+    state.autocast_nesting = torch.decrement_nesting();
+    state.caches_casts = torch.caches_casts();
+    state.hooks_enabled = torch.hooks_enabled();
+    state.hooks_tracing = read_hooks_tracing();
+    state.jit_optimizes = torch.jit_optimizes();
+    state.tracing = *torch.tracing();
+    state.float_control = read_float_control();
     std::memcpy(state.autograd.data(), torch.autograd(), kAutogradBytes);
     state.anomaly = *torch.anomaly;
     return state;
   }
 
+  std::array<std::int8_t, kMostDevices> devices_{};
+  std::size_t device_count_;
+  std::uint64_t float_control_;
   State noted_;
 };
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import decimal
+import platform
+import sys
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -15,11 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from behaviour.helpers import in_threads, wait_until
 from farcall import autograd, rpc
-from farcall.runtime import isolation
+from farcall.runtime import isolation, thread_state
 from farcall.runtime.agent import Agent
 
 variable: ContextVar[str] = ContextVar("variable", default="unset")
-kept: list[Any] = []  # for good: some of torch's guards change the thread in which they end
 
 
 class Functions(TorchFunctionMode):
@@ -33,11 +37,92 @@ class Dispatches(TorchDispatchMode):
 
 
 def enter(manager: Any) -> None:
-    """Enter a context, never leave it, and keep it, so that its end does not leave it either."""
+    """Enter a context, never leave it, and keep it, so that its end does not leave it either.
+
+    Also at the end of the process: some guards write to the memory of the thread that entered them.
+    """
     manager.__enter__()
-    kept.append(manager)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(manager))
 
 
+def device_types() -> list[str]:
+    """Those that have autocast, by torch's own list."""
+    names = []
+    for label in torch._C._autograd.DeviceType.__members__:
+        name = "privateuseone" if label == "PrivateUse1" else label.lower()
+        if label not in ("MKLDNN", "Metal") and torch._C._is_autocast_available(name):
+            names.append(name)
+    return names
+
+
+AUTOCAST = device_types()
+DTYPES = {device: torch.get_autocast_dtype(device) for device in AUTOCAST}
+
+
+def another(device: str) -> torch.dtype:
+    return torch.bfloat16 if DTYPES[device] is torch.float16 else torch.float16
+
+
+def round_down() -> None:
+    modes = {"x86_64": 0x400, "aarch64": 0x800000}  # FE_DOWNWARD
+    ctypes.CDLL(ctypes.util.find_library("m")).fesetround(modes[platform.machine()])
+
+
+def trace_on() -> None:
+    """Go on with the state of a trace of torch.jit that has ended."""
+    states = []
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        states.append(torch._C._get_tracing_state())
+        return x + 1
+
+    torch.jit.trace(traced, torch.ones(1), check_trace=False)
+    torch._C._set_tracing_state(states[0])
+
+
+def ignore(*_: Any) -> None:
+    """Trace or profile nothing."""
+
+
+C: Any = torch._C
+FORWARD_MODE: dict[str, Callable[[], Any]] = {
+    "_set_fwd_grad_enabled": lambda: C._set_fwd_grad_enabled(False),
+    "forward_ad": lambda: enter(torch.autograd.forward_ad._set_fwd_grad_enabled(False)),
+}
+HOOKS: dict[str, Callable[[], Any]] = {
+    "saved_tensors_hooks": lambda: enter(
+        torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    ),
+    "disable_saved_tensors_hooks": lambda: enter(
+        torch.autograd.graph.disable_saved_tensors_hooks("not here")
+    ),
+    "pushed and disabled": lambda: (
+        C._autograd._push_saved_tensors_default_hooks(lambda x: x, lambda x: x),
+        C._autograd._saved_tensors_hooks_disable("not here", False),
+    ),
+    "hooks traced": lambda: C._autograd._saved_tensors_hooks_set_tracing(True),
+    "save_on_cpu": lambda: enter(torch.autograd.graph.save_on_cpu()),
+}
+KEYS: dict[str, Callable[[], Any]] = {
+    "below autograd": lambda: enter(C._AutoDispatchBelowAutograd()),
+    "excluded key": lambda: C._dispatch_tls_set_dispatch_key_excluded(
+        C.DispatchKey.AutogradCPU, True
+    ),
+    "included key": lambda: C._dispatch_tls_set_dispatch_key_included(C.DispatchKey.Meta, True),
+    "vmap": lambda: C._functorch._vmap_increment_nesting(2, "error"),
+    "grad levels": lambda: [C._functorch._grad_increment_nesting() for _ in range(3)],
+    "jvp": C._functorch._jvp_increment_nesting,
+    "functionalize": lambda: C._functorch._func_increment_nesting(True),
+}
+AUTOCASTS: dict[str, Callable[[], Any]] = {
+    **{f"autocast {name}": lambda x=name: torch.set_autocast_enabled(x, True) for name in AUTOCAST},
+    **{
+        f"autocast dtype {name}": lambda x=name: torch.set_autocast_dtype(x, another(x))
+        for name in AUTOCAST
+    },
+    "autocast nesting": torch.autocast_increment_nesting,
+    "autocast left too often": torch.autocast_decrement_nesting,
+}
 SETTERS: dict[str, Callable[[], Any]] = {
     "set_grad_enabled": lambda: torch.set_grad_enabled(False),
     "no_grad": lambda: enter(torch.no_grad()),
@@ -54,19 +139,54 @@ SETTERS: dict[str, Callable[[], Any]] = {
     "function mode": lambda: enter(Functions()),
     "dispatch mode": lambda: enter(Dispatches()),
     "disabled functions": lambda: enter(torch._C.DisableTorchFunction()),
-    "saved_tensors_hooks": lambda: enter(
-        torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
-    ),
     "multithreading": lambda: torch.autograd.set_multithreading_enabled(False),
     "view replay": lambda: torch._C._set_view_replay_enabled(True),
     "context variable": lambda: variable.set("set"),
     "decimal": lambda: setattr(decimal.getcontext(), "prec", 3),
     "numpy": lambda: np.seterr(divide="raise"),
+    "set_flush_denormal": lambda: torch.set_flush_denormal(True),
+    "rounding": round_down,
+    "jit optimization": lambda: C._set_graph_executor_optimize(False),
+    "jit tracing": trace_on,
+    "settrace": lambda: sys.settrace(ignore),
+    "setprofile": lambda: sys.setprofile(ignore),
+    **FORWARD_MODE,
+    **HOOKS,
+    **KEYS,
+    **AUTOCASTS,
 }
 
 
+def nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def are_hooks_traced() -> bool:
+    was_on = C._autograd._saved_tensors_hooks_set_tracing(False)
+    C._autograd._saved_tensors_hooks_set_tracing(was_on)
+    return bool(was_on)
+
+
 def probe() -> dict[str, Any]:
+    one, third = torch.ones(1, dtype=torch.float64).item(), 3.0
     return {
+        "denormal": (torch.tensor([1e-39]) * 1.0).item(),
+        "python's denormal": 5e-324 * one,
+        "rounding": one / third,
+        "forward mode": C._is_fwd_grad_enabled(),
+        "hooks enabled": C._autograd._saved_tensors_hooks_is_enabled(),
+        "hooks traced": are_hooks_traced(),
+        "included": C._dispatch_tls_local_include_set().raw_repr(),
+        "excluded": C._dispatch_tls_local_exclude_set().raw_repr(),
+        "levels": C._functorch.peek_interpreter_stack() is None,
+        "jit": C._get_graph_executor_optimize(),
+        "jit tracing": C._get_tracing_state() is None,
+        "nesting": nesting(),
+        "autocasts": [torch.is_autocast_enabled(device) for device in AUTOCAST],
+        "dtypes": [torch.get_autocast_dtype(device) for device in AUTOCAST],
+        "trace": sys.gettrace(),
+        "profile": sys.getprofile(),
         "grad": torch.is_grad_enabled(),
         "graph": (torch.ones(1, requires_grad=True) * 2).requires_grad,
         "inference": torch.is_inference_mode_enabled(),
@@ -162,10 +282,142 @@ def by_backward(name: str) -> None:
 
 
 @pytest.fixture(params=["compiled", "asking torch"])
-def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The two ways to find out whether something was set."""
     if request.param == "asking torch":
-        monkeypatch.setattr(isolation, "TorchState", None)
+        monkeypatch.setattr(thread_state, "ThreadState", None)
+    return str(request.param)
+
+
+# Code of the user that is no function which was called, nor a callback of a future.
+
+released: list[str] = []
+
+
+class Released:
+    """Sets something when it is collected."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __del__(self) -> None:
+        set_it(self.name)
+        released.append(self.name)
+
+
+seen_by_finalizers: list[dict[str, Any]] = []
+
+
+class Sees:
+    """Looks what is set when it is collected, and sets something."""
+
+    def __del__(self) -> None:
+        seen_by_finalizers.append(probe())
+        set_it("context variable")
+        set_it("set_grad_enabled")
+
+
+class Rebuilt:
+    """Sets something when it is unpickled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        return rebuild, (self.name,)
+
+
+class Reduced:
+    """Sets something when it is pickled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        set_it(self.name)
+        return int, ()
+
+
+class Collected:
+    """Its copy sets something when it is collected, in whichever thread that is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        return Released, (self.name,)
+
+
+class RaisesWhenRebuilt(Exception):
+    def __reduce__(self) -> Any:
+        return rebuild_error, self.args
+
+
+def rebuild(name: str) -> str:
+    set_it(name)
+    return name
+
+
+def rebuild_error(name: str) -> RaisesWhenRebuilt:
+    set_it(name)
+    return RaisesWhenRebuilt(name)
+
+
+def fail_with(name: str) -> None:
+    raise RaisesWhenRebuilt(name)
+
+
+def wait_until_released(name: str) -> None:
+    wait_until(lambda: name in released)
+    released.clear()
+
+
+def by_argument(name: str) -> None:
+    rpc.rpc_sync("w1", id, args=(Rebuilt(name),))
+
+
+def by_pickled_result(name: str) -> None:
+    rpc.rpc_sync("w1", Reduced, args=(name,))
+
+
+def by_answer(name: str) -> None:
+    """An answer that no thread waits for is unpickled by a thread of the agent."""
+    assert rpc.rpc_async("w1", Rebuilt, args=(name,)).wait() == name
+
+
+def by_error(name: str) -> None:
+    with pytest.raises(RaisesWhenRebuilt):
+        rpc.rpc_async("w1", fail_with, args=(name,)).wait()
+
+
+def by_release(name: str) -> None:
+    reference = rpc.remote("w1", Released, args=(name,))
+    reference.rpc_sync().__sizeof__()
+    del reference
+    wait_until_released(name)
+
+
+def by_dropped_answer(name: str) -> None:
+    """Nobody has the future any more: its value ends in the thread that completes it."""
+    rpc.rpc_async("w1", Collected, args=(name,))
+    wait_until_released(name)
+
+
+def by_dropped_callback(name: str) -> None:
+    """What a callback refers to ends with it."""
+    held = Released(name)
+    rpc.rpc_async("w1", abs, args=(1,)).add_done_callback(lambda _, held=held: None)
+    del held
+    wait_until_released(name)
+
+
+def by_neighbour(name: str) -> None:
+    """Of two callbacks of a future the first sets something."""
+    with in_threads(probe) as expected:
+        pass
+    future = rpc.rpc_async("w1", time.sleep, args=(0.1,))  # till both are added
+    future.then(lambda _: set_it(name))
+    assert future.then(lambda _: probe()).wait() == expected[0]
 
 
 WAYS = (by_call, by_failure, by_remote, by_continuation, by_callback, by_self_call, by_backward)
@@ -175,15 +427,124 @@ WAYS = (by_call, by_failure, by_remote, by_continuation, by_callback, by_self_ca
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("transport", ["inproc", "native"])
 def test_what_a_function_sets_no_other_sees(
-    check: None, pair: list[Agent], way: Callable[[str], None], name: str
+    check: str, pair: list[Agent], way: Callable[[str], None], name: str
 ) -> None:
+    if check == "asking torch" and name == "rounding":
+        pytest.skip("Python alone can't set how floats are rounded")
     with in_threads(probe) as expected:
         pass  # what a new thread has
     way(name)
     if "anomaly" in name:  # of the process; put back when a callback or backward function has ended
         wait_until(lambda: not torch.is_anomaly_enabled())
+    assert_nothing_is_set(expected[0])
+
+
+def assert_nothing_is_set(expected: dict[str, Any]) -> None:
     for to in ("w1", "w0"):
         for _ in range(10):
-            assert rpc.rpc_sync(to, probe) == expected[0]
-        assert rpc.rpc_async(to, probe).wait() == expected[0]
-        assert rpc.rpc_sync(to, probe_when_answered) == expected[0]
+            assert rpc.rpc_sync(to, probe) == expected
+        assert rpc.rpc_async(to, probe).wait() == expected
+        assert rpc.rpc_sync(to, probe_when_answered) == expected
+
+
+OTHER_WAYS = (
+    by_argument,
+    by_pickled_result,
+    by_answer,
+    by_error,
+    by_release,
+    by_dropped_answer,
+    by_dropped_callback,
+    by_neighbour,
+)
+# Of each kind: what a context keeps, what torch keeps, and what the processor keeps.
+OF_EACH_KIND = (
+    "context variable",
+    "decimal",
+    "set_grad_enabled",
+    "inference_mode",
+    "set_default_device",
+    "disable_saved_tensors_hooks",
+    "set_flush_denormal",
+    "function mode",
+)
+
+
+@pytest.mark.parametrize("name", OF_EACH_KIND)
+@pytest.mark.parametrize("way", OTHER_WAYS)
+@pytest.mark.parametrize("transport", ["inproc", "native"])
+def test_what_other_code_of_the_user_sets_no_function_sees(
+    check: str, pair: list[Agent], way: Callable[[str], None], name: str
+) -> None:
+    with in_threads(probe) as expected:
+        pass
+    way(name)
+    assert_nothing_is_set(expected[0])
+
+
+@pytest.mark.parametrize("name", OF_EACH_KIND)
+@pytest.mark.parametrize("transport", ["inproc"])
+def test_callbacks_that_wait_for_a_thread_are_isolated_from_each_other(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(pair[0].executor, "may_wait_here", lambda depth: False)
+    by_neighbour(name)
+
+
+@pytest.mark.parametrize("transport", ["native"])
+def test_a_tensor_arrives_as_in_a_new_thread(check: str, pair: list[Agent]) -> None:
+    for _ in range(5):
+        by_dropped_answer("inference_mode")
+        assert not rpc.rpc_async("w1", torch.ones, args=(2,)).wait().is_inference()
+
+
+@pytest.mark.parametrize("transport", ["inproc"])
+def test_a_finalizer_does_not_see_what_another_one_set(pair: list[Agent]) -> None:
+    seen_by_finalizers.clear()
+    with in_threads(probe) as expected:
+        pass
+    references = [rpc.remote("w1", Sees) for _ in range(3)]
+    for reference in references:
+        reference.rpc_sync().__sizeof__()
+    del references, reference
+    wait_until(lambda: len(seen_by_finalizers) == 3)
+    assert seen_by_finalizers == expected * 3
+
+
+def test_a_thread_that_a_function_starts_computes_as_its_agent_does(check: str) -> None:
+    floats = thread_state.float_control()
+    seen: list[dict[str, Any]] = []
+
+    def begin() -> None:
+        isolation.isolate_thread(floats)
+        isolation.run_isolated(lambda: seen.append(probe()))
+
+    def start_another() -> None:
+        torch.set_flush_denormal(True)  # which new threads inherit
+        with in_threads(begin):
+            pass
+
+    with in_threads(start_another):
+        pass
+    with in_threads(probe) as expected:
+        pass
+    assert seen == expected
+
+
+def test_a_debugger_keeps_its_thread(check: str) -> None:
+    kept_by: list[Any] = []
+
+    def debugged() -> None:
+        isolation.isolate_thread(thread_state.float_control())
+        sys.setprofile(ignore)
+        isolation.run_isolated(lambda: sys.setprofile(None))
+        kept_by.append(sys.getprofile())
+        sys.setprofile(None)
+
+    with in_threads(debugged):
+        pass
+    assert kept_by == [ignore]
+
+
+def test_every_device_type_with_autocast_is_known() -> None:
+    assert list(thread_state.AUTOCAST_DEVICES) == AUTOCAST

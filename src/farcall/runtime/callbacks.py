@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from farcall.runtime.isolation import run_callback
+from farcall.runtime.isolation import call_isolated
 from farcall.serde import text_of
 
 logger = logging.getLogger("farcall")
@@ -107,7 +107,7 @@ class Callback:
         stack = _stack
         stack.depth += 1
         try:
-            run_callback(self._run)
+            call_isolated(self._run)
         except BaseException as error:
             self._fail(error)
         finally:

@@ -51,7 +51,8 @@ from farcall.runtime.function_queue import (
     Function,
     FunctionQueue,
 )
-from farcall.runtime.isolation import isolate_callbacks, run_isolated
+from farcall.runtime.isolation import isolate_thread, run_isolated
+from farcall.runtime.thread_state import float_control
 from farcall.threads import FarcallThread
 from farcall.transport.base import Endpoint, Event, Notice
 
@@ -106,6 +107,7 @@ class Executor:
         self._name = name
         self._endpoint = endpoint
         self._handler = handler
+        self._floats = float_control()
         self._source = EventSource(name, endpoint, handler)
         self._max_running = max_running
         self._max_threads = max_threads
@@ -351,7 +353,6 @@ class Executor:
         looked = False
         try:
             self._unused.add(me)
-            isolate_callbacks()
             while woken is not None:
                 woken, looked = self._do_something(me, woken), True
         finally:
@@ -397,6 +398,7 @@ class Executor:
         if has_work and me in self._unused:
             self._unused.discard(me)
             self._handler.on_thread_start()
+            isolate_thread(self._floats)
         if function is not None:
             self._run(me, function)
         elif event is not None:

@@ -37,8 +37,8 @@ from farcall.serde import (
     message_of,
     reason_of,
     text_failure,
-    type_name_of,
     text_of,
+    type_name_of,
 )
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame

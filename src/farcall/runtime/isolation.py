@@ -1,117 +1,65 @@
 """What one function sets in its thread, the next one must not see.
 
 The threads of an agent serve one function after the other. Variables of `contextvars` (decimal
-contexts and numpy's error state among them) are isolated by a context of its own for each function.
-torch keeps much more with the thread: grad mode, inference mode, autocast, the default device and
-other modes, hooks on saved tensors. All that is put back afterwards as it is in a new thread.
+contexts and numpy's error state among them) are isolated by a context of its own for each function:
+a copy of the one that the thread had before it ran any code of the user. What torch and Python keep
+with the thread itself (`thread_state`) is put back afterwards as it is in a new thread.
 
 That happens after the answer was sent, so that no caller waits for it.
+
+Code of the user runs elsewhere, too: finalizers, whenever Python collects something, handlers of
+loggers. What these leave in a thread is found when the next function begins there.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable
-from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Context, copy_context
+from typing import TypeVar
 
-import torch
-from torch.utils import _device, _python_dispatch
+from farcall.runtime.context import current
+from farcall.runtime.thread_state import Restorer, float_control
 
-if TYPE_CHECKING:
-    from farcall._native import TorchState
-else:
-    try:
-        from farcall._native import TorchState
-    except ImportError:
-        TorchState = None
-
-logger = logging.getLogger("farcall")
-
-# torch has no types for these.
-_torch: Any = torch
-_C: Any = torch._C
-_hooks: Any = _C._autograd
-_AUTOCAST_DTYPES = {"cpu": torch.bfloat16, "cuda": torch.float16}
-
-
-class _AskingTorch:
-    """`TorchState` by torch's functions for Python, where the compiled one is missing."""
-
-    anomaly_was_enabled = False
-
-    def begin(self) -> None:
-        self.anomaly_was_enabled = torch.is_anomaly_enabled()
-
-    def has_changed(self) -> bool:
-        return bool(
-            _C._len_torch_function_stack()
-            or _C._len_torch_dispatch_stack()
-            or not _C._is_torch_function_enabled()
-            or torch.is_inference_mode_enabled()
-            or not torch.is_grad_enabled()
-            or _C._is_any_autocast_enabled()
-            or torch.get_autocast_dtype("cpu") is not torch.bfloat16
-            or not _C._is_multithreading_enabled()
-            or _C._is_view_replay_enabled()
-            or _hooks._top_saved_tensors_default_hooks(False) is not None
-            or torch.is_anomaly_enabled() != self.anomaly_was_enabled
-        )
-
-    def note(self) -> None:
-        pass
+T = TypeVar("T")
 
 
 class _Isolation:
-    """Of one thread of an agent.
+    """Of one thread of an agent, which makes it.
 
     Attributes:
-        state: torch's state of the thread when it was new.
+        context: of the thread before it ran any function. Only copies of it are entered.
         is_inside: a function runs in the thread.
-        guards: of torch, which would undo things when they are collected.
     """
 
-    __slots__ = ("guards", "is_inside", "state")
+    __slots__ = ("_restorer", "_state", "context", "is_inside")
 
-    def __init__(self) -> None:
-        is_fast = TorchState is not None and TorchState.is_available()
-        self.state = TorchState() if is_fast else _AskingTorch()
+    def __init__(self, floats: int) -> None:
+        self._restorer = Restorer(floats)
+        self._state = self._restorer.state
+        self.context = copy_context()
         self.is_inside = False
-        self.guards: list[Any] = []
 
-    def run(self, function: Callable[[], None]) -> None:
-        state = self.state
-        state.begin()
-        self.is_inside = True
+    def clean(self) -> None:
+        """Put back what code has set that was not isolated."""
+        if self._state.begin():
+            self._restorer.put_back()
+
+    def run(self, context: Context, function: Callable[[], T]) -> T:
+        state = self._state
+        if state.begin():  # `clean`, without a call
+            self._restorer.put_back()
+        was_inside, self.is_inside = self.is_inside, True
         try:
-            copy_context().run(function)
+            return context.run(function)
         finally:
-            self.is_inside = False
-            if state.has_changed() or not torch.is_autocast_cache_enabled():
-                self._restore()
-                state.note()
+            self.is_inside = was_inside
+            if state.has_changed():
+                self._restorer.put_back()
 
-    def _restore(self) -> None:
-        """Put torch's state back to what a new thread has. Never raises."""
-        try:
-            _leave_function_modes()
-            _leave_dispatch_modes()
-            if not _C._is_torch_function_enabled():
-                _C._set_torch_function_state(_C._TorchFunctionState.ENABLED)
-            if torch.is_inference_mode_enabled():
-                guard = _C._InferenceMode(False)
-                guard.__enter__()
-                self.guards.append(guard)
-            _C._set_grad_enabled(True)
-            _leave_autocast()
-            _C._set_multithreading_enabled(True)
-            _C._set_view_replay_enabled(False)
-            while _hooks._top_saved_tensors_default_hooks(False) is not None:
-                _hooks._pop_saved_tensors_default_hooks()
-            put_back_anomaly_mode()
-        except Exception:
-            logger.exception("could not put back what a function set in its thread")
+    def put_back_anomaly_mode(self) -> None:
+        self._restorer.put_back_anomaly_mode()
 
 
 class _Thread(threading.local):
@@ -121,64 +69,66 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+def isolate_thread(floats: int) -> None:
+    """Say that the calling thread is an agent's, and has not run any code of the user yet.
+
+    Args:
+        floats: `float_control` of the thread that has made the agent.
+    """
+    _thread.isolation = _Isolation(floats)
+
+
 def run_isolated(function: Callable[[], None]) -> None:
     """Run a function in this thread, which is an agent's, so that it leaves no traces in it.
 
-    It runs in a copy of the thread's context: the variables that it sets are gone afterwards.
+    It runs in a context of its own: the variables that it sets are gone afterwards.
     """
     isolation = _thread.isolation
     if isolation is None:
-        isolation = _thread.isolation = _Isolation()
-    isolation.run(function)
+        isolation = _thread.isolation = _Isolation(float_control())
+    isolation.run(isolation.context.copy(), function)
 
 
-def run_callback(callback: Callable[[], None]) -> None:
-    """Run a callback of a future: isolated, unless it is part of what a thread runs anyway."""
+def call_isolated(function: Callable[[], T]) -> T:
+    """Return what a function returns that may run code of the user: a callback, unpickling.
+
+    In a thread of an agent it is isolated, unless it is part of what the thread runs anyway. It
+    finds the same call, and thus the same agent, as the code that calls this.
+    """
     isolation = _thread.isolation
     if isolation is None or isolation.is_inside:
-        callback()
-    else:
-        isolation.run(callback)
+        return function()
+    context = isolation.context.copy()
+    context.run(current.set, current.get())
+    return isolation.run(context, function)
+
+
+def clean_thread() -> None:
+    """Before code of farcall's own that makes tensors and runs no code of the user."""
+    isolation = _thread.isolation
+    if isolation is not None and not isolation.is_inside:
+        isolation.clean()
+
+
+@contextmanager
+def between_functions() -> Iterator[None]:
+    """Around code of farcall's own in `run_isolated`: what it calls is isolated part by part."""
+    isolation = _thread.isolation
+    was_inside = isolation is not None and isolation.is_inside
+    if isolation is not None:
+        isolation.is_inside = False
+    try:
+        yield
+    finally:
+        if isolation is not None:
+            isolation.is_inside = was_inside
 
 
 def put_back_anomaly_mode() -> None:
     """Turn anomaly mode off if it was off when the function in this thread began.
 
-    It is the process's, so the next function may see it as soon as the answer is sent. It is never
-    turned on here: it may have been on at the beginning because of another function.
+    It is the process's, so the next function may see it as soon as the answer is sent.
     """
     isolation = _thread.isolation
-    if isolation is None or not torch.is_anomaly_enabled():
-        return
-    if not isolation.state.anomaly_was_enabled:
-        torch.set_anomaly_enabled(False)
-
-
-def isolate_callbacks() -> None:
-    """Say that the calling thread is an agent's: `run_callback` isolates what runs in it."""
-    _thread.isolation = _Isolation()
-
-
-def _leave_function_modes() -> None:
-    # Those of `set_default_device` lie at the bottom, so the device before them counts.
-    while _C._len_torch_function_stack():
-        mode = _C._pop_torch_function_stack()
-        if hasattr(mode, "old_device"):
-            _device.CURRENT_DEVICE = mode.old_device
-    _torch._GLOBAL_DEVICE_CONTEXT.device_context = None
-
-
-def _leave_dispatch_modes() -> None:
-    while _C._len_torch_dispatch_stack():
-        _python_dispatch._pop_mode()
-
-
-def _leave_autocast() -> None:
-    torch.set_autocast_cache_enabled(True)
-    for device, dtype in _AUTOCAST_DTYPES.items():
-        torch.set_autocast_enabled(device, False)
-        torch.set_autocast_dtype(device, dtype)
-    while torch.autocast_decrement_nesting() >= 0:
-        pass
-    torch.autocast_increment_nesting()  # to zero
-    torch.clear_autocast_cache()
+    if isolation is not None:
+        isolation.put_back_anomaly_mode()

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from farcall.errors import (
@@ -24,6 +25,7 @@ from farcall.errors import (
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.call_names import inherited_from
 from farcall.runtime.context import CallContext, current
+from farcall.runtime.isolation import between_functions, call_isolated, clean_thread
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
@@ -266,7 +268,8 @@ class Outcomes:
             self._queued.discard(pending)
             token = current.set(CallContext(self._agent, depth=depth))
             try:
-                self._complete_now(peer, answer, pending, error)
+                with between_functions():
+                    self._complete_now(peer, answer, pending, error)
             finally:
                 current.reset(token)
 
@@ -291,13 +294,23 @@ class Outcomes:
             self._agent.executor.completes()
             if error is not None:
                 raise error
-            value = self.open(peer, answer)
+            value = self._open_isolated(peer, answer)
         except BaseException as failure:
             pending.fail(failure)
         else:
             pending.succeed(value)
         finally:
             self._agent.leaver.end(pending)
+
+    def _open_isolated(self, peer: Peer, answer: Frame) -> Any:
+        """As `open`, in a thread of the agent: unpickling may run code of the user."""
+        message = answer.message
+        if type(message) is Reply and not message.references and not message.sent:
+            clean_thread()
+            value = self._agent.serializer.load_plain(answer.body, answer.buffers)
+            if value is not NotImplemented:
+                return value
+        return call_isolated(partial(self.open, peer, answer))
 
     def expire(self, pending: PendingCall) -> None:
         """The deadline of a call that is watched has passed."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied, RpcTimeout
@@ -26,6 +27,7 @@ from farcall.protocol.ref_entries import (
     Unavailable,
 )
 from farcall.protocol.refs import Refs
+from farcall.runtime.isolation import call_isolated
 from farcall.runtime.values import OwnedValue
 from farcall.serde import StoredError
 from farcall.transport.waiter import Waiter
@@ -397,16 +399,19 @@ class References:
                 case Send(to, message, call_id):
                     self._post(to, message, call_id)
                 case Drop(ref):
-                    value = self._values.pop(ref, None)
-                    if value is not None:
-                        value.drop()
-                    del value  # its destructor runs here, not under the lock
+                    call_isolated(partial(self._drop, ref))
                 case Ready(key):
                     self._ready.append((key, None))
                 case Unavailable(key, owner_name, cause):
                     self._ready.append((key, OwnerDied(owner_name, cause)))
         if self._ready:
             self._go_on()
+
+    def _drop(self, ref: RefId) -> None:
+        """Let go of a value. Its finalizer may run here, and no lock is held."""
+        value = self._values.pop(ref, None)
+        if value is not None:
+            value.drop()
 
     def _go_on(self) -> None:
         """Hand on the messages that waited for their references.

@@ -198,6 +198,18 @@ class Serializer:
                 raise
             raise _unloadable(error) from error
 
+    def load_plain(self, body: Body, buffers: Sequence[Any]) -> Any:
+        """Return the object that `dump` pickled, if no code of the user can run meanwhile.
+
+        Else `NotImplemented`, also when that fails: then `load` says why.
+        """
+        if self.plain is None:
+            return NotImplemented
+        try:
+            return self.plain.load(body, buffers, (), None)
+        except BaseException:
+            return NotImplemented
+
     def _unpickle(
         self, body: Body, buffers: Sequence[Any], references: Sequence[Any], attach: Attach | None
     ) -> Any:

@@ -1,0 +1,75 @@
+// What a function may set in its thread: torch's state, and Python's functions for tracing and
+// profiling. See `farcall/runtime/isolation.py`.
+#pragma once
+
+#include <Python.h>
+
+#include "core/torch_state.hpp"
+
+namespace farcall {
+
+// `sys.settrace` or `sys.setprofile` of the calling thread.
+class TraceHook {
+ public:
+  TraceHook() = default;
+  TraceHook(const TraceHook&) = delete;
+  TraceHook& operator=(const TraceHook&) = delete;
+  ~TraceHook() { Py_XDECREF(object_); }
+
+  void note(Py_tracefunc function, PyObject* object) {
+    function_ = function;
+    if (object_ == object) return;
+    Py_XINCREF(object);
+    PyObject* old = object_;
+    object_ = object;
+    Py_XDECREF(old);
+  }
+
+  bool is(Py_tracefunc function, const PyObject* object) const {
+    return function_ == function && object_ == object;
+  }
+
+  // `set` is PyEval_SetTrace or PyEval_SetProfile.
+  void put_back(void (*set)(Py_tracefunc, PyObject*)) const { set(function_, object_); }
+
+ private:
+  Py_tracefunc function_ = nullptr;
+  PyObject* object_ = nullptr;
+};
+
+// Of one thread, which alone uses it, with the interpreter.
+class ThreadState : public TorchState {
+ public:
+  using TorchState::TorchState;
+
+  // A function begins: note what it may leave as it finds it. Returns whether something has been
+  // set in this thread since `note`.
+  bool begin() {
+    const PyThreadState* thread = PyThreadState_Get();
+    trace_.note(thread->c_tracefunc, thread->c_traceobj);
+    profile_.note(thread->c_profilefunc, thread->c_profileobj);
+    note_anomaly();
+    return TorchState::has_changed();
+  }
+
+  // The function has ended: whether it has set something.
+  bool has_changed() const {
+    const PyThreadState* thread = PyThreadState_Get();
+    return !trace_.is(thread->c_tracefunc, thread->c_traceobj) ||
+           !profile_.is(thread->c_profilefunc, thread->c_profileobj) || TorchState::has_changed();
+  }
+
+  // Trace and profile as when the function began.
+  void put_back_tracing() const {
+    const PyThreadState* thread = PyThreadState_Get();
+    if (!trace_.is(thread->c_tracefunc, thread->c_traceobj)) trace_.put_back(PyEval_SetTrace);
+    if (!profile_.is(thread->c_profilefunc, thread->c_profileobj))
+      profile_.put_back(PyEval_SetProfile);
+  }
+
+ private:
+  TraceHook trace_;
+  TraceHook profile_;
+};
+
+}  // namespace farcall
