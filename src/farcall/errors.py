@@ -29,6 +29,35 @@ with the remote traceback as its cause; it is not in this tree.
 
 from __future__ import annotations
 
+__all__ = [
+    "AuthenticationFailed",
+    "BadFrame",
+    "CallError",
+    "Cancelled",
+    "DuplicateWorker",
+    "FarcallError",
+    "FunctionNotFound",
+    "GradientWarning",
+    "InvalidName",
+    "InvalidReference",
+    "InvalidResult",
+    "LinkError",
+    "NotInitialized",
+    "OwnerDied",
+    "PeerLost",
+    "Refused",
+    "RemoteError",
+    "RendezvousError",
+    "RendezvousTimeout",
+    "RpcTimeout",
+    "SerializationError",
+    "UnknownWorker",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class FarcallError(RuntimeError):
     """Base of everything farcall raises by itself."""
@@ -175,7 +204,3 @@ class AuthenticationFailed(LinkError):
 
 class BadFrame(LinkError):
     """What arrived is not a frame, or breaks a limit. The link it came on is closed."""
-
-
-def __dir__() -> list[str]:
-    return [name for name, value in globals().items() if isinstance(value, type)]

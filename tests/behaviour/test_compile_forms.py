@@ -89,7 +89,7 @@ USES: dict[str, tuple[Make, Use]] = {
     "... first": (scale, lambda it, x: it.rpc_sync().forward(x) + 1),
     "... last": (scale, lambda it, x: (x + 1) + it.rpc_sync().forward(x + 2)),
     "... nested": (scale, lambda it, x: it.rpc_sync().forward(it.rpc_sync().forward(x))),
-    "... with a timeout": (scale, lambda it, x: it.rpc_sync(timeout=60).forward(value=x)),
+    "... with a timeout": (scale, lambda it, x: it.rpc_sync(timeout=0).forward(value=x)),
     "... by getattr": (scale, lambda it, x: getattr(it.rpc_sync(), "forward")(x)),  # noqa: B009
     "... of special methods": (scale, lambda it, x: x + it.rpc_sync().__len__()),
     "... of an operator": (scale, lambda it, x: it.rpc_sync().__call__(x)),

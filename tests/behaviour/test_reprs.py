@@ -70,7 +70,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "rpc.RRef": lambda: rpc.RRef(5),
     "rpc.RRef of another": linear,
     "rpc.RRef rpc_sync": lambda: linear().rpc_sync(),
-    "rpc.RRef rpc_async": lambda: linear().rpc_async(timeout=5),
+    "rpc.RRef rpc_async": lambda: linear().rpc_async(timeout=0),
     "rpc.RRef remote": lambda: linear().remote(),
     "rpc.RRef method": lambda: linear().rpc_sync().forward,
     "rpc.RpcBackendOptions": rpc.RpcBackendOptions,
