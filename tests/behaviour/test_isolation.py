@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from behaviour.helpers import in_threads, wait_until
+from behaviour.helpers import Gate, in_threads, wait_at, wait_until
 from farcall import autograd, rpc
 from farcall.runtime import isolation, thread_state
 from farcall.runtime.agent import Agent
@@ -403,11 +404,17 @@ def by_dropped_answer(name: str) -> None:
     wait_until_released(name)
 
 
+def ignore(*args: object) -> None:
+    pass
+
+
 def by_dropped_callback(name: str) -> None:
     """What a callback refers to ends with it."""
-    held = Released(name)
-    rpc.rpc_async("w1", abs, args=(1,)).add_done_callback(lambda _, held=held: None)
-    del held
+    gate = Gate()
+    future = rpc.rpc_async("w1", wait_at, args=(gate,))
+    future.add_done_callback(partial(ignore, Released(name)))
+    del future  # so that a thread of the agent has the last reference to the callback
+    gate.open()
     wait_until_released(name)
 
 
@@ -478,7 +485,9 @@ def test_what_other_code_of_the_user_sets_no_function_sees(
 ) -> None:
     with in_threads(probe) as expected:
         pass
+    here = probe()
     way(name)
+    assert probe() == here
     assert_nothing_is_set(expected[0])
 
 
