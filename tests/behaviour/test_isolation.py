@@ -82,7 +82,7 @@ def trace_on() -> None:
 
 
 def ignore(*_: Any) -> None:
-    """Trace or profile nothing."""
+    """Do nothing: for traces, profiles and callbacks."""
 
 
 C: Any = torch._C
@@ -402,10 +402,6 @@ def by_dropped_answer(name: str) -> None:
     """Nobody has the future any more: its value ends in the thread that completes it."""
     rpc.rpc_async("w1", Collected, args=(name,))
     wait_until_released(name)
-
-
-def ignore(*args: object) -> None:
-    pass
 
 
 def by_dropped_callback(name: str) -> None:
