@@ -30,7 +30,7 @@ _OWN_NAMES = {
     "farcall.autograd.handlers:abort": "the news of a failed backward pass",
 }
 # Handlers whose second argument is the name of a method.
-_OF_METHODS = {
+OF_METHODS = {
     "farcall.rref:call_method": "method {!r} of a remote value",
     "farcall.nn.owner:run": "{} of a RemoteModule",
     "farcall.nn.owner:named": "{} of a RemoteModule",
@@ -55,7 +55,7 @@ def readable(function: str, method: str = "") -> str:
         method: what `method_of` gives, where the arguments of the call are known.
     """
     if method:
-        return _OF_METHODS[function].format(method)
+        return OF_METHODS[function].format(method)
     return _OWN_NAMES.get(function, function)
 
 
@@ -66,7 +66,7 @@ def method_of(function: str, args: Sequence[Any]) -> str:
         function: the name in the request.
         args: all positional arguments of the function.
     """
-    if function not in _OF_METHODS or len(args) < 2 or type(args[1]) is not str:
+    if function not in OF_METHODS or len(args) < 2 or type(args[1]) is not str:
         return ""
     return args[1]
 

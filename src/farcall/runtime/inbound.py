@@ -23,7 +23,7 @@ from farcall.errors import (
 )
 from farcall.ids import RefId
 from farcall.protocol.ref_entries import TransferKey
-from farcall.runtime.call_names import FETCH, method_of, readable
+from farcall.runtime.call_names import FETCH, OF_METHODS, method_of, readable
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.isolation import put_back_anomaly_mode
@@ -190,7 +190,8 @@ class Job(msgspec.Struct, eq=False):
         else:
             function, args, kwargs = loaded
         args = args if target is None else (target, *args)
-        self.method = method_of(request.function, args)
+        if request.function in OF_METHODS:
+            self.method = method_of(request.function, args)
         return function, args, kwargs
 
     def _refuse(self) -> NoReturn:

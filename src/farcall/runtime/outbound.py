@@ -29,7 +29,13 @@ from farcall.errors import (
 )
 from farcall.ids import WorkerInfo
 from farcall.protocol.ref_entries import TransferKey
-from farcall.runtime.call_names import arguments_of_user, inherited_from, method_of, readable
+from farcall.runtime.call_names import (
+    OF_METHODS,
+    arguments_of_user,
+    inherited_from,
+    method_of,
+    readable,
+)
 from farcall.runtime.context import current
 from farcall.runtime.future import Future, FutureOfCall
 from farcall.runtime.peers import Peer, PendingCall
@@ -248,7 +254,8 @@ class Outbound:
         deadline, seconds, inherited = self.deadline(timeout)
         created_ref = None if created is None else created.ref
         pending = PendingCall(peer, name, deadline, seconds, future, created_ref)
-        pending.method = method_of(name, args)
+        if name in OF_METHODS:
+            pending.method = method_of(name, args)
         if inherited is not None:
             pending.inherited = inherited
         elsewhere = False  # whether a reference is to another worker's value

@@ -106,13 +106,24 @@ def check_size(message: Message, meta: int, body: int, buffers: Sequence[Buffer]
         SerializationError: the frame breaks a limit that receivers enforce. Its message says which.
     """
     limits = SENDING_LIMITS
-    lengths = [one.size if type(one) is OnDevice else len(one) for one in buffers]
-    most = max(lengths, default=0)
-    total = body + sum(lengths)
+    most, total = 0, body
+    for one in buffers:
+        size = one.size if type(one) is OnDevice else len(one)
+        total += size
+        most = max(most, size)
+    count = len(buffers)
+    if (
+        meta <= limits.meta
+        and body <= limits.body
+        and count <= limits.buffers
+        and most <= limits.buffer
+        and total <= limits.frame
+    ):
+        return
     for length, limit, what in (
         (meta, limits.meta, "bytes of metadata (names, references and texts)"),
         (body, limits.body, "bytes of pickled data"),
-        (len(lengths), limits.buffers, "buffers"),
+        (count, limits.buffers, "buffers"),
         (most, limits.buffer, "bytes in one buffer"),
         (total, limits.frame, "bytes in all"),
     ):
