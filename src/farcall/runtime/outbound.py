@@ -198,7 +198,7 @@ class Outbound:
         except BaseException as error:
             fail(handle.ref, _of_unmade(error), was_sent=False)
             # As in PyTorch: what happens to the call is told to whoever uses the reference.
-            if not isinstance(error, CallError):
+            if not issubclass(type(error), CallError):
                 raise
             return handle
         link: Link | None = None
@@ -377,7 +377,8 @@ def _name_of_nameless(function: Function) -> str:
 
 def _of_unmade(error: BaseException) -> CallError:
     """What use of a reference raises whose `remote()` call failed so."""
-    return error if isinstance(error, CallError) else Cancelled(message_of(error))
+    # By `type`, since the `__class__` of a user's error may raise.
+    return error if issubclass(type(error), CallError) else Cancelled(message_of(error))  # type: ignore[return-value]
 
 
 def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
@@ -391,4 +392,4 @@ def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], N
 def _may_be_sent(link: Link | None, error: BaseException) -> bool:
     """Return whether the callee may have heard of a call that raised this when it was made."""
     # A link that refuses a frame for its size has written nothing of it.
-    return link is not None and not isinstance(error, SerializationError)
+    return link is not None and not issubclass(type(error), SerializationError)

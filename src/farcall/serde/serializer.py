@@ -132,7 +132,7 @@ class Serializer:
             dumped = pickler.dump(value, device_map)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             # What has no name raises one of these, and so does much that nothing can pickle.
-            if not self.allow_by_value or isinstance(error, FarcallError):
+            if not self.allow_by_value or issubclass(type(error), FarcallError):
                 raise _unpicklable(error) from error
             return self._dump_by_value(value, by_value, device_map)
         except Exception as error:
@@ -273,13 +273,13 @@ def reason_of(error: BaseException) -> str:
     """
     for _ in range(MAX_CHAIN):
         cause = cause_of(error)
-        if not isinstance(error, SerializationError) or cause is None:
+        if not issubclass(type(error), SerializationError) or cause is None:
             break
-        if isinstance(cause, RemoteTraceback):
+        if issubclass(type(cause), RemoteTraceback):
             break  # it came from another worker: what it says is all that there is
         error = cause
     text = message_of(error)
-    if isinstance(error, SerializationError):
+    if issubclass(type(error), SerializationError):
         text = text.rpartition(UNSENDABLE)[2]
     while text.startswith(UNSENDABLE):
         text = text.removeprefix(UNSENDABLE)
@@ -289,15 +289,16 @@ def reason_of(error: BaseException) -> str:
 def _unpicklable(error: Exception) -> Exception:
     # Our own errors (a tensor on the wrong device) say it better than a wrapper would.
     repeats = type(error) is SerializationError and message_of(error).count(UNSENDABLE) > 1
-    if isinstance(error, FarcallError) and not repeats:
+    if issubclass(type(error), FarcallError) and not repeats:
         return error
     return SerializationError(UNSENDABLE + reason_of(error))
 
 
 def _unloadable(error: BaseException) -> SerializationError:
     text = message_of(error)
-    missing_attribute = isinstance(error, AttributeError) and text.startswith("Can't get ")
-    if isinstance(error, ImportError) or missing_attribute:
+    kind = type(error)  # and not `isinstance`: the `__class__` of a user's error may raise
+    missing_attribute = issubclass(kind, AttributeError) and text.startswith("Can't get ")
+    if issubclass(kind, ImportError) or missing_attribute:
         return FunctionNotFound(
             f"the message names what this worker does not have: {text}; "
             f"what the caller defines must be importable on the callee too "
