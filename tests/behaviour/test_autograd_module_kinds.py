@@ -197,3 +197,19 @@ def test_outside_of_a_context_a_script_module_arrives_with_leaves(
     assert len(leaves(got)) == len(leaves(sent)) == len(dumped.tensors)
     assert all(one.is_leaf for one in leaves(got))
     assert torch.equal(got(X), sent(X))
+
+
+class Reserved(nn.Module):
+    """As `RemoteModule`, whose `parameters` makes a call and gives references."""
+
+    def __reduce__(self) -> Any:
+        return Reserved, ()
+
+    def parameters(self, recurse: bool = True) -> Any:
+        raise RuntimeError("asked")
+
+    named_parameters = modules = named_modules = parameters
+
+
+def test_methods_of_a_module_are_not_called_while_it_is_sent(pair: list[Agent]) -> None:
+    assert type(rpc.rpc_sync("w1", itself, args=(Reserved(), torch.ones(1)))) is Reserved

@@ -24,7 +24,7 @@ from cloudpickle import cloudpickle as cloudpickle_internals
 from farcall.serde.exceptions import has_own_reduction, reduce_by_own_word, reduce_exception
 from farcall.serde.functions import MAIN, SPAWNED_MAIN, name_of, resolve
 from farcall.serde.loading import load_reference
-from farcall.serde.scripts import SCRIPTED, hidden_tensors, reduce_script
+from farcall.serde.scripts import SCRIPTED, hidden_tensors, own_parameters, reduce_script
 from farcall.serde.sharing import plan_of
 from farcall.serde.tensors import (
     INLINE_BYTES,
@@ -154,7 +154,7 @@ class Met:
         """Note the parameters of modules that their own reductions have left out."""
         met = set(map(id, self.tensors))
         for module in self.modules:
-            if any(one.requires_grad and id(one) not in met for one in module.parameters()):
+            if any(one.requires_grad and id(one) not in met for one in own_parameters(module)):
                 self.tensors.append(hidden_tensors(module))
 
     def reduce_script(self, value: Any) -> Any:

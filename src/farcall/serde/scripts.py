@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -39,6 +39,22 @@ def hidden_tensors(module: Any) -> HiddenTensors:
     hidden = torch.empty(0).as_subclass(HiddenTensors)
     hidden.inside = getattr(module, "original_name", type(module).__name__)
     return hidden
+
+
+def own_parameters(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Give the parameters that a module and its parts hold.
+
+    `module.parameters()` may be a method of the user's, or of `RemoteModule`, which makes a call.
+    """
+    parts, seen = [module], set[int]()
+    while parts:
+        part = parts.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        held = object.__getattribute__(part, "__dict__")
+        yield from (one for one in held.get("_parameters", {}).values() if one is not None)
+        parts += [one for one in held.get("_modules", {}).values() if one is not None]
 
 
 def reduce_script(value: Any) -> tuple[Any, list[torch.Tensor]]:
