@@ -129,7 +129,9 @@ def test_calls_without_end_are_kept_until_their_callers_die(trio: list[Agent], k
         trio[0].close()
     calls.clear()
     wait_until(lambda: tables(trio[1])["active"] == 0)
-    wait_until_small(trio[1], at_most=3)
+    # The numbers of calls that w0 sent in another order than it gave them stay noted.
+    kept = {name for name in tables(trio[1]) if not name.startswith("seen of")}
+    wait_until(lambda: all(size <= 3 for name, size in tables(trio[1]).items() if name in kept))
 
 
 @pytest.mark.parametrize("to", ["w1", "w0"])
