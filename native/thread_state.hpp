@@ -37,7 +37,7 @@ class TraceHook {
   PyObject* object_ = nullptr;
 };
 
-// Of one thread, which alone uses it, with the interpreter.
+// The state of one thread. Only that thread uses it, and it holds the GIL then.
 class ThreadState : public TorchState {
  public:
   using TorchState::TorchState;

@@ -19,7 +19,7 @@ from farcall.testing.cluster import acting_as
 Call = Callable[[float], Any]  # made with this timeout
 async_execution = rpc.functions.async_execution
 pytestmark = pytest.mark.parametrize("transport", ["native", "inproc"])
-FUTURES: list[torch.futures.Future[Any]] = []  # the user's, who forgets none
+FUTURES: list[torch.futures.Future[Any]] = []  # the user keeps them all
 
 
 def new_future() -> torch.futures.Future[Any]:

@@ -367,7 +367,7 @@ class Executor:
             woken: the thread was started or woken, and looks for work for the first time since.
 
         Returns:
-            Whether the thread has rested and was woken. None: it is not needed any more.
+            True if the thread has rested and was woken, False if it has worked, None if it is to end.
         """
         function: Function | None = None
         event: Event | None = None
