@@ -367,7 +367,8 @@ class Executor:
             woken: the thread was started or woken, and looks for work for the first time since.
 
         Returns:
-            True if the thread has rested and was woken, False if it has worked, None if it is to end.
+            True if the thread has rested and was woken, False if it has worked, and None if it is
+            to end.
         """
         function: Function | None = None
         event: Event | None = None
