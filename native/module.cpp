@@ -327,6 +327,8 @@ NB_MODULE(_native, module) {
       .def("begin", &ThreadState::begin)
       .def_prop_ro("anomaly_was_enabled", &ThreadState::anomaly_was_enabled)
       .def("has_changed", &ThreadState::has_changed)
+      .def("run", &ThreadState::run, nb::arg("context"), nb::arg("function"), nb::arg("put_back"))
+      .def_prop_rw("is_inside", &ThreadState::is_inside, &ThreadState::set_inside)
       .def("put_back_floats", &ThreadState::put_back_floats)
       .def("put_back_tracing", &ThreadState::put_back_tracing);
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <Python.h>
+#include <nanobind/nanobind.h>
 
 #include "core/torch_state.hpp"
 
@@ -52,6 +53,32 @@ class ThreadState : public TorchState {
     return TorchState::has_changed();
   }
 
+  // Calls a function in a copy of a context, and `put_back` before and after it where something has
+  // been set. Returns and throws what the function does.
+  nanobind::object run(nanobind::handle context, nanobind::handle function,
+                       nanobind::handle put_back) {
+    if (begin()) put_back();
+    const Context copy(context);
+    nanobind::object result;
+    {
+      const Inside inside(is_inside_);
+      result = nanobind::steal(PyObject_CallNoArgs(function.ptr()));
+    }
+    {
+      const nanobind::error_scope error_of_the_function;
+      copy.leave();
+      if (has_changed() && !nanobind::steal(PyObject_CallNoArgs(put_back.ptr())))
+        PyErr_WriteUnraisable(put_back.ptr());
+    }
+    if (!result) throw nanobind::python_error();
+    return result;
+  }
+
+  // A function runs in this thread. Code of farcall's own around which `run` is called part by part
+  // says that none does.
+  bool is_inside() const { return is_inside_; }
+  void set_inside(bool value) { is_inside_ = value; }
+
   // The function has ended: whether it has set something.
   bool has_changed() const {
     const PyThreadState* thread = PyThreadState_Get();
@@ -68,8 +95,34 @@ class ThreadState : public TorchState {
   }
 
  private:
+  // A copy of a context that this thread is in.
+  class Context {
+   public:
+    explicit Context(nanobind::handle context)
+        : copy_(nanobind::steal(PyContext_Copy(context.ptr()))) {
+      if (!copy_ || PyContext_Enter(copy_.ptr()) != 0) throw nanobind::python_error();
+    }
+    void leave() const {
+      if (PyContext_Exit(copy_.ptr()) != 0) PyErr_WriteUnraisable(copy_.ptr());
+    }
+
+   private:
+    nanobind::object copy_;
+  };
+
+  class Inside {
+   public:
+    explicit Inside(bool& is_inside) : is_inside_(is_inside), before_(is_inside) { is_inside = true; }
+    ~Inside() { is_inside_ = before_; }
+
+   private:
+    bool& is_inside_;
+    const bool before_;
+  };
+
   TraceHook trace_;
   TraceHook profile_;
+  bool is_inside_ = false;
 };
 
 }  // namespace farcall

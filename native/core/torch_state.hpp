@@ -28,6 +28,9 @@ class TorchState {
   TorchState(const std::vector<int>& autocast_devices, std::uint64_t float_control)
       : device_count_(std::min(autocast_devices.size(), kMostDevices)),
         float_control_(float_control) {
+    const Symbols& torch = symbols();
+    if (torch.complete)
+      mine_ = {torch.autograd(), torch.hooks(), torch.tracing(), dlsym(torch.c10, kDispatchKeys)};
     std::copy_n(autocast_devices.begin(), device_count_, devices_.begin());
     note();
   }
@@ -139,12 +142,6 @@ class TorchState {
     return found;
   }
 
-  static const void* dispatch_keys() {
-    // Of this thread, and it stays where it is.
-    thread_local const void* keys = dlsym(symbols().c10, kDispatchKeys);
-    return keys;
-  }
-
   static std::uint8_t read_anomaly() { return is_available() ? *symbols().anomaly : 0; }
 
   // torch gives the old value for a new one, and has no other way to ask.
@@ -158,8 +155,8 @@ class TorchState {
     State state;
     const Symbols& torch = symbols();
     if (!torch.complete) return state;
-    std::memcpy(state.hooks.data(), torch.hooks(), kHooksBytes);
-    std::memcpy(state.dispatch_keys.data(), dispatch_keys(), state.dispatch_keys.size());
+    std::memcpy(state.hooks.data(), mine_.hooks, kHooksBytes);
+    std::memcpy(state.dispatch_keys.data(), mine_.dispatch_keys, state.dispatch_keys.size());
     state.function_modes = torch.function_modes();
     state.dispatch_modes = torch.dispatch_modes();
     state.functions_disabled = torch.functions_disabled() & 0xff;
@@ -171,13 +168,22 @@ class TorchState {
     state.hooks_enabled = torch.hooks_enabled();
     state.hooks_tracing = read_hooks_tracing();
     state.jit_optimizes = torch.jit_optimizes();
-    state.tracing = *torch.tracing();
+    state.tracing = *mine_.tracing;
     state.float_control = read_float_control();
-    std::memcpy(state.autograd.data(), torch.autograd(), kAutogradBytes);
+    std::memcpy(state.autograd.data(), mine_.autograd, kAutogradBytes);
     state.anomaly = *torch.anomaly;
     return state;
   }
 
+  // What torch keeps for the thread that made this, and where: it stays there.
+  struct Places {
+    const void* autograd = nullptr;
+    const void* hooks = nullptr;
+    const void* const* tracing = nullptr;
+    const void* dispatch_keys = nullptr;
+  };
+
+  Places mine_;
   std::array<std::int8_t, kMostDevices> devices_{};
   std::size_t device_count_;
   std::uint64_t float_control_;

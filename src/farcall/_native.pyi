@@ -4,7 +4,10 @@ Safe from any thread.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextvars import Context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 Buffer = bytes | bytearray | memoryview
 OutBuffer = Buffer | tuple[Buffer, int, int]
@@ -105,6 +108,10 @@ class ThreadState:
     @property
     def anomaly_was_enabled(self) -> bool: ...
     def has_changed(self) -> bool: ...
+    def run(
+        self, context: Context, function: Callable[[], T], put_back: Callable[[], None]
+    ) -> T: ...
+    is_inside: bool
     def put_back_floats(self) -> None: ...
     def put_back_tracing(self) -> None: ...
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from typing import TypeVar
 
 from farcall.runtime.context import current
@@ -30,36 +30,18 @@ class _Isolation:
 
     Attributes:
         context: of the thread before it ran any function. Only copies of it are entered.
-        is_inside: a function runs in the thread.
+        state: what torch and Python keep with the thread.
+        put_back: puts all of that back to what a new thread has. Never raises.
     """
 
-    __slots__ = ("_restorer", "_state", "context", "is_inside")
+    __slots__ = ("context", "put_back", "put_back_anomaly_mode", "state")
 
     def __init__(self, floats: int) -> None:
-        self._restorer = Restorer(floats)
-        self._state = self._restorer.state
+        restorer = Restorer(floats)
+        self.state = restorer.state
+        self.put_back = restorer.put_back
+        self.put_back_anomaly_mode = restorer.put_back_anomaly_mode
         self.context = copy_context()
-        self.is_inside = False
-
-    def clean(self) -> None:
-        """Put back what code has set that was not isolated."""
-        if self._state.begin():
-            self._restorer.put_back()
-
-    def run(self, context: Context, function: Callable[[], T]) -> T:
-        state = self._state
-        if state.begin():  # `clean`, without a call
-            self._restorer.put_back()
-        was_inside, self.is_inside = self.is_inside, True
-        try:
-            return context.run(function)
-        finally:
-            self.is_inside = was_inside
-            if state.has_changed():
-                self._restorer.put_back()
-
-    def put_back_anomaly_mode(self) -> None:
-        self._restorer.put_back_anomaly_mode()
 
 
 class _Thread(threading.local):
@@ -86,7 +68,7 @@ def run_isolated(function: Callable[[], None]) -> None:
     isolation = _thread.isolation
     if isolation is None:
         isolation = _thread.isolation = _Isolation(float_control())
-    isolation.run(isolation.context.copy(), function)
+    isolation.state.run(isolation.context, function, isolation.put_back)
 
 
 def call_isolated(function: Callable[[], T]) -> T:
@@ -96,32 +78,32 @@ def call_isolated(function: Callable[[], T]) -> T:
     finds the same call, and thus the same agent, as the code that calls this.
     """
     isolation = _thread.isolation
-    if isolation is None or isolation.is_inside:
+    if isolation is None or isolation.state.is_inside:
         return function()
     context = isolation.context.copy()
     context.run(current.set, current.get())
-    return isolation.run(context, function)
+    return isolation.state.run(context, function, isolation.put_back)
 
 
 def clean_thread() -> None:
     """Before code of farcall's own that makes tensors and runs no code of the user."""
     isolation = _thread.isolation
-    if isolation is not None and not isolation.is_inside:
-        isolation.clean()
+    if isolation is not None and not isolation.state.is_inside and isolation.state.begin():
+        isolation.put_back()
 
 
 @contextmanager
 def between_functions() -> Iterator[None]:
     """Around code of farcall's own in `run_isolated`: what it calls is isolated part by part."""
     isolation = _thread.isolation
-    was_inside = isolation is not None and isolation.is_inside
-    if isolation is not None:
-        isolation.is_inside = False
+    if isolation is None:
+        yield
+        return
+    was_inside, isolation.state.is_inside = isolation.state.is_inside, False
     try:
         yield
     finally:
-        if isolation is not None:
-            isolation.is_inside = was_inside
+        isolation.state.is_inside = was_inside
 
 
 def put_back_anomaly_mode() -> None:

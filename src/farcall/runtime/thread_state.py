@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils import _device, _python_dispatch
@@ -25,6 +26,7 @@ else:
         ThreadState = None
 
 logger = logging.getLogger("farcall")
+T = TypeVar("T")
 
 # torch has no types for these.
 _torch: Any = torch
@@ -58,6 +60,7 @@ class AskedState:
     """
 
     anomaly_was_enabled = False
+    is_inside = False
 
     def __init__(self, float_control: int) -> None:
         self._float_control = float_control
@@ -91,6 +94,17 @@ class AskedState:
             or self._tracing != (sys.gettrace(), sys.getprofile())
             or self._others != _other_state()
         )
+
+    def run(self, context: Context, function: Callable[[], T], put_back: Callable[[], None]) -> T:
+        if self.begin():
+            put_back()
+        was_inside, self.is_inside = self.is_inside, True
+        try:
+            return context.copy().run(function)
+        finally:
+            self.is_inside = was_inside
+            if self.has_changed():
+                put_back()
 
     def note(self) -> None:
         """Nothing to do: the state is compared with that of a new thread."""
