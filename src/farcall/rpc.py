@@ -228,11 +228,11 @@ def rpc_sync(
         UnknownWorker, NotInitialized, TypeError: the call makes no sense.
     """
     try:
-        _check_call(func, args, kwargs)
+        seconds = _check_call(func, args, kwargs, timeout)
         if profiler._is_profiler_enabled:
-            call = to, func, args or (), kwargs, seconds_or_default(timeout)
+            call = to, func, args or (), kwargs, seconds
             return profiling.call(current_agent(), None, call)
-        return current_agent().call(to, func, args or (), kwargs, seconds_or_default(timeout))
+        return current_agent().call(to, func, args or (), kwargs, seconds)
     except BaseException as error:
         hide_own_frames(error)
         raise
@@ -253,8 +253,7 @@ def rpc_async(
     as soon as this returns.
     """
     try:
-        _check_call(func, args, kwargs)
-        seconds = seconds_or_default(timeout)
+        seconds = _check_call(func, args, kwargs, timeout)
         if profiler._is_profiler_enabled:
             call = to, func, args or (), kwargs, seconds
             return profiling.call_async(current_agent(), None, call, sys._getframe(1))
@@ -279,18 +278,19 @@ def remote(
     reference raises RpcTimeout.
     """
     try:
-        _check_call(func, args, kwargs)
+        seconds = _check_call(func, args, kwargs, timeout)
         agent = current_agent()
         if profiler._is_profiler_enabled:
-            call = to, func, args or (), kwargs, seconds_or_default(timeout)
+            call = to, func, args or (), kwargs, seconds
             return RRef.of(profiling.remote(agent, None, call))
-        return RRef.of(agent.remote(to, func, args or (), kwargs, seconds_or_default(timeout)))
+        return RRef.of(agent.remote(to, func, args or (), kwargs, seconds))
     except BaseException as error:
         hide_own_frames(error)
         raise
 
 
-def _check_call(func: object, args: object, kwargs: object) -> None:
+def _check_call(func: object, args: object, kwargs: object, timeout: float) -> float | None:
+    """Check what a call is made of; return its timeout for an agent."""
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}")
     if args is not None and not isinstance(args, _ARGUMENTS):
@@ -299,3 +299,4 @@ def _check_call(func: object, args: object, kwargs: object) -> None:
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
+    return None if timeout is UNSET_RPC_TIMEOUT else seconds_or_default(timeout)

@@ -22,7 +22,7 @@ from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.runtime.inbound import Job
-from farcall.runtime.methods import RemoteMethod, check_is_for_the_owner, check_is_method
+from farcall.runtime.methods import RemoteMethod, check_is_for_the_owner, not_a_method
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.outbound import Limit
 from farcall.runtime.references import RefHandle
@@ -269,7 +269,8 @@ class _Methods:
         self.__timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        check_is_for_the_owner(name)
+        if name[:2] == "__":
+            check_is_for_the_owner(name)
         return RemoteMethod(self.__invoke, name)
 
     def __repr__(self) -> str:
@@ -290,7 +291,8 @@ class _Methods:
     def __invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         handle = self.__handle
         try:
-            handle.references.check_usable(handle)
+            if self.__way != "rpc_sync":  # which checks that itself, and raises
+                handle.references.check_usable(handle)
             owner = handle.reference.owner_name
             call = (handle, method, args, kwargs)
             if profiler._is_profiler_enabled:
@@ -395,10 +397,17 @@ def _backward(place: OwnedValue, agent: Agent, context: int, retain_graph: bool)
         agent.gradients.backward(context, [value], retain_graph=retain_graph)
 
 
+def _awaited(place: OwnedValue) -> Any:
+    """Return the value, waiting as long as the caller of the call served here does."""
+    context = current.get()
+    return _value(place, None if context is None or context.job is None else context.job.limit())
+
+
 def call_method(place: OwnedValue, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handler of the call proxies."""
-    context = current.get()
-    value = _value(place, None if context is None or context.job is None else context.job.limit())
-    method = current_agent().policy.method_of(value, name)
-    check_is_method(method, value, name)
+    value = place.get() if place.is_ready else _awaited(place)
+    policy = current_agent().policy
+    method = getattr(value, name) if policy.allows_all else policy.method_of(value, name)
+    if not callable(method):
+        raise not_a_method(method, value, name)
     return result_of(method, method(*args, **kwargs))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -74,14 +76,19 @@ class Group:
             self.links[sender.number, to].append(message)
 
     def begun(self, member: Member) -> None:
-        if member.active == 1:
+        if member.leaving:
             member.epoch += 1
-            if member.leaving:
-                member.departure.busy()
 
     def ended(self, member: Member) -> None:
-        if not member.active and member.leaving:
-            self.post(member, member.departure.idle(member.epoch))
+        if not member.active and member.leaving and member.departure.asked:
+            self.step(member, list)
+
+    def step(self, member: Member, event: Callable[[], Messages]) -> None:
+        member.departure.busy()
+        messages = event()
+        if not member.active:
+            messages += member.departure.idle(member.epoch)
+        self.post(member, messages)
 
     def call(self, member: Member, to: int, chain: tuple[int, ...] = ()) -> None:
         if to in member.gone:
@@ -99,8 +106,7 @@ class Group:
 
     def leave(self, member: Member) -> None:
         member.leaving = True
-        self.ended(member)
-        self.post(member, member.departure.ready())
+        self.step(member, member.departure.ready)
 
     def die(self, member: Member) -> None:
         member.alive = False
@@ -126,9 +132,9 @@ class Group:
                 if member.own.pop(number, None):
                     self.ended(member)
             case Drain():
-                self.post(member, departure.on_drain(sender, item))
+                self.step(member, partial(departure.on_drain, sender, item))
             case Drained():
-                self.post(member, departure.on_drained(sender, item))
+                self.step(member, partial(departure.on_drained, sender, item))
             case Dismiss():
                 departure.on_dismiss()
             case Loss():
@@ -145,7 +151,7 @@ class Group:
             del member.own[number]
         if ended:
             self.ended(member)
-        self.post(member, member.departure.lost(gone))
+        self.step(member, partial(member.departure.lost, gone))
 
     # What is promised.
 

@@ -57,10 +57,11 @@ def await_(condition: Callable[[], bool]) -> None:
 
 
 def call_often(team: IdleTeam, begin: float = 100.0) -> None:
-    """As an agent does: notes a call only while the team is quiet."""
+    """As an agent does: notes a call only if the team asks for it."""
     for index in range(FREQUENT_CALLS + 1):
-        if team.is_quiet:
-            team.note(begin + index * FREQUENT_SECONDS / 2)
+        now = begin + index * FREQUENT_SECONDS / 2
+        if now >= team.asks_at:
+            team.note(now)
 
 
 @needs_libgomp
@@ -70,13 +71,13 @@ def test_a_team_exists_while_calls_are_frequent(team: IdleTeam) -> None:
     call_often(team)
     assert len(threads()) == 1
     await_(lambda: os_threads() == before + 2)  # its own thread, and one of libgomp's
-    await_(lambda: team.is_quiet)  # it asks for the next call
+    await_(lambda: team.asks_at == 0.0)  # it asks for the next call
     team.note(200.0)
-    assert not team.is_quiet
+    assert team.asks_at == math.inf
     assert len(threads()) == 1
     await_(lambda: threads() == [])  # no call came
     await_(lambda: os_threads() == before)
-    assert team.is_quiet
+    assert team.asks_at == 0.0
     call_often(team, 300.0)
     assert len(threads()) == 1
 
@@ -106,11 +107,11 @@ def test_closing_ends_the_team_at_once(team: IdleTeam, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("variable", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
 def test_the_user_decides(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "0")
-    assert not IdleTeam("test", enabled=True).is_quiet
+    assert IdleTeam("test", enabled=True).asks_at == math.inf
 
 
 def test_it_can_be_switched_off() -> None:
-    assert not IdleTeam("test", enabled=False).is_quiet
+    assert IdleTeam("test", enabled=False).asks_at == math.inf
 
 
 @pytest.mark.parametrize(
@@ -164,10 +165,25 @@ def test_a_thread_that_cannot_start_is_nobodys_error(
         assert len(threads()) == 1
 
 
+def test_where_no_team_is_of_use_it_is_asked_again_later(
+    team: IdleTeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 0
+    monkeypatch.setattr(openmp, "size_of_idle_team", lambda: size)
+    call_often(team, 100.0)
+    asks_at = team.asks_at
+    assert 100.0 < asks_at < math.inf
+    size = 2  # `torch.set_num_threads`
+    call_often(team, 100.0)
+    assert threads() == []
+    call_often(team, asks_at)
+    assert len(threads()) == (find_libgomp() is not None)
+
+
 def test_without_libgomp_nothing_is_done(team: IdleTeam, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "find_libgomp", lambda: None)
     call_often(team)
-    assert not team.is_quiet
+    assert team.asks_at == math.inf
     assert threads() == []
 
 
@@ -177,5 +193,5 @@ def test_what_torch_says_of_its_threads_stays(team: IdleTeam) -> None:
     assert gomp is not None
     before = gomp.omp_get_max_threads(), gomp.omp_get_dynamic()
     call_often(team)
-    await_(lambda: team.is_quiet)
+    await_(lambda: team.asks_at == 0.0)
     assert (gomp.omp_get_max_threads(), gomp.omp_get_dynamic()) == before

@@ -181,7 +181,9 @@ class Incoming(Generic[Record]):
 
     def request(self, call_id: int, record: Record) -> bool:
         """A request arrived. True: run it. False: it is a duplicate, or was cancelled."""
-        if not self._see(call_id):
+        if call_id == self._seen_to + 1 and not self._seen_above:
+            self._seen_to = call_id  # `_see`, without a call: what nearly every request does
+        elif not self._see(call_id):
             return False
         self._running[call_id] = record
         return True

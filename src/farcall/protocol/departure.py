@@ -27,9 +27,9 @@ class Departure:
         self._members = sorted(members)
         self._ready = False
         self._idle_epoch: int | None = None  # None: busy
-        # Who asked us, in which round. Several: a dead leader's last question may come after its
-        # successor's first one.
-        self._asked: dict[int, int] = {}
+        # Who asked us, in which round, and has no answer yet. Several: a dead leader's last
+        # question may come after its successor's first one.
+        self.asked: dict[int, int] = {}
         self._round = 0
         self._answers: dict[int, int] = {}
         self._previous: dict[int, int] | None = None
@@ -61,7 +61,7 @@ class Departure:
         self._idle_epoch = None
 
     def on_drain(self, sender: int, message: Drain) -> Messages:
-        self._asked[sender] = message.round
+        self.asked[sender] = message.round
         return self._answer()
 
     def on_drained(self, sender: int, message: Drained) -> Messages:
@@ -78,7 +78,7 @@ class Departure:
         was_leader = self.leader
         self._members = [(i, inc) for i, inc in self._members if inc != peer]
         self._answers.pop(peer, None)
-        self._asked.pop(peer, None)
+        self.asked.pop(peer, None)
         if self._previous is not None:
             self._previous.pop(peer, None)
         if not self._ready or self.leader != self._me:
@@ -93,7 +93,7 @@ class Departure:
     def _answer(self) -> Messages:
         if not self._ready or self._idle_epoch is None:
             return []
-        asked, self._asked = self._asked, {}
+        asked, self.asked = self.asked, {}
         return [(sender, Drained(number, self._idle_epoch)) for sender, number in asked.items()]
 
     def _finish_round(self) -> Messages:

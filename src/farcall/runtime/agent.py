@@ -217,7 +217,7 @@ class Agent:
         peer.back_link = link
         timeout = request.timeout
         now = time.monotonic()
-        if self.idle_team.is_quiet:
+        if now >= self.idle_team.asks_at:
             self.idle_team.note(now)
         deadline = now + timeout if timeout > 0 else math.inf
         job = Job(self, peer, link, frame, request, deadline)

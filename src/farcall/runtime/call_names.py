@@ -90,7 +90,7 @@ def inherited_from(served: tuple[str, str]) -> str:
     """Say, for messages, from which call a deadline was inherited.
 
     Args:
-        served: `CallContext.served` of the function that made the call.
+        served: the call being served: what it asked for, and the name of its caller.
     """
     function, caller = served
     return (

@@ -25,7 +25,6 @@ class CallContext(msgspec.Struct, frozen=True):
     agent: Agent
     deadline: float = math.inf  # time.monotonic() seconds; nested calls inherit what is left
     gradients: int = 0  # the autograd context, which nested calls carry on
-    served: tuple[str, str] | None = None  # the call: its function as in the request, its caller
     depth: int = 0  # of the call that is served; see `function_queue`
     job: Job | None = None  # the call that is served
 

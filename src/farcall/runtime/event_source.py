@@ -40,7 +40,11 @@ class EventSource:
         try:
             self._handler.handle(event)
         except BaseException:
-            logger.exception("%s: an internal error while handling %r", self._name, event)
+            self.log_handling(event)
+
+    def log_handling(self, event: Event) -> None:
+        """Log the exception that is being handled: the handler of events raised it."""
+        logger.exception("%s: an internal error while handling %r", self._name, event)
 
     def before_sleep(self) -> float:
         try:

@@ -434,7 +434,10 @@ class Executor:
         due = 0.0
         while not self._stopping:
             if event is not None:
-                self._source.handle(event)
+                try:
+                    self._handler.handle(event)
+                except BaseException:
+                    self._source.log_handling(event)
                 self._in_a_row += 1
             elif self.is_completing:
                 self.end_row()

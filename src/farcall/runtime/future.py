@@ -67,14 +67,16 @@ class Future(torch.futures.Future[T]):
     _made_at = 0
     executor: Executor | None = None
     # The main thread sleeps at this bell, since torch's own wait does not look at signals. Whoever
-    # completes the future first says so in `_completes`, and then looks for a bell. The main thread
-    # first sets the bell and then looks at `_completes`. So one sees the other.
+    # completes the future looks for a bell after that. The main thread first sets the bell and then
+    # looks whether the future is done. So one sees the other. Where callbacks come before the end
+    # of the completion, `_completes` says that it has begun, and the bell is looked for before it.
     _bell: Bell | None = None
     _completes = False
 
     # Without the frames that the methods of torch.futures.Future cost.
     _set_result = torch._C.Future.__dict__["set_result"]
     _wait = torch._C.Future.__dict__["wait"]
+    done = torch._C.Future.__dict__["done"]
 
     def note_maker(self, frame: FrameType) -> None:
         """Remember this frame, or the nearest around it outside of farcall, as what made this."""
@@ -119,7 +121,7 @@ class Future(torch.futures.Future[T]):
         bell = self._bell
         if bell is None:
             bell = self._bell = Bell()
-        while not (self._completes or bell.wait(LOOK_AGAIN) or self.done()):
+        while not (self._completes or self.done() or bell.wait(LOOK_AGAIN)):
             pass
         return self._wait()
 
@@ -129,18 +131,20 @@ class Future(torch.futures.Future[T]):
         Raises:
             RuntimeError: the future is done already.
         """
-        self._completes = True
+        if not self._callbacks:
+            self._set_result(result)
+            if self._bell is not None:
+                self._bell.ring()
+            return
         # Torch runs the callbacks before it returns: the main thread need not wait for their end.
-        rings_early = self._callbacks
-        if rings_early and self._bell is not None:
+        self._completes = True
+        if self._bell is not None:
             self._bell.ring()
         try:
             self._set_result(result)
         except BaseException:
             self._completes = self.done()
             raise
-        if not rings_early and self._bell is not None:
-            self._bell.ring()
 
     def value(self) -> T:
         self._looked_at = True

@@ -123,13 +123,13 @@ class Job(msgspec.Struct, eq=False):
         try:
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
-            served = (self.name, self.peer.name)
             depth = self.request.depth
-            current.set(CallContext(self.agent, self.deadline, self.context, served, depth, self))
+            current.set(CallContext(self.agent, self.deadline, self.context, depth, self))
             try:
                 result = self._call()
             finally:
-                put_back_anomaly_mode()
+                if torch.is_anomaly_enabled():
+                    put_back_anomaly_mode()
             if type(result) is Deferred:
                 self._defer(result)
             else:
@@ -391,22 +391,23 @@ class Job(msgspec.Struct, eq=False):
                     message.references = references_of(handles)
                     self.agent.references.pin(key, handles)
                 frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
-                if not self._send_or_explain(frame) and handles:
+                try:
+                    is_sent = self._send(frame)
+                except SerializationError as error:  # it is too large: nothing of it was written
+                    is_sent = False
+                    self._explain(message, error)
+                if handles and not is_sent:
                     self.agent.references.unpin(key)
         finally:
             self._end()
 
-    def _send_or_explain(self, frame: Frame) -> bool:
-        """Send an answer. Returns whether the caller gets it, and not an error in its place."""
-        try:
-            return self._send(frame)
-        except SerializationError as error:  # it is too large: nothing of it was written
-            what = "result" if isinstance(frame.message, Reply) else "error"
-            function = self.request.function or "the function"
-            text = f"the {what} of {function} can't be sent: {reason_of(error)}"
-            failure, dumped = dump_failure(self.agent.serializer, SerializationError(text))
+    def _explain(self, answer: Reply | Failure, error: SerializationError) -> None:
+        """Send an error in the place of an answer that can't be sent."""
+        what = "result" if isinstance(answer, Reply) else "error"
+        function = self.request.function or "the function"
+        text = f"the {what} of {function} can't be sent: {reason_of(error)}"
+        failure, dumped = dump_failure(self.agent.serializer, SerializationError(text))
         self._send(Frame(failure, self.frame.call_id, dumped.body))
-        return False
 
     def _end(self) -> None:
         self.is_ended = True

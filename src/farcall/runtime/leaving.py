@@ -26,12 +26,15 @@ class Leaver:
     def __init__(
         self, me: int, members: Sequence[tuple[int, int]], control: ControlMessages
     ) -> None:
-        self._lock = threading.Lock()  # guards the departure and the epoch
+        self._lock = threading.Lock()  # guards the departure
         self._control = control
         # Adding and discarding are atomic, so calls take no lock here. Both can also be repeated by
         # a call that Ctrl-C interrupted before the call knew whether it was counted.
         self._going_on: set[object] = set()
-        self._epoch = 0  # calls that began since the user has called shutdown
+        # Grows whenever a call begins, since the user has called shutdown. No lock: of two calls
+        # that begin at once one may not be counted, or a count come late. But whoever reads the old
+        # number goes on meanwhile. So what is written after an answer is more than was answered.
+        self._epoch = 0
         self._leaving = False
         self._deadline = math.inf  # of the shutdown
         self._departure = Departure(me, list(members)) if members else None
@@ -41,29 +44,28 @@ class Leaver:
         """A call begins: one of ours, or one that we serve."""
         self._going_on.add(what)
         if self._leaving:  # else `leave`, which says so first, looks after us and finds the call
-            with self._lock:
-                self._epoch += 1
-                if self._departure is not None:
-                    self._departure.busy()
+            self._epoch += 1
 
     def end(self, what: object) -> None:
         """A call has ended. No effect if that was said before."""
         self._going_on.discard(what)
         if self._leaving and not self._going_on:
-            self._step(self._note_idle)
+            departure = self._departure
+            if departure is None:
+                self._finished.set()
+            elif departure.asked:  # else it is told when it is asked, which comes after this look
+                self._step(departure, list)
 
-    def _note_idle(self) -> Messages:
-        if self._going_on:
-            return []
-        if self._departure is None:
-            self._finished.set()
-            return []
-        return self._departure.idle(self._epoch)
-
-    def _step(self, event: Callable[[], Messages]) -> None:
+    def _step(self, departure: Departure, event: Callable[[], Messages]) -> None:
+        """Tell the departure of an event, and after that whether anything goes on."""
         with self._lock:
+            departure.busy()
             messages = event()
-            finished = self._departure is not None and self._departure.dismissed
+            # The number is read before the look: a call that begins after the look makes it grow.
+            epoch = self._epoch
+            if not self._going_on:
+                messages += departure.idle(epoch)
+            finished = departure.dismissed
         for number, (to, message) in enumerate(messages):
             # One that is silent must not use up the time of the others.
             now = time.monotonic()
@@ -83,10 +85,12 @@ class Leaver:
         """
         self._deadline = deadline
         self._leaving = True
-        self._step(self._note_idle)
         departure = self._departure
-        if departure is not None:
-            self._step(departure.ready)
+        if departure is None:
+            if not self._going_on:
+                self._finished.set()
+        else:
+            self._step(departure, departure.ready)
             while not self._finished.is_set():
                 with self._lock:
                     leader = departure.leader
@@ -119,9 +123,9 @@ class Leaver:
             return
         match message:
             case Drain():
-                self._step(lambda: departure.on_drain(sender, message))
+                self._step(departure, lambda: departure.on_drain(sender, message))
             case Drained():
-                self._step(lambda: departure.on_drained(sender, message))
+                self._step(departure, lambda: departure.on_drained(sender, message))
             case Dismiss():
                 with self._lock:
                     departure.on_dismiss()
@@ -132,7 +136,7 @@ class Leaver:
         departure = self._departure
         if departure is None:
             return
-        self._step(lambda: departure.lost(peer))
+        self._step(departure, lambda: departure.lost(peer))
         with self._lock:
             leader, leaving = departure.leader, self._leaving
         if leaving and not self._finished.is_set():

@@ -82,13 +82,12 @@ def how_to_read(name: str) -> str:
     )
 
 
-def check_is_method(method: object, value: object, name: str) -> None:
-    """Raise TypeError if what was found under the name of a method can't be called."""
-    if not callable(method):
-        raise TypeError(
-            f"{name!r} of this {type(value).__name__} is no method but an attribute, of type "
-            f"{type(method).__name__}. {how_to_read(name)}"
-        )
+def not_a_method(found: object, value: object, name: str) -> TypeError:
+    """The error for what was found under the name of a method, and can't be called."""
+    return TypeError(
+        f"{name!r} of this {type(value).__name__} is no method but an attribute, of type "
+        f"{type(found).__name__}. {how_to_read(name)}"
+    )
 
 
 @breaks_graphs

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import threading
 import time
@@ -34,6 +35,7 @@ _log = logging.getLogger("farcall")
 FREQUENT_SECONDS = 5e-3
 FREQUENT_CALLS = 4  # in a row, each within `FREQUENT_SECONDS` of the one before
 QUIET_SECONDS = 0.25
+RETRY_SECONDS = 1.0  # after which it is asked again how many threads torch computes with
 
 _USER_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
@@ -69,15 +71,18 @@ def size_of_idle_team() -> int:
 class IdleTeam:
     """An idle team of OpenMP threads that exists while calls are frequent.
 
-    Thread-safe. `is_quiet` is read at each call, without a lock: while it is true the caller passes
-    the time to `note`.
+    Thread-safe.
+
+    Attributes:
+        asks_at: from that time on (`time.monotonic()` seconds) who makes or serves a call passes
+            the time to `note`. Read without a lock at each call.
     """
 
     def __init__(self, name: str, *, enabled: bool) -> None:
         self._name = f"farcall-openmp-{name}"
         self._gomp: ctypes.CDLL | None = None
         self._is_enabled = enabled and not any(name in os.environ for name in _USER_SETTINGS)
-        self.is_quiet = self._is_enabled
+        self.asks_at = 0.0 if self._is_enabled else math.inf
         self._is_held = False
         self._last = 0.0
         self._in_a_row = 0
@@ -88,34 +93,37 @@ class IdleTeam:
     def note(self, now: float) -> None:
         """A call begins, or arrived, at `now` (`time.monotonic()` seconds)."""
         if self._is_held:
-            self.is_quiet = False
+            self.asks_at = math.inf
             return
         is_frequent = now - self._last < FREQUENT_SECONDS
         self._last = now
         self._in_a_row = self._in_a_row + 1 if is_frequent else 0
         if self._in_a_row >= FREQUENT_CALLS:
             self._in_a_row = 0
-            self._hold()
+            self._hold(now)
 
     def close(self, deadline: float) -> None:
         """End the team, waiting for its thread until `deadline` at most."""
         with self._lock:
             self._closed.set()
-            self._is_enabled = self.is_quiet = False
+            self._is_enabled = False
+            self.asks_at = math.inf
             thread = self._thread
         if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _hold(self) -> None:
+    def _hold(self, now: float) -> None:
         threads = size_of_idle_team()
         if not threads:
+            self.asks_at = now + RETRY_SECONDS
             return
         with self._lock:
             if self._is_held or not self._is_enabled:
                 return
             self._gomp = self._gomp or find_libgomp()
             if self._gomp is None:
-                self._is_enabled = self.is_quiet = False
+                self._is_enabled = False
+                self.asks_at = math.inf
                 return
             thread = FarcallThread(partial(self._keep, self._gomp, threads), self._name)
             refused = thread.try_start()
@@ -131,12 +139,12 @@ class IdleTeam:
         _log.debug("%s: calls are frequent: idle OpenMP threads sleep soon", self._name)
         is_used = True
         while is_used and not self._closed.is_set():
-            self.is_quiet = True
+            self.asks_at = 0.0
             self._closed.wait(QUIET_SECONDS)
-            is_used = not self.is_quiet
+            is_used = self.asks_at == math.inf
         # The team ends with this thread.
         with self._lock:
             self._thread = None
             self._is_held = False
-            self.is_quiet = self._is_enabled
+            self.asks_at = 0.0 if self._is_enabled else math.inf
         _log.debug("%s: calls are rare: idle OpenMP threads busy-wait as usual", self._name)

@@ -312,27 +312,28 @@ class Outbound:
         """When a call that begins now must end: `time.monotonic()` seconds, and seconds from now.
 
         A call made by a handler has at most what is left to the call that the handler serves. If
-        that is less than the call's own timeout, the third is `CallContext.served`, else None.
+        that is less than the call's own timeout, the third is what that call asked for, and who
+        made it; else None.
 
         Raises:
             RpcTimeout: nothing is left.
         """
         seconds = self._agent.rpc_timeout if timeout is None else timeout
         now = time.monotonic()
-        if self._idle_team.is_quiet:
+        if now >= self._idle_team.asks_at:
             self._idle_team.note(now)
         deadline = now + seconds if seconds else math.inf
         context = current.get()
         if context is not None and context.deadline < deadline and context.agent.inherits_deadlines:
-            served = context.served or ("", context.agent.me.name)
-            limit = ""
-            if context.job is not None:
-                served = context.job.name, context.job.peer.name
-                total = context.job.request.timeout
-                limit = f": the {total:g} s of the call that is being served are over"
+            job = context.job
+            assert job is not None  # only calls that are served have a deadline
+            served = job.name, job.peer.name
             seconds = context.deadline - now
             if seconds <= 0:
-                raise RpcTimeout(f"no time is left for this call{limit}{inherited_from(served)}")
+                raise RpcTimeout(
+                    f"no time is left for this call: the {job.request.timeout:g} s of the call "
+                    f"that is being served are over{inherited_from(served)}"
+                )
             return context.deadline, seconds, served
         return deadline, seconds, None
 

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from farcall.errors import (
     AuthenticationFailed,
@@ -42,6 +42,7 @@ logger = logging.getLogger("farcall")
 
 CROWDED_SECONDS = 10.0  # for which it counts that a peer said it had no more threads
 OWNER_IS_LATE = "; the answer is here, but the owner of a reference in it has not confirmed that"
+NO_TENSOR_BYTES = 16  # what is pickled in so few is no tensor
 SLOW_SECONDS = 1.0  # a call that takes longer has a line in the log, at level DEBUG
 
 
@@ -140,7 +141,8 @@ class Outcomes:
         The call must be in a table that `watched` looks at.
         """
         pending.watched = True
-        if self._agent.deadlines.note(pending.deadline):
+        deadlines = self._agent.deadlines
+        if pending.deadline < deadlines.next and deadlines.note(pending.deadline):
             self._agent.endpoint.wake()
 
     def watched(self) -> list[PendingCall]:
@@ -167,7 +169,7 @@ class Outcomes:
 
         Args:
             seconds: the limit.
-            inherited: `CallContext.served`, if the limit comes from there.
+            inherited: the call being served, see `inherited_from`, if the limit comes from there.
         """
         if inherited is not None:
             return inherited_from(inherited)
@@ -232,15 +234,15 @@ class Outcomes:
                 self._references.accepted(pending.created)
                 self._agent.leaver.end(pending)
             return
-        message = cast("Reply | Failure", message)
+        references = message.references  # type: ignore[attr-defined]
         if pending is None:
-            if message.references:
+            if references:
                 self._references.asked(TransferKey(peer.incarnation, answer.call_id, True))
         elif pending.created is not None:
             cause = Cancelled(f"worker {peer.name!r} did not make the value: {message}")
             self._references.creation_failed(pending.created, cause)
             self._agent.leaver.end(pending)
-        elif message.references:
+        elif references:
             # The deadline goes on: an owner that does not answer must not make the call hang.
             self._waiting.add(pending)
             self.watch(pending)
@@ -290,27 +292,28 @@ class Outcomes:
     def _complete_now(
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
+        message = answer.message
         try:
             self._agent.executor.completes()
             if error is not None:
                 raise error
-            value = self._open_isolated(peer, answer)
-        except BaseException as failure:
+            # In a thread of the agent: unpickling may run code of the user.
+            if type(message) is Reply and not message.references and not message.sent:
+                if len(answer.body) > NO_TENSOR_BYTES or answer.buffers:
+                    clean_thread()
+                value = self._agent.serializer.load(
+                    answer.body, answer.buffers, around=call_isolated
+                )
+            else:
+                value = call_isolated(partial(self.open, peer, answer))
+            future = pending.future
+            if future is not None:
+                future.set_result(value)
+            pending.future = None
+        except BaseException as failure:  # torch refuses some values
             pending.fail(failure)
-        else:
-            pending.succeed(value)
         finally:
             self._agent.leaver.end(pending)
-
-    def _open_isolated(self, peer: Peer, answer: Frame) -> Any:
-        """As `open`, in a thread of the agent: unpickling may run code of the user."""
-        message = answer.message
-        if type(message) is Reply and not message.references and not message.sent:
-            clean_thread()
-            value = self._agent.serializer.load_plain(answer.body, answer.buffers)
-            if value is not NotImplemented:
-                return value
-        return call_isolated(partial(self.open, peer, answer))
 
     def expire(self, pending: PendingCall) -> None:
         """The deadline of a call that is watched has passed."""

@@ -66,16 +66,6 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
         if future is not None:
             complete_with(future, error)
 
-    def succeed(self, value: Any) -> None:
-        """Complete the future, if there is one and nobody else has. Never raises."""
-        future, self.future = self.future, None
-        if future is None:
-            return
-        try:
-            future.set_result(value)
-        except BaseException as error:  # torch refuses some values
-            complete_with(future, error)
-
 
 class Peer:
     """One incarnation of another worker.

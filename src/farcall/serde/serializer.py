@@ -14,7 +14,8 @@ import io
 import pickle
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from farcall.errors import FarcallError, FunctionNotFound, SerializationError
@@ -38,6 +39,7 @@ from farcall.serde.tracebacks import cause_of
 from farcall.serde.unpickling import MainUnpickler, NamedUnpickler, PlainUnpickler, unpickle
 
 Body = bytes | bytearray | memoryview
+Around = Callable[[Callable[[], Any]], Any]
 
 # Searched by a regular expression because memoryview has no substring search.
 _NAMES_MAIN = re.compile(rb"__(?:mp_)?main__")
@@ -167,6 +169,7 @@ class Serializer:
         *,
         references: Sequence[Any] = (),
         attach: Attach | None = None,
+        around: Around | None = None,
     ) -> Any:
         """The object that `dump` pickled.
 
@@ -177,6 +180,8 @@ class Serializer:
             references: what `load_reference` returns, by index.
             attach: is called with each arriving tensor that is to require grad, in order, and
                 gives it a history in place. Without it they are leaves.
+            around: is called with what is left to do when code of the user may run, and returns
+                what that returns. What it raises counts as raised by that code.
 
         Raises:
             FunctionNotFound: the pickle names a module or attribute that does not exist here.
@@ -189,7 +194,9 @@ class Serializer:
                 value = self.plain.load(body, buffers, references, attach)
                 if value is not NotImplemented:
                     return value
-            return self._unpickle(body, buffers, references, attach)
+            if around is None:
+                return self._unpickle(body, buffers, references, attach)
+            return around(partial(self._unpickle, body, buffers, references, attach))
         except FarcallError:
             raise
         except BaseException as error:
@@ -197,18 +204,6 @@ class Serializer:
             if is_interrupt(error):
                 raise
             raise _unloadable(error) from error
-
-    def load_plain(self, body: Body, buffers: Sequence[Any]) -> Any:
-        """Return the object that `dump` pickled, if no code of the user can run meanwhile.
-
-        Else `NotImplemented`, also when that fails: then `load` says why.
-        """
-        if self.plain is None:
-            return NotImplemented
-        try:
-            return self.plain.load(body, buffers, (), None)
-        except BaseException:
-            return NotImplemented
 
     def _unpickle(
         self, body: Body, buffers: Sequence[Any], references: Sequence[Any], attach: Attach | None

@@ -269,17 +269,19 @@ class NativeEndpoint:
     def _open(self, event: _native.Event | None) -> Event | None:
         if event is None:
             return None
+        if len(event) == 6:
+            number, kind, call_id, meta, body, buffers = event
+            link = self._links[number]
+            frame = link.open(kind, call_id, meta, body, buffers)
+            return None if frame is None else Arrived(link, frame)
         link = self._links[event[0]]
         if len(event) == 1:
             if link.way is not None:
                 self._connections.widen(link, link.way)
             return None
-        if len(event) == 2:
-            del self._links[event[0]]
-            self._connections.removed(link)
-            return LinkLost(link, event[1])
-        frame = link.open(*event[1:])
-        return None if frame is None else Arrived(link, frame)
+        del self._links[event[0]]
+        self._connections.removed(link)
+        return LinkLost(link, event[1])
 
     def new_watch(self) -> Watch:
         return _native.Watch()
