@@ -53,7 +53,11 @@ class Departure:
         return self._start_round() if self.leader == self._me else self._answer()
 
     def idle(self, epoch: int) -> Messages:
-        """No call is in flight and no handler runs. `epoch` was less the time before."""
+        """No call is in flight and no handler runs.
+
+        Args:
+            epoch: is greater than the last time if any call has begun since.
+        """
         self._idle_epoch = epoch
         return self._answer()
 

@@ -31,9 +31,10 @@ class Leaver:
         # Adding and discarding are atomic, so calls take no lock here. Both can also be repeated by
         # a call that Ctrl-C interrupted before the call knew whether it was counted.
         self._going_on: set[object] = set()
-        # Grows whenever a call begins, since the user has called shutdown. No lock: of two calls
-        # that begin at once one may not be counted, or a count come late. But whoever reads the old
-        # number goes on meanwhile. So what is written after an answer is more than was answered.
+        # Grows whenever a call begins, since the user has called shutdown. Without a lock: of two
+        # calls that begin at once one may not be counted. But a call is entered above before it
+        # reads the number, so the departure answers nobody until it has written the next one.
+        # Hence every number that is written after an answer is greater than the answer.
         self._epoch = 0
         self._leaving = False
         self._deadline = math.inf  # of the shutdown
@@ -54,7 +55,7 @@ class Leaver:
             if departure is None:
                 self._finished.set()
             elif departure.asked:  # else it is told when it is asked, which comes after this look
-                self._step(departure, list)
+                self._step(departure, event=list)  # none: there is nothing else to say
 
     def _step(self, departure: Departure, event: Callable[[], Messages]) -> None:
         """Tell the departure of an event, and after that whether anything goes on."""
