@@ -14,8 +14,9 @@ PACKAGE = Path(__file__).parents[2] / "src" / "farcall"
 # other; modules of one unit do.
 LAYERS = {
     "errors": 0,
+    "threads": 0,
     "ids": 1,
-    "threads": 1,
+    "log": 1,
     "wire": 2,
     "_native": 2,  # C++, see native/
     "protocol": 3,

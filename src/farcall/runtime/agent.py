@@ -23,6 +23,7 @@ import torch
 
 from farcall.errors import Cancelled, LinkError, PeerLost, RpcTimeout
 from farcall.ids import Worker, WorkerInfo
+from farcall.log import get_logger
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.advice import Advice
@@ -66,7 +67,7 @@ from farcall.wire.messages import (
 )
 from farcall.wire.messages import Gradients as GradientsMessage
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 Args = Sequence[Any]
 GOODBYE_SECONDS = 0.2

@@ -11,17 +11,17 @@ farcall runs the queue first (`run_waiting_callbacks`).
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from farcall.log import get_logger
 from farcall.runtime.isolation import call_isolated
 from farcall.serde import text_of
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 MAX_DEPTH = 8
 

@@ -12,12 +12,13 @@ from typing import Protocol
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall.log import get_logger
 from farcall.transport.base import Admit, Endpoint
 from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
 from farcall.transport.socket import SocketEndpoint
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 NATIVE = "farcall.transport.native"  # imported only if it is wanted: it needs what was compiled
 SOCKET_PATHS = ("unix", "tcp")

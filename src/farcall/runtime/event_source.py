@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from typing import Protocol
 
+from farcall.log import get_logger
 from farcall.transport.base import Endpoint, Event
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 
 class Handler(Protocol):

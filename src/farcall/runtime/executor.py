@@ -32,7 +32,6 @@ the user runs under it. That a function has ended is noted without it: that only
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -41,6 +40,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from farcall.errors import FarcallError
+from farcall.log import get_logger
 from farcall.runtime.bell import Bell
 from farcall.runtime.event_source import EventSource, Handler
 from farcall.runtime.followers import Followers
@@ -56,7 +56,7 @@ from farcall.runtime.thread_state import float_control
 from farcall.threads import FarcallThread
 from farcall.transport.base import Endpoint, Event, Notice
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 TORCH_WAITS = (torch.futures.wait_all.__code__, torch.futures.Future.wait.__code__)
 MAX_IN_A_ROW = 32

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
 from collections.abc import Callable
 
+from farcall.log import get_logger
 from farcall.threads import FarcallThread
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 SPARE_THREADS = 4
 FIRST_THREADS = 3

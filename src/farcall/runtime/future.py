@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import traceback
 import weakref
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 
+from farcall.log import get_logger
 from farcall.runtime.bell import Bell
 from farcall.runtime.callbacks import Callback, run_waiting_callbacks
 from farcall.runtime.context import CallContext, current
@@ -24,7 +24,7 @@ from farcall.threads import is_main_thread
 if TYPE_CHECKING:
     from farcall.runtime.executor import Executor
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from farcall.errors import (
     SerializationError,
 )
 from farcall.ids import RefId
+from farcall.log import get_logger
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.call_names import FETCH, OF_METHODS, method_of, readable
 from farcall.runtime.context import CallContext, current
@@ -47,7 +47,7 @@ from farcall.wire.messages import Accepted, Failure, Reply, Request
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 HOW_CALLERS_RAISE = (
     "pass timeout= to the call, or rpc_timeout= in the options of its worker's init_rpc, for more"

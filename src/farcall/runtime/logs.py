@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 
+from farcall.log import get_logger
+
 VARIABLE = "FARCALL_LOG"
 LEVELS = ("debug", "info", "warning", "error")
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 
 class _Lines(logging.StreamHandler):  # type: ignore[type-arg]  # mypy: of which kind of stream

@@ -9,7 +9,6 @@ end: who hears of a lost rank abandons its lanes.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,10 +19,11 @@ import torch.distributed
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.errors import LinkError
+from farcall.log import get_logger
 from farcall.runtime.gloo import NO_LIMIT
 from farcall.wire.messages import OnDevice
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 # None: torch was built without it. Any: torch's stubs say nothing of what it can do.
 _Nccl: Any = getattr(torch.distributed, "ProcessGroupNCCL", None)

@@ -17,7 +17,6 @@ to others, or where the environment tells OpenMP how to wait. docs/performance.m
 from __future__ import annotations
 
 import ctypes
-import logging
 import math
 import os
 import threading
@@ -27,10 +26,11 @@ from pathlib import Path
 
 import torch
 
+from farcall.log import get_logger
 from farcall.threads import FarcallThread
 from farcall.transport.spin import spare_cores
 
-_log = logging.getLogger("farcall")
+_log = get_logger("farcall")
 
 FREQUENT_SECONDS = 5e-3
 FREQUENT_CALLS = 4  # in a row, each within `FREQUENT_SECONDS` of the one before

@@ -8,7 +8,6 @@ Here is also the check of a timeout, which other modules share.
 from __future__ import annotations
 
 import enum
-import logging
 import math
 import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, TypedDict
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall.log import get_logger
 from farcall.runtime import option_checks as check
 from farcall.runtime.device_options import (
     Device,
@@ -36,7 +36,7 @@ from farcall.transport.listening import DEFAULT_SHARED_MEMORY, Listening
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 DEFAULT_RPC_TIMEOUT = 60.0
 UNSET_RPC_TIMEOUT = -1.0

@@ -22,6 +22,7 @@ from farcall.errors import (
     LinkError,
     RpcTimeout,
 )
+from farcall.log import get_logger
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.call_names import inherited_from
 from farcall.runtime.context import CallContext, current
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
 
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 CROWDED_SECONDS = 10.0  # for which it counts that a peer said it had no more threads
 OWNER_IS_LATE = "; the answer is here, but the owner of a reference in it has not confirmed that"

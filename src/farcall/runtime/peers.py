@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +11,7 @@ import msgspec
 
 from farcall.errors import OwnerDied, PeerLost, UnknownWorker
 from farcall.ids import RefId, Worker, WorkerInfo
+from farcall.log import get_logger
 from farcall.protocol.calls import Incoming, Outgoing
 from farcall.runtime.call_names import readable
 from farcall.runtime.future import Future, complete_with
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farcall.runtime.inbound import Job
     from farcall.runtime.references import RefHandle
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 Find = Callable[[str | int], Worker | None]
 L = TypeVar("L", bound=PeerLost)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import sys
 import threading
 from types import CodeType, FrameType
 from typing import Any
 
+from farcall.log import get_logger
 from farcall.runtime.frames import current_frames
 from farcall.runtime.inbound import Job
 from farcall.threads import FarcallThread
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 
 def keep_exit_code() -> None:

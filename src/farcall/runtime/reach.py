@@ -6,7 +6,6 @@ Nothing is kept and nothing is sent: the routing table and the interfaces are as
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import socket
 import struct
@@ -16,13 +15,14 @@ from urllib.parse import urlsplit
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall.log import get_logger
 from farcall.runtime.stores import host_of
 from farcall.transport.addresses import ALL, ALL_IPV4, is_loopback_name
 
 if sys.platform == "linux":
     import fcntl
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 MAX_ADDRESSES = 8
 _LOOPBACK = "127.0.0.1", "::1"

@@ -17,7 +17,6 @@ the others with it at once; they don't wait for it until their own timeout.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -35,12 +34,13 @@ from torch.distributed import (  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
 from farcall.ids import Worker
+from farcall.log import get_logger
 from farcall.runtime.hosts import host_name
 from farcall.runtime.stores import bounded, open_store
 
 __all__ = ["Rendezvous", "open_store"]
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 # How long to sleep, in seconds, before the store is asked again, and by which factor that grows.
 # The store's own wait can't be interrupted, blocks all others that use the same store object, and

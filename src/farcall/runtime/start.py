@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -15,6 +14,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from farcall.errors import RendezvousError
 from farcall.ids import Incarnation, Worker, new_incarnation
+from farcall.log import get_logger
 from farcall.runtime import logs
 from farcall.runtime.agent import Agent
 from farcall.runtime.endpoints import ListeningEndpoint, Place
@@ -32,7 +32,7 @@ from farcall.transport.addresses import is_loopback_name
 from farcall.transport.handshake import Identity
 from farcall.transport.process_group import ProcessGroupEndpoint
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 PROBE_SECONDS = 2.0
 FIXED = "farcall/fixed"  # in a store: a worker of the last group of a fixed size

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import math
 import secrets
 import socket
@@ -21,11 +20,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from farcall.errors import RendezvousError, RendezvousTimeout
+from farcall.log import get_logger
 from farcall.threads import FarcallThread
 from farcall.transport.addresses import is_loopback_name
 from farcall.transport.forks import keep_from_children
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 LOOPBACK = ("127.0.0.1", "::1")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5

@@ -8,7 +8,6 @@ traces, and whether it optimizes; how the thread computes with floats (`torch.se
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextvars import Context
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils import _device, _python_dispatch
+
+from farcall.log import get_logger
 
 if TYPE_CHECKING:
     from farcall._native import ThreadState
@@ -25,7 +26,7 @@ else:
     except ImportError:
         ThreadState = None
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 T = TypeVar("T")
 
 # torch has no types for these.

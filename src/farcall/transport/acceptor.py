@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 
 from farcall.errors import LinkError
+from farcall.log import get_logger
 from farcall.threads import FarcallThread
 from farcall.transport import addresses
 from farcall.transport.poller import READ, new_poller
 from farcall.transport.strangers import StrangerLog
 
-logger = logging.getLogger("farcall.transport")
+logger = get_logger("farcall.transport")
 
 PAUSE_SECONDS = 0.1
 

@@ -8,7 +8,6 @@ or in a container with a network of its own, nobody listens on it and connecting
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import secrets
 import socket
@@ -17,9 +16,10 @@ import sys
 from collections.abc import Sequence
 
 from farcall.errors import LinkError
+from farcall.log import get_logger
 from farcall.transport.forks import keep_from_children
 
-logger = logging.getLogger("farcall.transport")
+logger = get_logger("farcall.transport")
 
 # What frames between two workers may go over, best first. Shared memory is set up over a Unix
 # socket.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from farcall.log import get_logger
 from farcall.threads import FarcallThread
 
-logger = logging.getLogger("farcall.transport")
+logger = get_logger("farcall.transport")
 
 Work = Callable[[], None]
 

@@ -28,6 +28,7 @@ import msgspec
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
+from farcall.log import get_logger
 from farcall.transport import addresses, dark_hosts, dialling, handshake, joining
 from farcall.transport.acceptor import Acceptor
 from farcall.transport.base import NotSent
@@ -42,7 +43,7 @@ from farcall.transport.strangers import StrangerLog
 from farcall.transport.uninterrupted import uninterrupted
 from farcall.transport.versions import Versions
 
-logger = logging.getLogger("farcall.transport")
+logger = get_logger("farcall.transport")
 
 HANDSHAKE_SECONDS = 10.0  # that strangers have
 # That workers have for the rest, once they know each other: 100 may start at once on two cores.

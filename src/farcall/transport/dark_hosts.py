@@ -18,7 +18,6 @@ answers keeps a connection alive here, whatever its processes do. See
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import struct
 import sys
@@ -27,10 +26,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from farcall.log import get_logger
 from farcall.threads import FarcallThread
 from farcall.transport import addresses
 
-logger = logging.getLogger("farcall.transport")
+logger = get_logger("farcall.transport")
 
 DEFAULT_SECONDS = 30.0
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import queue
 import threading
 import time
 
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
+from farcall.log import get_logger
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, NotSent
 from farcall.transport.group import Group, Lanes
 from farcall.transport.group_channel import Channel, Envelope
@@ -30,7 +30,7 @@ from farcall.transport.watch import Watch
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 from farcall.wire.messages import KINDS
 
-logger = logging.getLogger("farcall")
+logger = get_logger("farcall")
 
 LINGER_SECONDS = 2.0  # what closing waits for peers that don't say bye
 UNREAD_LIMIT = 4 << 20

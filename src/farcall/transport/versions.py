@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
+from farcall.log import get_logger
 from farcall.transport.introductions import Identity, printable
 
-logger = logging.getLogger("farcall.transport")
+logger = get_logger("farcall.transport")
 
 
 class Versions:

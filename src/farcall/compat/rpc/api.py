@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -22,6 +21,7 @@ from farcall.compat.rpc.internal import PythonUDF, RPCExecMode, _internal_rpc_pi
 from farcall.compat.rpc.likeness import make_like_torch, note_timeout, serialize
 from farcall.compat.rpc.scripts import check_arguments
 from farcall.ids import WorkerInfo
+from farcall.log import get_logger
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime import profiling
 from farcall.runtime.context import current_agent, default_agent
@@ -38,7 +38,7 @@ __all__ = [
     "shutdown",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
