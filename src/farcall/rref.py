@@ -291,8 +291,7 @@ class _Methods:
     def __invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         handle = self.__handle
         try:
-            if self.__way != "rpc_sync":  # which checks that itself, and raises
-                handle.references.check_usable(handle)
+            handle.references.check_usable(handle)
             owner = handle.reference.owner_name
             call = (handle, method, args, kwargs)
             if profiler._is_profiler_enabled:
