@@ -151,8 +151,9 @@ class RRef(Generic[T]):
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Calls methods on the owner: `rref.rpc_sync().method(*args)` returns the result."""
-        seconds = seconds_or_default(timeout)
-        return _Methods("rpc_sync", self._handle, self._agent.call, profiling.call, seconds)
+        seconds = None if timeout is UNSET_RPC_TIMEOUT else seconds_or_default(timeout)
+        handle = self._handle
+        return _Methods("rpc_sync", handle, handle.references.agent.call, profiling.call, seconds)
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Calls methods on the owner: `rref.rpc_async().method(*args)` returns a future."""

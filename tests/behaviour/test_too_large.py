@@ -29,9 +29,14 @@ pytestmark = on_bytes
 SMALL = Limits(meta=40_000, body=60_000, buffers=5, buffer=100_000, frame=300_000)
 
 
+def set_limits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(frames, "SENDING_LIMITS", SMALL)
+    patch.setattr(frames, "UNCHECKED_SIZE", min(SMALL.meta, SMALL.body))
+
+
 @pytest.fixture
 def small(pair: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "SENDING_LIMITS", SMALL)
+    set_limits(monkeypatch)
 
 
 def references() -> list[rpc.RRef[int]]:
@@ -135,7 +140,7 @@ def test_gradients_that_are_too_large_end_their_pass(
     with dist_autograd.context() as context:
         loss = rpc.rpc_sync("w1", torch.mul, args=(x, 2)).sum()
         with monkeypatch.context() as patch:
-            patch.setattr(frames, "SENDING_LIMITS", SMALL)
+            set_limits(patch)
             with pytest.raises(SerializationError, match="the gradients can't be sent"):
                 dist_autograd.backward(context, [loss])
         assert_works(pair)
@@ -151,7 +156,7 @@ def test_a_call_in_a_context_that_is_refused_leaves_the_context_usable(
     x = torch.ones(SMALL.buffer, requires_grad=True)
     with dist_autograd.context() as context:
         with monkeypatch.context() as patch:
-            patch.setattr(frames, "SENDING_LIMITS", SMALL)
+            set_limits(patch)
             for call in WAYS:
                 with pytest.raises(SerializationError):
                     call("w1", torch.mul, args=(x, 2))

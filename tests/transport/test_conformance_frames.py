@@ -186,6 +186,7 @@ def test_frame_that_is_too_large_is_refused_and_the_link_goes_on(
     far.read()
     link = near.connect(far)
     monkeypatch.setattr(frames, "SENDING_LIMITS", Limits(90_000, 90_000, 8, 90_000, 150_000))
+    monkeypatch.setattr(frames, "UNCHECKED_SIZE", 32_000)
     for _ in range(2):
         with pytest.raises(SerializationError, match="the limit is"):
             link.send(frame, soon())

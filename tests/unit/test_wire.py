@@ -224,7 +224,11 @@ def test_a_sender_refuses_what_a_receiver_would_refuse(
 
 
 def test_what_a_sender_does_not_look_at_breaks_no_limit() -> None:
-    assert min(frames.SENDING_LIMITS) >= frames.UNCHECKED_SIZE
+    limits = frames.SENDING_LIMITS
+    assert min(limits.meta, limits.body, limits.buffer) >= frames.UNCHECKED_SIZE
+    assert limits.frame >= 2 * frames.UNCHECKED_SIZE
+    assert limits.buffers >= 1
+    assert frames.JOINED_SIZE <= frames.UNCHECKED_SIZE
     assert frames.SENDING_LIMITS == DEFAULT_LIMITS
 
 

@@ -28,7 +28,8 @@ from farcall.transport.handshake import Identity
 from farcall.transport.joining import Way
 from farcall.transport.listening import Listening
 from farcall.transport.spin import spare_cores
-from farcall.wire.frames import DEFAULT_LIMITS, UNCHECKED_SIZE, Frame, Limits, check_size
+from farcall.wire import frames
+from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits, check_size
 from farcall.wire.messages import KINDS, Buffer, Message, decode_message, encode_message
 
 _DIALLED, _ACCEPTED = 0, 1
@@ -85,16 +86,18 @@ class NativeLink:
         return self._core.striped_buffers
 
     def send(self, frame: Frame, deadline: float) -> None:
-        message, body = frame.message, frame.body
+        message, body, buffers = frame.message, frame.body, frame.buffers
         meta = encode_message(message)
-        if frame.buffers or len(meta) + len(body) > UNCHECKED_SIZE:
-            check_size(message, len(meta), len(body), frame.buffers)
+        if len(meta) + len(body) > frames.UNCHECKED_SIZE or (
+            buffers and (len(buffers) > 1 or len(buffers[0]) > frames.UNCHECKED_SIZE)
+        ):
+            check_size(message, len(meta), len(body), buffers)
         status = self._core.send(
             _NUMBERS[type(message)],
             frame.call_id,
             meta,
             body,
-            _with_files(frame.buffers) if self._lends else frame.buffers,
+            _with_files(buffers) if self._lends else buffers,
             deadline,
         )
         if status:
@@ -103,16 +106,18 @@ class NativeLink:
     def exchange(
         self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
     ) -> Frame:
-        message, body = frame.message, frame.body
+        message, body, buffers = frame.message, frame.body, frame.buffers
         meta = encode_message(message)
-        if frame.buffers or len(meta) + len(body) > UNCHECKED_SIZE:
-            check_size(message, len(meta), len(body), frame.buffers)
+        if len(meta) + len(body) > frames.UNCHECKED_SIZE or (
+            buffers and (len(buffers) > 1 or len(buffers[0]) > frames.UNCHECKED_SIZE)
+        ):
+            check_size(message, len(meta), len(body), buffers)
         answer = self._core.exchange(
             _NUMBERS[type(message)],
             frame.call_id,
             meta,
             body,
-            _with_files(frame.buffers) if self._lends else frame.buffers,
+            _with_files(buffers) if self._lends else buffers,
             deadline,
             meanwhile,
         )

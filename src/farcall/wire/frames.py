@@ -46,8 +46,10 @@ class Limits(NamedTuple):
 
 DEFAULT_LIMITS = Limits()
 SENDING_LIMITS = DEFAULT_LIMITS  # what every receiver takes
-# A frame without buffers whose metadata and body have no more bytes than this breaks no limit.
-UNCHECKED_SIZE = 32 << 10
+# A frame breaks no limit whose metadata and body together have no more bytes than this, and neither
+# has its only buffer, if there is one.
+UNCHECKED_SIZE = 1 << 20
+JOINED_SIZE = 32 << 10  # no more bytes than these, without buffers, are written as one string
 
 
 class Header(NamedTuple):
@@ -147,7 +149,7 @@ def encode(frame: Frame) -> list[Buffer]:
     meta = encode_message(message)
     body, buffers = frame.body, frame.buffers
     meta_length, body_length = len(meta), len(body)
-    if not buffers and meta_length + body_length <= UNCHECKED_SIZE:
+    if not buffers and meta_length + body_length <= JOINED_SIZE:
         kind, call_id = KINDS[type(message)], frame.call_id
         head = _pack(MAGIC, VERSION, kind, 0, meta_length, 0, call_id, body_length)
         return [b"".join((head, meta, body))]
