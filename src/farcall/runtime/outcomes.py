@@ -311,7 +311,7 @@ class Outcomes:
             if future is not None:
                 future.set_result(value)
             pending.future = None
-        except BaseException as failure:  # torch refuses some values
+        except BaseException as failure:  # of the call; or torch refuses the value
             pending.fail(failure)
         finally:
             self._agent.leaver.end(pending)
