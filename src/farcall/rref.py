@@ -141,7 +141,6 @@ class RRef(Generic[T]):
             seconds = seconds_or_default(timeout)
             if self._handle.is_owner:
                 return _value(self._place, self._agent.outbound.deadline(seconds))  # type: ignore[no-any-return]
-            self._handle.references.check_usable(self._handle)
             return self._agent.call(self.owner_name(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
         except BaseException as error:
             hide_own_frames(error)
@@ -193,7 +192,6 @@ class RRef(Generic[T]):
             if handle.is_owner:
                 _backward(self._place, self._agent, dist_autograd_ctx_id, retain_graph)
             else:
-                handle.references.check_usable(handle)
                 call = (handle, dist_autograd_ctx_id, retain_graph)
                 self._agent.call(self.owner_name(), run_backward, call)
         except BaseException as error:
@@ -292,7 +290,8 @@ class _Methods:
     def __invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         handle = self.__handle
         try:
-            handle.references.check_usable(handle)
+            if self.__way == "rpc_async":  # what is wrong with the reference is raised here
+                handle.references.check_usable(handle)
             owner = handle.reference.owner_name
             call = (handle, method, args, kwargs)
             if profiler._is_profiler_enabled:
@@ -311,7 +310,6 @@ def call_meanwhile(
     handle = rref._handle
     call: tuple[Any, ...] = (handle, method, args, {})
     owner = handle.reference.owner_name
-    # Checks whether the reference can be used.
     return handle.references.agent.call(owner, call_method, call, meanwhile=meanwhile)
 
 

@@ -1,8 +1,8 @@
 """How many frames of Python a warm call takes on either side.
 
-Time decides no test, so this counts. Each frame takes some 60 ns of a call of 11 us; issue 23 had
-added a dozen, one by one, and each seemed to cost nothing. Who adds one on purpose changes the
-number here, and measures (`make bench`).
+Time decides no test, so this counts. Each frame takes some 60 ns of a call of 11 us. Issue 23 had
+added a dozen, one by one, and none of them was noticed. A change that adds one on purpose changes
+the number here, and says what `make bench` gives.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def test_a_call_at_the_callee(pair: list[Agent], monkeypatch: pytest.MonkeyPatch
 def test_a_call_of_a_method_at_the_caller(pair: list[Agent]) -> None:
     counter = rpc.remote("w1", Counter)
     names = at_the_caller(lambda: counter.rpc_sync().add(1))
-    assert len(names) <= 36, names
+    assert len(names) <= 34, names
 
 
 def test_a_call_of_a_method_at_the_callee(

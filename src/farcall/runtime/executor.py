@@ -434,7 +434,7 @@ class Executor:
         due = 0.0
         while not self._stopping:
             if event is not None:
-                try:
+                try:  # `EventSource.handle`, without a frame for each event
                     self._handler.handle(event)
                 except BaseException:
                     self._source.log_handling(event)

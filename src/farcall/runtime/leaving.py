@@ -14,6 +14,11 @@ from farcall.wire.messages import Dismiss, Drain, Drained
 MAX_WAIT = threading.TIMEOUT_MAX
 
 
+def _nothing_else() -> Messages:
+    """The event of a step that only says whether anything goes on."""
+    return []
+
+
 class Leaver:
     """Counts what goes on in an agent, and takes part in the group's departure. Thread-safe.
 
@@ -55,7 +60,7 @@ class Leaver:
             if departure is None:
                 self._finished.set()
             elif departure.asked:  # else it is told when it is asked, which comes after this look
-                self._step(departure, event=list)  # none: there is nothing else to say
+                self._step(departure, _nothing_else)
 
     def _step(self, departure: Departure, event: Callable[[], Messages]) -> None:
         """Tell the departure of an event, and after that whether anything goes on."""

@@ -89,7 +89,7 @@ class Outbound:
             RpcTimeout, PeerLost, Cancelled, SerializationError: see `farcall.errors`.
             BaseException: what the function raised, as itself if it can be rebuilt here.
         """
-        peer = self._peer(to)
+        peer = self._peer(to, args)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
         link: Link | None = None
         try:
@@ -147,7 +147,7 @@ class Outbound:
         future.executor = executor
         future.note_maker(maker or sys._getframe(1))
         try:
-            peer = self._peer(to)
+            peer = self._peer(to, args)
             pending, frame = self._request(peer, function, args, kwargs, timeout, future)
         except (PeerLost, RpcTimeout) as error:
             future.set_exception(error)
@@ -184,7 +184,7 @@ class Outbound:
         `timeout` bounds the making of the reference, not the function, nor the sending of the
         request: that takes `SECONDS_TO_SEND` at most, or the timeout if that is longer.
         """
-        peer = self._peer(to)
+        peer = self._peer(to, args)
         if peer.worker is self._agent.me:
             handle, _ = self._references.own()
             sequence = 0
@@ -227,7 +227,11 @@ class Outbound:
 
     # Requests out.
 
-    def _peer(self, to: To) -> Peer:
+    def _peer(self, to: To, args: Sequence[Any]) -> Peer:
+        """The callee of a call with these arguments, the first of which may be a reference."""
+        # First: `OwnerDied` says more than that its worker is gone.
+        if args and type(args[0]) is RefHandle:
+            self._references.check_sendable(args[0])
         if self._agent.is_closed:
             raise NotInitialized(f"the agent of {self._agent.me.name!r} was shut down")
         return self._agent.directory.resolve(to)
@@ -246,7 +250,6 @@ class Outbound:
         """A request that is counted as begun, and its frame."""
         on: Sequence[RefHandle] = ()
         if args and type(args[0]) is RefHandle:
-            self._references.check_sendable(args[0])
             on = args[:1]
         name, dumped = self._dump_call(peer, function, args, kwargs or {}, len(on))
         handles = (*on, *dumped.references) if on else dumped.references
