@@ -20,6 +20,7 @@ constexpr int kLaneShift = 56;  // above it, which connection of the link
 constexpr int kMaxReady = 64;
 constexpr Nanoseconds kMaxSleep = 3600 * kSecond;
 constexpr std::uint32_t kLooksPerPoll = 8;  // with rings among the links, which cost no system call
+constexpr std::uint32_t kEventsPerPoll = 16;
 
 }  // namespace
 
@@ -162,6 +163,7 @@ void Endpoint::wake() {
 std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
   std::lock_guard lock(next_mutex_);
   active_.store(true, std::memory_order_relaxed);
+  ask_in_time();
   for (bool waited = false;; waited = true) {
     if (auto event = pop()) return event;
     if (woken_.exchange(false) || closed_) return std::nullopt;
@@ -188,6 +190,7 @@ std::optional<Event> Endpoint::poll() {
   std::unique_lock lock(next_mutex_, std::try_to_lock);
   if (!lock || closed_ || woken_.load(std::memory_order_relaxed)) return std::nullopt;
   active_.store(true, std::memory_order_relaxed);
+  ask_in_time();
   auto event = pop();
   return event ? std::move(event) : scan();
 }
@@ -279,6 +282,12 @@ void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
     if (events & (EPOLLERR | EPOLLHUP)) link->on_hang_up();
     if (events & ~static_cast<std::uint32_t>(EPOLLOUT)) link->on_readable();
   }
+}
+
+// One link that always has a next frame must not keep the others unheard: only epoll tells of input
+// on their sockets, and of their end.
+void Endpoint::ask_in_time() {
+  if (++events_ % kEventsPerPoll == 0) ask_epoll(0, no_interrupt);
 }
 
 // The thread inside `next` may sleep without a time to wake, while callers send and receive.

@@ -83,6 +83,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   bool look();
   void sleep(Nanoseconds deadline, Interrupt interrupt);
   void ask_epoll(int timeout_ms, Interrupt interrupt);
+  void ask_in_time();
   bool prepare_sleep();
   bool trim();
   void leave();
@@ -116,6 +117,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::size_t cursor_ = 0;
   bool any_stream_ = false;
   std::uint32_t looks_ = 0;
+  std::uint32_t events_ = 0;  // that were asked for
   Nanoseconds trim_at_ = kNever;
 };
 

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -46,7 +49,8 @@ struct Linked {
   std::shared_ptr<SharedMemory> memory;
 
   LinkMemory& shared() const { return *reinterpret_cast<LinkMemory*>(memory->data()); }
-  // Until a reader of rings sleeps and wants to hear the bell. Side 0 is the left one.
+  // Until a reader of rings wants to hear the bell. Side 0 is the left one. The reader has still to
+  // look at the ring once more before it sleeps: `Server::await_rest` waits for that, too.
   void await_sleep(int side) const {
     while (shared().controls[1 - side].reader_sleeps.load() == 0) std::this_thread::yield();
   }
@@ -102,8 +106,23 @@ class Server {
   }
   Server(const Server&) = delete;
 
+  // Until the thread is blocked in the kernel.
+  void await_rest() const {
+    while (thread_id_ == 0) std::this_thread::yield();
+    const std::string path = "/proc/self/task/" + std::to_string(thread_id_) + "/stat";
+    while (true) {
+      std::string status;
+      std::getline(std::ifstream(path), status);
+      const std::size_t name_end = status.rfind(')');  // what follows it is " S" or another state
+      CHECK(name_end != std::string::npos && name_end + 2 < status.size());
+      if (status[name_end + 2] == 'S') return;
+      std::this_thread::yield();
+    }
+  }
+
  private:
   void run(const std::function<void(Event&)>& handle) {
+    thread_id_ = gettid();
     while (!stop_) {
       if (std::optional<Event> event = endpoint_->next(kNever, no_interrupt)) handle(*event);
     }
@@ -111,6 +130,7 @@ class Server {
 
   const EndpointRef endpoint_;
   std::atomic<bool> stop_{false};
+  std::atomic<pid_t> thread_id_{0};
   std::thread thread_;
 };
 

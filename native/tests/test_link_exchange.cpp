@@ -83,6 +83,7 @@ void test_reply_meanwhile_rings_no_bell() {
     const TestFrame request = test_frame(kRequest, id, 1, 1);
     const bool with_news = id % 2 == 0;
     pair.await_sleep(0);
+    left.await_rest();
     const auto before = control.tail.load();
     const InFrame reply = pair.left->exchange(request.out(), patient(), no_interrupt, [&] {
       while (control.tail.load() == before) std::this_thread::yield();
@@ -256,6 +257,34 @@ void test_slow_reader_slows_its_writer(Kind kind) {
   CHECK(sent < 3000);
 }
 
+// A peer that always has a next frame does not keep another one's frame, or its end, from being heard.
+void test_flood_starves_nobody(Kind kind) {
+  Pair pair(kind);
+  const auto [left, right, memory] = linked(kind, pair.left_home, pair.right_home);
+  left->start();
+  right->start();
+  const TestFrame flood = test_frame(kOneWay, 7, 5, 90);
+  // With the socket or the ring full before each frame is taken, there is no moment without input.
+  const auto next_in_flood = [&] {
+    try {
+      while (true) {
+        pair.left_home->poll();  // writes what is left of a frame
+        pair.left->send(flood.out(), 0, no_interrupt);
+      }
+    } catch (const std::runtime_error&) {  // TimedOut or NotSent
+    }
+    return next_event(*pair.right_home);
+  };
+  const auto await_other = [&](const auto& is_it) {
+    for (int taken = 0; !is_it(next_in_flood()); ++taken) CHECK(taken < 300);
+  };
+  next_in_flood();
+  left->send(test_frame(kOneWay, 8, 1, 1).out(), patient(), no_interrupt);
+  await_other([](const Event& event) { return event.frame && event.frame->call_id == 8; });
+  left->lose("enough");
+  await_other([&](const Event& event) { return !event.frame && event.link == right; });
+}
+
 void test_receive(Kind kind) {
   Pair pair(kind);
   int ends[2];
@@ -343,5 +372,6 @@ int main() {
     test_many_callers_both_ways(kind, 2);
     test_caller_keeps_its_deadline(kind);
     test_slow_reader_slows_its_writer(kind);
+    test_flood_starves_nobody(kind);
   }
 }
