@@ -99,22 +99,25 @@ class Future(torch.futures.Future[T]):
 
     def wait(self) -> T:
         self._looked_at = True
-        executor = self.executor
-        if executor is not None and executor.is_completing and not self.done():
-            executor.let_complete()
-        context = current.get()
         try:
-            if self.done():
-                return self._wait()  # type: ignore[no-any-return]
-            run_waiting_callbacks(self)
-            wait = self._wait_interruptibly if is_main_thread() else self._wait
-            if context is None:
-                return wait()  # type: ignore[no-any-return]
-            with context.agent.executor.waiting():
-                return wait()  # type: ignore[no-any-return]
+            return self._wait() if self.done() else self._wait_for_end()  # type: ignore[no-any-return]
         except BaseException as error:
             hide_own_frames(error)
             raise
+
+    def _wait_for_end(self) -> Any:
+        executor = self.executor
+        if executor is not None and executor.is_completing:
+            executor.let_complete()
+            if self.done():
+                return self._wait()
+        run_waiting_callbacks(self)
+        wait = self._wait_interruptibly if is_main_thread() else self._wait
+        context = current.get()
+        if context is None:
+            return wait()
+        with context.agent.executor.waiting():
+            return wait()
 
     def _wait_interruptibly(self) -> Any:
         """Wait in the main thread: a handler of a signal may run meanwhile, and raise."""

@@ -154,7 +154,9 @@ class Outbound:
             return future
         link: Link | None = None
         try:
-            self._outcomes.watch(pending)
+            pending.watched = True
+            if pending.deadline < self._agent.deadlines.next:
+                self._outcomes.watch(pending)
             link = self._agent.connect(peer, pending.deadline)
             link.send(frame, pending.deadline)
             pending.sent = True

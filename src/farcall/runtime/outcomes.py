@@ -253,8 +253,10 @@ class Outcomes:
                 self._complete(peer, answer, pending, error)
 
             self._arrive(peer, answer, admitted)
-        else:
+        elif (future := pending.future) is not None and future._callbacks:
             self._complete(peer, answer, pending, None)
+        else:  # as `_complete` would, without a frame more for every call
+            self._complete_now(peer, answer, pending, None)
 
     def _complete(
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
