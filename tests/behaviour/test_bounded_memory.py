@@ -56,7 +56,6 @@ def tables(agent: Agent) -> dict[str, int]:
         "creation errors": len(references._creation_errors),
         "parked": len(references._parked),
         "acceptance": len(references._acceptance),
-        "unsent": len(agent.control._unsent),
         "waiting for references": len(agent.outcomes._waiting),
         "active": agent.leaver.active,
     }
@@ -67,6 +66,7 @@ def tables(agent: Agent) -> dict[str, int]:
             f"free to {peer.name}": len(peer.outgoing._free),
             f"running for {peer.name}": len(peer.incoming),
             f"seen of {peer.name}": len(peer.incoming._seen_above),
+            f"waiting for {peer.name}": len(peer.outbox) + len(peer.back_outbox),
         }
     return sizes
 
@@ -91,16 +91,19 @@ def wait_until_small(*agents: Agent, at_most: int = 8) -> None:
 @contextlib.contextmanager
 def dials_that_fail(agent: Agent, error: Callable[[], Exception]) -> Iterator[None]:
     """Inside the block no link of this agent comes about."""
-    connect = agent.endpoint.connect
+    connect, linked = agent.endpoint.connect, agent.endpoint.linked
 
     def fail(*_: Any) -> Any:
         raise error()
 
     agent.endpoint.connect = fail  # type: ignore[method-assign]
+    agent.endpoint.linked = lambda _: None  # type: ignore[method-assign]
     try:
         yield
+        agent.outboxes.flush(math.inf)
     finally:
         agent.endpoint.connect = connect  # type: ignore[method-assign]
+        agent.endpoint.linked = linked  # type: ignore[method-assign]
 
 
 def fail_often(count: int, call: Way, *args: Any, **options: Any) -> None:
@@ -151,9 +154,9 @@ def test_calls_that_were_given_up(pair: list[Agent], gate: Gate, call: Way) -> N
 
 
 def test_calls_that_were_given_up_while_they_were_sent(pair: list[Agent]) -> None:
-    """The deadline passes while the calling thread is about to write the request."""
+    """The deadline passes while a thread is about to write the request."""
     agent = pair[0]
-    connect = agent.endpoint.connect
+    connect, linked = agent.endpoint.connect, agent.endpoint.linked
     expired = threading.Event()
     expire = agent.outcomes.expire
 
@@ -174,18 +177,23 @@ def test_calls_that_were_given_up_while_they_were_sent(pair: list[Agent]) -> Non
         sends[0] = sends_it
         expired.clear()
         agent.endpoint.connect = connect_late  # type: ignore[method-assign]
+        agent.endpoint.linked = lambda _: None  # type: ignore[method-assign]
         future = rpc.rpc_async("w1", echo, args=(1,), timeout=0.001)
-        agent.endpoint.connect = connect  # type: ignore[method-assign]
         with pytest.raises(rpc.RpcTimeout):
             future.wait()
+        agent.outboxes.flush(math.inf)
+        agent.endpoint.connect = connect  # type: ignore[method-assign]
+        agent.endpoint.linked = linked  # type: ignore[method-assign]
         succeed_often(3)
     wait_until_small(*pair, at_most=2)
 
 
 @pytest.mark.parametrize("call", WAYS)
 def test_requests_that_a_peer_does_not_take(pair: list[Agent], call: Way) -> None:
-    inject(pair[0], [Fault(of_type(Request), losses=5_000)])
+    fault = Fault(of_type(Request), losses=1_000_000)
+    inject(pair[0], [fault])
     fail_often(5_000, call, echo, (1,))
+    fault.losses = 0
     succeed_often(3_000)
     wait_until_small(*pair)
 
@@ -227,8 +235,8 @@ def test_calls_that_were_interrupted_while_they_were_made(
         "begin": (to.outgoing, "begin") if after else (agent.leaver, "begin"),
         "pin": (agent.references, "pin"),
         "watch": (agent.outcomes, "watch"),
-        "connect": (agent, "connect"),
-        "dial": (agent.endpoint, "connect"),
+        "connect": (agent, "connect" if call is by_sync else "linked"),
+        "dial": (agent.endpoint, "connect" if call is by_sync else "linked"),
         "send": (link, "exchange" if call is by_sync else "send"),
     }
     owner, name = owners[method]
@@ -265,7 +273,7 @@ def monkeypatch_begin(peer: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def interrupt_on_link(agent: Agent, name: str, patch: pytest.MonkeyPatch, after: bool) -> None:
-    connect = agent.connect
+    connect, linked = agent.connect, agent.linked
 
     class Interrupting:
         def __init__(self, link: Any) -> None:
@@ -280,12 +288,13 @@ def interrupt_on_link(agent: Agent, name: str, patch: pytest.MonkeyPatch, after:
         if type(frame.message) is Request:
             raise KeyboardInterrupt
 
-    def connect_badly(*args: Any) -> Any:
-        wrapped: Any = Interrupting(connect(*args))
-        setattr(wrapped, name, functools.partial(interrupted, wrapped.link))
-        return wrapped
+    def wrapped(link: Any) -> Any:
+        wrapping: Any = Interrupting(link)
+        setattr(wrapping, name, functools.partial(interrupted, link))
+        return wrapping
 
-    patch.setattr(agent, "connect", connect_badly)
+    patch.setattr(agent, "connect", lambda *args: wrapped(connect(*args)))
+    patch.setattr(agent, "linked", lambda peer: wrapped(linked(peer)))
 
 
 @needs_its_bytecode

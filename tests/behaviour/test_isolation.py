@@ -349,6 +349,11 @@ class Collected:
         return Released, (self.name,)
 
 
+def collected_after(gate: Gate, name: str) -> Collected:
+    gate.wait()
+    return Collected(name)
+
+
 class RaisesWhenRebuilt(Exception):
     def __reduce__(self) -> Any:
         return rebuild_error, self.args
@@ -400,7 +405,9 @@ def by_release(name: str) -> None:
 
 def by_dropped_answer(name: str) -> None:
     """Nobody has the future any more: its value ends in the thread that completes it."""
-    rpc.rpc_async("w1", Collected, args=(name,))
+    gate = Gate()
+    rpc.rpc_async("w1", collected_after, args=(gate, name))
+    gate.open()
     wait_until_released(name)
 
 

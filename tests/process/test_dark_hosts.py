@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -161,3 +162,69 @@ def test_handshake_that_the_dark_interrupts(pair: list[Member], net: Network) ->
     time.sleep(0.5)
     net.cut()
     assert type(first.fails()) is PeerLost
+
+
+# Hosts that are dark before there is a link to them.
+
+
+def call_again_and_again(to: str) -> str:
+    """Each call has far less time than the bound."""
+    while True:
+        try:
+            rpc.rpc_sync(to, operator.add, args=(1, 2), timeout=BOUND / 8)
+        except rpc.RpcTimeout:
+            continue
+        except PeerLost as error:
+            return error.cause
+
+
+def send_without_waiting(to: str) -> list[str]:
+    """How these end. Without timeouts: what waited for the network would wait for the loss."""
+    value = rpc.rpc_async(to, operator.add, args=(1, 2), timeout=0)
+    made = rpc.remote(to, dict, timeout=0)
+    assert not value.done()
+    ended = []
+    for wait in (value.wait, made.to_here):
+        try:
+            wait()
+        except PeerLost as error:  # OwnerDied is one
+            ended.append(error.worker)
+    return ended
+
+
+def leave_gracefully() -> None:
+    rpc.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("step", "args", "expected"),
+    [(call_again_and_again, ("w1",), None), (send_without_waiting, ("w1",), ["w1", "w1"])],
+)
+def test_no_link_to_a_dark_host(
+    pair: list[Member], net: Network, step: Any, args: tuple[Any, ...], expected: Any
+) -> None:
+    first, _ = pair
+    net.cut()
+    result = first.run(step, *args)
+    if expected is None:
+        assert "no connection for" in result
+    else:
+        assert result == expected
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_graceful_shutdown_without_a_link_to_a_dark_host(
+    pair: list[Member], net: Network, index: int
+) -> None:
+    """Whoever leads the departure of the group."""
+    net.cut()
+    pair[index].run(leave_gracefully)
+
+
+def test_host_that_is_dark_for_a_moment_only(pair: list[Member], net: Network) -> None:
+    first, _ = pair
+    net.cut()
+    first.start(call, "w1", operator.add, 1, 2, timeout=0)
+    time.sleep(BOUND / 4)  # this is the promise: nothing ends in that time
+    net.join()
+    assert first.result() == 3

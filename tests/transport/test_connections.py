@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -323,8 +324,24 @@ def test_handshakes_that_are_cut_up_to_the_deadline_are_no_death(side: SideMaker
         cutting.close()
 
 
-@pytest.mark.parametrize("number", sorted(dialling.OF_THIS_MACHINE))
-def test_machine_that_has_no_more_sockets_for_a_moment_is_no_death(
+OF_THE_NETWORK = {
+    errno.EHOSTUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+    errno.ETIMEDOUT,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.EADDRNOTAVAIL,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EPROTO,
+    socket.EAI_AGAIN,
+}
+
+
+@pytest.mark.parametrize("number", sorted(dialling.OF_THIS_MACHINE | OF_THE_NETWORK))
+def test_connection_that_can_not_be_made_for_a_moment_is_no_death(
     side: SideMaker, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     dial, failures = dialling.dial, [OSError(number, os.strerror(number)) for _ in range(6)]
@@ -337,6 +354,40 @@ def test_machine_that_has_no_more_sockets_for_a_moment_is_no_death(
     near, distant = side("near"), side("distant")
     monkeypatch.setattr(dialling, "dial", fail_at_first)
     assert near.connect(distant).started == 1
+
+
+class Attempt:
+    """What `Silence` looks at in an attempt to dial."""
+
+    def __init__(self, *, is_silent: bool) -> None:
+        self.is_silent = is_silent
+
+    def gone(self, seconds: float) -> LinkError:
+        return LinkError(f"no connection for {seconds:.0f} s")
+
+
+@pytest.mark.parametrize("bound", [0.0, 30.0])
+def test_host_that_is_silent_for_long_is_dead(
+    monkeypatch: pytest.MonkeyPatch, bound: float
+) -> None:
+    """What counts is the time of the attempts, since one that gave a connection."""
+    now = 100.0
+    monkeypatch.setattr(dialling.time, "monotonic", lambda: now)
+    silence = dialling.Silence(bound)
+
+    def note(seconds: float, *, is_silent: bool = True) -> None:
+        nonlocal now
+        began = now
+        now += seconds
+        silence.note(Attempt(is_silent=is_silent), began)  # type: ignore[arg-type]
+        now += 1_000.0  # until the next call
+
+    note(20.0)
+    note(9.0)
+    note(1.0, is_silent=False)
+    note(29.0)
+    with pytest.raises(LinkError, match="for 30 s") if bound else contextlib.nullcontext():
+        note(1.0)
 
 
 def test_closing_ends_a_dial_that_begins_again_and_again(side: SideMaker, threads: Threads) -> None:

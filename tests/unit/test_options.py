@@ -400,6 +400,7 @@ WRONG: dict[str, list[object]] = {
     "store": ["file:///x", 5, True],
     "max_threads": [0, 1, 2**16 + 1, "4", 4.0, True],
     "num_worker_threads": [0, -1, 1.5, "4", None, True],
+    "max_in_flight_bytes": [-1, 2**63, "1", 1.5, True],
     "secret": ["", b"", 5, ["s"], bytearray(b"s"), True],
     "listen": ["a:b", ":80", "", 80, ("127.0.0.1", 80), b"127.0.0.1"],
     "insecure": ["False", "yes", 0, 1, None, b""],

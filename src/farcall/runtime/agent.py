@@ -37,6 +37,7 @@ from farcall.runtime.inbound import Job
 from farcall.runtime.leaving import Leaver
 from farcall.runtime.openmp import IdleTeam
 from farcall.runtime.outbound import Outbound
+from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Outboxes
 from farcall.runtime.outcomes import Outcomes
 from farcall.runtime.peers import Directory, Find, Peer, PendingCall
 from farcall.runtime.policy import Policy
@@ -87,6 +88,7 @@ class Agent:
         rpc_timeout: seconds that a call may take by default; 0 for no limit.
         num_worker_threads: how many functions may run here at once.
         max_threads: how many threads may serve calls at most; None for the default.
+        max_in_flight_bytes: how much may wait to be sent to each worker, see `Outboxes`.
         allow_by_value: what has no name may travel as code, see `Serializer`.
         allow_pickle: any pickle may be loaded, see `Serializer`.
         policy: which functions may be called here.
@@ -106,6 +108,7 @@ class Agent:
         rpc_timeout: float = 60.0,
         num_worker_threads: int = 16,
         max_threads: int | None = None,
+        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
         allow_by_value: bool = True,
         allow_pickle: bool = True,
         policy: Policy | None = None,
@@ -119,7 +122,8 @@ class Agent:
         self.rpc_timeout = rpc_timeout
         self.policy = policy or Policy()
         self.device_maps = dict(device_maps or {})
-        self.directory = Directory(me, [*workers, me], find)
+        self.directory = Directory(me, [*workers, me], find, max_in_flight_bytes)
+        self.outboxes = Outboxes(me.name)
         self.idle_team = IdleTeam(me.name, enabled=limit_openmp_spin)
         self.executor = Executor(
             me.name,
@@ -272,11 +276,7 @@ class Agent:
         now = time.monotonic()
         for pending in self.deadlines.due(now):
             self.outcomes.expire(pending)
-        if self.control.retry_at <= now:
-            self.control.retry()
-        following = self.deadlines.next
-        retry_at = self.control.retry_at
-        return following if following < retry_at else retry_at
+        return self.deadlines.next
 
     def on_shortage(self) -> None:
         """The executor has no more threads for calls: tell the callers, for their `RpcTimeout`."""
@@ -291,6 +291,10 @@ class Agent:
                 continue
             with contextlib.suppress(LinkError, TimeoutError):
                 link.send(Frame(message), now)
+
+    def linked(self, peer: Peer) -> Link | None:
+        """The link for calls to a peer, if there is one already. Never waits."""
+        return self.loopback if peer.worker is self.me else self.endpoint.linked(peer.worker)
 
     def connect(self, peer: Peer, deadline: float) -> Link:
         """The link for calls to a peer, dialled on first use; may be this worker's own.
@@ -346,6 +350,8 @@ class Agent:
         loss = peer.loss()
         steps: list[Callable[[], object]] = [
             lambda: self.endpoint.drop(peer.incarnation, cause),
+            lambda: self.outboxes.lose(peer.outbox),
+            lambda: self.outboxes.lose(peer.back_outbox),
             lambda: self.outcomes.fail(pending, loss),
             *[job.cancel for job in jobs],
             lambda: self.gradients.lost(peer),
@@ -404,6 +410,7 @@ class Agent:
 
     def _leave(self, deadline: float, timeout: float) -> None:
         if self.leaver.leave(deadline):
+            self.outboxes.flush(time.monotonic() + GOODBYE_SECONDS)
             return
         missing = [self.directory.of_incarnation(inc) for inc in self.leaver.missing]
         names = ", ".join(repr(peer.name) for peer in missing if peer is not None)
@@ -444,6 +451,7 @@ class Agent:
                 self.outcomes.fail_queued(Cancelled(f"the agent of {self.me.name!r} was shut down"))
                 try:
                     self.endpoint.close()
+                    self.outboxes.close(patience)
                 finally:
                     self._on_close()
 
@@ -455,6 +463,8 @@ class Agent:
             with peer.lock:
                 peer.lost = peer.lost or str(error)
             cancelled += peer.outgoing.lost()
+            self.outboxes.lose(peer.outbox)
+            self.outboxes.lose(peer.back_outbox)
         try:
             for link in self.endpoint.links():
                 with contextlib.suppress(LinkError, TimeoutError):

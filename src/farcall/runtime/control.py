@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from farcall.errors import LinkError, RpcTimeout
+from farcall.runtime.outboxes import Box
 from farcall.runtime.peers import Peer
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
@@ -17,39 +18,85 @@ from farcall.wire.messages import Cancel, Message, Pinned
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
 
-SEND_SECONDS = 10.0  # a message that can't be written for so long is sent again
-RETRY_SECONDS = 2.0
+AT_ONCE = 0.0  # a deadline: what can't be written without waiting isn't
+SEND_SECONDS = 10.0  # after which a sender that waits looks whether the peer is still wanted
+RETRY_SECONDS = 0.1
+
+FindLink = Callable[[float], Link | None]  # until a deadline, `time.monotonic()` seconds
+
+
+def _is_sent(link: Link, frame: Frame, deadline: float) -> bool:
+    """Send a frame, unless it could not be begun by the deadline."""
+    try:
+        link.send(frame, deadline)
+    except NotSent:
+        return False
+    except (LinkError, TimeoutError):
+        pass  # a loss ends the rest, too; else what is left follows when the peer reads
+    return True
+
+
+class _Later:
+    """A message that waits in a box until the peer takes it or is lost."""
+
+    size = 0
+
+    def __init__(self, agent: Agent, peer: Peer, frame: Frame, find_link: FindLink) -> None:
+        self._agent = agent
+        self._peer = peer
+        self._frame = frame
+        self._find_link = find_link
+
+    @property
+    def is_over(self) -> bool:
+        return self._peer.lost is not None or self._agent.is_closed
+
+    def send(self) -> None:
+        while not self.is_over:
+            until = time.monotonic() + SEND_SECONDS
+            try:
+                link = self._find_link(until)
+            except TimeoutError:
+                pass  # the peer is alive, or not known to be dead
+            else:
+                if link is None or _is_sent(link, self._frame, until):
+                    return
+            if time.monotonic() < until:  # it did not take the time that it had
+                self._agent.outboxes.pause(RETRY_SECONDS)
+
+    def drop(self) -> None:
+        pass
 
 
 class ControlMessages:
-    """Sends what nobody waits for, and goes on trying while the peer lives. Thread-safe."""
+    """Sends what nobody waits for, and goes on trying while the peer lives. Thread-safe.
+
+    Whoever says something does not wait for the peer: what can't be written at once waits in a box.
+    """
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._lock = threading.Lock()
-        self._unsent: list[tuple[int, Message, int]] = []
-        self.retry_at = math.inf  # `time.monotonic()` seconds
 
-    def post(self, to: int, message: Message, call_id: int, deadline: float = math.inf) -> None:
-        """Send a message to an incarnation, by whichever link there is. Never raises.
-
-        Args:
-            deadline: `time.monotonic()` seconds, for this attempt.
-        """
+    def post(self, to: int, message: Message, call_id: int) -> None:
+        """Send a message to an incarnation, by whichever link there is. Never raises, nor waits."""
         peer = self._agent.directory.of_incarnation(to)
         if peer is None or peer.lost is not None:
             return
         if peer.worker is self._agent.me:
             self._agent.on_control(peer, message, call_id)
             return
-        self._agent.executor.may_pass_lead()
-        deadline = min(deadline, time.monotonic() + SEND_SECONDS)
+        box = peer.outbox if peer.back_link is None else peer.back_outbox
+        self._send(box, peer, Frame(message, call_id), partial(self._any_link, peer))
+
+    def _any_link(self, peer: Peer, until: float) -> Link | None:
+        link = peer.back_link or self._agent.linked(peer)
+        if link is not None or until <= AT_ONCE:
+            return link
         try:
-            self._send(peer, Frame(message, call_id), deadline)
+            return self._agent.connect(peer, until)
         except LinkError as error:
             self._agent.lose(peer, str(error))
-        except TimeoutError:
-            self._keep(to, message, call_id)
+            return None
 
     def send(self, peer: Peer, frame: Frame, deadline: float) -> Link:
         """Send a frame that belongs to no call, once. Gives the link that it went by.
@@ -83,76 +130,39 @@ class ControlMessages:
         assert link is not None
         return link
 
-    def _send(self, peer: Peer, frame: Frame, deadline: float) -> None:
-        link = peer.back_link
-        if link is not None:
-            with contextlib.suppress(LinkError):
-                link.send(frame, deadline)
-                return
-        self._agent.connect(peer, deadline).send(frame, deadline)
-
     def cancel(self, peer: Peer, call_id: int) -> None:
         """Tell a callee that nobody waits for this call: at once if its link takes it, or later.
 
         Of a call whose request was not sent the callee need not hear, see CALL-4.
         """
-        self._follow(peer, Cancel(), call_id)
+        self._follow(peer, Frame(Cancel(), call_id))
 
     def ask_for_references(self, peer: Peer, call_id: int) -> None:
         """Have a callee say RECEIVED for a request of which we can't tell whether it was sent.
 
         After a `cancel`, the callee has seen the call in either case.
         """
-        self._follow(peer, Pinned(of_reply=False), call_id)
+        self._follow(peer, Frame(Pinned(of_reply=False), call_id))
 
-    def _follow(self, peer: Peer, message: Message, call_id: int) -> None:
+    def _follow(self, peer: Peer, frame: Frame) -> None:
         """Send a message by the link that the request went by, so that it comes after that."""
-        if peer.lost is not None:
-            return
-        try:
-            self._agent.connect(peer, 0.0).send(Frame(message, call_id), 0.0)
-        except TimeoutError:
-            self._keep(peer.incarnation, message, call_id)
-        except LinkError:
-            pass  # its loss ends the call, too
+        # Without that link the peer is lost soon, and that ends the call, too.
+        if peer.lost is None:
+            self._send(peer.outbox, peer, frame, lambda _: self._agent.linked(peer))
 
     def answer(self, peer: Peer, link: Link, frame: Frame) -> None:
         """Send an answer that the caller does not wait for, but needs to forget the call."""
-        try:
-            link.send(frame, time.monotonic() + SEND_SECONDS)
-        except NotSent:
-            self._keep(peer.incarnation, frame.message, frame.call_id)
-        except (LinkError, TimeoutError):
-            pass  # the link's loss ends the call; else the rest follows when the caller reads
+        box = peer.back_outbox
+        if not (box.is_idle and _is_sent(link, frame, AT_ONCE)):
+            self._leave(box, peer, frame, partial(self._any_link, peer))
 
-    def _keep(self, to: int, message: Message, call_id: int) -> None:
-        # One that was cut in the middle is sent twice; every receiver takes that.
-        with self._lock:
-            self._unsent.append((to, message, call_id))
-            self.retry_at = time.monotonic() + RETRY_SECONDS
-        self._agent.endpoint.wake()
+    def _send(self, box: Box, peer: Peer, frame: Frame, find_link: FindLink) -> None:
+        link = find_link(AT_ONCE) if box.is_idle else None
+        if link is None or not _is_sent(link, frame, AT_ONCE):
+            self._leave(box, peer, frame, find_link)
 
-    def retry(self) -> None:
-        """Send what could not be sent. A peer that still takes nothing is asked once, not for each.
-
-        Else a worker that is stopped would hold up the messages to all others.
-        """
-        with self._lock:
-            unsent, self._unsent = self._unsent, []
-            self.retry_at = math.inf
-        stuck: set[int] = set()
-        for to, message, call_id in unsent:
-            if to in stuck:
-                self._keep(to, message, call_id)
-                continue
-            kept = len(self._unsent)
-            peer = self._agent.directory.of_incarnation(to)
-            if isinstance(message, Cancel | Pinned) and peer is not None:
-                self._follow(peer, message, call_id)
-            else:
-                self.post(to, message, call_id)
-            if len(self._unsent) > kept:
-                stuck.add(to)
+    def _leave(self, box: Box, peer: Peer, frame: Frame, find_link: FindLink) -> None:
+        self._agent.outboxes.put(box, _Later(self._agent, peer, frame, find_link), math.inf)
 
     def watch(self, incarnation: int, deadline: float = math.inf) -> None:
         """Have a link to a worker, so that its death is noticed. Waits while it does not answer.

@@ -72,11 +72,8 @@ class Leaver:
             if not self._going_on:
                 messages += departure.idle(epoch)
             finished = departure.dismissed
-        for number, (to, message) in enumerate(messages):
-            # One that is silent must not use up the time of the others.
-            now = time.monotonic()
-            share = (self._deadline - now) / (len(messages) - number + 1)
-            self._control.post(to, message, 0, now + share)
+        for to, message in messages:
+            self._control.post(to, message, 0)
         if finished:
             self._finished.set()
 

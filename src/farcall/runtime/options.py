@@ -29,6 +29,7 @@ from farcall.runtime.device_options import (
 from farcall.runtime.endpoints import ListeningEndpoint, Place, open_endpoint
 from farcall.runtime.function_queue import FEWEST_THREADS, MOST_THREADS
 from farcall.runtime.openmp import leaves_cores_free
+from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES
 from farcall.runtime.protected_mode import is_confined
 from farcall.transport.addresses import MAX_STREAMS, PATHS
 from farcall.transport.listening import DEFAULT_SHARED_MEMORY, Listening
@@ -44,6 +45,7 @@ DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
 MAX_KEEP_FREED_MEMORY = 2**31 - 1  # an int of C
 MAX_SHARED_MEMORY = 2**63 - 1
+MOST_IN_FLIGHT_BYTES = 2**63 - 1
 
 TRANSPORTS = ("native", "socket")
 SHARED_TENSORS = ("copy", "handle")
@@ -107,6 +109,10 @@ class RpcBackendOptions:
             farcall keeps its thread. When all are taken, calls wait in a queue; those that handlers
             wait for go first. Default: `FARCALL_MAX_THREADS` of the environment; else 256, or twice
             `num_worker_threads` if that is more.
+        max_in_flight_bytes: how many bytes of requests may wait for one worker that does not read,
+            or has no link yet, from 0. `rpc_async` and `remote` return at once until then; after
+            that they wait for room, up to their timeout. A single request may be larger. Default:
+            `FARCALL_MAX_IN_FLIGHT_BYTES` of the environment; else 64 MiB.
         secret: shared by all workers; text is encoded as UTF-8. Default: `FARCALL_SECRET` of the
             environment, and no authentication when that isn't set either.
         listen: "host" or "host:port" to listen on (port 0: any free one). Default:
@@ -176,6 +182,7 @@ class RpcBackendOptions:
     store: Store | None
     num_worker_threads: int
     max_threads: int | None
+    max_in_flight_bytes: int
     secret: bytes | None
     listen: str | None
     insecure: bool
@@ -212,6 +219,14 @@ class RpcBackendOptions:
             variable="FARCALL_MAX_THREADS",
             lowest=FEWEST_THREADS,
             highest=MOST_THREADS,
+        ),
+        "max_in_flight_bytes": partial(
+            check.whole_number,
+            "max_in_flight_bytes",
+            variable="FARCALL_MAX_IN_FLIGHT_BYTES",
+            lowest=0,
+            highest=MOST_IN_FLIGHT_BYTES,
+            default=MAX_IN_FLIGHT_BYTES,
         ),
         "secret": check.secret,
         "listen": check.listen,
@@ -271,6 +286,7 @@ class RpcBackendOptions:
         store: Store | None = None,
         num_worker_threads: int = DEFAULT_WORKER_THREADS,
         max_threads: int | None = None,
+        max_in_flight_bytes: int | None = None,
         secret: str | bytes | None = None,
         listen: str | None = None,
         insecure: bool = False,
@@ -301,6 +317,7 @@ class RpcBackendOptions:
             store=store,
             num_worker_threads=num_worker_threads,
             max_threads=max_threads,
+            max_in_flight_bytes=max_in_flight_bytes,
             secret=secret,
             listen=listen,
             insecure=insecure,
@@ -423,6 +440,7 @@ class FarcallOptions(TypedDict, total=False):
 
     store: Store | None
     max_threads: int | None
+    max_in_flight_bytes: int | None
     secret: str | bytes | None
     listen: str | None
     insecure: bool

@@ -100,6 +100,7 @@ class Outcomes:
         """Of this call the callee has heard nothing. Returns whether the call is to be ended."""
         peer, call_id = pending.peer, pending.call_id
         self._references.unpin(TransferKey(peer.incarnation, call_id, False))
+        pending.call_id = 0  # another call's from now on: CALL-4
         with peer.lock:
             return peer.outgoing.retract(call_id, pending)
 
@@ -115,6 +116,12 @@ class Outcomes:
         finally:
             pending.fail(error)
             self._agent.leaver.end(pending)
+
+    def sent(self, pending: PendingCall) -> None:
+        """The request was sent, or some of it; the rest follows."""
+        pending.sent = True
+        if not pending.watched:
+            self.expired(pending)
 
     def expired(self, pending: PendingCall) -> None:
         """The request was sent, and its deadline has passed meanwhile."""
@@ -158,11 +165,12 @@ class Outcomes:
     ) -> RpcTimeout:
         """What a call ends with whose deadline has passed; `error` is how that was noticed."""
         what = pending.name
+        why = "" if pending.sent else _backlog(pending.peer, error)
         hint = self.how_to_raise(pending.timeout, pending.inherited)
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
             f"{what} on worker {pending.peer.name!r}{note}{self._missing_link(pending.peer, error)}"
-            f"{self.shortage(pending.peer)}{hint}"
+            f"{why}{self.shortage(pending.peer)}{hint}"
         )
 
     def how_to_raise(self, seconds: float, inherited: tuple[str, str] | None) -> str:
@@ -397,3 +405,13 @@ class Outcomes:
         finally:
             if message.references:
                 self._references.taken_over(TransferKey(peer.incarnation, answer.call_id, True))
+
+
+def _backlog(peer: Peer, error: BaseException | None) -> str:
+    """Return, for timeouts of calls that were not sent, what was to be sent before."""
+    box = peer.outbox
+    if box.is_idle:
+        return ""
+    if isinstance(error, NotSent) and str(error) and peer.linked:
+        return f"; {error}"
+    return f"; it was not sent: the worker does not read, and {len(box)} messages wait for it"

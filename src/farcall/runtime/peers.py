@@ -13,9 +13,11 @@ from farcall.errors import OwnerDied, PeerLost, UnknownWorker
 from farcall.ids import RefId, Worker, WorkerInfo
 from farcall.log import get_logger
 from farcall.protocol.calls import Incoming, Outgoing
+from farcall.protocol.outbox import Outbox
 from farcall.runtime.call_names import readable
 from farcall.runtime.future import Future, complete_with
 from farcall.runtime.hosts import host_name
+from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Box
 from farcall.transport.base import Link
 
 if TYPE_CHECKING:
@@ -73,7 +75,9 @@ class Peer:
     `lock` guards everything but the constants. Of `outgoing` it guards what gives up on calls.
     """
 
-    def __init__(self, worker: Worker, same_program: bool) -> None:
+    def __init__(
+        self, worker: Worker, same_program: bool, max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES
+    ) -> None:
         self.worker = worker
         self.name = worker.name
         self.incarnation = worker.incarnation
@@ -84,6 +88,8 @@ class Peer:
         self.lost: str | None = None
         self.left: str | None = None  # it said goodbye; links that end now are no crash
         self.linked = False  # we have dialled it
+        self.outbox: Box = Outbox(max_in_flight_bytes)  # for the link that we dial
+        self.back_outbox: Box = Outbox(max_in_flight_bytes)  # for `back_link`
         self.back_link: Link | None = None  # the link that it dialled
         self.crowded = ""  # why it had no more threads for our calls, when it said so last
         self.crowded_at = -math.inf  # when that was, `time.monotonic()` seconds
@@ -123,8 +129,15 @@ class Directory:
     `find` asks the rendezvous about workers that joined later; it may block.
     """
 
-    def __init__(self, me: Worker, workers: Iterable[Worker], find: Find | None) -> None:
+    def __init__(
+        self,
+        me: Worker,
+        workers: Iterable[Worker],
+        find: Find | None,
+        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+    ) -> None:
         self._me = me
+        self._max_in_flight_bytes = max_in_flight_bytes
         self._find = find
         self._lock = threading.Lock()
         self._by_incarnation: dict[int, Peer] = {}
@@ -139,7 +152,7 @@ class Directory:
         with self._lock:
             peer = self._by_incarnation.get(worker.incarnation)
             if peer is None:
-                peer = Peer(worker, self._runs_same_program(worker))
+                peer = Peer(worker, self._runs_same_program(worker), self._max_in_flight_bytes)
                 self._by_incarnation[worker.incarnation] = peer
             elif worker.addresses and not peer.worker.addresses:  # from its hello: no pid either
                 peer.worker = worker

@@ -129,6 +129,7 @@ def start_agent(
             rpc_timeout=options.rpc_timeout,
             num_worker_threads=options.num_worker_threads,
             max_threads=options.max_threads,
+            max_in_flight_bytes=options.max_in_flight_bytes,
             allow_by_value=options.allow_by_value,
             allow_pickle=options.allow_pickle,
             policy=Policy(options.allow_functions),

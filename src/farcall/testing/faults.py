@@ -62,14 +62,19 @@ def inject(agent: Agent, faults: Sequence[Fault]) -> None:
 
     Outcomes of calls go their own way and are not touched. Call it before the agent sends anything.
     """
-    connect = agent.connect
+    connect, linked = agent.connect, agent.linked
     wrapped: dict[Link, FaultyLink] = {}
 
     def connect_badly(peer: Peer, deadline: float) -> Link:
         link = connect(peer, deadline)
         return wrapped.setdefault(link, FaultyLink(link, faults))
 
+    def linked_badly(peer: Peer) -> Link | None:
+        link = linked(peer)
+        return None if link is None else wrapped.setdefault(link, FaultyLink(link, faults))
+
     agent.connect = connect_badly  # type: ignore[method-assign]
+    agent.linked = linked_badly  # type: ignore[method-assign]
 
 
 class FaultyLink:

@@ -156,6 +156,9 @@ class Endpoint(Protocol):
             NotSent: it does not answer by the deadline.
         """
 
+    def linked(self, worker: Worker) -> Link | None:
+        """The link that this side dialled to a worker, if there is one already. Never waits."""
+
     def next(self, timeout: float | None) -> Event | None:
         """The next event, or None: after `timeout` seconds, after a `wake`, or for no reason.
 

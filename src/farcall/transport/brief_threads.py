@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -82,11 +84,12 @@ class BriefThreads:
         except BaseException:
             logger.exception("%s: an internal error", self._name)
 
-    def close(self) -> None:
-        """Take no more work, and wait for the end of what there is."""
+    def close(self, seconds: float = math.inf) -> None:
+        """Take no more work, and wait for the end of what there is, but no longer than this."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)
+        until = time.monotonic() + seconds
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(max(0.0, min(until - time.monotonic(), threading.TIMEOUT_MAX)))

@@ -34,7 +34,7 @@ from farcall.transport.acceptor import Acceptor
 from farcall.transport.base import NotSent
 from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.dark_hosts import HostWatch
-from farcall.transport.dialling import Dial, seconds_until
+from farcall.transport.dialling import Dial, Silence, seconds_until
 from farcall.transport.forks import keep_from_children
 from farcall.transport.handshake import Ended, Identity, Unfinished
 from farcall.transport.joining import Joinable, Way
@@ -146,6 +146,7 @@ class Connections(Generic[L]):
         self._links: set[L] = set()
         self._dialled: dict[int, L] = {}
         self._dialling: dict[int, threading.Lock] = {}
+        self._silences: dict[int, Silence] = {}  # each for who dials that worker
         self._joinable: Joinable[L] = Joinable()
         self._shaking: set[socket.socket] = set()
         self._closed = False
@@ -184,6 +185,11 @@ class Connections(Generic[L]):
 
     # Dialling.
 
+    def linked(self, worker: Worker) -> L | None:
+        """See `base.Endpoint`."""
+        link = self._dialled.get(worker.incarnation)
+        return link if link is not None and link.lost is None else None
+
     def connect(self, worker: Worker, deadline: float) -> L:
         """See `base.Endpoint`."""
         link = self._dialled.get(worker.incarnation)
@@ -209,11 +215,18 @@ class Connections(Generic[L]):
             lock.release()
 
     def _dial(self, worker: Worker, deadline: float) -> L:
+        silence = self._silences.setdefault(
+            worker.incarnation, Silence(self._listening.dead_host_timeout)
+        )
         for attempt in dialling.attempts(
-            lambda: Dial(worker, self.me, self._listening, deadline), deadline, self._closing
+            lambda: Dial(worker, self.me, self._listening, deadline),
+            deadline,
+            self._closing,
+            silence,
         ):
             link = self._try_addresses(worker, attempt, deadline)
             if link is not None:
+                del self._silences[worker.incarnation]
                 return link
             logger.debug("%s: no link to %r: %s", self.me.name, worker.name, attempt.error())
         raise LinkError("this worker has shut down")

@@ -111,8 +111,9 @@ class Dial:
         deadline: on `time.monotonic()`, in seconds.
 
     Attributes:
-        is_unfinished: a connection came to nothing in a way that says nothing about the worker: it
-            may be alive and busy, so dialling again makes sense.
+        is_unfinished: it came to nothing in a way that proves nothing about the worker: it may be
+            alive and busy, or its host away for a moment, so dialling again makes sense.
+        is_silent: no address gave a connection, and not for a reason of this machine's.
     """
 
     def __init__(self, worker: Worker, me: Identity, listening: Listening, deadline: float) -> None:
@@ -123,6 +124,7 @@ class Dial:
         self._urls = [url for url in worker.addresses if self._may_try(url)]
         self._tried: list[str] = []
         self.is_unfinished = False
+        self.is_silent = True
         self._is_over = False
         self._refusal: LinkError | None = None  # what the first that answered said
 
@@ -150,12 +152,15 @@ class Dial:
                 dialled = dial(url, share, self._listening.dead_host_timeout)
             except OSError as error:
                 self._tried.append(f"{url}: {_reason(error)}")
-                self.is_unfinished = self.is_unfinished or error.errno in OF_THIS_MACHINE
+                self.is_unfinished = self.is_unfinished or not _is_refusal(error)
+                if error.errno in OF_THIS_MACHINE:
+                    self.is_silent = False
                 continue
             if dialled is None:
                 self._tried.append(f"{url}: nobody listens there")
                 continue
             sock, description = dialled
+            self.is_silent = False
             # A Unix name is the worker's alone: one that is silent there is silent everywhere.
             left = seconds_until(self._deadline)
             share = left if url.startswith(UNIX) else min(share, left)
@@ -179,6 +184,9 @@ class Dial:
         self._refusal = self._refusal or refusal
         self._tried.append(f"{url}: {error}")
 
+    def __str__(self) -> str:
+        return "; ".join(self._tried)
+
     def late(self, url: str = "", error: BaseException | None = None) -> NotSent:
         """What a call that wants the link ends with when the deadline has passed.
 
@@ -187,7 +195,13 @@ class Dial:
         """
         if url:
             self._tried.append(f"{url}: {error}")
-        return NotSent("; ".join(self._tried))
+        return NotSent(str(self))
+
+    def gone(self, seconds: float) -> LinkError:
+        """What to raise when the worker's host counts as dead."""
+        return LinkError(
+            f"can't reach worker {self._worker.name!r}: no connection for {seconds:.0f} s ({self})"
+        )
 
     def error(self) -> Exception:
         """What to raise when no address has led to the worker."""
@@ -217,28 +231,61 @@ class Dial:
         return why
 
 
-def attempts(make: Callable[[], Dial], deadline: float, closing: threading.Event) -> Iterator[Dial]:
+class Silence:
+    """For how long a worker has given no connection, over all attempts to dial it.
+
+    Only the attempts count, and not the time between those of two calls.
+
+    Args:
+        bound: after how many seconds its host counts as dead; 0: never.
+    """
+
+    def __init__(self, bound: float) -> None:
+        self._bound = bound
+        self._seconds = 0.0
+
+    def note(self, attempt: Dial, began: float) -> None:
+        """An attempt is over that began then, `time.monotonic()` seconds.
+
+        Raises:
+            LinkError: that was long enough.
+        """
+        if not attempt.is_silent:
+            self._seconds = 0.0
+            return
+        self._seconds += time.monotonic() - began
+        if 0 < self._bound <= self._seconds:
+            raise attempt.gone(self._seconds)
+
+
+def attempts(
+    make: Callable[[], Dial], deadline: float, closing: threading.Event, silence: Silence
+) -> Iterator[Dial]:
     """Attempts to reach a worker, until one says that the worker can't be reached.
 
     A connection that was never established is no proof of death: on a busy machine a handshake may
-    take longer than the other side waits for it. A worker that is dead listens no more, which the
-    next attempt finds out.
+    take longer than the other side waits for it, and a host may be out of reach for a moment. A
+    worker that is dead listens no more, which the next attempt finds out; a host that is dead is
+    silent for long.
 
     Args:
         make: makes an attempt. Whoever iterates tries its addresses.
         deadline: on `time.monotonic()`, in seconds.
         closing: ends the attempts.
+        silence: of the worker, up to now.
 
     Raises:
         LinkError: the worker can't be reached.
         NotSent: it may be alive, but the deadline has passed.
     """
+    began = time.monotonic()
     pause = FIRST_PAUSE
     give_up_at = time.monotonic() + MAX_REDIAL_SECONDS
     while True:
         attempt = make()
         yield attempt
-        now = time.monotonic()
+        silence.note(attempt, began)
+        now = began = time.monotonic()
         if not attempt.is_unfinished or now >= give_up_at:
             raise attempt.error()
         if now + pause >= deadline:
@@ -246,6 +293,12 @@ def attempts(make: Callable[[], Dial], deadline: float, closing: threading.Event
         if closing.wait(pause * random.uniform(0.5, 1.0)):
             return
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _is_refusal(error: OSError) -> bool:
+    """Return whether the worker does not listen there: its host says so, or another user does."""
+    is_other_user = isinstance(error, PermissionError) and error.errno is None
+    return isinstance(error, ConnectionRefusedError) or is_other_user
 
 
 def _reason(error: OSError) -> str:

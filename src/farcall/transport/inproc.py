@@ -84,6 +84,10 @@ class InprocEndpoint:
     def addresses(self) -> tuple[str, ...]:
         return (self._address,)
 
+    def linked(self, worker: Worker) -> InprocLink | None:
+        link = self._dialled.get(worker.incarnation)
+        return link if link is not None and link.lost is None else None
+
     def connect(self, worker: Worker, deadline: float) -> InprocLink:
         link = self._dialled.get(worker.incarnation)
         if link is not None and link.lost is None:

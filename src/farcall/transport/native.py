@@ -210,6 +210,7 @@ class NativeEndpoint:
             self._speaking(me), listening, self._open_link, self._give_up, NativeLink.join
         )
         self.connect = self._connections.connect
+        self.linked = self._connections.linked
         self._connections.start()
 
     def _speaking(self, me: Identity) -> Identity:

@@ -92,6 +92,10 @@ class ProcessGroupEndpoint:
 
     # Dialling.
 
+    def linked(self, worker: Worker) -> GroupLink | None:
+        link = self._dialled.get(worker.incarnation)
+        return link if link is not None and link.lost is None else None
+
     def connect(self, worker: Worker, deadline: float) -> GroupLink:
         link = self._dialled.get(worker.incarnation)
         if link is not None and link.lost is None:

@@ -66,6 +66,9 @@ class SocketEndpoint:
     def connect(self, worker: Worker, deadline: float) -> SocketLink:
         return self._connections.connect(worker, deadline)
 
+    def linked(self, worker: Worker) -> SocketLink | None:
+        return self._connections.linked(worker)
+
     def _open_link(self, connection: Connection) -> SocketLink:
         return SocketLink(
             connection.sock,

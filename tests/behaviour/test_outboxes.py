@@ -1,0 +1,263 @@
+"""Whatever a peer does, only a thread that waits for an answer waits for the network.
+
+Nothing here has a timeout: what waited would wait for ever, and the test with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+import torch
+
+from behaviour.helpers import (
+    PATIENCE,
+    Account,
+    Gate,
+    by_async,
+    by_remote,
+    echo,
+    in_threads,
+    wait_at,
+    wait_until,
+)
+from farcall import rpc
+from farcall.errors import LinkError, SerializationError
+from farcall.runtime import outboxes
+from farcall.runtime.agent import Agent
+from farcall.runtime.peers import Peer
+from farcall.testing.cluster import TRANSPORTS
+from farcall.transport.base import Link, NotSent
+from farcall.wire import frames
+from farcall.wire.frames import Frame, Limits
+
+FOREVER = {"timeout": 0}
+
+
+class Stuck:
+    """While it is shut, an agent's peers take nothing: their links are not made, or are full."""
+
+    def __init__(self, agent: Agent, *, links: bool) -> None:
+        self._agent = agent
+        self._opened = threading.Event()
+        self._lost: str | None = None
+        self._connect = agent.connect
+        self._linked = agent.linked
+        self.waiting = threading.Semaphore(0)
+        agent.connect = self.connect  # type: ignore[method-assign]
+        agent.linked = self.linked if links else lambda _: None  # type: ignore[method-assign]
+
+    def connect(self, peer: Peer, deadline: float) -> Any:
+        if peer.worker is self._agent.me:
+            return self._connect(peer, deadline)
+        self.wait(deadline)
+        return self._connect(peer, deadline)
+
+    def linked(self, peer: Peer) -> Any:
+        link = self._linked(peer)
+        return FullLink(self, link) if link is not None and peer.name != "w0" else link
+
+    def wait(self, deadline: float) -> None:
+        self.waiting.release()
+        left = min(max(0.0, deadline - outboxes.time.monotonic()), PATIENCE)
+        if not self._opened.wait(left):
+            raise NotSent("it takes nothing")
+        if self._lost is not None:
+            raise LinkError(self._lost)
+
+    def open(self) -> None:
+        self._opened.set()
+        self._agent.outboxes.flush(outboxes.time.monotonic() + PATIENCE)
+        self._agent.connect = self._connect  # type: ignore[method-assign]
+        self._agent.linked = self._linked  # type: ignore[method-assign]
+
+    def break_all(self, cause: str) -> None:
+        self._lost = cause
+        self._opened.set()
+
+
+class FullLink:
+    """A link that takes a frame only when the one around it is open."""
+
+    def __init__(self, stuck: Stuck, link: Link) -> None:
+        self._stuck = stuck
+        self._link = link
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def send(self, frame: Frame, deadline: float) -> None:
+        self._stuck.wait(min(deadline, outboxes.time.monotonic() + outboxes.GRACE))
+        self._link.send(frame, deadline)
+
+
+@pytest.fixture(params=["no link", "full link"])
+def shut(request: pytest.FixtureRequest, pair: list[Agent]) -> Iterator[Callable[[], Stuck]]:
+    """Makes the other worker take nothing from now on."""
+    rpc.rpc_sync("w1", echo, args=(1,))
+    made: list[Stuck] = []
+
+    def shut() -> Stuck:
+        made.append(Stuck(pair[0], links=request.param == "full link"))
+        return made[0]
+
+    yield shut
+    for stuck in made:
+        stuck.open()
+
+
+@pytest.fixture
+def stuck(shut: Callable[[], Stuck]) -> Stuck:
+    return shut()
+
+
+def test_what_needs_no_answer_does_not_wait(
+    pair: list[Agent], gate: Gate, shut: Callable[[], Stuck]
+) -> None:
+    kept, dropped = rpc.remote("w1", Account), rpc.remote("w1", Account)
+    assert kept.rpc_sync().deposit(1) == dropped.rpc_sync().deposit(1) == 1
+    running = rpc.rpc_async("w1", wait_at, args=(gate,), timeout=0.1)
+    stuck = shut()
+    # Each returns though nothing can be sent.
+    value = rpc.rpc_async("w1", echo, args=(2,), **FOREVER)
+    made = rpc.remote("w1", Account, args=(5,), **FOREVER)
+    method = kept.rpc_async(timeout=0).deposit(3)
+    of_method = kept.remote(timeout=0).itself()
+    on_made = made.rpc_async(timeout=0).deposit(1)
+    del dropped
+    gc.collect()
+    with pytest.raises(rpc.RpcTimeout):
+        running.wait()  # and a CANCEL is to be sent
+    assert not any(future.done() for future in (value, method, on_made))
+    stuck.open()
+    assert value.wait() == 2
+    assert method.wait() == 4
+    assert on_made.wait() == 6
+    assert of_method.rpc_sync().deposit(1) == 5
+    gate.open()
+    wait_until(lambda: len(pair[1].references._values) <= 3)  # the one that was dropped is gone
+
+
+def test_a_call_that_waits_for_its_answer_overtakes_nothing(
+    pair: list[Agent], stuck: Stuck
+) -> None:
+    """Its reference is made by a request that waits."""
+    made = rpc.remote("w1", Account, args=(5,), **FOREVER)
+    with in_threads(lambda: made.rpc_sync(timeout=0).deposit(1)) as results:
+        wait_until(lambda: len(pair[0].directory.resolve("w1").outbox) > 0)
+        stuck.open()
+    assert results == [6]
+
+
+def test_arguments_may_be_changed_at_once(pair: list[Agent], stuck: Stuck) -> None:
+    tensor = torch.zeros(10_000)
+    future = rpc.rpc_async("w1", echo, args=(tensor,), **FOREVER)
+    tensor += 1
+    stuck.open()
+    assert future.wait().sum() == 0
+
+
+def test_calls_that_wait_end_at_their_deadline(pair: list[Agent], stuck: Stuck) -> None:
+    """Each at its own, also behind one that has more time."""
+    first = rpc.rpc_async("w1", echo, args=(1,), **FOREVER)
+    for _ in range(5):
+        others = [rpc.rpc_async("w1", echo, args=(1,), timeout=0.05) for _ in range(300)]
+        for future in others:
+            with pytest.raises(rpc.RpcTimeout):
+                future.wait()
+    assert not first.done()
+    last = rpc.rpc_async("w1", echo, args=(3,), **FOREVER)
+    assert len(pair[0].directory.resolve("w1").outbox) < 1_000  # those that are over don't pile up
+    stuck.open()
+    assert first.wait() == 1
+    assert last.wait() == 3
+    seen = pair[1].directory.resolve("w0").incoming
+    assert rpc.rpc_sync("w1", echo, args=(4,)) == 4
+    assert seen._seen_to < 20  # the others were never sent
+
+
+@pytest.mark.parametrize("way", [by_async, by_remote])
+def test_a_full_box_is_waited_for_until_the_timeout(
+    pair: list[Agent], stuck: Stuck, way: Callable[..., Any]
+) -> None:
+    box = pair[0].directory.resolve("w1").outbox
+    box.most = 3_000
+    numbers = bytes(2_000)
+    sent = [rpc.rpc_async("w1", echo, args=(numbers,), **FOREVER)]
+    wait_until(lambda: not box.waiting_bytes)  # it is being sent
+    sent.append(rpc.rpc_async("w1", echo, args=(numbers,), **FOREVER))
+    with pytest.raises(rpc.RpcTimeout, match=r"max_in_flight_bytes is 3000|it was not sent"):
+        way("w1", echo, (numbers,), timeout=0.05)
+    call = copy_context().copy  # the acting agent is a variable of the context
+    with in_threads(
+        lambda: call().run(lambda: rpc.rpc_async("w1", echo, args=(7,), **FOREVER).wait())
+    ) as results:
+        stuck.open()
+    assert results == [7]
+    assert [future.wait() for future in sent] == [numbers, numbers]
+
+
+def test_a_loss_ends_what_waits(pair: list[Agent], stuck: Stuck) -> None:
+    futures = [rpc.rpc_async("w1", echo, args=(number,), **FOREVER) for number in range(20)]
+    made = rpc.remote("w1", Account, **FOREVER)
+    stuck.break_all("it is gone")
+    pair[0].lose(pair[0].directory.resolve("w1"), "it is gone")
+    for future in futures:
+        with pytest.raises(rpc.PeerLost, match="it is gone"):
+            future.wait()
+    with pytest.raises((rpc.OwnerDied, rpc.PeerLost)):
+        made.to_here()
+
+
+def test_what_is_too_large_is_refused_at_once(
+    pair: list[Agent], stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Limits(meta=4_000, body=6_000, buffers=5, buffer=10_000, frame=30_000)
+    monkeypatch.setattr(frames, "SENDING_LIMITS", small)
+    with pytest.raises(SerializationError, match="bytes"):
+        rpc.rpc_async("w1", echo, args=("x" * 10_000,), **FOREVER)
+    with pytest.raises(SerializationError, match="bytes"):
+        rpc.remote("w1", echo, args=("x" * 10_000,), **FOREVER)
+    stuck.open()
+    assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+
+
+@pytest.mark.parametrize("transport", ["native"])
+@pytest.mark.skipif("native" not in TRANSPORTS, reason="one transport is enough")
+def test_shutdown_ends_what_waits_and_its_thread(
+    start: Callable[..., list[Agent]], pair: list[Agent]
+) -> None:
+    stuck = Stuck(pair[0], links=False)
+    future = rpc.rpc_async("w1", echo, args=(1,), **FOREVER)
+    assert stuck.waiting.acquire(timeout=PATIENCE)
+    stuck.break_all("this worker has shut down")  # as the endpoint does
+    pair[0].shutdown(graceful=False)
+    with pytest.raises((rpc.Cancelled, rpc.PeerLost)):
+        future.wait()
+    assert not [one for one in threading.enumerate() if one.name.startswith("farcall-send-w0")]
+
+
+def test_an_error_while_sending_ends_its_own_call_only(pair: list[Agent], stuck: Stuck) -> None:
+    connect = pair[0].connect
+    broken = iter([True])
+
+    def fail_once(*args: Any) -> Any:
+        link = connect(*args)
+        with contextlib.suppress(StopIteration):
+            if next(broken):
+                raise SystemExit
+        return link
+
+    pair[0].connect = fail_once  # type: ignore[method-assign]
+    pair[0].linked = lambda _: None  # type: ignore[method-assign]
+    first = rpc.rpc_async("w1", echo, args=(1,), **FOREVER)
+    second = rpc.rpc_async("w1", echo, args=(2,), **FOREVER)
+    stuck.open()
+    assert second.wait() == 2
+    with pytest.raises(rpc.Cancelled, match="SystemExit"):
+        first.wait()
