@@ -325,7 +325,7 @@ def _value(place: OwnedValue, limit: Limit | None = None) -> Any:
     if not place.is_ready:
         context = current.get()
         job = None
-        if context is not None and context.agent.inherits_deadlines:
+        if context is not None and context.agent.likeness.inherits_deadlines:
             job = context.job
         if limit is None:
             limit = (math.inf, 0.0, None) if job is None else job.limit()

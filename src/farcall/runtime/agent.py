@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -75,6 +75,20 @@ GOODBYE_SECONDS = 0.2
 STOP_SECONDS = 5.0
 CROWDED_SECONDS = 1.0  # between two messages about a want of threads
 _NOT_IN_HANDLER = contextlib.nullcontext()
+
+
+class Likeness(NamedTuple):
+    """What a layer that imitates another system may change in an agent.
+
+    Attributes:
+        translate: gives what a call raises here, from what another worker answered and which one.
+        on_raised: is called with an error that a function raised here.
+        inherits_deadlines: whether the calls that a function makes inherit its deadline.
+    """
+
+    translate: Callable[[Any, WorkerInfo], BaseException] = lambda error, where: error
+    on_raised: Callable[[BaseException], None] = lambda error: None
+    inherits_deadlines: bool = True
 
 
 class Agent:
@@ -154,12 +168,7 @@ class Agent:
         self._told_of_shortage = -math.inf
         self.is_closed = False
         self._on_close = on_close
-        # Set by a layer that imitates another system, such as `compat`: how an error that another
-        # worker answered with is changed, what is called with an error that a function raised
-        # here, and whether the calls that such a function makes inherit its deadline.
-        self.translate: Callable[[Any, WorkerInfo], BaseException] = lambda error, where: error
-        self.inherits_deadlines = True
-        self.on_raised: Callable[[BaseException], None] = lambda error: None
+        self.likeness = Likeness()  # set by a layer that imitates another system, such as `compat`
         self.advice = Advice()
         self._hear_of_losses: tuple[Callable[[PeerLost], None], ...] = ()
         self.executor.start()

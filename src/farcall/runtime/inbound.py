@@ -345,7 +345,7 @@ class Job(msgspec.Struct, eq=False):
             )
             return
         try:
-            self.agent.on_raised(error)
+            self.agent.likeness.on_raised(error)
             if self.place is not None:
                 self._fail_value(error)
                 return

@@ -415,7 +415,11 @@ class Outbound:
             self._idle_team.note(now)
         deadline = now + seconds if seconds else math.inf
         context = current.get()
-        if context is not None and context.deadline < deadline and context.agent.inherits_deadlines:
+        if (
+            context is not None
+            and context.deadline < deadline
+            and context.agent.likeness.inherits_deadlines
+        ):
             job = context.job
             assert job is not None  # only calls that are served have a deadline
             served = job.name, job.peer.name

@@ -391,7 +391,7 @@ class Outcomes:
                     answer.body, answer.buffers, references=handles, attach=attach
                 )
             # In no variable: its traceback has this frame, and both would wait for the collector.
-            raise self._agent.translate(
+            raise self._agent.likeness.translate(
                 load_failure(
                     self._agent.serializer,
                     message,

@@ -24,7 +24,7 @@ from farcall.errors import CallError, FarcallError, InvalidResult, RpcTimeout
 from farcall.ids import WorkerInfo
 from farcall.rref import RRef, seconds_or_default, type_of
 from farcall.runtime.advice import Advice
-from farcall.runtime.agent import Agent
+from farcall.runtime.agent import Agent, Likeness
 from farcall.runtime.future import Future
 from farcall.runtime.options import UNSET_RPC_TIMEOUT
 from farcall.serde.exceptions import (
@@ -60,10 +60,8 @@ def make_like_torch(agent: Agent) -> None:
     assert isinstance(agent.gradients, Autograd)
     _runners.add(agent.gradients.runner)
     agent.gradients.runner.looks_for_leaf_hooks = _any_node_has_hooks
-    agent.translate = translate
-    agent.on_raised = show
+    agent.likeness = Likeness(translate, show, inherits_deadlines=False)
     agent.advice = Advice(())
-    agent.inherits_deadlines = False
     # The table itself: RemoteModule adds to it when it is imported, which may be later.
     agent.serializer.reducers = _internal_rpc_pickler._class_reducer_dict
 
@@ -243,7 +241,7 @@ def _own_value(rref: RRef[Any], get: Callable[[], Any]) -> Any:
     try:
         return get()
     except Exception as error:
-        raised = agent.translate(error, agent.me.info)
+        raised = agent.likeness.translate(error, agent.me.info)
         if raised is error:
             raise
         raise raised from cause_of(raised)
