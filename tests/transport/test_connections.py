@@ -113,7 +113,7 @@ def test_both_sides_open_a_link_from_what_the_handshake_has_told(side: SideMaker
     assert (ours.peer.name, theirs.peer.name) == ("distant", "near")
     worker = near.worker
     assert theirs.worker == Worker(
-        worker.name, worker.id, worker.incarnation, host="here", main="main of near"
+        worker.name, worker.id, worker.incarnation, worker.addresses, "here", main="main of near"
     )
     assert theirs.description.split()[1] == "from"
 

@@ -1,27 +1,107 @@
-"""Workers by name: what happens when the rendezvous can't be asked."""
+"""Workers by name: what happens when the rendezvous can't be asked, or does not answer."""
 
 from __future__ import annotations
 
-import pytest
+import threading
+import time
+from collections.abc import Iterator
 
-from farcall.errors import UnknownWorker
+import pytest
+from patience import PATIENCE
+
+from farcall.errors import RpcTimeout, UnknownWorker
 from farcall.ids import Worker
+from farcall.runtime.lookup import Lookup, NotAsked
 from farcall.runtime.peers import Directory
 
 ME = Worker("me", 0, 1)
+OTHER = Worker("other", 1, 2)
 
 
-def gone(_: str | int) -> Worker | None:
-    raise RuntimeError("the store is gone")
+class Store:
+    """A rendezvous that does what the test says."""
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = OTHER
+        self.error: Exception | None = None
+        self.reopened = 0
+        self.asked = 0
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def ask(self, _: str | int) -> Worker | None:
+        self.asked += 1
+        assert self.answers.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        return self.worker
+
+    def reopen(self) -> None:
+        self.reopened += 1
+        self.error = None
+
+    def cannot_reopen(self) -> None:
+        self.reopened += 1
+        raise ConnectionRefusedError("nobody hosts it")
 
 
-def test_looking_up_an_owner_survives_the_loss_of_the_store() -> None:
-    assert Directory(ME, [ME], gone).find("somebody") is None
+@pytest.fixture
+def store() -> Iterator[Store]:
+    store = Store()
+    yield store
+    store.answers.set()
 
 
-def test_a_user_who_names_an_unknown_worker_hears_that_the_store_is_gone() -> None:
-    with pytest.raises(RuntimeError, match="store is gone"):
-        Directory(ME, [ME], gone).resolve("somebody")
+def directory(store: Store, *, returns: bool = True) -> Directory:
+    reopen = store.reopen if returns else store.cannot_reopen
+    return Directory(ME, [ME], Lookup("me", store.ask, reopen).find)
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE
+
+
+def test_a_worker_is_looked_up_once(store: Store) -> None:
+    found = directory(store)
+    assert found.resolve("other") is found.resolve("other") is found.known("other")
+    assert store.asked == 1
+
+
+def test_a_store_that_is_gone(store: Store) -> None:
+    store.error = RuntimeError("Broken pipe\nand a trace of C++")
+    found = directory(store, returns=False)
+    assert found.find("somebody", soon()) is None
+    with pytest.raises(UnknownWorker, match="could not be asked: nobody hosts it; known workers"):
+        found.resolve("somebody")
+    assert found.resolve("me").worker is ME
+
+
+def test_a_store_that_has_come_back(store: Store) -> None:
+    store.error = RuntimeError("Broken pipe")
+    assert directory(store).resolve("other").worker is OTHER
+    assert store.reopened == 1
+
+
+def test_a_store_that_is_silent(store: Store) -> None:
+    store.answers.clear()
+    found = directory(store)
+    for to in ("other", "another", 5):
+        with pytest.raises(RpcTimeout, match="could not be asked: it has not answered in time"):
+            found.look_up(to, time.monotonic() + 0.01)
+    assert store.asked == 1  # the other questions wait for the first
+    store.answers.set()
+    assert found.look_up("other", soon()).worker is OTHER
+
+
+def test_many_who_ask_the_same_ask_once(store: Store) -> None:
+    store.answers.clear()
+    lookup = Lookup("me", store.ask, store.reopen)
+    for _ in range(20):
+        with pytest.raises(NotAsked):
+            lookup.find("other", time.monotonic())
+    store.answers.set()
+    assert lookup.find("other", soon()) is OTHER
+    assert store.asked <= 2
 
 
 @pytest.mark.parametrize("to", [True, 0.0, None, b"me"])

@@ -39,7 +39,7 @@ from farcall.runtime.openmp import IdleTeam
 from farcall.runtime.outbound import Outbound
 from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Outboxes
 from farcall.runtime.outcomes import Outcomes
-from farcall.runtime.peers import Directory, Find, Peer, PendingCall
+from farcall.runtime.peers import LOOKUP_SECONDS, Directory, Find, Peer, PendingCall
 from farcall.runtime.policy import Policy
 from farcall.runtime.references import References, RefHandle
 from farcall.serde import DeviceMap, Dumped, Serializer
@@ -316,7 +316,7 @@ class Agent:
             return self.loopback
         if not peer.worker.addresses:
             # It joined later and dialled us first: where it listens the rendezvous knows.
-            self.directory.find(peer.name)
+            self.directory.find(peer.name, deadline)
         link = self.endpoint.connect(peer.worker, deadline)
         peer.linked = True
         return link
@@ -326,7 +326,8 @@ class Agent:
         for reference in references:
             if self.directory.of_incarnation(reference.owner) is None:
                 self.executor.may_pass_lead()  # the rendezvous may take its time
-                worker = self.directory.find(reference.owner_name)
+                until = time.monotonic() + LOOKUP_SECONDS
+                worker = self.directory.find(reference.owner_name, until)
                 if worker is None or worker.incarnation != reference.owner:
                     self.references.lost(reference.owner, "it is not in the group any more")
 

@@ -88,7 +88,7 @@ class Outbound:
             RpcTimeout, PeerLost, Cancelled, SerializationError: see `farcall.errors`.
             BaseException: what the function raised, as itself if it can be rebuilt here.
         """
-        peer = self._peer(to, args)
+        peer = self._peer(to, args, timeout)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
         link: Link | None = None
         try:
@@ -148,7 +148,7 @@ class Outbound:
         future.executor = executor
         future.note_maker(maker or sys._getframe(1))
         try:
-            peer = self._peer(to, args)
+            peer = self._peer(to, args, timeout)
             pending, frame = self._request(peer, function, args, kwargs, timeout, future)
         except (PeerLost, RpcTimeout) as error:
             future.set_exception(error)
@@ -192,7 +192,7 @@ class Outbound:
         `timeout` bounds the making of the reference, not the function, nor the sending of the
         request: that takes `SECONDS_TO_SEND` at most, or the timeout if that is longer.
         """
-        peer = self._peer(to, args)
+        peer = self._peer(to, args, timeout)
         if peer.worker is self._agent.me:
             handle, _ = self._references.own()
             sequence = 0
@@ -315,14 +315,23 @@ class Outbound:
 
     # Requests out.
 
-    def _peer(self, to: To, args: Sequence[Any]) -> Peer:
-        """The callee of a call with these arguments, the first of which may be a reference."""
+    def _peer(self, to: To, args: Sequence[Any], timeout: float | None) -> Peer:
+        """The callee of a call with these arguments, the first of which may be a reference.
+
+        One that is not known here is looked up, within the timeout.
+        """
         # First: `OwnerDied` says more than that its worker is gone.
         if args and type(args[0]) is RefHandle:
             self._references.check_sendable(args[0])
         if self._agent.is_closed:
             raise NotInitialized(f"the agent of {self._agent.me.name!r} was shut down")
-        return self._agent.directory.resolve(to)
+        peer = self._agent.directory.known(to)
+        return self._look_up(to, timeout) if peer is None else peer
+
+    def _look_up(self, to: To, timeout: float | None) -> Peer:
+        deadline, _, _ = self.deadline(timeout)
+        with self._agent.waiting():
+            return self._agent.directory.look_up(to, deadline)
 
     def _request(
         self,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from farcall.errors import OwnerDied, PeerLost, UnknownWorker
+from farcall.errors import OwnerDied, PeerLost, RpcTimeout, UnknownWorker
 from farcall.ids import RefId, Worker, WorkerInfo
 from farcall.log import get_logger
 from farcall.protocol.calls import Incoming, Outgoing
@@ -17,6 +18,7 @@ from farcall.protocol.outbox import Outbox
 from farcall.runtime.call_names import readable
 from farcall.runtime.future import Future, complete_with
 from farcall.runtime.hosts import host_name
+from farcall.runtime.lookup import NotAsked
 from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Box
 from farcall.transport.base import Link
 
@@ -26,9 +28,10 @@ if TYPE_CHECKING:
 
 logger = get_logger("farcall")
 
-Find = Callable[[str | int], Worker | None]
+Find = Callable[[str | int, float], Worker | None]  # up to a deadline; raises `NotAsked`
 L = TypeVar("L", bound=PeerLost)
 
+LOOKUP_SECONDS = 60.0  # for a rendezvous, where no call says how long
 NAMED_CALLS = 5  # of the calls that were in flight: how many a `PeerLost` names
 
 _KEY_TYPES = frozenset((str, int, WorkerInfo))
@@ -126,7 +129,7 @@ class Peer:
 class Directory:
     """Workers by name, id and incarnation. Thread-safe.
 
-    `find` asks the rendezvous about workers that joined later; it may block.
+    `find` asks the rendezvous about workers that joined later, up to a deadline.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class Directory:
             if peer is None:
                 peer = Peer(worker, self._runs_same_program(worker), self._max_in_flight_bytes)
                 self._by_incarnation[worker.incarnation] = peer
-            elif worker.addresses and not peer.worker.addresses:  # from its hello: no pid either
+            elif worker.pid and not peer.worker.pid:  # its hello had none
                 peer.worker = worker
             for key in (worker.name, worker.id, worker.info):
                 self._by_key[key] = peer
@@ -169,20 +172,28 @@ class Directory:
         """The newest worker of this id that is known, lost or not."""
         return self._by_key.get(worker_id)
 
-    def resolve(self, to: str | int | WorkerInfo) -> Peer:
+    def known(self, to: object) -> Peer | None:
+        """The live worker of that name, id or info, if it is known here. Never waits."""
+        # Not a bool: True would be found as worker 1.
+        peer = self._by_key.get(to) if type(to) in _KEY_TYPES else None  # type: ignore[call-overload]
+        return peer if peer is not None and peer.lost is None else None
+
+    def resolve(self, to: str | int | WorkerInfo, seconds: float = LOOKUP_SECONDS) -> Peer:
         """The live worker of that name, id or info.
+
+        Args:
+            to: whom.
+            seconds: what the rendezvous has to answer if the worker is not known here.
 
         Raises:
             UnknownWorker: there is none, or `to` is something else.
             PeerLost: there was one, and it is gone.
+            RpcTimeout: it is not known here, and the rendezvous has not answered in time.
         """
-        # Not a bool: True would be found as worker 1.
-        peer = self._by_key.get(to) if type(to) in _KEY_TYPES else None
-        if peer is not None and peer.lost is None:
-            return peer
-        return self._look_up(to)
+        return self.known(to) or self.look_up(to, time.monotonic() + seconds)
 
-    def _look_up(self, to: object) -> Peer:
+    def look_up(self, to: object, deadline: float) -> Peer:
+        """`resolve` for one that is not `known`, with a deadline in `time.monotonic()` seconds."""
         if not isinstance(to, str | int | WorkerInfo) or isinstance(to, bool):
             raise UnknownWorker(
                 f"a worker is named by a str, an int or a WorkerInfo, not by {type(to).__name__}"
@@ -192,7 +203,12 @@ class Directory:
             return known
         if isinstance(to, WorkerInfo):
             to = to.name
-        worker = self._find(to) if self._find is not None else None
+        doubt = ""
+        try:
+            worker = self._find(to, deadline) if self._find is not None else None
+        except NotAsked as error:
+            worker = None
+            doubt = f"; the store at which workers meet could not be asked: {error}"
         if worker is not None:
             known = self.add(worker)
             if known.lost is None:
@@ -201,15 +217,17 @@ class Directory:
             raise known.loss()
         kind = "name" if isinstance(to, str) else "id"
         names = ", ".join(f"{p.name!r} (id {p.worker.id})" for p in self.live())
-        raise UnknownWorker(
-            f"{self._me.name!r} could not find destination {kind} {to!r}; known workers: {names}"
+        error_type = RpcTimeout if doubt and time.monotonic() >= deadline else UnknownWorker
+        raise error_type(
+            f"{self._me.name!r} could not find destination {kind} {to!r}{doubt}; known workers: "
+            f"{names}"
         )
 
-    def find(self, name: str) -> Worker | None:
+    def find(self, name: str, deadline: float) -> Worker | None:
         """Ask the rendezvous about a worker, and remember it. None also if it can't be asked."""
         try:
-            worker = self._find(name) if self._find is not None else None
-        except RuntimeError as error:  # what torch's stores raise when their host is gone
+            worker = self._find(name, deadline) if self._find is not None else None
+        except NotAsked as error:
             logger.warning("%s: can't look up worker %r: %s", self._me.name, name, error)
             return None
         if worker is not None:

@@ -36,7 +36,7 @@ from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
 from farcall.ids import Worker
 from farcall.log import get_logger
 from farcall.runtime.hosts import host_name
-from farcall.runtime.stores import bounded, open_store
+from farcall.runtime.stores import bounded, open_store, reopened
 
 __all__ = ["Rendezvous", "open_store"]
 
@@ -88,7 +88,7 @@ class Rendezvous:
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
-        self._store = PrefixStore(prefix, store)
+        self._store: Store = PrefixStore(prefix, store)
         self._is_file = isinstance(store, FileStore)
         self._given_up = threading.Event()
 
@@ -154,6 +154,19 @@ class Rendezvous:
         worker = self.find(record.worker.name)
         return worker if worker is not None and worker.id == name_or_id else None
 
+    def reopen(self, worker: Worker) -> None:
+        """Connect to the store again, which is gone or was. One that lost everything learns anew.
+
+        Args:
+            worker: this one, which has joined.
+
+        Raises:
+            RuntimeError, OSError: there is no store any more.
+        """
+        self._store = reopened(self._store)
+        if self._read(f"name/{worker.name}") is None:
+            self._register_again(worker)
+
     def workers(self) -> list[Worker]:
         """The workers that are up now, in the order in which their names first came.
 
@@ -200,6 +213,25 @@ class Rendezvous:
             self._mark_left(f"name/{worker.name}", candidate)
             if worker.id >= 0:
                 raise self._duplicate(f"the rank {number}", holder, candidate)
+
+    def _register_again(self, worker: Worker) -> None:
+        """At a store that was started again, where newcomers may have been given ids of ours."""
+        self._store.set(f"member/{self._store.add('members', 1)}", worker.name)
+        holder = self._claim(f"name/{worker.name}", worker, _nobody_is_dead)
+        if holder is not None:
+            _log.warning("%r can't be found any more: %s", worker.name, _describe(holder))
+            return
+        holder = self._claim(f"rank/{worker.id}", worker, _nobody_is_dead)
+        if holder is not None:
+            _log.warning(
+                "%r and %r both have the id %d, since the store of the group was started again",
+                worker.name,
+                holder.name,
+                worker.id,
+            )
+        missing = worker.id + 1 - self._store.add("next_id", 0)
+        if missing > 0:
+            self._store.add("next_id", missing)
 
     def _ids(self, worker: Worker, before: _Record | None) -> Iterator[int]:
         """The ids to try: the worker's own, or its former one and then ever new ones."""

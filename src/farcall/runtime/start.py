@@ -20,6 +20,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.endpoints import ListeningEndpoint, Place
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.hosts import host_id, host_name, main_fingerprint, versions
+from farcall.runtime.lookup import Lookup
 from farcall.runtime.options import RpcBackendOptions
 from farcall.runtime.policy import Policy
 from farcall.runtime.protected_mode import is_confined, listen_address
@@ -125,7 +126,7 @@ def start_agent(
             me,
             endpoint,
             workers=[worker for worker in workers if worker is not me],
-            find=None if size else rendezvous.find,
+            find=None if size else _lookup(rendezvous, me).find,
             rpc_timeout=options.rpc_timeout,
             num_worker_threads=options.num_worker_threads,
             max_threads=options.max_threads,
@@ -146,6 +147,10 @@ def start_agent(
         endpoint.close()
         raise
     return starting.agent
+
+
+def _lookup(rendezvous: Rendezvous, me: Worker) -> Lookup:
+    return Lookup(me.name, rendezvous.find, lambda: rendezvous.reopen(me))
 
 
 def _join(rendezvous: Rendezvous, join: Callable[[], list[Worker]]) -> list[Worker]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -30,6 +31,7 @@ from farcall.transport.uninterrupted import in_a_thread
 
 # Stands for "no limit" where torch wants one: its stores count milliseconds in 32 bits.
 _NO_LIMIT = 7 * 24 * 3600.0
+_PROBE_SECONDS = 5.0  # for a connection to a store that was there before
 
 _Result = TypeVar("_Result")
 
@@ -100,9 +102,29 @@ def check_place(rank: int, world_size: int, where: str) -> None:
 
 def host_of(store: Store) -> str | None:
     """Where a store is, if it is a TCPStore, by itself or below prefixes."""
+    below = _below_prefixes(store)
+    return below.host if isinstance(below, TCPStore) else None
+
+
+def reopened(store: Store) -> Store:
+    """A new client of the same store, with the same prefixes.
+
+    Raises:
+        OSError: nobody hosts the store.
+        RuntimeError: torch can't connect to it.
+    """
+    below = _below_prefixes(store)
+    if isinstance(below, TCPStore):
+        # First, since torch's client would try for its whole timeout, and print why.
+        socket.create_connection((below.host, below.port), _PROBE_SECONDS).close()
+    clone: Store = store.clone()  # type: ignore[attr-defined]
+    return clone
+
+
+def _below_prefixes(store: Store) -> Store:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return store.host if isinstance(store, TCPStore) else None
+    return store
 
 
 def bounded(run: Callable[[], _Result], seconds: float, late: Exception) -> _Result:

@@ -41,7 +41,7 @@ class Link(Protocol):
 
     @property
     def peer(self) -> Worker:
-        """Who is at the other end, as it said in the handshake (without addresses)."""
+        """Who is at the other end, as it said in the handshake."""
 
     @property
     def description(self) -> str:

@@ -37,6 +37,7 @@ from farcall.transport.dark_hosts import HostWatch
 from farcall.transport.dialling import Dial, Silence, seconds_until
 from farcall.transport.forks import keep_from_children
 from farcall.transport.handshake import Ended, Identity, Unfinished
+from farcall.transport.introductions import MAX_ADDRESSES
 from farcall.transport.joining import Joinable, Way
 from farcall.transport.listening import Listening
 from farcall.transport.strangers import StrangerLog
@@ -99,9 +100,11 @@ class Connection(NamedTuple):
 
     @property
     def worker(self) -> Worker:
-        """The peer as the rest of farcall names it, without addresses."""
+        """The peer as the rest of farcall names it."""
         peer = self.peer
-        return Worker(peer.name, peer.id, peer.incarnation, host=peer.host, main=peer.main)
+        return Worker(
+            peer.name, peer.id, peer.incarnation, peer.addresses, peer.host, main=peer.main
+        )
 
 
 class Connections(Generic[L]):
@@ -137,7 +140,6 @@ class Connections(Generic[L]):
         give_up: Callable[[L], None] | None = None,
         join: Callable[[L, socket.socket], None] | None = None,
     ) -> None:
-        self.me = me
         self._listening = listening
         self._open_link = open_link
         self._give_up = give_up or _is_closed_with_its_socket
@@ -165,6 +167,7 @@ class Connections(Generic[L]):
             unix=listening.uses_unix,
         )
         self._background = BriefThreads(f"farcall-handshake-{me.name}", MAX_HANDSHAKES)
+        self.me = msgspec.structs.replace(me, addresses=self.addresses[:MAX_ADDRESSES])
 
     @property
     def addresses(self) -> tuple[str, ...]:

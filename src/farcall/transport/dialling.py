@@ -25,6 +25,7 @@ MAX_SECONDS = 3600.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # between attempts to reach a worker that may be alive
 MAX_REDIAL_SECONDS = 300.0  # for calls without a timeout
 
+NO_SUCH_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 # What connecting fails with for a reason of this machine's, such as too many open files or, on a
 # Unix socket, too many that dial at once.
 OF_THIS_MACHINE = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -296,9 +297,15 @@ def attempts(
 
 
 def _is_refusal(error: OSError) -> bool:
-    """Return whether the worker does not listen there: its host says so, or another user does."""
-    is_other_user = isinstance(error, PermissionError) and error.errno is None
-    return isinstance(error, ConnectionRefusedError) or is_other_user
+    """Return whether the worker does not listen there.
+
+    Its host says so, or another user's process listens, or no host has that name.
+    """
+    if isinstance(error, PermissionError):
+        return error.errno is None
+    if isinstance(error, socket.gaierror):
+        return error.errno in NO_SUCH_NAME
+    return isinstance(error, ConnectionRefusedError)
 
 
 def _reason(error: OSError) -> str:

@@ -236,6 +236,7 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         link=me.link,
         joins=me.joins,
         versions=me.versions,
+        addresses=me.addresses,
     )
 
 

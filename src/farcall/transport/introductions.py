@@ -27,6 +27,9 @@ Code = Literal["authentication", "link"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 LinkName = Annotated[bytes, msgspec.Meta(max_length=NONCE_LENGTH)]
 Versions = Annotated[str, msgspec.Meta(max_length=200)]
+MAX_ADDRESSES = 8
+Address = Annotated[str, msgspec.Meta(max_length=300)]
+Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -41,6 +44,7 @@ class Identity(msgspec.Struct, frozen=True):
         link: of who dials: random bytes that name the link, if others may join it; empty if not.
         joins: of who dials: the connection is no link of its own, it joins the one of that name.
         versions: of what it runs, for people: "farcall 0.1.0, torch 2.13.0, Python 3.11.9"; or "".
+        addresses: where it listens, so that the other side need not ask anybody else.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Identity(msgspec.Struct, frozen=True):
     link: LinkName = b""
     joins: LinkName = b""
     versions: Versions = ""
+    addresses: Addresses = ()
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -80,6 +85,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     link: LinkName = b""
     joins: LinkName = b""
     versions: Versions = ""
+    addresses: Addresses = ()
 
     @property
     def identity(self) -> Identity:
@@ -95,6 +101,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
             link=self.link,
             joins=self.joins,
             versions=self.versions,
+            addresses=self.addresses,
         )
 
 

@@ -1,0 +1,95 @@
+"""The store of a group whose workers come and go is stopped, killed, and started again, empty."""
+
+from __future__ import annotations
+
+import operator
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from crew import PATIENCE, Crew, Member, call, join, leave_all
+from torch.distributed import TCPStore
+
+from farcall import rpc
+
+_kept: list[Any] = []
+
+
+def host(port: int) -> int:
+    store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    _kept.append(store)
+    return int(store.port)
+
+
+def error_of_call(to: str, timeout: float) -> tuple[str, str]:
+    try:
+        rpc.rpc_sync(to, operator.add, args=(1, 2), timeout=timeout)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def call_each(names: list[str]) -> list[int]:
+    return [rpc.rpc_sync(name, operator.add, args=(1, 2)) for name in names]
+
+
+class Group:
+    """A store in a process of its own, and workers that meet there."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self.port = 0
+        self.start_store()
+
+    def start_store(self) -> None:
+        self.store = self._crew.member()
+        self.port = self.store.run(host, self.port)
+
+    def join(self, name: str) -> Member:
+        member = self._crew.member()
+        member.run(join, name, -1, None, f"tcp://127.0.0.1:{self.port}")
+        return member
+
+
+@pytest.fixture
+def group(crew: Crew) -> Iterator[Group]:
+    group = Group(crew)
+    yield group
+    group.store.signal(signal.SIGCONT)
+
+
+def test_a_store_that_is_stopped(group: Group) -> None:
+    first, second = group.join("first"), group.join("second")
+    group.store.stop()
+    # The second knows the first from the store, and the first the second since it was called.
+    assert second.run(call, "first", operator.add, 1, 2) == 3
+    assert first.run(call, "second", operator.add, 1, 2) == 3
+    for member in (first, second):
+        kind, text = member.run(error_of_call, "stranger", 0.2)
+        assert kind == "RpcTimeout"
+        assert "could not be asked" in text
+    assert first.run(call_each, ["second"] * 100) == [3] * 100
+    group.store.signal(signal.SIGCONT)
+    kind, text = first.run(error_of_call, "stranger", PATIENCE)
+    assert kind == "UnknownWorker"
+    assert "could not be asked" not in text
+    leave_all(first, second)
+
+
+def test_a_store_that_is_killed_and_comes_back_empty(group: Group) -> None:
+    first, second = group.join("first"), group.join("second")
+    assert second.run(call, "first", operator.add, 1, 2) == 3
+    group.store.kill()
+    for member in (first, second):
+        kind, text = member.run(error_of_call, "third", PATIENCE)
+        assert kind == "UnknownWorker"
+        assert "could not be asked" in text
+    assert first.run(call_each, ["second"] * 100) == [3] * 100
+    group.start_store()
+    third = group.join("third")
+    assert first.run(call, "third", operator.add, 1, 2) == 3  # and it says where it is itself
+    assert third.run(call_each, ["first"]) == [3]
+    fourth = group.join("fourth")
+    assert fourth.run(call, "first", operator.add, 1, 2) == 3
+    leave_all(first, second, third, fourth)
