@@ -19,6 +19,7 @@ from farcall import rpc
 from farcall.errors import AuthenticationFailed
 from farcall.runtime.agent import Agent
 from farcall.testing.faults import Fault, inject, of_type
+from farcall.threads import is_main_thread
 from farcall.transport.base import NotSent
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Cancel, Request
@@ -297,17 +298,40 @@ def interrupt_on_link(agent: Agent, name: str, patch: pytest.MonkeyPatch, after:
     patch.setattr(agent, "linked", lambda peer: wrapped(linked(peer)))
 
 
+class Full:
+    """A link that takes nothing at once: only threads that wait for it, and so not the main one."""
+
+    def __init__(self, link: Any) -> None:
+        self._link = link
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def send(self, *args: Any) -> None:
+        if is_main_thread():
+            raise NotSent
+        self._link.send(*args)
+
+
 @needs_its_bytecode
-def test_calls_that_were_interrupted_anywhere(pair: list[Agent]) -> None:
-    """Ctrl-C, wherever it comes."""
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("call", [rpc.rpc_sync, rpc.rpc_async, rpc.remote])
+def test_calls_that_were_interrupted_anywhere(
+    pair: list[Agent], call: Way, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, wherever it comes, also in a call whose request waits in its outbox."""
     succeed_often(10)
+    if full:
+        linked = pair[0].linked
+        monkeypatch.setattr(pair[0], "linked", lambda peer: Full(linked(peer)))
     interrupts = 0
     for number in itertools.count(1):
         interrupt = Interrupt(number)
-        interrupts += interrupt.run(functools.partial(rpc.rpc_sync, "w1", echo, args=(number,)))
+        interrupts += interrupt.run(functools.partial(call, "w1", echo, args=(number,), timeout=0))
         if not interrupt.where:
             break
     assert interrupts > 20
+    monkeypatch.undo()
     succeed_often(1_000)
     wait_until_small(*pair)
     wait_until(lambda: tables(pair[1])["seen of w0"] < 8)  # though 1,000 calls followed

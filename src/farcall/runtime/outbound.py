@@ -18,7 +18,6 @@ import torch
 
 from farcall.errors import (
     CallError,
-    Cancelled,
     LinkError,
     NotInitialized,
     PeerLost,
@@ -36,13 +35,14 @@ from farcall.runtime.call_names import (
 )
 from farcall.runtime.context import current
 from farcall.runtime.future import Future, FutureOfCall
-from farcall.runtime.outboxes import GRACE, Turn, detached, size_of
+from farcall.runtime.outboxes import GRACE
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle, references_of
-from farcall.serde import NO_ARGUMENTS, Dumped, message_of, name_of, type_name_of
+from farcall.runtime.waiting_requests import WaitingRequests, of_unmade
+from farcall.serde import NO_ARGUMENTS, Dumped, name_of, type_name_of
 from farcall.transport.base import Link, NotSent
-from farcall.wire.frames import Frame, check_size
-from farcall.wire.messages import Request, encode_message
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Request
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
@@ -66,6 +66,7 @@ class Outbound:
         self._outcomes = agent.outcomes
         self._leaver = agent.leaver
         self._idle_team = agent.idle_team
+        self._waiting = WaitingRequests(agent)
 
     # Calls.
 
@@ -97,7 +98,7 @@ class Outbound:
                 meanwhile = record if meanwhile is None else _both(record, meanwhile)
             context = current.get()
             if not peer.outbox.is_idle:
-                self._wait_for_turn(pending)
+                self._waiting.wait_for_turn(pending)
             link = self._agent.connect(peer, pending.deadline)
             if context is None or not context.agent.executor.is_at_work():
                 answer = link.exchange(frame, pending.deadline, meanwhile)
@@ -110,7 +111,8 @@ class Outbound:
         except TimeoutError as error:
             raise self._outcomes.give_up(pending, error) from None
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
-            self._outcomes.interrupted(pending, error, may_be_sent=_may_be_sent(link, error))
+            may_be_sent = _may_be_sent(link is not None, error)
+            self._outcomes.interrupted(pending, error, may_be_sent)
             raise
         if not is_counted and self._agent.is_closed:
             raise self._outcomes.ended(peer)
@@ -154,27 +156,32 @@ class Outbound:
             future.set_exception(error)
             return future
         link: Link | None = None
+        is_left = False
         try:
             pending.watched = True
             if pending.deadline < self._agent.deadlines.next:
                 self._outcomes.watch(pending)
             link = self._agent.linked(peer) if peer.outbox.is_idle else None
             if link is not None:
-                link.send(frame, time.monotonic() + GRACE)
+                try:
+                    link.send(frame, time.monotonic() + GRACE)
+                except NotSent:
+                    link = None
+                except TimeoutError:
+                    pass  # the rest of the frame follows when the peer reads
+            if link is None:
+                is_left = True
+                self._waiting.leave(pending, frame, pending.deadline)
+            else:
                 pending.sent = True
                 if not pending.watched:
                     self._outcomes.expired(pending)
         except LinkError as error:
             self._outcomes.unreachable(pending, error)
-        except NotSent:
-            link = None
-        except TimeoutError:
-            self._outcomes.sent(pending)  # the rest of the frame follows when the peer reads
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
-            self._outcomes.interrupted(pending, error, may_be_sent=_may_be_sent(link, error))
+            may_be_sent = _may_be_sent(link is not None or is_left, error)
+            self._outcomes.interrupted(pending, error, may_be_sent)
             raise
-        if link is None:
-            self._send_later(pending, frame, pending.deadline)
         if pending.recording is not None:
             pending.recording()
         return future
@@ -204,114 +211,38 @@ class Outbound:
                 peer, function, args, kwargs, timeout, created=handle, sequence=sequence
             )
         except BaseException as error:
-            fail(handle.ref, _of_unmade(error), was_sent=False)
+            fail(handle.ref, of_unmade(error), was_sent=False)
             # As in PyTorch: what happens to the call is told to whoever uses the reference.
             if not issubclass(type(error), CallError):
                 raise
             return handle
         link: Link | None = None
+        is_left = False
         try:
             self._outcomes.watch(pending)
             link = self._agent.linked(peer) if peer.outbox.is_idle else None
             if link is not None:
-                link.send(frame, time.monotonic() + GRACE)
-        except LinkError as error:
-            self._made_no_reference(pending, self._outcomes.unreachable(pending, error), link)
-        except NotSent:
-            link = None
-        except TimeoutError:
-            pass  # the rest follows when the owner reads; `creation_late` says so until then
-        except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
-            self._outcomes.interrupted(pending, error, may_be_sent=_may_be_sent(link, error))
-            fail(handle.ref, _of_unmade(error), was_sent=_may_be_sent(link, error))
-            raise
-        if link is None:
-            try:
+                try:
+                    link.send(frame, time.monotonic() + GRACE)
+                except NotSent:
+                    link = None
+                except TimeoutError:
+                    pass  # the rest follows when the owner reads; until then see `creation_late`
+            if link is None:
+                is_left = True
                 until = max(pending.deadline, time.monotonic() + SECONDS_TO_SEND)
-                self._send_later(pending, frame, until)
-            except BaseException as error:  # as above
-                fail(handle.ref, _of_unmade(error))
-                raise
+                self._waiting.leave(pending, frame, until)
+        except LinkError as error:
+            ended = self._outcomes.unreachable(pending, error)
+            self._waiting.made_no_reference(pending, ended, link)
+        except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
+            may_be_sent = _may_be_sent(link is not None or is_left, error)
+            self._outcomes.interrupted(pending, error, may_be_sent)
+            fail(handle.ref, of_unmade(error), may_be_sent)
+            raise
         if pending.recording is not None:
             pending.recording()
         return handle
-
-    # Requests that can't go at once.
-
-    def _send_later(self, pending: PendingCall, frame: Frame, until: float) -> None:
-        """Leave a request to the box of its callee. Waits only if the box is full.
-
-        Args:
-            until: when it must have been sent, `time.monotonic()` seconds.
-        """
-        try:
-            check_size(
-                frame.message, len(encode_message(frame.message)), len(frame.body), frame.buffers
-            )
-            waiting = _WaitingRequest(self, pending, detached(frame), until)
-            with self._agent.waiting():
-                self._agent.outboxes.put(pending.peer.outbox, waiting, until)
-        except NotSent as error:
-            self.could_not_send(pending, error)
-        except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
-            self._outcomes.interrupted(pending, error, may_be_sent=_may_be_waiting(error))
-            raise
-
-    def send_now(self, pending: PendingCall, frame: Frame, until: float) -> None:
-        """Send a request whose turn has come in its box; dials its callee if need be."""
-        link: Link | None = None
-        try:
-            link = self._agent.connect(pending.peer, until)
-            if is_over(pending):
-                self.drop(pending)
-                return
-            link.send(frame, until)
-            self._outcomes.sent(pending)
-        except LinkError as error:
-            ended = self._outcomes.unreachable(pending, error)
-            if pending.created is not None:
-                self._made_no_reference(pending, ended, link)
-        except NotSent as error:
-            self.could_not_send(pending, error)
-        except TimeoutError as error:
-            if pending.created is None:
-                self._outcomes.give_up(pending, error)
-            # Else the rest follows when the owner reads; `creation_late` says so until then.
-        except BaseException as error:
-            self._outcomes.interrupted(pending, error, may_be_sent=_may_be_sent(link, error))
-            raise
-
-    def could_not_send(self, pending: PendingCall, error: NotSent) -> None:
-        """Nothing of a request was written, and there is no time left."""
-        ended = self._outcomes.give_up(pending, error)
-        if pending.created is not None:
-            self._references.creation_failed(pending.created, ended, was_sent=False)
-
-    def drop(self, pending: PendingCall) -> None:
-        """A request that waited in a box will not be sent, since its call is over."""
-        # Else a CANCEL is on its way, whose answer makes the id free again.
-        if not pending.sent:
-            self._outcomes.withdraw(pending)
-
-    def _made_no_reference(
-        self, pending: PendingCall, error: BaseException, link: Link | None
-    ) -> None:
-        """The link failed when a request of `remote` was to be sent."""
-        assert pending.created is not None
-        ended = _of_unmade(error)
-        was_sent = isinstance(ended, PeerLost) and link is not None
-        self._references.creation_failed(pending.created, ended, was_sent)
-
-    def _wait_for_turn(self, pending: PendingCall) -> None:
-        """Wait until what was to be sent to the callee before is sent.
-
-        Raises:
-            NotSent: it is not by the call's deadline.
-        """
-        turn = Turn()
-        with self._agent.waiting():
-            self._agent.outboxes.put(pending.peer.outbox, turn, pending.deadline)
-            turn.wait(pending.deadline)
 
     # Requests out.
 
@@ -480,50 +411,6 @@ def _name_of_nameless(function: Function) -> str:
     return f"an object of type {type_name_of(function)}"
 
 
-class _WaitingRequest:
-    """The request of a call that waits in a box. See `outboxes.Waiting`."""
-
-    __slots__ = ("_frame", "_outbound", "_pending", "_until", "size")
-
-    def __init__(
-        self, outbound: Outbound, pending: PendingCall, frame: Frame, until: float
-    ) -> None:
-        self._outbound = outbound
-        self._pending = pending
-        self._frame = frame
-        self._until = until
-        self.size = size_of(frame)
-
-    @property
-    def is_over(self) -> bool:
-        return is_over(self._pending)
-
-    def send(self) -> None:
-        if self.is_over:
-            self.drop()
-        else:
-            self._outbound.send_now(self._pending, self._frame, self._until)
-
-    def drop(self) -> None:
-        self._outbound.drop(self._pending)
-
-
-def is_over(pending: PendingCall) -> bool:
-    """Return whether a call whose request was not sent has ended."""
-    return pending.peer.outgoing.peek(pending.call_id) is not pending
-
-
-def _may_be_waiting(error: BaseException) -> bool:
-    """Return whether a request may be in its box, though putting it there raised this."""
-    return not issubclass(type(error), SerializationError)
-
-
-def _of_unmade(error: BaseException) -> CallError:
-    """What use of a reference raises whose `remote()` call failed so."""
-    # By `type`, since the `__class__` of a user's error may raise.
-    return error if issubclass(type(error), CallError) else Cancelled(message_of(error))  # type: ignore[return-value]
-
-
 def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
     def both() -> None:
         first()
@@ -532,7 +419,11 @@ def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], N
     return both
 
 
-def _may_be_sent(link: Link | None, error: BaseException) -> bool:
-    """Return whether the callee may have heard of a call that raised this when it was made."""
-    # A link that refuses a frame for its size has written nothing of it.
-    return link is not None and not issubclass(type(error), SerializationError)
+def _may_be_sent(was_begun: bool, error: BaseException) -> bool:
+    """Return whether the callee may have heard of a call, or still may, that raised this.
+
+    Args:
+        was_begun: whether its request was given to a link, or left to the outbox.
+    """
+    # What refuses a frame for its size has written nothing of it, and left nothing.
+    return was_begun and not issubclass(type(error), SerializationError)
