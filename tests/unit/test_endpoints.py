@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 from farcall.ids import new_incarnation
@@ -139,6 +140,6 @@ def test_socket_transport_listens_on_its_paths(
 
 def test_identity_may_be_replaced(opened: Opened) -> None:
     endpoint: Any = opened(("socket",))
-    assert endpoint.me == ME
+    assert msgspec.structs.replace(endpoint.me, addresses=()) == ME
     endpoint.me = Identity("me", 5, ME.incarnation)
     assert endpoint.me.id == 5
