@@ -261,3 +261,22 @@ def test_an_error_while_sending_ends_its_own_call_only(pair: list[Agent], stuck:
     assert second.wait() == 2
     with pytest.raises(rpc.Cancelled, match="SystemExit"):
         first.wait()
+
+
+def test_callbacks_of_calls_that_could_not_be_sent_may_call(pair: list[Agent]) -> None:
+    """Also to the same worker: they don't run in the thread that sends to it."""
+    connect, linked = pair[0].connect, pair[0].linked
+    may_fail = Gate()
+
+    def fail(*_: Any) -> Any:
+        may_fail.wait()
+        pair[0].connect = connect  # type: ignore[method-assign]
+        pair[0].linked = linked  # type: ignore[method-assign]
+        raise NotSent("for the test")
+
+    pair[0].connect = fail  # type: ignore[method-assign]
+    pair[0].linked = lambda _: None  # type: ignore[method-assign]
+    future = rpc.rpc_async("w1", echo, args=(1,), **FOREVER)
+    after = future.then(lambda _: rpc.rpc_sync("w1", echo, args=(2,), timeout=0))
+    may_fail.open()
+    assert after.wait() == 2

@@ -204,12 +204,14 @@ def test_callbacks_that_wait_for_a_thread_end_with_the_agent(
     start: Callable[..., list[Agent]], gate: Gate
 ) -> None:
     agents = start(2, num_worker_threads=2, max_threads=2)
+    begin = Gate()  # else a callback might be added to a future that is done, and run here
     futures = [
-        rpc.rpc_async("w1", echo, args=(1,)).then(
+        rpc.rpc_async("w1", gate_wait, args=(begin,)).then(
             lambda _: rpc.rpc_sync("w1", gate_wait, args=(gate,))
         )
         for _ in range(10)
     ]
+    begin.open()
     gate.wait_for_arrivals(1)
     with in_threads(lambda: agents[0].close(patience=0.1)):
         for future in futures:

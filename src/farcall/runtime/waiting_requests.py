@@ -4,6 +4,8 @@ its outbox, in the order in which they were made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from farcall.errors import CallError, Cancelled, LinkError, PeerLost
@@ -73,14 +75,24 @@ class WaitingRequests:
             if pending.created is not None:
                 self.made_no_reference(pending, ended, link)
         except NotSent as error:
-            self._could_not_send(pending, error)
+            self._elsewhere(pending, partial(self._could_not_send, pending, error))
         except TimeoutError as error:
             if pending.created is None:
-                self._outcomes.give_up(pending, error)
+                self._elsewhere(pending, partial(self._give_up, pending, error))
             # Else the rest follows when the owner reads; `creation_late` says so until then.
         except BaseException as error:
             self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
             raise
+
+    def _give_up(self, pending: PendingCall, error: TimeoutError) -> None:
+        self._outcomes.give_up(pending, error)
+
+    def _elsewhere(self, pending: PendingCall, end: Callable[[], None]) -> None:
+        """End a call. Callbacks of its future may wait for what waits in the same box."""
+        if pending.future is None or not pending.future._callbacks:
+            end()
+        else:
+            self._agent.executor.submit(end, pending.depth + 1)
 
     def drop(self, pending: PendingCall) -> None:
         """A request that waited will not be sent, since its call is over."""
