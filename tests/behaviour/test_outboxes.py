@@ -27,7 +27,7 @@ from behaviour.helpers import (
     wait_until,
 )
 from farcall import rpc
-from farcall.errors import LinkError, SerializationError
+from farcall.errors import AuthenticationFailed, BadFrame, LinkError, SerializationError
 from farcall.runtime import outboxes
 from farcall.runtime.agent import Agent
 from farcall.runtime.peers import Peer
@@ -263,7 +263,10 @@ def test_an_error_while_sending_ends_its_own_call_only(pair: list[Agent], stuck:
         first.wait()
 
 
-def test_callbacks_of_calls_that_could_not_be_sent_may_call(pair: list[Agent]) -> None:
+@pytest.mark.parametrize("error", [NotSent, AuthenticationFailed, BadFrame])
+def test_callbacks_of_calls_that_could_not_be_sent_may_call(
+    pair: list[Agent], error: type[Exception]
+) -> None:
     """Also to the same worker: they don't run in the thread that sends to it."""
     connect, linked = pair[0].connect, pair[0].linked
     may_fail = Gate()
@@ -272,7 +275,7 @@ def test_callbacks_of_calls_that_could_not_be_sent_may_call(pair: list[Agent]) -
         may_fail.wait()
         pair[0].connect = connect  # type: ignore[method-assign]
         pair[0].linked = linked  # type: ignore[method-assign]
-        raise NotSent("for the test")
+        raise error("for the test")
 
     pair[0].connect = fail  # type: ignore[method-assign]
     pair[0].linked = lambda _: None  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -139,6 +140,33 @@ def test_other_links_work_while_one_peer_does_not_read(
     other.read()
     near.connect(other).send(request(9), soon())
     assert other.arrived().frame.call_id == 9
+
+
+@pytest.mark.stations(3)
+def test_flood_of_one_peer_keeps_no_other_one_from_being_heard(
+    station: StationMaker, near: Station, far: Station, threads: Threads
+) -> None:
+    other = station("other")
+    flooding, link = near.connect(far), other.connect(far)
+    over = threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            with contextlib.suppress(TimeoutError):
+                flooding.send(request(1), time.monotonic() + 0.05)
+
+    threads.start(flood)
+    try:
+        assert take(far.endpoint)
+        threads.start(link.send, request(9), soon())
+        for _ in range(100_000):
+            event = take(far.endpoint)
+            if isinstance(event, Arrived) and event.frame.call_id == 9:
+                break
+        else:
+            raise AssertionError("it was not heard")
+    finally:
+        over.set()
 
 
 @pytest.mark.parametrize("ended_by", ["near", "far"])

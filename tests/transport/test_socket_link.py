@@ -6,7 +6,9 @@ import errno
 import math
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,8 +20,9 @@ from farcall.transport.framing import FrameReader
 from farcall.transport.poller import WRITE, EpollPoller, new_poller
 from farcall.transport.socket_link import SocketLink
 from farcall.transport.spin import SpinBudget
+from farcall.wire import frames
 from farcall.wire.frames import DEFAULT_LIMITS, Frame
-from farcall.wire.messages import Cancel, Reply
+from farcall.wire.messages import Cancel, Reply, Request
 
 LARGE = Frame(Reply(), 1, b"x" * (8 << 20))
 
@@ -39,7 +42,12 @@ def poller() -> Iterator[EpollPoller]:
     made.close()
 
 
-def linked(sock: socket.socket, poller: EpollPoller, lost: list[str]) -> SocketLink:
+def linked(
+    sock: socket.socket,
+    poller: EpollPoller,
+    lost: list[str],
+    on_frame: Callable[[SocketLink, Frame], None] = lambda link, frame: None,
+) -> SocketLink:
     link = SocketLink(
         sock,
         Worker("far", 1, 1),
@@ -47,7 +55,7 @@ def linked(sock: socket.socket, poller: EpollPoller, lost: list[str]) -> SocketL
         poller,
         SpinBudget(0),
         DEFAULT_LIMITS,
-        on_frame=lambda link, frame: None,
+        on_frame=on_frame,
         on_lost=lambda link, cause: lost.append(cause),
     )
     link.start()
@@ -123,3 +131,65 @@ def test_link_that_is_lost_before_it_starts_leaves_its_closed_descriptor_alone()
     assert poller.wait(0.0) == []
     far.close()
     poller.close()
+
+
+class Flood(socket.socket):
+    """Always has a next frame: in what is read once, and beyond."""
+
+    FRAMES = b"".join(frames.encode(Frame(Cancel(), 1))) * 3000
+    ended = 0
+
+    def recv_into(self, buffer: Any, *_: Any) -> int:  # type: ignore[override]
+        count = min(len(buffer), len(self.FRAMES))
+        start = self.ended % len(self.FRAMES)
+        piece = (self.FRAMES + self.FRAMES)[start : start + count]
+        buffer[:count] = piece
+        self.ended += count
+        return count
+
+
+class Flooded:
+    """A link to a peer that floods it."""
+
+    MOST = 300_000  # frames, after which reading counts as endless
+
+    def __init__(self, poller: EpollPoller) -> None:
+        near, self.far = socket.socketpair()
+        self.sock = Flood(fileno=near.detach())
+        self.far.sendall(b"x")  # so that it can always be read
+        self.frames = 0
+        self.link = linked(self.sock, poller, [], self._on_frame)
+
+    def _on_frame(self, link: SocketLink, frame: Frame) -> None:
+        self.frames += 1
+        assert self.frames < self.MOST, "it reads on and on"
+
+
+@pytest.fixture
+def flooded(poller: EpollPoller) -> Iterator[Flooded]:
+    made = Flooded(poller)
+    yield made
+    made.link.lose("for the test")
+    made.link.free()
+    made.far.close()
+
+
+def test_flood_is_read_bit_by_bit(flooded: Flooded) -> None:
+    """So that the endpoint looks at the other links in between, and its queue stays small."""
+    for _ in range(3):
+        before = flooded.frames
+        flooded.link.service()
+        assert 0 < flooded.frames - before < 5000
+
+
+def test_caller_keeps_its_deadline_in_a_flood(flooded: Flooded) -> None:
+    def call() -> None:
+        with pytest.raises(TimeoutError):
+            flooded.link.exchange(Frame(Request("f"), 7), time.monotonic() + 0.01)
+        alarm, ringer = socket.socketpair()
+        with alarm, ringer:
+            kinds = frozenset({Reply})
+            assert flooded.link.receive(kinds, alarm.fileno(), time.monotonic() + 0.01) is None
+
+    with ThreadPoolExecutor(1) as pool:  # in the main thread another one would read for it
+        pool.submit(call).result()

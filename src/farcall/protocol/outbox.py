@@ -76,7 +76,11 @@ class Outbox(Generic[Item]):
         return was_idle
 
     def next(self) -> Item | None:
-        """The sender asks for the next item. None: there is none, and the sender must end."""
+        """Take out the next item, for the sender.
+
+        Returns:
+            None if there is none: the sender must end.
+        """
         if not self._items:
             self.is_idle = True
             return None

@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from farcall.errors import Cancelled, LinkError, PeerLost, RpcTimeout
-from farcall.ids import Worker, WorkerInfo
+from farcall.ids import Worker
 from farcall.log import get_logger
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
@@ -35,6 +35,7 @@ from farcall.runtime.function_queue import max_threads_of
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.inbound import Job
 from farcall.runtime.leaving import Leaver
+from farcall.runtime.likeness import Likeness
 from farcall.runtime.openmp import IdleTeam
 from farcall.runtime.outbound import Outbound
 from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Outboxes
@@ -75,20 +76,6 @@ GOODBYE_SECONDS = 0.2
 STOP_SECONDS = 5.0
 CROWDED_SECONDS = 1.0  # between two messages about a want of threads
 _NOT_IN_HANDLER = contextlib.nullcontext()
-
-
-class Likeness(NamedTuple):
-    """What a layer that imitates another system may change in an agent.
-
-    Attributes:
-        translate: gives what a call raises here, from what another worker answered and which one.
-        on_raised: is called with an error that a function raised here.
-        inherits_deadlines: whether the calls that a function makes inherit its deadline.
-    """
-
-    translate: Callable[[Any, WorkerInfo], BaseException] = lambda error, where: error
-    on_raised: Callable[[BaseException], None] = lambda error: None
-    inherits_deadlines: bool = True
 
 
 class Agent:
@@ -476,9 +463,10 @@ class Agent:
             self.outboxes.lose(peer.outbox)
             self.outboxes.lose(peer.back_outbox)
         try:
+            until = time.monotonic() + GOODBYE_SECONDS  # for all: many may not read
             for link in self.endpoint.links():
                 with contextlib.suppress(LinkError, TimeoutError):
-                    link.send(Frame(Leaving(reason)), time.monotonic() + GOODBYE_SECONDS)
+                    link.send(Frame(Leaving(reason)), until)
         finally:
             # First everything that threads of ours may wait for, then the threads.
             self.loopback.lose(str(error))

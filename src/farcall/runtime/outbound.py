@@ -172,7 +172,7 @@ class Outbound:
             if link is None:
                 is_left = True
                 self._waiting.leave(pending, frame, pending.deadline)
-            else:
+            else:  # as in `Outcomes.sent`, without a frame more for every call
                 pending.sent = True
                 if not pending.watched:
                     self._outcomes.expired(pending)

@@ -118,7 +118,11 @@ class Outboxes:
                 )
 
     def _try_put(self, box: Box, item: Waiting) -> Bell | None:
-        """None: it is put. Else a bell that rings when there may be room."""
+        """Put an item into a box if there is room.
+
+        Returns:
+            A bell that rings when there may be room; None if the item was put.
+        """
         with self._lock:
             over = box.prune(_is_over)
             full = None

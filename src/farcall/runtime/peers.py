@@ -157,7 +157,9 @@ class Directory:
             if peer is None:
                 peer = Peer(worker, self._runs_same_program(worker), self._max_in_flight_bytes)
                 self._by_incarnation[worker.incarnation] = peer
-            elif worker.pid and not peer.worker.pid:  # its hello had none
+            elif (worker.pid and not peer.worker.pid) or (
+                worker.addresses and not peer.worker.addresses
+            ):  # until now it was known from its hello, which says less
                 peer.worker = worker
             for key in (worker.name, worker.id, worker.info):
                 self._by_key[key] = peer

@@ -8,7 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from farcall.errors import CallError, Cancelled, LinkError, PeerLost
+from farcall.errors import (
+    AuthenticationFailed,
+    BadFrame,
+    CallError,
+    Cancelled,
+    LinkError,
+    PeerLost,
+)
 from farcall.runtime.outboxes import Turn, detached, size_of
 from farcall.runtime.peers import PendingCall
 from farcall.serde import message_of
@@ -70,10 +77,10 @@ class WaitingRequests:
                 return
             link.send(frame, until)
             self._outcomes.sent(pending)
+        except (AuthenticationFailed, BadFrame) as error:  # which are no death
+            self._elsewhere(pending, partial(self._unreachable, pending, error, link))
         except LinkError as error:
-            ended = self._outcomes.unreachable(pending, error)
-            if pending.created is not None:
-                self.made_no_reference(pending, ended, link)
+            self._unreachable(pending, error, link)
         except NotSent as error:
             self._elsewhere(pending, partial(self._could_not_send, pending, error))
         except TimeoutError as error:
@@ -84,11 +91,18 @@ class WaitingRequests:
             self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
             raise
 
+    def _unreachable(self, pending: PendingCall, error: LinkError, link: Link | None) -> None:
+        ended = self._outcomes.unreachable(pending, error)
+        if pending.created is not None:
+            self.made_no_reference(pending, ended, link)
+
     def _give_up(self, pending: PendingCall, error: TimeoutError) -> None:
         self._outcomes.give_up(pending, error)
 
     def _elsewhere(self, pending: PendingCall, end: Callable[[], None]) -> None:
-        """End a call. Callbacks of its future may wait for what waits in the same box."""
+        """End a call, but not in this thread if its future has callbacks: these may call the same
+        worker, and would wait for what only this thread sends.
+        """
         if pending.future is None or not pending.future._callbacks:
             end()
         else:
@@ -117,7 +131,7 @@ class WaitingRequests:
 
 
 class _WaitingRequest:
-    """One of them. See `outboxes.Waiting`."""
+    """The request of one call. See `outboxes.Waiting`."""
 
     __slots__ = ("_frame", "_pending", "_requests", "_until", "size")
 

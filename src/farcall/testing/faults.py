@@ -21,10 +21,11 @@ from typing import Any
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.runtime.agent import Agent
+from farcall.runtime.outboxes import detached
 from farcall.runtime.peers import Peer
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Message, OnDevice
+from farcall.wire.messages import Message
 
 Matches = Callable[[Message], bool]
 ORDER_SECONDS = 0.005  # between two late messages
@@ -133,12 +134,10 @@ class FaultyLink:
     def _send_at(self, frame: Frame, ready: float) -> None:
         def send() -> None:
             with contextlib.suppress(LinkError, TimeoutError):  # nobody waits for it
-                self._link.send(frame, time.monotonic() + 1)
+                self._link.send(own, time.monotonic() + 1)
 
         # The memory of its buffers is the sender's again when we return.
-        frame.buffers = [
-            buffer if isinstance(buffer, OnDevice) else bytes(buffer) for buffer in frame.buffers
-        ]
+        own = detached(frame)
         timer = threading.Timer(ready - time.monotonic(), send)
         timer.daemon = True
         timer.start()

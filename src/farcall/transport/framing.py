@@ -84,6 +84,14 @@ class FrameReader:
             if not self._fill(sock):
                 return None
 
+    def read_received(self) -> Frame | None:
+        """The next frame, if all of it has been received already. No system call.
+
+        Raises:
+            BadFrame: as `read` does.
+        """
+        return self._parse() if self._end > self._start else None
+
     def _fill(self, sock: socket.socket) -> bool:
         try:
             if self._targets:

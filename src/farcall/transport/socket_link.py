@@ -217,6 +217,8 @@ class SocketLink:
                     if type(frame.message) in kinds:
                         return frame
                     self._route(frame)
+                    if time.monotonic() >= deadline:
+                        return None
                 # Half a frame may be there: its end has to be waited for, too.
                 needs_more = frame is None or not self._reader.has_input
             return None
@@ -246,6 +248,8 @@ class SocketLink:
             frame = self._read()
             if frame is not None:
                 self._route(frame)
+                if not waiter.is_set and time.monotonic() >= deadline:
+                    raise TimeoutError
             needs_more = frame is None or not reader.has_input
         return waiter.result()
 
@@ -265,22 +269,28 @@ class SocketLink:
             self.service()
 
     def service(self) -> None:
-        """Read everything that has arrived, unless a caller is reading."""
+        """Read once from the socket, unless a caller is reading; to the end, if the end is near.
+
+        A peer that always has a next frame must not keep the others from being heard.
+        """
         if not self.read_role.acquire(blocking=False):
             return
         try:
             while (frame := self._read()) is not None:
-                self._route(frame)
-                if not self._reader.has_input and self._cut is None:
+                while frame is not None:
+                    self._route(frame)
+                    frame = self._read(received=True)
+                if self._cut is None:
                     break
         finally:
             self.read_role.release()
 
-    def _read(self) -> Frame | None:
+    def _read(self, *, received: bool = False) -> Frame | None:
+        """The next frame; of what has been received already, if that is all that is wanted."""
         if self.lost is not None:
             return None
         try:
-            return self._reader.read(self._sock)
+            return self._reader.read_received() if received else self._reader.read(self._sock)
         except (BadFrame, LinkError) as error:
             self.lose(self._cut or str(error))
             return None

@@ -24,8 +24,9 @@ from farcall.errors import CallError, FarcallError, InvalidResult, RpcTimeout
 from farcall.ids import WorkerInfo
 from farcall.rref import RRef, seconds_or_default, type_of
 from farcall.runtime.advice import Advice
-from farcall.runtime.agent import Agent, Likeness
+from farcall.runtime.agent import Agent
 from farcall.runtime.future import Future
+from farcall.runtime.likeness import Likeness
 from farcall.runtime.options import UNSET_RPC_TIMEOUT
 from farcall.serde.exceptions import (
     get_attribute,
