@@ -7,6 +7,7 @@ it is told to go on, it forks, prints the pids of what it has forked, and sleeps
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import multiprocessing
 import os
@@ -99,12 +100,11 @@ def main(kind: str, way: str, peer: str) -> None:
     near: Station = net_of(kind).station("near")
     near.read(echo)
     link = near.endpoint.connect(from_json(peer), soon())
-    for number in range(1000):
-        link.exchange(request(number, b"", [LARGE]), soon())
+    until = soon()
+    for number in itertools.count():
+        link.exchange(request(number, b"", [LARGE]), until)
         if kind != "native striped" or getattr(link, "streams", 1) == 4:
-            break
-    else:
-        raise AssertionError("the further connections never came")
+            break  # else the further connections are on their way
     say(as_json(near.worker))
     sys.stdin.readline()
     say(WAYS[way]())
