@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from plans import FARCALL
+from plans import TORCH
 from steps import Step
 from torch import Tensor
 from workers import modules_of
@@ -31,7 +31,7 @@ def use(implementation: str) -> None:
     modules = modules_of(implementation)
     demo.rpc = modules.rpc
     demo.dist_autograd = modules.autograd
-    if implementation != FARCALL:
+    if implementation == TORCH:
         demo.DistributedOptimizer = partial(without_hogwild, modules.optim.DistributedOptimizer)
 
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from steps import Agreement
 
 FARCALL, TORCH, LOCAL = "farcall", "torch", "local"
+BEFORE = "before"  # farcall as it is in another checkout
+OURS = (FARCALL, BEFORE)
 BOTH = (FARCALL, TORCH)
 EVERY = (*BOTH, "ray", "rpyc", "grpc")
 WITH_METHODS = (*BOTH, "ray", "rpyc")
@@ -221,6 +223,9 @@ def groups(cases: list[str], implementations: list[str], blocks: int | None) -> 
         group = found.setdefault(case.world, Group(case.world, {}, {}))
         group.plans[name] = case.plan if blocks is None else case.plan._replace(blocks=blocks)
         group.implementations[name] = tuple(
-            each for each in case.implementations if each in (*implementations, LOCAL)
+            each
+            for own in case.implementations
+            for each in (OURS if own == FARCALL else (own,))
+            if each in (*implementations, LOCAL)
         )
     return list(found.values())

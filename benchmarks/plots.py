@@ -7,18 +7,20 @@ import math
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
-from plans import AT_LEAST, CASES, EVERY, LOCAL, TORCH
+from plans import AT_LEAST, BEFORE, CASES, EVERY, LOCAL, TORCH
 from table import Result, flat
 from turns import Blocks
 
 COLUMNS = 4
-COLOURS = {name: f"C{index}" for index, name in enumerate((*EVERY, LOCAL))}
+COLOURS = {name: f"C{index}" for index, name in enumerate((*EVERY, LOCAL, BEFORE))}
 LEAST_RATIO = 0.1  # nothing can be drawn at 0
 
 
 def draw_ratios(results: dict[str, Result]) -> Figure:
     """How many times longer than farcall's others' times are; a diamond where torch's should be."""
-    names = [name for name in EVERY if any(name in each.ratios for each in results.values())]
+    names = [
+        name for name in (*EVERY, BEFORE) if any(name in each.ratios for each in results.values())
+    ]
     height = 0.8 / max(1, len(names))
     figure = Figure(
         figsize=(8, 1.5 + len(results) * (0.2 + 0.15 * len(names))), layout="constrained"

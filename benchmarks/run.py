@@ -1,7 +1,8 @@
 """farcall against torch.distributed.rpc, and others if asked, on this machine, in turn, in one run.
 
     python benchmarks/run.py [--rounds N] [--cases noop,rnn_tiny,...] [--blocks N]
-                             [--implementations farcall,torch,...] [--out FOLDER]
+                             [--implementations farcall,torch,...] [--against CHECKOUT]
+                             [--out FOLDER]
 
 Each round starts fresh processes for each implementation, which then run in turn, in short blocks
 (`turns.py`). Prints the table of all cases (`table.py`), and writes it into the folder, with all
@@ -22,7 +23,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from plans import BOTH, CASES, DISTRIBUTIONS, EVERY, FARCALL, SETS, Group, groups
+from plans import (
+    BEFORE,
+    BOTH,
+    CASES,
+    DISTRIBUTIONS,
+    EVERY,
+    FARCALL,
+    SETS,
+    Group,
+    groups,
+)
 from plots import draw_ratios, draw_times
 from rich.console import Console
 from rich.progress import Progress
@@ -33,11 +44,13 @@ DPI = 120
 THREAD_VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_")
 
 
-def measure_rounds(round_: list[Group], rounds: int, advance: Callable[[], None]) -> Measured:
+def measure_rounds(
+    round_: list[Group], rounds: int, advance: Callable[[], None], sources: dict[str, Path]
+) -> Measured:
     """Measure some rounds, one after the other."""
     all_ = Measured({}, [])
     for group in round_ * rounds:
-        measured = measure(group, advance)
+        measured = measure(group, advance, sources)
         all_.disagreements.extend(measured.disagreements)
         for case, by_implementation in measured.blocks.items():
             for name, blocks in by_implementation.items():
@@ -55,7 +68,9 @@ def machine(implementations: list[str]) -> dict[str, object]:
         "environment": {
             name: value for name, value in os.environ.items() if name.startswith(THREAD_VARIABLES)
         },
-        "versions": {name: version(DISTRIBUTIONS[name]) for name in implementations},
+        "versions": {
+            name: version(DISTRIBUTIONS[name]) for name in implementations if name != BEFORE
+        },
     }
 
 
@@ -76,6 +91,18 @@ def names(
         return chosen
 
     return check
+
+
+def source_of(
+    _context: click.Context, _parameter: click.Parameter, value: Path | None
+) -> Path | None:
+    """Where the farcall of another checkout is imported from."""
+    if value is None:
+        return None
+    source = value.resolve() / "src"
+    if not list(source.glob("farcall/_native.*")):
+        raise click.BadParameter(f"{value} is no checkout that is built: run `make native` there")
+    return source
 
 
 def check_installed(implementations: list[str]) -> None:
@@ -127,6 +154,12 @@ def report(times: dict[str, dict[str, Blocks]], implementations: list[str], out:
     help=f"Which, with commas: {', '.join(EVERY)}.",
 )
 @click.option(
+    "--against",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    callback=source_of,
+    help="Compare with the farcall of another checkout, too; it is called `before`.",
+)
+@click.option(
     "--out",
     type=click.Path(file_okay=False, writable=True, path_type=Path),
     default=Path("bench-out"),
@@ -134,10 +167,19 @@ def report(times: dict[str, dict[str, Blocks]], implementations: list[str], out:
     help="Folder for bench.json, table.md, ratios.png and times.png.",
 )
 def main(
-    rounds: int, cases: list[str], blocks: int | None, implementations: list[str], out: Path
+    rounds: int,
+    cases: list[str],
+    blocks: int | None,
+    implementations: list[str],
+    against: Path | None,
+    out: Path,
 ) -> None:
     """Compare farcall with torch.distributed.rpc, and with others."""
     check_installed(implementations)
+    sources: dict[str, Path] = {}
+    if against is not None:
+        sources[BEFORE] = against
+        implementations = [*implementations, BEFORE]
     out.mkdir(parents=True, exist_ok=True)
     round_ = groups(cases, implementations, blocks)
     total = rounds * sum(
@@ -150,7 +192,7 @@ def main(
         bar = progress.add_task("Measuring", total=total)
         try:
             measured = measure_rounds(
-                round_, rounds, lambda: progress.update(bar, advance=1, refresh=True)
+                round_, rounds, lambda: progress.update(bar, advance=1, refresh=True), sources
             )
         except PeerFailed as error:
             raise click.ClickException(str(error)) from None

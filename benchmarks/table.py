@@ -13,6 +13,7 @@ from plans import (
     ADDS_AT_MOST_PERCENT,
     AT_LEAST,
     AT_MOST,
+    BEFORE,
     BOTH,
     CASES,
     EVERY,
@@ -188,7 +189,7 @@ def markdown(results: dict[str, Result]) -> str:
     found = {name for result in results.values() for name in result.times}
     with_local = [LOCAL] if LOCAL in found else []
     more = [name for name in EVERY if name in found and name not in BOTH]
-    columns = [FARCALL, *([TORCH] if TORCH in found else []), *with_local, *more]
+    columns = [*(name for name in (FARCALL, BEFORE, TORCH) if name in found), *with_local, *more]
     compared = [name for name in columns if name not in (FARCALL, LOCAL)]
     titles = ["one process" if name == LOCAL else name for name in columns]
     lines = [

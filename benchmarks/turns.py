@@ -33,20 +33,30 @@ class PeerFailed(Exception):
 
 
 class Peer:
-    """One start of `peer.py`, which runs only while it is asked. Ended by leaving its context."""
+    """One start of `peer.py`, which runs only while it is asked. Ended by leaving its context.
 
-    def __init__(self, implementation: str, world: str) -> None:
+    Args:
+        implementation: of `plans.EVERY`, `LOCAL` or `BEFORE`.
+        world: of `plans.WORLDS`.
+        source: where farcall is imported from. None: where it is installed.
+    """
+
+    def __init__(self, implementation: str, world: str, source: Path | None = None) -> None:
         self.implementation = implementation
         self.values: dict[str, list[float]] = {}  # by case, of all steps so far
         self._folder = tempfile.TemporaryDirectory()
         self._errors = Path(self._folder.name, "stderr")
         store = Path(self._folder.name, "store")
+        environment = dict(os.environ)
+        if source is not None:
+            environment["PYTHONPATH"] = str(source)
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", str(PEER), implementation, str(store), world],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                env=environment,
                 process_group=0,  # to be stopped as a whole, and not reached by Ctrl-C
             )
 
@@ -134,15 +144,24 @@ class Measured(NamedTuple):
     disagreements: list[str]
 
 
-def measure(group: Group, advance: Callable[[], None]) -> Measured:
-    """Measure a round of cases, with fresh processes. `advance` is called after each block."""
+def measure(
+    group: Group, advance: Callable[[], None], sources: dict[str, Path] | None = None
+) -> Measured:
+    """Measure a round of cases, with fresh processes.
+
+    Args:
+        advance: called after each block.
+        sources: by implementation, where farcall is imported from if not where it is installed.
+    """
     with ExitStack() as stack:
         started: dict[str, Peer] = {}
         first: dict[str, str] = {}
         for case, names in group.implementations.items():
             for name in names:
                 if name not in started:
-                    started[name] = stack.enter_context(Peer(name, group.world))
+                    started[name] = stack.enter_context(
+                        Peer(name, group.world, (sources or {}).get(name))
+                    )
                     first[name] = case
         for name, peer in started.items():
             # Waits until it is there and can be stopped.

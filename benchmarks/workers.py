@@ -9,7 +9,7 @@ import os
 import signal
 from typing import Any, NamedTuple
 
-from plans import FARCALL, TORCH, World
+from plans import BEFORE, FARCALL, OURS, TORCH, World
 
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 # All imports are done in a process that forks, which saves most of the time of a start.
@@ -23,6 +23,7 @@ RPC_MODULES = {
     "rpyc": "over_rpyc",
     "grpc": "over_grpc",
 }
+RPC_MODULES[BEFORE] = RPC_MODULES[FARCALL]
 # What training needs beside the module for calls: `Modules`.
 TRAINING_MODULES = {
     FARCALL: ("farcall.autograd", "farcall.optim", "farcall.nn"),
@@ -32,10 +33,12 @@ TRAINING_MODULES = {
         "torch.distributed.nn",
     ),
 }
+TRAINING_MODULES[BEFORE] = TRAINING_MODULES[FARCALL]
 TCP_ONLY: dict[str, dict[str, Any]] = {
     FARCALL: {"paths": ["tcp"]},
     TORCH: {"_transports": ["uv"]},
 }
+TCP_ONLY[BEFORE] = TCP_ONLY[FARCALL]
 
 
 def module_of(implementation: str) -> Any:
@@ -71,7 +74,7 @@ def join(implementation: str, store: str, world: World, rank: int) -> Any:
     for the others.
     """
     module = module_of(implementation)
-    if implementation not in (FARCALL, TORCH):
+    if implementation not in (*OURS, TORCH):
         return module.join(store, world.size, rank)
     more = TCP_ONLY[implementation] if world.tcp_only else {}
     options = module.TensorPipeRpcBackendOptions(init_method=f"file://{store}", **more)

@@ -523,13 +523,17 @@ def test_a_finalizer_does_not_see_what_another_one_set(pair: list[Agent]) -> Non
     assert seen_by_finalizers == expected * 3
 
 
+def run_isolated(own: isolation.Isolation, function: Callable[[], None]) -> None:
+    """As the executor does."""
+    own.state.run(own.context, function, own.put_back)
+
+
 def test_a_thread_that_a_function_starts_computes_as_its_agent_does(check: str) -> None:
     floats = thread_state.float_control()
     seen: list[dict[str, Any]] = []
 
     def begin() -> None:
-        isolation.isolate_thread(floats)
-        isolation.run_isolated(lambda: seen.append(probe()))
+        run_isolated(isolation.isolate_thread(floats), lambda: seen.append(probe()))
 
     def start_another() -> None:
         torch.set_flush_denormal(True)  # which new threads inherit
@@ -547,9 +551,9 @@ def test_a_debugger_keeps_its_thread(check: str) -> None:
     kept_by: list[Any] = []
 
     def debugged() -> None:
-        isolation.isolate_thread(thread_state.float_control())
+        own = isolation.isolate_thread(thread_state.float_control())
         sys.setprofile(ignore)
-        isolation.run_isolated(lambda: sys.setprofile(None))
+        run_isolated(own, lambda: sys.setprofile(None))
         kept_by.append(sys.getprofile())
         sys.setprofile(None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -202,6 +203,28 @@ def test_benchmark_counts_rounds_and_blocks(tmp_path: Path) -> None:
     assert process.returncode == 0, stderr
     seconds = json.loads((tmp_path / "bench.json").read_text("utf-8"))["seconds"]
     assert [len(block) for block in seconds["noop"]["farcall"]] == [200] * 6
+
+
+@linux_only
+def test_another_checkout_is_measured_beside_this_one(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(BENCHMARKS.parent / "src", other / "src")
+    note = tmp_path / "note"
+    with (other / "src" / "farcall" / "rpc.py").open("a") as source:
+        source.write(f"\nopen({str(note)!r}, 'w').close()\n")
+    arguments = ("--implementations", "farcall", "--against", str(other))
+    written = run_tiny(tmp_path, *arguments, "--cases", "noop,noop_tcp,embedding")
+    for case in ("noop", "noop_tcp", "embedding"):
+        assert list(written["seconds"][case]) == ["farcall", "before"]
+        assert list(written["results"][case]["ratios"]) == ["before"]
+    assert note.exists()
+
+
+def test_a_checkout_that_is_not_built_is_refused(tmp_path: Path) -> None:
+    process = start("--against", str(tmp_path), "--out", str(tmp_path))
+    _, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert "run `make native` there" in " ".join(stderr.split())
 
 
 @linux_only

@@ -51,7 +51,7 @@ from farcall.runtime.function_queue import (
     Function,
     FunctionQueue,
 )
-from farcall.runtime.isolation import isolate_thread, run_isolated
+from farcall.runtime.isolation import Isolation, isolate_thread
 from farcall.runtime.thread_state import float_control
 from farcall.threads import FarcallThread
 from farcall.transport.base import Endpoint, Event, Notice
@@ -120,8 +120,8 @@ class Executor:
         self._away: dict[int, int] = {}
         self._followers = Followers(name, self._follow, self._lock, max_threads)
         self._resting, self._threads = self._followers.resting, self._followers.threads
-        # Threads that have had no work yet. What is set meanwhile for new threads holds for them.
-        self._unused: set[int] = set()
+        # Of the threads that have had work. What is set meanwhile for new threads holds for others.
+        self._isolations: dict[int, Isolation] = {}
         self._leader = 0  # thread that has the lead; 0: nobody
         self._depth_of_callbacks = 1  # that the leader runs, or ran last
         self._runs_callbacks = False  # the leader does: they may wait, and then another has to lead
@@ -201,7 +201,8 @@ class Executor:
 
     def _run(self, me: int, function: Function) -> None:
         try:
-            run_isolated(function)
+            isolation = self._isolations[me]
+            isolation.state.run(isolation.context, function, isolation.put_back)
         except BaseException:
             logger.exception("%s: an internal error while serving a call", self._name)
         finally:
@@ -352,11 +353,10 @@ class Executor:
         woken: bool | None = True
         looked = False
         try:
-            self._unused.add(me)
             while woken is not None:
                 woken, looked = self._do_something(me, woken), True
         finally:
-            self._unused.discard(me)
+            self._isolations.pop(me, None)
             with self._lock:
                 self._followers.ended(woken=not looked)
 
@@ -396,10 +396,9 @@ class Executor:
             if (function or event) and not self._leader:
                 self._followers.wake()
         has_work = function is not None or event is not None or leads
-        if has_work and me in self._unused:
-            self._unused.discard(me)
+        if has_work and me not in self._isolations:
             self._handler.on_thread_start()
-            isolate_thread(self._floats)
+            self._isolations[me] = isolate_thread(self._floats)
         if function is not None:
             self._run(me, function)
         elif event is not None:

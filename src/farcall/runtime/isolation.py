@@ -20,13 +20,20 @@ from contextvars import copy_context
 from typing import TypeVar
 
 from farcall.runtime.context import current
-from farcall.runtime.thread_state import Restorer, float_control
+from farcall.runtime.thread_state import Restorer
 
 T = TypeVar("T")
 
 
-class _Isolation:
-    """Of one thread of an agent, which makes it.
+class Isolation:
+    """Of one thread of an agent, which makes it and alone uses it.
+
+    What runs a function so that it leaves no traces in the thread is one call of C++, and no method
+    around it, which each call of each user would pay for:
+
+        isolation.state.run(isolation.context, function, isolation.put_back)
+
+    The function runs in a context of its own: the variables that it sets are gone afterwards.
 
     Attributes:
         context: of the thread before it ran any function. Only copies of it are entered.
@@ -45,30 +52,20 @@ class _Isolation:
 
 
 class _Thread(threading.local):
-    isolation: _Isolation | None = None  # of the calling thread, if it is an agent's
+    isolation: Isolation | None = None  # of the calling thread, if it is an agent's
 
 
 _thread = _Thread()
 
 
-def isolate_thread(floats: int) -> None:
+def isolate_thread(floats: int) -> Isolation:
     """Say that the calling thread is an agent's, and has not run any code of the user yet.
 
     Args:
         floats: `float_control` of the thread that has made the agent.
     """
-    _thread.isolation = _Isolation(floats)
-
-
-def run_isolated(function: Callable[[], None]) -> None:
-    """Run a function in this thread, which is an agent's, so that it leaves no traces in it.
-
-    It runs in a context of its own: the variables that it sets are gone afterwards.
-    """
-    isolation = _thread.isolation
-    if isolation is None:
-        isolation = _thread.isolation = _Isolation(float_control())
-    isolation.state.run(isolation.context, function, isolation.put_back)
+    isolation = _thread.isolation = Isolation(floats)
+    return isolation
 
 
 def call_isolated(function: Callable[[], T]) -> T:
@@ -94,7 +91,7 @@ def clean_thread() -> None:
 
 @contextmanager
 def between_functions() -> Iterator[None]:
-    """Around code of farcall's own in `run_isolated`: what it calls is isolated part by part."""
+    """Around code of farcall's own that is isolated: what it calls is isolated part by part."""
     isolation = _thread.isolation
     if isolation is None:
         yield
