@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import signal
 import threading
 import time
@@ -228,3 +229,26 @@ def test_host_that_is_dark_for_a_moment_only(pair: list[Member], net: Network) -
     time.sleep(BOUND / 4)  # this is the promise: nothing ends in that time
     net.join()
     assert first.result() == 3
+
+
+# A name on a host that went dark.
+
+
+@pytest.mark.parametrize("transport", ["native", "socket"])
+def test_name_on_a_dark_host_may_be_taken_over(crew: Crew, net: Network, transport: str) -> None:
+    if transport == "native":
+        pytest.importorskip("farcall._native")
+    options = {
+        "FARCALL_SECRET": "s",
+        "FARCALL_TRANSPORTS": transport,
+        "FARCALL_DEAD_HOST_TIMEOUT": str(BOUND),
+    }
+    hub, dark, successor = (crew.member(**options) for _ in range(3))
+    for member, host in ((hub, net.a), (dark, net.b), (successor, net.a)):
+        member.run(enter, host)
+    hub.run(join, "hub", -1, None, crew.init_method)
+    dark.run(join, "guest", -1, None, crew.init_method)
+    net.cut()
+    successor.run(join, "guest", -1, None, crew.init_method)
+    assert hub.run(call, "guest", os.getpid) == successor.process.pid
+    assert successor.run(call, "hub", os.getpid) == hub.process.pid

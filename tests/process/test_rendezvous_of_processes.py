@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import socket
+from urllib.parse import urlsplit
 
 import pytest
 from crew import Crew, Member, call, join, leave, leave_all
@@ -12,6 +13,7 @@ from torch.distributed import TCPStore
 
 from farcall import rpc
 from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
+from farcall.runtime.context import current_agent
 
 
 def free_port() -> int:
@@ -177,6 +179,29 @@ def test_name_of_a_crashed_worker_may_be_taken_over(crew: Crew) -> None:
     assert second.run(call, "hub", os.getpid) == hub.process.pid
     assert hub.run(call, "guest", os.getpid) == second.process.pid
     leave_all(hub, second)
+
+
+def tcp_port() -> int:
+    return next(
+        urlsplit(address).port or 0
+        for address in current_agent().me.addresses
+        if address.startswith("tcp:")
+    )
+
+
+def test_name_may_be_taken_over_though_another_program_got_the_port(crew: Crew) -> None:
+    """The system gives the port of a process that has ended to the next one that asks."""
+    hub, first, second = crew.members(3)
+    hub.run(join, "hub", -1, None, crew.init_method)
+    first.run(join, "guest", -1, None, crew.init_method)
+    port = first.run(tcp_port)
+    first.kill()
+    other = crew.member()
+    other.run(join, "other", -1, None, crew.init_method, listen=f"127.0.0.1:{port}")
+    second.run(join, "guest", -1, None, crew.init_method)
+    assert hub.run(call, "guest", os.getpid) == second.process.pid
+    assert hub.run(call, "other", os.getpid) == other.process.pid
+    leave_all(hub, other, second)
 
 
 def keep_for(owner: str) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import fake_mpi
 import pytest
+from sides import BareLink, Side, SideMaker
 from stations import GroupNet, InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
 
 from farcall.testing.cluster import connected
+from farcall.transport.connections import Connection
 
 StationMaker = Callable[..., Station]
 
@@ -143,3 +147,17 @@ def threads() -> Iterator[Threads]:
     running = Threads()
     yield running
     running.join()
+
+
+@pytest.fixture
+def side() -> Iterator[SideMaker]:
+    with ExitStack() as stack:
+
+        def make(
+            name: str, open_link: Callable[[Connection], BareLink] = BareLink, **options: Any
+        ) -> Side:
+            made = Side(name, open_link, **options)
+            stack.callback(made.close)
+            return made
+
+        yield make

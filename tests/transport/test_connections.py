@@ -13,12 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 import pytest
+from sides import BareLink, Side, SideMaker
 from stations import PATIENCE, Threads, soon
 
 from farcall.errors import LinkError
@@ -26,67 +25,10 @@ from farcall.ids import Worker, new_incarnation
 from farcall.transport import dialling, handshake
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
-from farcall.transport.connections import Connection, Connections
+from farcall.transport.connections import Connection
 from farcall.transport.handshake import Identity
-from farcall.transport.listening import Listening
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
-
-
-class BareLink:
-    """A link that carries nothing: its endpoint is the test."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.peer = connection.worker
-        self.description = connection.description
-        self.lost: str | None = None
-        self.started = 0
-        connection.sock.settimeout(PATIENCE)
-
-    def start(self) -> None:
-        self.started += 1
-
-    def lose(self, cause: str) -> None:
-        self.lost = cause
-
-
-class Side:
-    """A worker that has nothing but its connections."""
-
-    def __init__(self, name: str, open_link: Callable[[Connection], BareLink], **options: Any):
-        self.given_up: list[BareLink] = []
-        self.connections: Connections[BareLink]
-        me = Identity(name, len(name), new_incarnation(), "here", f"main of {name}")
-        self.connections = Connections(me, Listening(**options), open_link, self.given_up.append)
-        addresses = self.connections.addresses
-        self.worker = Worker(name, me.id, me.incarnation, addresses, me.host, main=me.main)
-        self.connections.start()
-
-    def connect(self, to: Side, deadline: float | None = None) -> BareLink:
-        return self.connections.connect(to.worker, soon() if deadline is None else deadline)
-
-    def close(self) -> None:
-        self.connections.close()
-        for link in self.connections.links():
-            link.connection.sock.close()
-
-
-SideMaker = Callable[..., Side]
-
-
-@pytest.fixture
-def side() -> Iterator[SideMaker]:
-    with ExitStack() as stack:
-
-        def make(
-            name: str, open_link: Callable[[Connection], BareLink] = BareLink, **options: Any
-        ) -> Side:
-            made = Side(name, open_link, **options)
-            stack.callback(made.close)
-            return made
-
-        yield make
 
 
 def assert_closed(sock: socket.socket) -> None:

@@ -20,7 +20,7 @@ from patience import PATIENCE
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.transport import handshake
 from farcall.transport.handshake import Ended, Identity, accept, connect
-from farcall.transport.introductions import Hello, Proof, Ready, Refuse
+from farcall.transport.introductions import Hello, NotHere, Proof, Ready, Refuse
 
 LEFT = Identity("left", 0, 11, "host-a", "main-a", shm=3)
 RIGHT = Identity("right", 1, 22, "host-b", "main-b")
@@ -370,13 +370,13 @@ def test_connector_that_gives_up_before_the_end_is_not_let_in(
 @pytest.mark.parametrize("secret", [None, SECRET])
 def test_wrong_incarnation_is_refused_on_both_sides(pair: Pair, secret: bytes | None) -> None:
     for outcome in meet(pair, secret, secret, expects=23):
-        assert type(outcome) is LinkError
+        assert type(outcome) is NotHere
         assert "worker 'right' at this address is another incarnation: it restarted" in str(outcome)
 
 
 def test_wrong_name_is_refused_on_both_sides(pair: Pair) -> None:
     for outcome in meet(pair, SECRET, SECRET, expects_name="third"):
-        assert type(outcome) is LinkError
+        assert type(outcome) is NotHere
         assert "worker 'right' is at this address, not 'third'" in str(outcome)
 
 

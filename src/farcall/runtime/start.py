@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
-import socket
 import threading
+import time
 from collections.abc import Callable
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 import torch
@@ -35,7 +36,6 @@ from farcall.transport.process_group import ProcessGroupEndpoint
 
 logger = get_logger("farcall")
 
-PROBE_SECONDS = 2.0
 FIXED = "farcall/fixed"  # in a store: a worker of the last group of a fixed size
 
 
@@ -78,8 +78,6 @@ def start_agent(
     else:
         check_place(rank, world_size or -1, "store")
         store, size = options.store, world_size if world_size and world_size > 0 else None
-    if not size:
-        _check_kind(store, host_id())
     prefix = f"farcall/{generation}" if size else "farcall/open"
     rendezvous = Rendezvous(store, prefix)
     incarnation = new_incarnation()
@@ -95,7 +93,10 @@ def start_agent(
             timeout=options.rpc_timeout,
         )
     )
+    patience = time.monotonic() + (options.rpc_timeout or math.inf)
     try:
+        if not size:
+            _check_kind(store, lambda other: endpoint.is_gone(other, patience))
         me = Worker(
             name=name,
             id=rank,
@@ -115,7 +116,7 @@ def start_agent(
                 options.rpc_timeout,
                 # In a fixed group a name is used once; in an open one it may come back after a
                 # crash.
-                is_dead=lambda other: not size and _is_dead(other, starting.identity.host),
+                is_dead=lambda other: not size and endpoint.is_gone(other, patience),
             ),
         )
         me = next(worker for worker in workers if worker.incarnation == incarnation)
@@ -178,11 +179,11 @@ def _say_who_is_here(me: Worker, workers: list[Worker]) -> None:
         )
 
 
-def _check_kind(store: Store, here: str) -> None:
+def _check_kind(store: Store, is_gone: Callable[[Worker], bool]) -> None:
     """Workers that come and go, and groups of a fixed size, don't see each other at one store."""
     if store.check([FIXED]):
         other = msgspec.json.decode(store.get(FIXED), type=Worker)
-        if not _is_dead(other, here):
+        if not is_gone(other):
             raise RendezvousError(
                 "RPC group mixes statically and dynamically initialized members which is not "
                 f"supported. At this store {other.name!r} gave a world_size: give it, too, or use "
@@ -207,37 +208,6 @@ class _Starting:
 
     def admit(self, name: str, incarnation: int) -> str | None:
         return None if self.agent is None else self.agent.admit(name, incarnation)
-
-
-def _is_dead(worker: Worker, here: str) -> bool:
-    """Whether nobody listens any more where a worker used to; when in doubt, it lives."""
-    near = worker.host == here
-    urls = [urlsplit(address) for address in worker.addresses]
-    # A Unix socket or loopback that refuses may be one of another host.
-    urls = [
-        url
-        for url in urls
-        if url.scheme == "tcp" and (near or not is_loopback_name(url.hostname or ""))
-    ]
-    return bool(urls) and _refuses(urls[0]) and not any(map(_listens, urls[1:]))
-
-
-def _refuses(url: SplitResult) -> bool:
-    try:
-        socket.create_connection((url.hostname or "", url.port or 0), PROBE_SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _listens(url: SplitResult) -> bool:
-    try:
-        socket.create_connection((url.hostname or "", url.port or 0), PROBE_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _check_reachable(me: Worker, workers: list[Worker], options: RpcBackendOptions) -> None:

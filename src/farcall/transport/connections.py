@@ -29,7 +29,7 @@ import msgspec
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.log import get_logger
-from farcall.transport import addresses, dark_hosts, dialling, handshake, joining
+from farcall.transport import addresses, dark_hosts, dialling, handshake, joining, presence
 from farcall.transport.acceptor import Acceptor
 from farcall.transport.base import NotSent
 from farcall.transport.brief_threads import BriefThreads
@@ -281,6 +281,10 @@ class Connections(Generic[L]):
             return True
         is_near = worker.host != "" and worker.host == self.me.host
         return not is_near and not addresses.is_loopback(sock)
+
+    def is_gone(self, worker: Worker, deadline: float) -> bool:
+        """See `presence.is_gone`."""
+        return presence.is_gone(worker, self.me, self._listening, self._closing, deadline)
 
     # Accepting.
 

@@ -112,6 +112,7 @@ class Dial:
         deadline: on `time.monotonic()`, in seconds.
 
     Attributes:
+        has_addresses: there is an address that may be tried.
         is_unfinished: it came to nothing in a way that proves nothing about the worker: it may be
             alive and busy, or its host away for a moment, so dialling again makes sense.
         is_silent: no address gave a connection, and not for a reason of this machine's.
@@ -123,6 +124,7 @@ class Dial:
         self._deadline = deadline
         self._elsewhere = bool(worker.host and me.host and worker.host != me.host)
         self._urls = [url for url in worker.addresses if self._may_try(url)]
+        self.has_addresses = bool(self._urls)
         self._tried: list[str] = []
         self.is_unfinished = False
         self.is_silent = True

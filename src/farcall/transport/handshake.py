@@ -40,15 +40,16 @@ from typing import NoReturn
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.transport.introductions import (
+    ERRORS,
     LENGTH,
     NONCE_LENGTH,
     PROTOCOL,
     VERSION,
     Channel,
-    Code,
     Ended,
     Hello,
     Identity,
+    NotHere,
     Proof,
     Ready,
     Refuse,
@@ -56,7 +57,7 @@ from farcall.transport.introductions import (
     printable,
 )
 
-__all__ = ["Ended", "Identity", "Unfinished", "accept", "connect"]
+__all__ = ["Ended", "Identity", "Unfinished", "accept", "ask", "connect"]
 
 PARTING_SECONDS = 1.0  # what a peer that is refused has to read why
 
@@ -104,6 +105,20 @@ def connect(
     return _guarded(sock, deadline, lambda link: _connect(link, me, secret, expects, expects_name))
 
 
+def ask(
+    sock: socket.socket, me: Identity, secret: bytes | None, *, expects: int, deadline: float
+) -> None:
+    """Return if a worker says at the other end of a socket that it is that incarnation.
+
+    It need not prove it: nothing else is said, and no link comes of it. Otherwise like `connect`.
+
+    Raises:
+        NotHere: it is another one.
+        AuthenticationFailed, BadFrame, LinkError, Unfinished: as from `connect`.
+    """
+    _guarded(sock, deadline, lambda channel: _greet(channel, me, secret, expects, "")[0].identity)
+
+
 def accept(
     sock: socket.socket,
     me: Identity,
@@ -148,7 +163,7 @@ def _guarded(sock: socket.socket, deadline: float, run: Callable[[Channel], Iden
         try:
             return run(channel)
         except _Refusal as refusal:
-            code: Code = "authentication" if refusal.error is AuthenticationFailed else "link"
+            [code] = [code for code, error in ERRORS.items() if error is refusal.error]
             _tell(channel, Refuse(refusal.told[:1000], code))
             channel.part(PARTING_SECONDS)
             raise refusal.error(refusal.message) from None
@@ -171,15 +186,23 @@ def _tell(channel: Channel, refuse: Refuse) -> None:
         return  # the peer has gone already; our own caller still gets the reason
 
 
-def _connect(
+def _greet(
     channel: Channel, me: Identity, secret: bytes | None, expects: int, expects_name: str
-) -> Identity:
+) -> tuple[Hello, bytes, bytes]:
+    """The acceptor's hello, and both hellos as they went over the wire, the connector's first."""
     mine = channel.send(_hello(me, secret, expects, expects_name))
     hello, theirs = channel.receive()
     if not isinstance(hello, Hello):
         raise BadFrame("the peer did not begin with a hello")
     _check_common(hello, secret)
     _check_expected(hello.identity, expects, expects_name)
+    return hello, mine, theirs
+
+
+def _connect(
+    channel: Channel, me: Identity, secret: bytes | None, expects: int, expects_name: str
+) -> Identity:
+    hello, mine, theirs = _greet(channel, me, secret, expects, expects_name)
     if secret is not None:
         channel.send(Proof(_digest(secret, "connector", mine, theirs)))
         _check_proof(channel, hello.identity, _digest(secret, "acceptor", mine, theirs))
@@ -261,9 +284,9 @@ def _check_expected(actual: Identity, expects: int, expects_name: str) -> None:
     """Is this the worker that the connector wants?"""
     name = printable(actual.name)
     if expects_name not in ("", actual.name):
-        _refuse(f"worker {name!r} is at this address, not {printable(expects_name)!r}")
+        _refuse(f"worker {name!r} is at this address, not {printable(expects_name)!r}", NotHere)
     if expects not in (0, actual.incarnation):
-        _refuse(f"worker {name!r} at this address is another incarnation: it restarted")
+        _refuse(f"worker {name!r} at this address is another incarnation: it restarted", NotHere)
 
 
 def _check_admitted(peer: Identity, admit: Callable[[Identity], str | None]) -> None:
@@ -292,5 +315,5 @@ def _digest(secret: bytes, role: str, connector: bytes, acceptor: bytes) -> byte
     return hmac.new(secret, transcript, hashlib.sha256).digest()
 
 
-def _refuse(reason: str) -> NoReturn:
-    raise _Refusal(LinkError, reason, reason)
+def _refuse(reason: str, error: type[LinkError] = LinkError) -> NoReturn:
+    raise _Refusal(error, reason, reason)

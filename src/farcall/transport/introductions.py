@@ -23,7 +23,7 @@ NONCE_LENGTH = 32
 
 LENGTH = struct.Struct("<I")
 
-Code = Literal["authentication", "link"]
+Code = Literal["authentication", "absent", "link"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 LinkName = Annotated[bytes, msgspec.Meta(max_length=NONCE_LENGTH)]
 Versions = Annotated[str, msgspec.Meta(max_length=200)]
@@ -130,8 +130,20 @@ class Unfinished(LinkError):
     """The handshake came to no end, which says nothing about the peer: it may be alive and busy."""
 
 
+class NotHere(LinkError):
+    """Whoever answers at this address is not the worker that was wanted."""
+
+
 class Ended(Unfinished):
     """The peer closed the connection before the handshake was over: it died, or gave up."""
+
+
+ERRORS: dict[Code, type[LinkError]] = {
+    "authentication": AuthenticationFailed,
+    "absent": NotHere,
+    "link": LinkError,
+}
+"""What a refusal raises at the side that is refused."""
 
 
 class Channel:
@@ -185,8 +197,9 @@ class Channel:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise _stranger(prefix + data) from error
         if isinstance(message, Refuse):
-            error_type = AuthenticationFailed if message.code == "authentication" else LinkError
-            raise error_type(f"the peer refused this connection: {printable(message.reason)}")
+            raise ERRORS[message.code](
+                f"the peer refused this connection: {printable(message.reason)}"
+            )
         return message, data
 
     def _read(self, count: int) -> bytes:

@@ -92,6 +92,9 @@ class ProcessGroupEndpoint:
 
     # Dialling.
 
+    def is_gone(self, worker: Worker, deadline: float) -> bool:
+        return False  # a rank of a process group is not taken over
+
     def linked(self, worker: Worker) -> GroupLink | None:
         link = self._dialled.get(worker.incarnation)
         return link if link is not None and link.lost is None else None

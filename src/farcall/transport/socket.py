@@ -69,6 +69,9 @@ class SocketEndpoint:
     def linked(self, worker: Worker) -> SocketLink | None:
         return self._connections.linked(worker)
 
+    def is_gone(self, worker: Worker, deadline: float) -> bool:
+        return self._connections.is_gone(worker, deadline)
+
     def _open_link(self, connection: Connection) -> SocketLink:
         return SocketLink(
             connection.sock,

@@ -1,0 +1,78 @@
+"""Does a worker still listen where it used to? Asked by who wants to take its name over.
+
+That something listens at an address proves nothing: the system gives the port of a process that
+has ended to the next one that asks, and a connection to a free port of this host may even reach
+itself. So whoever answers says, in the first message of a handshake, which incarnation it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from farcall.errors import BadFrame, LinkError
+from farcall.ids import Worker
+from farcall.transport import handshake
+from farcall.transport.base import NotSent
+from farcall.transport.dialling import Dial, Silence, attempts
+from farcall.transport.handshake import Identity
+from farcall.transport.introductions import Ended, NotHere
+from farcall.transport.listening import Listening
+
+PROBE_SECONDS = 2.0  # for one attempt; one that listens and says nothing in that time is busy
+
+
+def is_gone(
+    worker: Worker,
+    me: Identity,
+    listening: Listening,
+    closing: threading.Event,
+    deadline: float,
+) -> bool:
+    """Whether that incarnation is at none of its addresses any more.
+
+    It is gone if each of them refuses, or somebody else answers there, or if for
+    `Listening.dead_host_timeout` seconds no address has given a connection. When in doubt it is
+    there: so is one that is stopped, or that refuses us. Blocks the calling thread.
+
+    Args:
+        worker: who is looked for.
+        me: who asks.
+        listening: which ways may be taken.
+        closing: ends the search.
+        deadline: on `time.monotonic()`, in seconds; ends the search, too.
+    """
+    silence = Silence(listening.dead_host_timeout)
+
+    def new_attempt() -> Dial:
+        until = min(deadline, time.monotonic() + PROBE_SECONDS)
+        return Dial(worker, me, listening, until)
+
+    try:
+        for attempt in attempts(new_attempt, deadline, closing, silence):
+            if not attempt.has_addresses or _answers(worker, me, listening, attempt):
+                return False
+    except NotSent:
+        return False
+    except LinkError:
+        return True
+    return False
+
+
+def _answers(worker: Worker, me: Identity, listening: Listening, attempt: Dial) -> bool:
+    """Whether somebody answers at one of the addresses who may be that worker."""
+    for url, sock, _, until in attempt:
+        with sock:
+            try:
+                handshake.ask(
+                    sock, me, listening.secret, expects=worker.incarnation, deadline=until
+                )
+            except (NotHere, BadFrame):
+                continue
+            except Ended as error:
+                attempt.failed(url, error)
+                continue
+            except LinkError:
+                pass
+            return True
+    return False
