@@ -180,5 +180,6 @@ def test_what_this_machine_lacks_says_nothing_of_the_worker(
 def test_a_worker_that_may_not_be_dialled_counts_as_there(side: SideMaker) -> None:
     worker = side("distant").worker
     assert not looks(side, at(worker))
+    assert not looks(side, at(worker, "gloo://0"))
     elsewhere = msgspec.structs.replace(worker, host="elsewhere", addresses=("tcp://10.0.0.1:1",))
     assert not looks(side, elsewhere, confined=True)

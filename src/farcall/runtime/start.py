@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
@@ -94,9 +95,14 @@ def start_agent(
         )
     )
     patience = time.monotonic() + (options.rpc_timeout or math.inf)
+
+    @functools.cache  # a host that is dark takes its time, and a worker has a name and an id
+    def is_gone(other: Worker) -> bool:
+        return endpoint.is_gone(other, patience)
+
     try:
         if not size:
-            _check_kind(store, lambda other: endpoint.is_gone(other, patience))
+            _check_kind(store, is_gone)
         me = Worker(
             name=name,
             id=rank,
@@ -116,7 +122,7 @@ def start_agent(
                 options.rpc_timeout,
                 # In a fixed group a name is used once; in an open one it may come back after a
                 # crash.
-                is_dead=lambda other: not size and endpoint.is_gone(other, patience),
+                is_dead=lambda other: not size and is_gone(other),
             ),
         )
         me = next(worker for worker in workers if worker.incarnation == incarnation)

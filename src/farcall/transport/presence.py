@@ -13,6 +13,7 @@ import time
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport import handshake
+from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
 from farcall.transport.dialling import Dial, Silence, attempts
 from farcall.transport.handshake import Identity
@@ -42,6 +43,8 @@ def is_gone(
         closing: ends the search.
         deadline: on `time.monotonic()`, in seconds; ends the search, too.
     """
+    if not all(url.startswith((UNIX, "tcp:")) for url in worker.addresses):
+        return False  # it can be reached in ways that are unknown here
     silence = Silence(listening.dead_host_timeout)
 
     def new_attempt() -> Dial:
