@@ -31,7 +31,7 @@ from farcall.errors import AuthenticationFailed, BadFrame, LinkError, Serializat
 from farcall.runtime import outboxes
 from farcall.runtime.agent import Agent
 from farcall.runtime.peers import Peer
-from farcall.testing.cluster import TRANSPORTS
+from farcall.testing.cluster import TRANSPORTS, acting_as
 from farcall.transport.base import Link, NotSent
 from farcall.wire import frames
 from farcall.wire.frames import Frame, Limits
@@ -283,3 +283,189 @@ def test_callbacks_of_calls_that_could_not_be_sent_may_call(
     after = future.then(lambda _: rpc.rpc_sync("w1", echo, args=(2,), timeout=0))
     may_fail.open()
     assert after.wait() == 2
+
+
+# Answers that their caller does not read.
+
+
+def large(size: int = 1 << 20) -> torch.Tensor:
+    return torch.ones(size // 4)
+
+
+class Answered:
+    """Each answer of w1 to w0 waits until it is let out."""
+
+    def __init__(self, agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.agents = agents
+        self.opened = threading.Event()
+        callee = agents[1]
+        on_request = Agent._on_request
+        full = self
+
+        class Full:
+            def __init__(self, link: Link) -> None:
+                self._link = link
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._link, name)
+
+            def send(self, frame: Frame, deadline: float) -> None:
+                if not full.opened.is_set():
+                    left = deadline - outboxes.time.monotonic()
+                    if not full.opened.wait(min(max(left, 0.0), PATIENCE)):
+                        raise NotSent
+                self._link.send(frame, deadline)
+
+        def taken(self: Agent, peer: Peer, link: Any, frame: Frame, request: Any) -> None:
+            if self is callee and peer.name == "w0":
+                link = Full(link)
+            on_request(self, peer, link, frame, request)
+
+        monkeypatch.setattr(Agent, "_on_request", taken)
+
+    @property
+    def caller(self) -> Peer:
+        peer = self.agents[1].directory.of_incarnation(self.agents[0].me.incarnation)
+        assert peer is not None
+        return peer
+
+
+@pytest.fixture
+def unread(
+    start: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Answered]:
+    """Of three workers the second, whose answers to the first one wait."""
+    agents = start(3, num_worker_threads=2, max_in_flight_bytes=4 << 20)
+    made = Answered(agents, monkeypatch)
+    yield made
+    made.opened.set()
+
+
+COUNT = 40
+MOST_WAITING = (4 << 20) + 3 * ((1 << 20) + 2 * outboxes.OVERHEAD)
+
+
+def ask_for_much(unread: Answered, function: Callable[..., Any] = large) -> list[Any]:
+    """Calls whose answers nobody reads, until functions are held."""
+    futures = [rpc.rpc_async("w1", function, **FOREVER) for _ in range(COUNT)]
+    wait_until(lambda: len(unread.caller.admission) > 0)
+    return futures
+
+
+def nothing_is_left(unread: Answered) -> bool:
+    caller = unread.caller
+    return not len(caller.admission) and not caller.admission.waiting_bytes
+
+
+def test_a_caller_that_does_not_read_costs_the_others_nothing(unread: Answered) -> None:
+    futures = ask_for_much(unread)
+    # All threads of the callee are free: this would wait for ever if both waited for w0.
+    with acting_as(unread.agents[2]):
+        for _ in range(10):
+            assert rpc.rpc_sync("w1", echo, args=(7,), **FOREVER) == 7
+    assert 4 << 20 <= unread.caller.admission.waiting_bytes <= MOST_WAITING
+    assert not any(future.done() for future in futures)
+    unread.opened.set()
+    for future in futures:
+        assert torch.equal(future.wait(), large())
+    wait_until(lambda: nothing_is_left(unread))
+    assert not unread.agents[1].leaver.active
+
+
+_kept = torch.zeros(1 << 18)
+
+
+def kept() -> torch.Tensor:
+    return _kept
+
+
+def test_an_answer_that_waits_is_as_it_was_when_the_function_returned(unread: Answered) -> None:
+    _kept.zero_()
+    futures = ask_for_much(unread, kept)
+    _kept.fill_(1.0)
+    unread.opened.set()
+    values = [float(future.wait().max()) for future in futures]
+    assert values.count(0.0) >= 4  # as many as may wait; those held ran later
+    assert values.count(1.0) >= 1
+
+
+def test_answers_that_wait_when_their_caller_is_lost_end(unread: Answered) -> None:
+    futures = ask_for_much(unread)
+    caller, callee = unread.caller, unread.agents[1]
+    callee.lose(caller, "the test")
+    unread.opened.set()
+    for future in futures:
+        with pytest.raises(rpc.PeerLost):
+            future.wait()
+    wait_until(lambda: not callee.leaver.active)
+    assert not len(caller.admission)
+    assert not caller.admission.waiting_bytes
+    with acting_as(unread.agents[2]):
+        assert rpc.rpc_sync("w1", echo, args=(7,), **FOREVER) == 7
+
+
+def test_answers_that_wait_beyond_their_deadline_end(unread: Answered) -> None:
+    futures = [rpc.rpc_async("w1", large, timeout=0.5) for _ in range(COUNT)]
+    for future in futures:
+        with pytest.raises(rpc.RpcTimeout):
+            future.wait()
+    unread.opened.set()
+    wait_until(lambda: nothing_is_left(unread))
+    wait_until(lambda: not unread.agents[1].leaver.active)
+    assert rpc.rpc_sync("w1", echo, args=(7,), **FOREVER) == 7
+
+
+def test_values_that_stay_here_are_made_for_a_caller_that_does_not_read(
+    unread: Answered,
+) -> None:
+    """Others may wait for them."""
+    _ = ask_for_much(unread)
+    made = rpc.remote("w1", Account)
+    owner = unread.agents[1].references
+    wait_until(lambda: any(type(value) is Account for value in values_of(owner)))
+    unread.opened.set()
+    assert type(made.to_here()) is Account
+
+
+def values_of(references: Any) -> list[Any]:
+    return [place._value for place in list(references._values.values())]
+
+
+class Owned:
+    """A value of the callee."""
+
+
+def owned() -> Any:
+    return rpc.RRef(Owned())
+
+
+def test_references_in_answers_that_are_never_read_are_let_go(unread: Answered) -> None:
+    _ = ask_for_much(unread)
+    with_references = [rpc.rpc_async("w1", owned, **FOREVER) for _ in range(3)]
+    callee = unread.agents[1]
+    callee.lose(unread.caller, "the test")
+    unread.opened.set()
+    for future in with_references:
+        with pytest.raises(rpc.PeerLost):
+            future.wait()
+    wait_until(lambda: not callee.leaver.active)
+    gc.collect()
+    wait_until(lambda: not callee.references.statistics()["owned"])
+
+
+def test_errors_wait_as_values_do(unread: Answered) -> None:
+    futures = ask_for_much(unread)
+    failing = rpc.rpc_async("w1", echo, **FOREVER)
+    unread.opened.set()
+    with pytest.raises(TypeError):
+        failing.wait()
+    for future in futures:
+        future.wait()
+
+
+def test_shutdown_does_not_wait_for_a_caller_that_does_not_read(unread: Answered) -> None:
+    futures = ask_for_much(unread)
+    unread.agents[1].shutdown(graceful=False)
+    for future in futures:
+        with pytest.raises(rpc.PeerLost):
+            future.wait()

@@ -8,6 +8,7 @@ import signal
 from typing import Any
 
 import pytest
+import torch
 from crew import Crew, call, leave_all
 
 from farcall import rpc
@@ -74,3 +75,37 @@ def test_a_stopped_worker_is_not_waited_for_and_goes_on(
     assert caller.run(finish) == (3, {100_000}, 5, 6)
     assert callee.run(call, "w0", operator.add, 1, 1) == 2
     leave_all(caller, callee)
+
+
+SIZE = 4 << 20  # bytes
+COUNT = 60
+
+
+def large() -> torch.Tensor:
+    return torch.ones(SIZE // 4)
+
+
+def ask_for_much(to: str) -> None:
+    _kept["answers"] = [rpc.rpc_async(to, large, timeout=0) for _ in range(COUNT)]
+
+
+def sums() -> set[float]:
+    return {float(future.wait().sum()) for future in _kept.pop("answers")}
+
+
+def add_again_and_again(to: str) -> set[int]:
+    """Without timeouts: this would never end if a thread of that worker waited for another."""
+    return {rpc.rpc_sync(to, operator.add, args=(1, 2), timeout=0) for _ in range(100)}
+
+
+@pytest.mark.parametrize("transport", ["native", "socket"])
+def test_a_stopped_caller_costs_its_callee_no_thread(crew: Crew, transport: str) -> None:
+    stopped, callee, other = crew.group(
+        3, transports=(transport,), num_worker_threads=2, max_in_flight_bytes=4 * SIZE
+    )
+    stopped.run(ask_for_much, "w1")
+    stopped.stop()
+    assert other.run(add_again_and_again, "w1") == {3}
+    stopped.signal(signal.SIGCONT)
+    assert stopped.run(sums) == {float(SIZE // 4)}
+    leave_all(stopped, callee, other)

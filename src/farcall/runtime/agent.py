@@ -27,6 +27,7 @@ from farcall.log import get_logger
 from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.advice import Advice
+from farcall.runtime.answers import Answers
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.deadlines import Deadlines
@@ -134,6 +135,7 @@ class Agent:
             max_threads_of(max_threads, num_worker_threads),
         )
         self.control = ControlMessages(self)
+        self.answers = Answers(self)
         self.references = references = References(self, self.control.post, endpoint.wake)
         self.serializer = Serializer(
             allow_by_value=allow_by_value,
@@ -349,6 +351,7 @@ class Agent:
             lambda: self.endpoint.drop(peer.incarnation, cause),
             lambda: self.outboxes.lose(peer.outbox),
             lambda: self.outboxes.lose(peer.back_outbox),
+            lambda: self.answers.lost(peer),
             lambda: self.outcomes.fail(pending, loss),
             *[job.cancel for job in jobs],
             lambda: self.gradients.lost(peer),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from farcall.errors import LinkError, RpcTimeout
-from farcall.runtime.outboxes import Box
+from farcall.runtime.outboxes import AT_ONCE, Box
 from farcall.runtime.peers import Peer
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
@@ -18,7 +18,6 @@ from farcall.wire.messages import Cancel, Message, Pinned
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
 
-AT_ONCE = 0.0  # a deadline: what can't be written without waiting isn't
 SEND_SECONDS = 10.0  # after which a sender that waits looks whether the peer is still wanted
 RETRY_SECONDS = 0.1
 

@@ -16,7 +16,6 @@ from farcall.errors import (
     CallError,
     Cancelled,
     FarcallError,
-    LinkError,
     RpcTimeout,
     SerializationError,
 )
@@ -40,9 +39,9 @@ from farcall.serde import (
     text_of,
     type_name_of,
 )
-from farcall.transport.base import Link, NotSent
+from farcall.transport.base import Link
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Accepted, Failure, Reply, Request
+from farcall.wire.messages import Accepted, Buffer, Failure, Reply, Request
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
@@ -67,6 +66,7 @@ class Job(msgspec.Struct, eq=False):
     is_deferred: bool = False  # the function has returned a future, which is waited for
     stop: Callable[[], None] | None = None  # ends a wait that goes on for it
     is_ended: bool = False  # it was answered, or its value has been made
+    unpins: TransferKey | None = None  # of the references in an answer that waits in a box
     context: int = 0  # the autograd context that the call is part of
     handles: Sequence[RefHandle] | None = None  # of its references, if they all live here
     target: OwnedValue | None = None  # what the function works on, with `Request.on_reference`
@@ -109,7 +109,7 @@ class Job(msgspec.Struct, eq=False):
             self.agent.references.accept_creation(place, caller, request.sequence)
         self.peer.incoming.finish(self.frame.call_id)
         self.agent.executor.may_pass_lead()
-        self._send(Frame(Accepted(), self.frame.call_id))
+        self._answer_later(Accepted())
         return place
 
     def _admitted(self, error: CallError | None) -> None:
@@ -120,6 +120,9 @@ class Job(msgspec.Struct, eq=False):
 
     def run(self) -> None:
         """Run the function, and answer whatever happens. In a context of its own."""
+        has_answer = self.place is None
+        if has_answer and not self.peer.back_outbox.is_idle and self.agent.answers.holds(self):
+            return  # it is run when the caller has read more
         try:
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
@@ -277,7 +280,7 @@ class Job(msgspec.Struct, eq=False):
             if self.peer.incoming.finish(self.frame.call_id):
                 text = f"the caller gave up on {self.name} before its future was completed"
                 answer = Failure("farcall.errors.Cancelled", text, "")
-                self.agent.control.answer(self.peer, self.link, Frame(answer, self.frame.call_id))
+                self._answer_later(answer)
         finally:
             self._end()
 
@@ -382,6 +385,7 @@ class Job(msgspec.Struct, eq=False):
 
     def _answer(self, message: Reply | Failure, dumped: Dumped) -> None:
         handles: Sequence[RefHandle] = dumped.references
+        is_sent: bool | None = False  # None: it waits in the caller's box
         try:
             if self.peer.incoming.finish(self.frame.call_id):
                 if handles and not self._wait_until_accepted(handles):
@@ -390,16 +394,27 @@ class Job(msgspec.Struct, eq=False):
                     key = TransferKey(self.peer.incarnation, self.frame.call_id, of_reply=True)
                     message.references = references_of(handles)
                     self.agent.references.pin(key, handles)
+                    self.unpins = key
                 frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
                 try:
-                    is_sent = self._send(frame)
+                    is_sent = self.agent.answers.send(self, frame)
                 except SerializationError as error:  # it is too large: nothing of it was written
-                    is_sent = False
                     self._explain(message, error)
-                if handles and not is_sent:
-                    self.agent.references.unpin(key)
         finally:
-            self._end()
+            if is_sent is None:
+                self.is_ended = True  # but it goes on: `left` ends it
+                self.stop = self.handles = None
+            elif self.unpins is None:
+                self._end()
+            else:
+                self.left(is_sent=is_sent)
+
+    def left(self, *, is_sent: bool) -> None:
+        """The answer is sent, or never will be."""
+        unpins, self.unpins = self.unpins, None
+        if unpins is not None and not is_sent:
+            self.agent.references.unpin(unpins)
+        self._end()
 
     def _explain(self, answer: Reply | Failure, error: SerializationError) -> None:
         """Send an error in the place of an answer that can't be sent."""
@@ -407,7 +422,7 @@ class Job(msgspec.Struct, eq=False):
         function = self.request.function or "the function"
         text = f"the {what} of {function} can't be sent: {reason_of(error)}"
         failure, dumped = dump_failure(self.agent.serializer, SerializationError(text))
-        self._send(Frame(failure, self.frame.call_id, dumped.body))
+        self._answer_later(failure, dumped.body)
 
     def _end(self) -> None:
         self.is_ended = True
@@ -425,20 +440,11 @@ class Job(msgspec.Struct, eq=False):
                 f"{self._seconds} that it knows the reference; {HOW_CALLERS_RAISE}"
             )
             failure = Failure("farcall.errors.RpcTimeout", text, "")
-            self._send(Frame(failure, self.frame.call_id))
+            self._answer_later(failure)
             return False
         return True
 
-    def _send(self, frame: Frame) -> bool:
-        """Send to the caller. False: it won't get the frame, for it is gone or does not read.
-
-        Raises:
-            SerializationError: the frame is too large.
-        """
-        try:
-            self.link.send(frame, self.deadline)
-        except (LinkError, NotSent):
-            return False
-        except TimeoutError:
-            pass  # the rest of the frame follows when the caller reads again
-        return True
+    def _answer_later(self, message: Accepted | Failure, body: Buffer = b"") -> None:
+        """Send what is small: now, or when the caller takes it. Never waits."""
+        frame = Frame(message, self.frame.call_id, body)
+        self.agent.control.answer(self.peer, self.link, frame)

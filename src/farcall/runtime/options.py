@@ -111,7 +111,8 @@ class RpcBackendOptions:
             `num_worker_threads` if that is more.
         max_in_flight_bytes: how many bytes of requests may wait for one worker that does not read,
             or has no link yet, from 0. `rpc_async` and `remote` return at once until then; after
-            that they wait for room, up to their timeout. A single request may be larger. Default:
+            that they wait for room, up to their timeout. A single request may be larger. Also from
+            how many bytes of answers on, that wait for one worker, its functions wait. Default:
             `FARCALL_MAX_IN_FLIGHT_BYTES` of the environment; else 64 MiB.
         secret: shared by all workers; text is encoded as UTF-8. Default: `FARCALL_SECRET` of the
             environment, and no authentication when that isn't set either.

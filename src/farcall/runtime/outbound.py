@@ -99,9 +99,7 @@ class Outbound:
             context = current.get()
             if not peer.outbox.is_idle:
                 self._waiting.wait_for_turn(pending)
-            link = self._agent.endpoint.linked(peer.worker)
-            if link is None:
-                link = self._agent.connect(peer, pending.deadline)
+            link = self._agent.connect(peer, pending.deadline)
             if context is None or not context.agent.executor.is_at_work():
                 answer = link.exchange(frame, pending.deadline, meanwhile)
             else:

@@ -25,6 +25,7 @@ from farcall.wire.messages import OnDevice
 
 logger = get_logger("farcall")
 
+AT_ONCE = 0.0  # a deadline: what can't be written without waiting isn't
 # How long, in seconds, who sends waits for a peer that reads slowly before it leaves the rest to
 # the thread of the box. A healthy peer that is sent much makes room within less.
 GRACE = 0.01
@@ -108,7 +109,7 @@ class Outboxes:
             NotSent: there was no room by the deadline.
         """
         while True:
-            full = uninterrupted(partial(self._try_put, box, item), f"farcall-put-{self._name}")
+            full = self._put(box, item, must=False)
             if full is None:
                 return
             if not full.wait(_piece_until(deadline)) and time.monotonic() >= deadline:
@@ -117,8 +118,16 @@ class Outboxes:
                     f"max_in_flight_bytes is {box.most}"
                 )
 
-    def _try_put(self, box: Box, item: Waiting) -> Bell | None:
-        """Put an item into a box if there is room.
+    def put_at_once(self, box: Box, item: Waiting) -> None:
+        """Like `put`, whether there is room or not."""
+        self._put(box, item, must=True)
+
+    def _put(self, box: Box, item: Waiting, *, must: bool) -> Bell | None:
+        step = partial(self._try_put, box, item, must=must)
+        return uninterrupted(step, f"farcall-put-{self._name}")
+
+    def _try_put(self, box: Box, item: Waiting, *, must: bool) -> Bell | None:
+        """Put an item into a box if there is room, or if it must be.
 
         Returns:
             A bell that rings when there may be room; None if the item was put.
@@ -127,7 +136,7 @@ class Outboxes:
             over = box.prune(_is_over)
             full = None
             starts: bool | None = False
-            if item.size and not box.has_room(item.size):
+            if item.size and not must and not box.has_room(item.size):
                 full = self._bell()
             else:
                 starts = box.put(item, item.size)

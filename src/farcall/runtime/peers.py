@@ -13,6 +13,7 @@ import msgspec
 from farcall.errors import OwnerDied, PeerLost, RpcTimeout, UnknownWorker
 from farcall.ids import RefId, Worker, WorkerInfo
 from farcall.log import get_logger
+from farcall.protocol.admission import Admission
 from farcall.protocol.calls import Incoming, Outgoing
 from farcall.protocol.outbox import Outbox
 from farcall.runtime.call_names import readable
@@ -94,6 +95,7 @@ class Peer:
         self.outbox: Box = Outbox(max_in_flight_bytes)  # for the link that we dial
         self.back_outbox: Box = Outbox(max_in_flight_bytes)  # for `back_link`
         self.back_link: Link | None = None  # the link that it dialled
+        self.admission: Admission[Job] = Admission(max_in_flight_bytes)  # of its requests
         self.crowded = ""  # why it had no more threads for our calls, when it said so last
         self.crowded_at = -math.inf  # when that was, `time.monotonic()` seconds
 

@@ -1,0 +1,72 @@
+"""The invariants of admission, over every order of events that hypothesis finds."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from farcall.protocol.admission import Admission
+
+MOST = 100
+
+
+class Gates(RuleBasedStateMachine):
+    """An admission beside a list. Jobs are numbered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admission: Admission[int] = Admission(MOST)
+        self.count = 0
+        self.held: list[int] = []
+        self.answers: list[int] = []  # bytes of each that waits
+        self.is_lost = False
+
+    @rule()
+    def begin(self) -> None:
+        begins = self.admission.begin(self.count)
+        assert begins == (self.is_lost or sum(self.answers) < MOST)  # ADM-2
+        if not begins:
+            self.held.append(self.count)
+        self.count += 1
+
+    @rule(size=st.integers(1, 150))
+    def waits(self, size: int) -> None:
+        self.admission.waits(size)
+        self.answers.append(size)
+
+    @precondition(lambda self: self.answers)
+    @rule(data=st.data())
+    def went(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.answers) - 1))
+        out = self.admission.went(self.answers.pop(index))
+        if sum(self.answers) < MOST:
+            assert out == self.held  # ADM-1
+            self.held = []
+        else:
+            assert out == []
+
+    @rule()
+    def lost(self) -> None:
+        assert self.admission.lost() == self.held  # ADM-1
+        self.held, self.is_lost = [], True
+
+    @invariant()
+    def holds(self) -> None:
+        assert len(self.admission) == len(self.held)
+        assert self.admission.waiting_bytes == sum(self.answers)
+        if self.is_lost or sum(self.answers) < MOST:
+            assert not self.held  # ADM-3
+
+
+TestAdmission = Gates.TestCase
+TestAdmission.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+
+
+def test_nothing_is_held_while_nothing_waits_whatever_the_bound() -> None:
+    admission: Admission[int] = Admission(0)
+    assert admission.begin(1)
+    admission.waits(1)
+    assert not admission.begin(2)
+    assert admission.went(1) == [2]
+    assert admission.begin(3)
