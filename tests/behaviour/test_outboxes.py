@@ -10,6 +10,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from behaviour.helpers import (
     wait_at,
     wait_until,
 )
-from farcall import rpc
+from farcall import autograd, rpc
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError, SerializationError
 from farcall.runtime import outboxes
 from farcall.runtime.agent import Agent
@@ -298,6 +299,7 @@ class Answered:
     def __init__(self, agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
         self.agents = agents
         self.opened = threading.Event()
+        self.waiting = 0
         callee = agents[1]
         on_request = Agent._on_request
         full = self
@@ -311,6 +313,7 @@ class Answered:
 
             def send(self, frame: Frame, deadline: float) -> None:
                 if not full.opened.is_set():
+                    full.waiting += 1
                     left = deadline - outboxes.time.monotonic()
                     if not full.opened.wait(min(max(left, 0.0), PATIENCE)):
                         raise NotSent
@@ -451,6 +454,39 @@ def test_references_in_answers_that_are_never_read_are_let_go(unread: Answered) 
     wait_until(lambda: not callee.leaver.active)
     gc.collect()
     wait_until(lambda: not callee.references.statistics()["owned"])
+
+
+def double(tensor: torch.Tensor) -> torch.Tensor:
+    return 2 * tensor
+
+
+def test_gradients_that_their_worker_does_not_read_cost_the_others_nothing(
+    unread: Answered,
+) -> None:
+    passes = 2 * 2  # twice as many as functions may run at once
+    unread.opened.set()
+    forward = threading.Barrier(passes + 1)
+
+    def train() -> Any:
+        with autograd.context() as context:
+            weight = torch.ones(3, requires_grad=True)
+            loss = rpc.rpc_sync("w1", double, args=(weight,)).sum()
+            forward.wait(PATIENCE)
+            forward.wait(PATIENCE)
+            autograd.backward(context, [loss])
+            return autograd.get_gradients(context)[weight]
+
+    threads = [partial(copy_context().run, train) for _ in range(passes)]
+    with in_threads(*threads) as gradients:
+        forward.wait(PATIENCE)
+        unread.opened.clear()
+        before = unread.waiting
+        forward.wait(PATIENCE)
+        wait_until(lambda: unread.waiting >= before + passes)
+        with acting_as(unread.agents[2]):
+            assert rpc.rpc_sync("w1", echo, args=(7,), **FOREVER) == 7
+        unread.opened.set()
+    assert [gradient.tolist() for gradient in gradients] == [[2.0] * 3] * passes
 
 
 def test_errors_wait_as_values_do(unread: Answered) -> None:

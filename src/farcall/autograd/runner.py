@@ -236,10 +236,9 @@ class Runner:
             if peer.worker is self.agent.me:
                 self.reported(peer, message)  # type: ignore[arg-type]
             else:
-                deadline = time.monotonic() + (self.agent.rpc_timeout or math.inf)
-                self.agent.control.send(peer, Frame(message), deadline)
+                self.agent.control.report(peer, message)
         except (CallError, UnknownWorker):
-            pass  # a root that is gone, or takes nothing for so long, does not wait any more
+            pass  # a root that is gone does not wait any more
 
     # What arrives.
 

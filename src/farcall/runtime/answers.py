@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from farcall.errors import LinkError
-from farcall.runtime.outboxes import AT_ONCE, GRACE, detached, size_of
+from farcall.runtime.outboxes import AT_ONCE, detached, end_of_grace, size_of
 from farcall.runtime.peers import Peer
 from farcall.transport.base import NotSent
 from farcall.wire.frames import Frame, check_size
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
     from farcall.runtime.inbound import Job
 
-# Bytes a second below which a caller counts as one that does not read. A thread of the callee
-# waits so long at most for one answer; what is left then is copied.
-SLOWEST = 100e6
 AT_ONCE_SIZE = 4096  # bytes
 
 
@@ -49,11 +46,11 @@ class Answers:
             is_small = not frame.buffers and len(frame.body) <= AT_ONCE_SIZE
             try:
                 try:
-                    job.link.send(frame, AT_ONCE if is_small else _until(job, frame))
+                    job.link.send(frame, AT_ONCE if is_small else end_of_grace(frame, job.deadline))
                 except NotSent:
                     if not is_small:
                         raise
-                    job.link.send(frame, _until(job, frame))
+                    job.link.send(frame, end_of_grace(frame, job.deadline))
                 return True
             except NotSent:
                 pass
@@ -124,12 +121,3 @@ class _WaitingAnswer:
 
     def drop(self) -> None:
         self._answers.went(self._job, self.size, is_sent=False)
-
-
-def _until(job: Job, frame: Frame) -> float:
-    """When a thread that sends an answer has waited for its caller for long enough."""
-    size = len(frame.body)
-    for buffer in frame.buffers:
-        size += len(buffer)
-    until = time.monotonic() + GRACE + size / SLOWEST
-    return until if until < job.deadline else job.deadline

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from farcall.errors import LinkError, RpcTimeout
-from farcall.runtime.outboxes import AT_ONCE, Box
+from farcall.runtime.outboxes import AT_ONCE, Box, end_of_grace
 from farcall.runtime.peers import Peer
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
@@ -87,20 +87,36 @@ class ControlMessages:
         box = peer.outbox if peer.back_link is None else peer.back_outbox
         self._send(box, peer, Frame(message, call_id), partial(self._any_link, peer))
 
-    def _any_link(self, peer: Peer, until: float) -> Link | None:
-        link = peer.back_link or self._agent.linked(peer)
-        if link is not None or until <= AT_ONCE:
+    def _any_link(self, peer: Peer, deadline: float) -> Link | None:
+        return peer.back_link or self._dialled_link(peer, deadline)
+
+    def _dialled_link(self, peer: Peer, deadline: float) -> Link | None:
+        link = self._agent.linked(peer)
+        if link is not None or deadline <= AT_ONCE:
             return link
         try:
-            return self._agent.connect(peer, until)
+            return self._agent.connect(peer, deadline)
         except LinkError as error:
             self._agent.lose(peer, str(error))
             return None
 
+    def report(self, peer: Peer, message: Message) -> None:
+        """Like `post`, by the link that `send` takes."""
+        if peer.lost is None:
+            is_dialled = self._dials(peer)
+            box = peer.outbox if is_dialled else peer.back_outbox
+            find = self._dialled_link if is_dialled else self._any_link
+            self._send(box, peer, Frame(message), partial(find, peer))
+
+    def _dials(self, peer: Peer) -> bool:
+        """Which of the two links between two workers both use for what belongs to no call."""
+        return peer.back_link is None or (peer.linked and self._agent.me.id < peer.worker.id)
+
     def send(self, peer: Peer, frame: Frame, deadline: float) -> Link:
         """Send a frame that belongs to no call, once. Gives the link that it went by.
 
-        Two workers use the same link for what they send to each other in this way.
+        Two workers use the same link for what they send to each other in this way. A thread of the
+        agent that waits here for the peer leaves its place to another one.
 
         Args:
             deadline: `time.monotonic()` seconds: the agent's `rpc_timeout` from the first attempt.
@@ -110,11 +126,16 @@ class ControlMessages:
         """
         if peer.lost is not None:
             raise peer.loss()
-        link: Link | None = peer.back_link
+        link = self._agent.linked(peer) if self._dials(peer) else peer.back_link
         try:
-            if link is None or (peer.linked and self._agent.me.id < peer.worker.id):
-                link = self._agent.connect(peer, deadline)
-            link.send(frame, deadline)
+            if link is None:
+                with self._agent.waiting():
+                    link = self._agent.connect(peer, deadline)
+            try:
+                link.send(frame, end_of_grace(frame, deadline))
+            except NotSent:
+                with self._agent.waiting():
+                    link.send(frame, deadline)
         except LinkError as error:
             self._agent.lose(peer, str(error))
             raise self._agent.outcomes.ended(peer) from error

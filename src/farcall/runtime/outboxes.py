@@ -29,6 +29,9 @@ AT_ONCE = 0.0  # a deadline: what can't be written without waiting isn't
 # How long, in seconds, who sends waits for a peer that reads slowly before it leaves the rest to
 # the thread of the box. A healthy peer that is sent much makes room within less.
 GRACE = 0.01
+# Bytes a second below which a peer counts as one that does not read. A thread waits so long at most
+# for one frame; what is left then is copied.
+SLOWEST = 100e6
 LOOK_AGAIN = 1.0  # seconds between looks at what a bell should have told
 MAX_IN_FLIGHT_BYTES = 64 << 20  # for each peer, by default
 OVERHEAD = 512  # bytes that a request takes here beside its arguments, about
@@ -210,6 +213,19 @@ def detached(frame: Frame) -> Frame:
 def size_of(frame: Frame) -> int:
     """How many bytes a frame takes here while it waits, about."""
     return OVERHEAD + len(frame.body) + sum(len(buffer) for buffer in frame.buffers)
+
+
+def end_of_grace(frame: Frame, deadline: float) -> float:
+    """When a thread that sends a frame has waited for long enough for a peer that reads slowly.
+
+    Args:
+        deadline: when the frame need not be sent any more; both on `time.monotonic()`, in seconds.
+    """
+    size = len(frame.body)
+    for buffer in frame.buffers:
+        size += len(buffer)
+    grace = time.monotonic() + GRACE + size / SLOWEST
+    return grace if grace < deadline else deadline
 
 
 def _is_over(item: Waiting) -> bool:
