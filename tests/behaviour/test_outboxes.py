@@ -392,8 +392,17 @@ def test_an_answer_that_waits_is_as_it_was_when_the_function_returned(unread: An
     assert values.count(1.0) >= 1
 
 
+_runs: list[None] = []
+
+
+def count_and_answer() -> torch.Tensor:
+    _runs.append(None)
+    return large()
+
+
 def test_answers_that_wait_when_their_caller_is_lost_end(unread: Answered) -> None:
-    futures = ask_for_much(unread)
+    _runs.clear()
+    futures = ask_for_much(unread, count_and_answer)
     caller, callee = unread.caller, unread.agents[1]
     callee.lose(caller, "the test")
     unread.opened.set()
@@ -401,6 +410,7 @@ def test_answers_that_wait_when_their_caller_is_lost_end(unread: Answered) -> No
         with pytest.raises(rpc.PeerLost):
             future.wait()
     wait_until(lambda: not callee.leaver.active)
+    assert len(_runs) <= 8  # those held did not run
     assert not len(caller.admission)
     assert not caller.admission.waiting_bytes
     with acting_as(unread.agents[2]):
@@ -500,8 +510,10 @@ def test_errors_wait_as_values_do(unread: Answered) -> None:
 
 
 def test_shutdown_does_not_wait_for_a_caller_that_does_not_read(unread: Answered) -> None:
-    futures = ask_for_much(unread)
+    _runs.clear()
+    futures = ask_for_much(unread, count_and_answer)
     unread.agents[1].shutdown(graceful=False)
     for future in futures:
         with pytest.raises(rpc.PeerLost):
             future.wait()
+    assert len(_runs) <= 8  # those held did not run

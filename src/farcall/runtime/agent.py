@@ -349,11 +349,11 @@ class Agent:
         loss = peer.loss()
         steps: list[Callable[[], object]] = [
             lambda: self.endpoint.drop(peer.incarnation, cause),
+            *[job.cancel for job in jobs],  # first: those that are held must not run
             lambda: self.outboxes.lose(peer.outbox),
             lambda: self.outboxes.lose(peer.back_outbox),
             lambda: self.answers.lost(peer),
             lambda: self.outcomes.fail(pending, loss),
-            *[job.cancel for job in jobs],
             lambda: self.gradients.lost(peer),
             lambda: self.references.lost(peer.incarnation, peer.left or cause),
             lambda: self.leaver.lost(peer.incarnation),

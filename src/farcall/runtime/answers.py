@@ -12,6 +12,7 @@ from farcall.errors import LinkError
 from farcall.runtime.outboxes import AT_ONCE, detached, end_of_grace, size_of
 from farcall.runtime.peers import Peer
 from farcall.transport.base import NotSent
+from farcall.transport.uninterrupted import uninterrupted
 from farcall.wire.frames import Frame, check_size
 from farcall.wire.messages import encode_message
 
@@ -62,17 +63,23 @@ class Answers:
             frame.message, len(encode_message(frame.message)), len(frame.body), frame.buffers
         )
         waiting = _WaitingAnswer(self, job, detached(frame))
-        with job.peer.lock:
-            job.peer.admission.waits(waiting.size)
-        self._agent.outboxes.put_at_once(job.peer.back_outbox, waiting)
+        # Whoever completes a future answers, the main thread of a program too.
+        uninterrupted(
+            lambda: self._leave(job.peer, waiting), f"farcall-answer-{self._agent.me.name}"
+        )
         return None
+
+    def _leave(self, peer: Peer, waiting: _WaitingAnswer) -> None:
+        with peer.lock:
+            peer.admission.waits(waiting.size)
+        self._agent.outboxes.put_at_once(peer.back_outbox, waiting)
 
     def went(self, job: Job, size: int, *, is_sent: bool) -> None:
         """An answer that was left is sent, or never will be."""
         peer = job.peer
         with peer.lock:
             held = peer.admission.went(size)
-        self.begin(held)
+        self._begin(held)
         job.left(is_sent=is_sent)
 
     def holds(self, job: Job) -> bool:
@@ -84,11 +91,12 @@ class Answers:
         """A caller is gone: functions that were held find that out."""
         with peer.lock:
             held = peer.admission.lost()
-        self.begin(held)
+        self._begin(held)
 
-    def begin(self, held: list[Job]) -> None:
-        for job in held:
-            self._agent.executor.submit(job.run, job.request.depth)
+    def _begin(self, held: list[Job]) -> None:
+        if not self._agent.is_closed:
+            for job in held:
+                self._agent.executor.submit(job.run, job.request.depth)
 
 
 class _WaitingAnswer:
