@@ -25,7 +25,7 @@ using namespace farcall;
 namespace {
 
 // How a send ended.
-enum Status : int { kSent = 0, kNotSent = 1, kTimedOut = 2, kLost = 3 };
+enum Status : int { kSent = 0, kNotSent = 1, kTimedOut = 2, kLost = 3, kTooLarge = 4 };
 
 constexpr std::size_t kCopiedBody = 64 << 10;  // larger ones are handed out as they arrived
 
@@ -176,6 +176,7 @@ int send_frame(Link& link, int kind, std::uint64_t call_id, nb::handle meta, nb:
                nb::handle buffers, double deadline) {
   Held held;
   const OutFrame frame = out_frame(held, kind, call_id, meta, body, buffers);
+  if (!link.may_send(frame)) return kTooLarge;
   // Letting go of the interpreter for less than a microsecond costs more than it gives: another
   // thread takes it, and has to be waited for.
   if (link.send_at_once(frame)) return kSent;
@@ -187,6 +188,7 @@ nb::object exchange(Link& link, int kind, std::uint64_t call_id, nb::handle meta
                     nb::handle buffers, double deadline, nb::handle meanwhile) {
   Held held;
   const OutFrame frame = out_frame(held, kind, call_id, meta, body, buffers);
+  if (!link.may_send(frame)) return nb::int_(static_cast<int>(kTooLarge));
   std::function<void()> then;
   if (!meanwhile.is_none()) {
     then = [meanwhile] {
@@ -281,6 +283,7 @@ NB_MODULE(_native, module) {
   module.attr("NOT_SENT") = static_cast<int>(kNotSent);
   module.attr("TIMED_OUT") = static_cast<int>(kTimedOut);
   module.attr("LOST") = static_cast<int>(kLost);
+  module.attr("TOO_LARGE") = static_cast<int>(kTooLarge);
 
   nb::class_<Memory>(module, "Memory", nb::type_slots(memory_slots));
 
@@ -327,6 +330,7 @@ NB_MODULE(_native, module) {
       .def("begin", &ThreadState::begin)
       .def_prop_ro("anomaly_was_enabled", &ThreadState::anomaly_was_enabled)
       .def("has_changed", &ThreadState::has_changed)
+      .def_prop_ro("watched_bytes", &ThreadState::watched_bytes)
       .def("run", &ThreadState::run, nb::arg("context"), nb::arg("function"), nb::arg("put_back"))
       .def_prop_rw("is_inside", &ThreadState::is_inside, &ThreadState::set_inside)
       .def("put_back_floats", &ThreadState::put_back_floats)
@@ -334,11 +338,12 @@ NB_MODULE(_native, module) {
 
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::new_([](int spin_threads, std::size_t shared_memory, bool move_threads,
-                      bool keep_awake) {
-             return std::make_shared<Endpoint>(spin_threads, shared_memory, move_threads, keep_awake);
+                      bool keep_awake, const nb::tuple& sending) {
+             return std::make_shared<Endpoint>(spin_threads, shared_memory, move_threads, keep_awake,
+                                               limits_of(sending));
            }),
            nb::arg("spin_threads"), nb::arg("shared_memory"), nb::arg("move_threads"),
-           nb::arg("keep_awake"))
+           nb::arg("keep_awake"), nb::arg("sending"))
       .def_prop_ro("shared_memory", &Endpoint::shared_memory)
       .def("open_stream", &open_stream, nb::arg("fd"), nb::arg("limits"), nb::arg("streams"),
            nb::arg("threshold"), nb::arg("chunk"), nb::arg("dialled"))

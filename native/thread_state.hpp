@@ -80,7 +80,7 @@ class ThreadState : public TorchState {
   void set_inside(bool value) { is_inside_ = value; }
 
   // The function has ended: whether it has set something.
-  bool has_changed() const {
+  bool has_changed() {
     const PyThreadState* thread = PyThreadState_Get();
     return !trace_.is(thread->c_tracefunc, thread->c_traceobj) ||
            !profile_.is(thread->c_profilefunc, thread->c_profileobj) || TorchState::has_changed();

@@ -33,6 +33,17 @@ struct OutFrame {
   Part meta;
   Part body;
   std::vector<OutBuffer> buffers;
+
+  // Whether receivers with these limits take it.
+  bool is_within(const Limits& limits) const {
+    std::uint64_t total = body.size;
+    for (const OutBuffer& buffer : buffers) {
+      if (buffer.size > limits.buffer) return false;
+      total += buffer.size;
+    }
+    return meta.size <= limits.meta && body.size <= limits.body &&
+           buffers.size() <= limits.buffers && total <= limits.frame;
+  }
 };
 
 // A frame as it goes over a channel: what to write, one part after the other.

@@ -25,8 +25,9 @@ constexpr std::uint32_t kEventsPerPoll = 16;
 }  // namespace
 
 Endpoint::Endpoint(int spin_threads, std::size_t shared_memory, bool move_threads,
-                   bool keep_awake)
+                   bool keep_awake, const Limits& sending)
     : memory_(std::make_shared<MemoryBudget>(shared_memory, [this] { want_trim(); })),
+      sending_(sending),
       budget_(spin_threads, move_threads, keep_awake),
       spinner_(budget_, Who::kEndpoint),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),

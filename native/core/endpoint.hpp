@@ -24,9 +24,11 @@ struct RingBounds;
 class Endpoint : public std::enable_shared_from_this<Endpoint> {
  public:
   // `spin_threads`: how many threads may spin at once. `shared_memory`: how many bytes of it all links
-  // together may create. `move_threads`, `keep_awake`: see `SpinBudget`.
+  // together may create. `move_threads`, `keep_awake`: see `SpinBudget`. `sending`: what every receiver
+  // takes.
   explicit Endpoint(int spin_threads, std::size_t shared_memory = kUnlimited,
-                    bool move_threads = false, bool keep_awake = true);
+                    bool move_threads = false, bool keep_awake = true,
+                    const Limits& sending = kNoLimits);
   Endpoint(const Endpoint&) = delete;
 
   // A link over a socket, which it takes over. Nothing is read before `start`.
@@ -58,6 +60,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   EndpointMemory& memory() { return memory_; }
   HeapPool& pool() { return *memory_.pool; }
   SpinBudget& spin_budget() { return budget_; }
+  const Limits& sending() const { return sending_; }
   void push(Event event);
   bool has_queued() const { return queued_.load(std::memory_order_seq_cst) > 0; }
   // Whether so much waits for `next` that nobody should read more for it.
@@ -91,6 +94,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void want_trim();
 
   EndpointMemory memory_;
+  const Limits sending_;
   SpinBudget budget_;
   Spinner spinner_;
   Rundown users_;  // of the two descriptors

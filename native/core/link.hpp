@@ -48,6 +48,9 @@ class Link : public std::enable_shared_from_this<Link> {
   bool is_lost() const { return lost_.load(std::memory_order_seq_cst); }
   std::string cause();
 
+  // Whether receivers take the frame. Of one that they do not nothing may be sent.
+  bool may_send(const OutFrame& frame) const;
+
   // All of these are for any thread. They throw NotSent, TimedOut, LinkFailure, Interrupted.
   void send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt);
   // Sends a small frame if that takes no time. False: it would; nothing was sent. Does not throw.

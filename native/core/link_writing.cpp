@@ -5,6 +5,8 @@
 
 namespace farcall {
 
+bool Link::may_send(const OutFrame& frame) const { return frame.is_within(home_->sending()); }
+
 void Link::send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt) {
   Use use(*this);
   Reading reading(*this);

@@ -2,9 +2,12 @@
 // modes, hooks, dispatch keys, the JIT's optimization; and how the thread computes with floats.
 //
 // farcall puts that state back after each remote function, and mostly there is nothing to put back.
-// Asking torch by its Python functions takes a microsecond; this takes some ten nanoseconds. What is
-// compared are bytes that this file does not interpret, found by their names in the libraries that
-// are loaded. Where a name is missing `is_available` is false, and the caller asks as usual.
+// Asking torch by its Python functions takes microseconds. Here the state is asked for by functions of
+// the loaded libraries, found by their names; where a name is missing `is_available` is false, and
+// the caller asks as usual. That still takes a quarter of a microsecond when the caches hold other
+// things. So the bytes that the libraries keep for the thread are compared first: those in which that
+// state is, and what lies between. If they are as noted nothing has changed. Else what the functions say
+// decides.
 #pragma once
 
 #include <dlfcn.h>
@@ -18,6 +21,7 @@
 #include <vector>
 
 #include "float_control.hpp"
+#include "thread_block.hpp"
 
 namespace farcall {
 
@@ -32,6 +36,7 @@ class TorchState {
     if (torch.complete)
       mine_ = {torch.autograd(), torch.hooks(), torch.tracing(), dlsym(torch.c10, kDispatchKeys)};
     std::copy_n(autocast_devices.begin(), device_count_, devices_.begin());
+    watch();
     note();
   }
 
@@ -41,6 +46,7 @@ class TorchState {
   void note() {
     noted_ = read();
     noted_.float_control = float_control_;
+    for (Watched& one : watched_) one.note();
   }
 
   // Remember whether anomaly mode is on; that is the process's, so it may have changed since.
@@ -50,10 +56,20 @@ class TorchState {
 
   bool anomaly_was_enabled() const { return noted_.anomaly != 0; }
 
+  // How many bytes are compared first. 0: where the state is was not found, and torch is asked each time.
+  std::size_t watched_bytes() const {
+    std::size_t size = 0;
+    for (const Watched& one : watched_) size += one.noted.size();
+    return size;
+  }
+
   // Whether the state of the calling thread is another one than that which was noted.
-  bool has_changed() const {
+  bool has_changed() {
+    if (is_certainly_unchanged()) return false;
     const State state = read();
-    return std::memcmp(&noted_, &state, sizeof(State)) != 0;
+    if (std::memcmp(&noted_, &state, sizeof(State)) != 0) return true;
+    for (Watched& one : watched_) one.note();  // something else has changed
+    return false;
   }
 
  private:
@@ -62,6 +78,11 @@ class TorchState {
   // Of AutogradState: a pointer or so, then one byte of flags.
   static constexpr std::size_t kAutogradBytes = 32;
   static constexpr std::size_t kMostDevices = 24;
+  // Of SavedTensorDefaultHooksTLS and PythonTorchFunctionTLS, all.
+  static constexpr std::size_t kAllHooksBytes = 128;
+  static constexpr std::size_t kFunctionModesBytes = 32;
+  // More are not compared each time.
+  static constexpr std::size_t kMostWatched = 1024;
 
   struct State {
     std::array<std::byte, kHooksBytes> hooks{};
@@ -93,14 +114,28 @@ class TorchState {
     std::int8_t (*autocast_dtype)(std::int8_t) = nullptr;
     int (*increment_nesting)() = nullptr;
     int (*decrement_nesting)() = nullptr;
+    void (*set_autocast_dtype)(std::int8_t, std::int8_t) = nullptr;
     bool (*caches_casts)() = nullptr;
+    void (*set_caches_casts)(bool) = nullptr;
     bool (*hooks_enabled)() = nullptr;
     bool (*set_hooks_tracing)(bool) = nullptr;
     bool (*jit_optimizes)() = nullptr;
+    void (*set_jit_optimizes)(bool) = nullptr;
+    const void* (*function_mode_state)() = nullptr;
     const void* const* (*tracing)() = nullptr;  // a std::shared_ptr, which begins with the pointer
     const std::uint8_t* anomaly = nullptr;
     void* c10 = nullptr;
     bool complete = false;
+    bool has_places = false;  // so that `watch` can find where the state is
+  };
+
+  // Bytes of the thread, and what they were.
+  struct Watched {
+    const std::byte* data;
+    std::vector<std::byte> noted;
+
+    bool is_as_noted() const { return std::memcmp(data, noted.data(), noted.size()) == 0; }
+    void note() { std::memcpy(noted.data(), data, noted.size()); }
   };
 
   static constexpr const char* kDispatchKeys = "_ZN3c104impl26raw_local_dispatch_key_setE";
@@ -134,12 +169,80 @@ class TorchState {
         find(cpu, "_ZN5torch3jit24getGraphExecutorOptimizeEv", found.jit_optimizes) &&
         find(cpu, "_ZN5torch3jit6tracer15getTracingStateEv", found.tracing) &&
         find(cpu, "_ZN5torch8autograd11AnomalyMode8_enabledE", found.anomaly);
+    found.has_places =
+        found.complete &&
+        find(cpu, "_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE",
+             found.set_autocast_dtype) &&
+        find(cpu, "_ZN2at8autocast26set_autocast_cache_enabledEb", found.set_caches_casts) &&
+        find(cpu, "_ZN5torch3jit24setGraphExecutorOptimizeEb", found.set_jit_optimizes) &&
+        find(cpu, "_ZN2at4impl22PythonTorchFunctionTLS9get_stateEv", found.function_mode_state);
     return found;
   }
 
   static const Symbols& symbols() {
     static const Symbols found = load();
     return found;
+  }
+
+  // Where in the block of libtorch_cpu the state is. Empty: unknown. It is where it is for every
+  // thread, so it is looked for once.
+  Span span_in_cpu(const ThreadBlock& block) const {
+    static const Span span = find_span(block, devices_, device_count_);
+    return span;
+  }
+
+  static Span find_span(const ThreadBlock& block,
+                        const std::array<std::int8_t, kMostDevices>& devices, std::size_t count) {
+    const Symbols& torch = symbols();
+    std::vector<Span> parts{
+        block.span_of(torch.hooks(), kAllHooksBytes),
+        block.span_of(torch.function_mode_state(), kFunctionModesBytes),
+        block.changed_by(torch.increment_nesting, torch.decrement_nesting),
+    };
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::int8_t device = devices[i];
+      const std::int8_t dtype = torch.autocast_dtype(device);
+      const std::int8_t other = dtype == 0 ? 1 : 0;
+      parts.push_back(block.changed_by([&] { torch.set_autocast_dtype(device, other); },
+                                       [&] { torch.set_autocast_dtype(device, dtype); }));
+    }
+    const bool caches = torch.caches_casts();
+    parts.push_back(block.changed_by([&] { torch.set_caches_casts(!caches); },
+                                     [&] { torch.set_caches_casts(caches); }));
+    const bool optimizes = torch.jit_optimizes();
+    parts.push_back(block.changed_by([&] { torch.set_jit_optimizes(!optimizes); },
+                                     [&] { torch.set_jit_optimizes(optimizes); }));
+    Span all;
+    for (const Span& part : parts) {
+      if (part.is_empty()) return {};
+      all = all.with(part);
+    }
+    return all;
+  }
+
+  // All that libc10 keeps (dispatch keys and modes, autograd's modes), and some of libtorch_cpu's.
+  void watch() {
+    const Symbols& torch = symbols();
+    if (!torch.has_places) return;
+    read();  // so that the thread has all of it
+    const auto c10 = ThreadBlock::of(reinterpret_cast<const void*>(torch.dispatch_modes));
+    const auto cpu = ThreadBlock::of(reinterpret_cast<const void*>(torch.hooks));
+    if (!c10 || !cpu) return;
+    const Span span = span_in_cpu(*cpu);
+    if (span.is_empty() || span.size() + c10->size() > kMostWatched) return;
+    if (c10->span_of(mine_.dispatch_keys, 1).is_empty() ||
+        c10->span_of(mine_.autograd, 1).is_empty())
+      return;
+    watched_.push_back({c10->data(), std::vector<std::byte>(c10->size())});
+    watched_.push_back({cpu->data() + span.begin, std::vector<std::byte>(span.size())});
+  }
+
+  bool is_certainly_unchanged() const {
+    if (watched_.empty()) return false;
+    for (const Watched& one : watched_)
+      if (!one.is_as_noted()) return false;
+    return *mine_.tracing == noted_.tracing && *symbols().anomaly == noted_.anomaly &&
+           read_float_control() == noted_.float_control;
   }
 
   static std::uint8_t read_anomaly() { return is_available() ? *symbols().anomaly : 0; }
@@ -188,6 +291,7 @@ class TorchState {
   std::size_t device_count_;
   std::uint64_t float_control_;
   State noted_;
+  std::vector<Watched> watched_;  // empty: what would have to be watched was not found
 };
 
 }  // namespace farcall

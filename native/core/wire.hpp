@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace farcall {
@@ -29,6 +30,9 @@ struct Limits {
   std::uint64_t frame;
   std::uint8_t last_kind;  // of the kinds that are known
 };
+
+constexpr std::uint64_t kAnySize = std::numeric_limits<std::uint64_t>::max();
+constexpr Limits kNoLimits{kAnySize, kAnySize, kAnySize, kAnySize, kAnySize, 0xff};
 
 // Set if some buffers of the frame lie in shared segments (rings only): the table is followed by as
 // many little-endian u64, a place for each buffer. 0: in the frame; else the number of the

@@ -21,6 +21,7 @@ SENT: int
 NOT_SENT: int
 TIMED_OUT: int
 LOST: int
+TOO_LARGE: int  # by the limits of the endpoint; nothing was sent
 
 _Frame = tuple[int, int, bytes, Buffer, list[memoryview]]
 """Kind, call id, meta, body, buffers."""
@@ -65,7 +66,7 @@ class Link:
         buffers: Sequence[OutBuffer],
         deadline: float,
     ) -> int:
-        """SENT, NOT_SENT, TIMED_OUT or LOST."""
+        """SENT, NOT_SENT, TIMED_OUT, LOST or TOO_LARGE."""
 
     def exchange(
         self,
@@ -77,7 +78,7 @@ class Link:
         deadline: float,
         meanwhile: Callable[[], None] | None,
     ) -> _Frame | int:
-        """The answer; or NOT_SENT, TIMED_OUT or LOST."""
+        """The answer; or NOT_SENT, TIMED_OUT, LOST or TOO_LARGE."""
 
     def receive(self, kinds: int, alarm: int, deadline: float) -> _Frame | None:
         """A frame of one of these kinds (a bit each)."""
@@ -108,6 +109,10 @@ class ThreadState:
     @property
     def anomaly_was_enabled(self) -> bool: ...
     def has_changed(self) -> bool: ...
+    @property
+    def watched_bytes(self) -> int:
+        """Compared before torch is asked; 0 if where torch keeps its state was not found."""
+
     def run(
         self, context: Context, function: Callable[[], T], put_back: Callable[[], None]
     ) -> T: ...
@@ -119,8 +124,15 @@ class Endpoint:
     """See `native/core/endpoint.hpp`."""
 
     def __init__(
-        self, spin_threads: int, shared_memory: int, move_threads: bool, keep_awake: bool
-    ) -> None: ...
+        self,
+        spin_threads: int,
+        shared_memory: int,
+        move_threads: bool,
+        keep_awake: bool,
+        sending: tuple[int, ...],
+    ) -> None:
+        """`sending`: the limits that every receiver enforces."""
+
     @property
     def shared_memory(self) -> int:
         """How many bytes of it the links have created and not given back."""

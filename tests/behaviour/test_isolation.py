@@ -290,6 +290,15 @@ def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
+@pytest.mark.skipif(thread_state.ThreadState is None, reason="nothing was compiled")
+def test_where_torch_keeps_its_state_is_found() -> None:
+    """Else torch is asked each time, which is slower. A new version of torch may change that."""
+    state = thread_state.Restorer(thread_state.float_control()).state
+    assert isinstance(state, thread_state.ThreadState)
+    assert 0 < state.watched_bytes <= 1024
+    assert not state.has_changed()
+
+
 # Code of the user that is no function which was called, nor a callback of a future.
 
 released: list[str] = []

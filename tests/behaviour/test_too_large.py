@@ -29,14 +29,10 @@ pytestmark = on_bytes
 SMALL = Limits(meta=40_000, body=60_000, buffers=5, buffer=100_000, frame=300_000)
 
 
-def set_limits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(frames, "SENDING_LIMITS", SMALL)
-    patch.setattr(frames, "UNCHECKED_SIZE", min(SMALL.meta, SMALL.body))
-
-
 @pytest.fixture
-def small(pair: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    set_limits(monkeypatch)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any agent is made: what receivers take."""
+    monkeypatch.setattr(frames, "SENDING_LIMITS", SMALL)
 
 
 def references() -> list[rpc.RRef[int]]:
@@ -65,6 +61,10 @@ def long_text() -> None:
     raise ValueError("x" * SMALL.meta)
 
 
+def sum_of_doubles(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).sum()
+
+
 def keywords(**values: Any) -> int:
     return len(values)
 
@@ -79,7 +79,7 @@ def assert_works(agents: list[Agent]) -> None:
 @each_way
 @pytest.mark.parametrize("kind", VALUES)
 def test_an_argument_that_is_too_large_is_refused(
-    pair: list[Agent], small: None, call: Way, kind: str
+    small: None, pair: list[Agent], call: Way, kind: str
 ) -> None:
     with pytest.raises(SerializationError, match=rf"the request can't be sent: .* {kind}.* limit"):
         call("w1", echo, args=(VALUES[kind](),))
@@ -90,7 +90,7 @@ def test_an_argument_that_is_too_large_is_refused(
 @each_way
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_result_that_is_too_large_is_an_error_of_its_call(
-    pair: list[Agent], small: None, call: Way, kind: str
+    small: None, pair: list[Agent], call: Way, kind: str
 ) -> None:
     with pytest.raises(SerializationError, match=rf"the result of .* {kind}.* limit"):
         call("w1", made, args=(kind,))
@@ -101,7 +101,7 @@ def test_a_result_that_is_too_large_is_an_error_of_its_call(
 @each_way
 @pytest.mark.parametrize("kind", VALUES)
 def test_an_error_that_is_too_large_is_an_error_of_its_call(
-    pair: list[Agent], small: None, call: Way, kind: str
+    small: None, pair: list[Agent], call: Way, kind: str
 ) -> None:
     with pytest.raises(SerializationError, match=r"the error of .* the limit is"):
         call("w1", raising, args=(kind,))
@@ -110,7 +110,7 @@ def test_an_error_that_is_too_large_is_an_error_of_its_call(
 
 
 @each_way
-def test_long_names_are_refused(pair: list[Agent], small: None, call: Way) -> None:
+def test_long_names_are_refused(small: None, pair: list[Agent], call: Way) -> None:
     long = "x" * SMALL.meta
     echo_with_long_name = type(long, (), {"__module__": __name__, "__qualname__": long})
     globals()[long] = echo_with_long_name
@@ -126,41 +126,38 @@ def test_long_names_are_refused(pair: list[Agent], small: None, call: Way) -> No
 
 @each_way
 def test_a_long_text_of_an_error_is_an_error_of_its_call(
-    pair: list[Agent], small: None, call: Way
+    small: None, pair: list[Agent], call: Way
 ) -> None:
     with pytest.raises(SerializationError, match=r"the error of .* bytes of metadata"):
         call("w1", long_text)
     assert_works(pair)
 
 
-def test_gradients_that_are_too_large_end_their_pass(
-    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = torch.zeros(SMALL.buffer, requires_grad=True)
+def test_gradients_that_are_too_large_end_their_pass(small: None, pair: list[Agent]) -> None:
+    one = torch.zeros(1, requires_grad=True)
     with dist_autograd.context() as context:
-        loss = rpc.rpc_sync("w1", torch.mul, args=(x, 2)).sum()
-        with monkeypatch.context() as patch:
-            set_limits(patch)
-            with pytest.raises(SerializationError, match="the gradients can't be sent"):
-                dist_autograd.backward(context, [loss])
+        # What is sent of it is one number, and its gradient has all of them.
+        loss = rpc.rpc_sync("w1", sum_of_doubles, args=(one.expand(SMALL.buffer),))
+        with pytest.raises(SerializationError, match="the gradients can't be sent"):
+            dist_autograd.backward(context, [loss])
         assert_works(pair)
     with dist_autograd.context() as context:
-        loss = rpc.rpc_sync("w1", torch.mul, args=(x, 2)).sum()
+        loss = rpc.rpc_sync("w1", sum_of_doubles, args=(one.expand(8),))
         dist_autograd.backward(context, [loss])
-        assert torch.equal(dist_autograd.get_gradients(context)[x], torch.full_like(x, 2))
+        assert dist_autograd.get_gradients(context)[one].item() == 16
 
 
 def test_a_call_in_a_context_that_is_refused_leaves_the_context_usable(
-    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
+    small: None, pair: list[Agent]
 ) -> None:
     x = torch.ones(SMALL.buffer, requires_grad=True)
     with dist_autograd.context() as context:
-        with monkeypatch.context() as patch:
-            set_limits(patch)
-            for call in WAYS:
-                with pytest.raises(SerializationError):
-                    call("w1", torch.mul, args=(x, 2))
+        for call in WAYS:
+            with pytest.raises(SerializationError):
+                call("w1", torch.mul, args=(x, 2))
         x.data.add_(1)
-        loss = rpc.rpc_sync("w1", torch.mul, args=(x, 2)).sum()
+        loss = rpc.rpc_sync("w1", torch.mul, args=(x[:8], 2)).sum()
         dist_autograd.backward(context, [loss])
-        assert torch.equal(dist_autograd.get_gradients(context)[x], torch.full_like(x, 2))
+        expected = torch.zeros_like(x)
+        expected[:8] = 2
+        assert torch.equal(dist_autograd.get_gradients(context)[x], expected)

@@ -181,12 +181,11 @@ def test_links_of_both_directions_are_different_and_carry_frames_both_ways(
 def test_frame_that_is_too_large_is_refused_and_the_link_goes_on(
     limited_station: StationMaker, frame: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(frames, "SENDING_LIMITS", Limits(90_000, 90_000, 8, 90_000, 150_000))
     near, far = limited_station(), limited_station()
     near.read()
     far.read()
     link = near.connect(far)
-    monkeypatch.setattr(frames, "SENDING_LIMITS", Limits(90_000, 90_000, 8, 90_000, 150_000))
-    monkeypatch.setattr(frames, "UNCHECKED_SIZE", 32_000)
     for _ in range(2):
         with pytest.raises(SerializationError, match="the limit is"):
             link.send(frame, soon())

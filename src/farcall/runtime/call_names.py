@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# The call that a deadline is inherited from: the function of its request, what `method_of` gives
+# for it, and the name of its caller.
+Served = tuple[str, str, str]
+
 FETCH = "farcall.rref:fetch"
 
 # How farcall's own handlers are called in messages.
@@ -86,15 +90,11 @@ def arguments_of_user(
     return args[index], args[index + 1]
 
 
-def inherited_from(served: tuple[str, str]) -> str:
-    """Say, for messages, from which call a deadline was inherited.
-
-    Args:
-        served: the call being served: what it asked for, and the name of its caller.
-    """
-    function, caller = served
+def inherited_from(served: Served) -> str:
+    """Say, for messages, from which call a deadline was inherited."""
+    function, method, caller = served
     return (
         "; the deadline is inherited: this was called while serving the call of "
-        f"{readable(function) or 'a function'} by worker {caller!r}. Pass timeout= to that call, "
+        f"{readable(function, method)} by worker {caller!r}. Pass timeout= to that call, "
         "or rpc_timeout= in the options of its worker's init_rpc, for more"
     )

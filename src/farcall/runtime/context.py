@@ -30,6 +30,8 @@ class CallContext(msgspec.Struct, frozen=True):
 
 
 current: ContextVar[CallContext | None] = ContextVar("farcall_call", default=None)
+# The methods, looked up once: each call uses them several times.
+current_context, enter_context = current.get, current.set
 _default: Agent | None = None
 
 
@@ -50,7 +52,7 @@ def current_agent() -> Agent:
     Raises:
         NotInitialized: there is neither.
     """
-    context = current.get()
+    context = current_context()
     agent = _default if context is None else context.agent
     if agent is None:
         raise NotInitialized(

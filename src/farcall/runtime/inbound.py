@@ -22,8 +22,8 @@ from farcall.errors import (
 from farcall.ids import RefId
 from farcall.log import get_logger
 from farcall.protocol.ref_entries import TransferKey
-from farcall.runtime.call_names import FETCH, OF_METHODS, method_of, readable
-from farcall.runtime.context import CallContext, current
+from farcall.runtime.call_names import FETCH, OF_METHODS, Served, method_of, readable
+from farcall.runtime.context import CallContext, enter_context
 from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.isolation import put_back_anomaly_mode
 from farcall.runtime.peers import Peer
@@ -120,14 +120,14 @@ class Job(msgspec.Struct, eq=False):
 
     def run(self) -> None:
         """Run the function, and answer whatever happens. In a context of its own."""
-        has_answer = self.place is None
-        if has_answer and not self.peer.back_outbox.is_idle and self.agent.answers.holds(self):
+        is_read = self.peer.back_outbox.is_idle
+        if not is_read and self.place is None and self.agent.answers.holds(self):
             return  # it is run when the caller has read more
         try:
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
             depth = self.request.depth
-            current.set(CallContext(self.agent, self.deadline, self.context, depth, self))
+            enter_context(CallContext(self.agent, self.deadline, self.context, depth, self))
             try:
                 result = self._call()
             finally:
@@ -160,8 +160,12 @@ class Job(msgspec.Struct, eq=False):
 
     def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         agent, request, frame = self.agent, self.request, self.frame
-        handles, self.handles = self.handles, None
-        target, self.target = self.target, None
+        handles, target = self.handles, self.target
+        # Assigned only if they change: that takes as long as a small call of Python.
+        if handles is not None:
+            self.handles = None
+        if target is not None:
+            self.target = None
         arrived = handles is None and target is None and request.references
         try:
             if self.cancelled or time.monotonic() > self.deadline:
@@ -184,7 +188,9 @@ class Job(msgspec.Struct, eq=False):
             # Also of a request that is not unpickled at all.
             if arrived:
                 agent.references.taken_over(self.key)
-        frame.body, frame.buffers = b"", ()
+        frame.body = b""
+        if frame.buffers:
+            frame.buffers = ()
         if request.function:
             args, kwargs = loaded
             function = agent.serializer.functions.resolve(request.function)
@@ -252,9 +258,10 @@ class Job(msgspec.Struct, eq=False):
             gone = Cancelled(f"the caller gave up on {self.name} before it was run")
             self.agent.references.stop_waiting(self.key, gone)
 
-    def limit(self) -> tuple[float, float, tuple[str, str] | None]:
+    def limit(self) -> tuple[float, float, Served]:
         """The time that the caller gives, as `Outbound.deadline` gives it for calls made here."""
-        return self.deadline, self.request.timeout, (self.name, self.peer.name)
+        served = (self.request.function, self.method, self.peer.name)
+        return self.deadline, self.request.timeout, served
 
     @contextlib.contextmanager
     def stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
@@ -427,7 +434,10 @@ class Job(msgspec.Struct, eq=False):
     def _end(self) -> None:
         self.is_ended = True
         # A copy of the context in which the function ran may outlive the call, and leads here.
-        self.stop = self.handles = None
+        if self.stop is not None:
+            self.stop = None
+        if self.handles is not None:
+            self.handles = None
         self.agent.leaver.end(self)
 
     def _wait_until_accepted(self, handles: Sequence[RefHandle]) -> bool:

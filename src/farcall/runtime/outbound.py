@@ -28,12 +28,13 @@ from farcall.ids import WorkerInfo
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.call_names import (
     OF_METHODS,
+    Served,
     arguments_of_user,
     inherited_from,
     method_of,
     readable,
 )
-from farcall.runtime.context import current
+from farcall.runtime.context import current_context
 from farcall.runtime.future import Future, FutureOfCall
 from farcall.runtime.outboxes import GRACE
 from farcall.runtime.peers import Peer, PendingCall
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 To = str | int | WorkerInfo
 Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
-Limit = tuple[float, float, tuple[str, str] | None]  # see `Outbound.deadline`
+Limit = tuple[float, float, Served | None]  # see `Outbound.deadline`
 
 # What the request of a reference has to go out, however short its timeout is, in seconds: the
 # first one to a worker opens the link.
@@ -96,7 +97,7 @@ class Outbound:
             record = pending.recording
             if record is not None:
                 meanwhile = record if meanwhile is None else _both(record, meanwhile)
-            context = current.get()
+            context = current_context()
             if not peer.outbox.is_idle:
                 self._waiting.wait_for_turn(pending)
             link = self._agent.connect(peer, pending.deadline)
@@ -283,12 +284,12 @@ class Outbound:
         handles = (*on, *dumped.references) if on else dumped.references
         # Only now: pickling may take any time, and is not remote.
         deadline, seconds, inherited = self.deadline(timeout)
+        context = current_context()
+        depth = 1 if context is None else context.depth + 1
         created_ref = None if created is None else created.ref
-        pending = PendingCall(peer, name, deadline, seconds, future, created_ref)
+        pending = PendingCall(peer, name, deadline, seconds, future, created_ref, depth, inherited)
         if name in OF_METHODS:
             pending.method = method_of(name, args)
-        if inherited is not None:
-            pending.inherited = inherited
         elsewhere = False  # whether a reference is to another worker's value
         for handle in handles:
             elsewhere = elsewhere or handle.reference.owner != peer.incarnation
@@ -300,10 +301,7 @@ class Outbound:
             # After that: a peer that is lost from now on finds the call there, and fails it.
             if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
                 raise peer.loss()
-            request = Request(name, 0.0 if created else seconds)
-            context = current.get()
-            if context is not None:
-                pending.depth = request.depth = context.depth + 1
+            request = Request(name, 0.0 if created else seconds, depth=depth)
             if context is not None and context.gradients:
                 request.no_grad = not torch.is_grad_enabled()
                 gradients = self._agent.gradients
@@ -354,7 +352,7 @@ class Outbound:
         if now >= self._idle_team.asks_at:
             self._idle_team.note(now)
         deadline = now + seconds if seconds else math.inf
-        context = current.get()
+        context = current_context()
         if (
             context is not None
             and context.deadline < deadline
@@ -362,7 +360,7 @@ class Outbound:
         ):
             job = context.job
             assert job is not None  # only calls that are served have a deadline
-            served = job.name, job.peer.name
+            served = job.request.function, job.method, job.peer.name
             seconds = context.deadline - now
             if seconds <= 0:
                 raise RpcTimeout(

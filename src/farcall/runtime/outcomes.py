@@ -24,7 +24,7 @@ from farcall.errors import (
 )
 from farcall.log import get_logger
 from farcall.protocol.ref_entries import TransferKey
-from farcall.runtime.call_names import inherited_from
+from farcall.runtime.call_names import Served, inherited_from
 from farcall.runtime.context import CallContext, current
 from farcall.runtime.isolation import between_functions, call_isolated, clean_thread
 from farcall.runtime.peers import Peer, PendingCall
@@ -173,7 +173,7 @@ class Outcomes:
             f"{why}{self.shortage(pending.peer)}{hint}"
         )
 
-    def how_to_raise(self, seconds: float, inherited: tuple[str, str] | None) -> str:
+    def how_to_raise(self, seconds: float, inherited: Served | None) -> str:
         """For timeouts: how to get more time, where the user may not know why there was no more.
 
         Args:

@@ -16,7 +16,7 @@ from farcall.log import get_logger
 from farcall.protocol.admission import Admission
 from farcall.protocol.calls import Incoming, Outgoing
 from farcall.protocol.outbox import Outbox
-from farcall.runtime.call_names import readable
+from farcall.runtime.call_names import Served, readable
 from farcall.runtime.future import Future, complete_with
 from farcall.runtime.hosts import host_name
 from farcall.runtime.lookup import NotAsked
@@ -51,14 +51,14 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     timeout: float
     future: Future[Any] | None = None  # None: a thread waits in `Link.exchange`, or a creation
     created: RefId | None = None
+    depth: int = 1  # see `function_queue`
+    inherited: Served | None = None  # the deadline is that of a call being served
     call_id: int = 0
     watched: bool = False  # `Outcomes.expire` has to be called when its deadline has passed
     sent: bool = False  # the callee may have got some of the request; of those that are watched
     pinned: bool = False  # the request carries references that were pinned for it
     handles: Sequence[RefHandle] = ()  # references in it that were not
     recording: Callable[[], None] | None = None  # to be done when the request was sent
-    inherited: tuple[str, str] | None = None  # the deadline is that of a call being served
-    depth: int = 1  # see `function_queue`
     method: str = ""  # see `method_of`
 
     @property

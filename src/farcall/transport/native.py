@@ -86,46 +86,37 @@ class NativeLink:
         return self._core.striped_buffers
 
     def send(self, frame: Frame, deadline: float) -> None:
-        message, body, buffers = frame.message, frame.body, frame.buffers
-        meta = encode_message(message)
-        if len(meta) + len(body) > frames.UNCHECKED_SIZE or (
-            buffers and (len(buffers) > 1 or len(buffers[0]) > frames.UNCHECKED_SIZE)
-        ):
-            check_size(message, len(meta), len(body), buffers)
+        message, buffers = frame.message, frame.buffers
         status = self._core.send(
             _NUMBERS[type(message)],
             frame.call_id,
-            meta,
-            body,
+            encode_message(message),
+            frame.body,
             _with_files(buffers) if self._lends else buffers,
             deadline,
         )
         if status:
-            raise self._failure(status)
+            raise self._failure(status, frame)
 
     def exchange(
         self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
     ) -> Frame:
-        message, body, buffers = frame.message, frame.body, frame.buffers
-        meta = encode_message(message)
-        if len(meta) + len(body) > frames.UNCHECKED_SIZE or (
-            buffers and (len(buffers) > 1 or len(buffers[0]) > frames.UNCHECKED_SIZE)
-        ):
-            check_size(message, len(meta), len(body), buffers)
+        message, buffers = frame.message, frame.buffers
         answer = self._core.exchange(
             _NUMBERS[type(message)],
             frame.call_id,
-            meta,
-            body,
+            encode_message(message),
+            frame.body,
             _with_files(buffers) if self._lends else buffers,
             deadline,
             meanwhile,
         )
         if isinstance(answer, int):
-            raise self._failure(answer)
-        opened = self.open(*answer)
+            raise self._failure(answer, frame)
+        kind, call_id, meta, body, arrived = answer
+        opened = self.open(kind, call_id, meta, body, arrived)
         if opened is None:
-            raise self._failure(_native.LOST)
+            raise self._failure(_native.LOST, frame)
         return opened
 
     def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> Frame | None:
@@ -150,7 +141,10 @@ class NativeLink:
         """In a forked child: close its copy, without a word to the peer."""
         self._core.forget()
 
-    def _failure(self, status: int) -> Exception:
+    def _failure(self, status: int, frame: Frame) -> Exception:
+        if status == _native.TOO_LARGE:
+            meta = encode_message(frame.message)
+            check_size(frame.message, len(meta), len(frame.body), frame.buffers)
         if status == _native.LOST:
             return LinkError(self.lost or "the connection broke")
         return NotSent() if status == _native.NOT_SENT else TimeoutError()
@@ -201,6 +195,7 @@ class NativeEndpoint:
             listening.shared_memory,
             listening.move_threads,
             listening.keep_awake,
+            (*frames.SENDING_LIMITS, _LAST_KIND),
         )
         self._links: dict[int, NativeLink] = {}  # by the id of the core
         self._shm = "shm" in listening.paths

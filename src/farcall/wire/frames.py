@@ -46,9 +46,6 @@ class Limits(NamedTuple):
 
 DEFAULT_LIMITS = Limits()
 SENDING_LIMITS = DEFAULT_LIMITS  # what every receiver takes
-# A frame breaks no limit whose metadata and body together have no more bytes than this, and neither
-# has its only buffer, if there is one.
-UNCHECKED_SIZE = 1 << 20
 JOINED_SIZE = 32 << 10  # no more bytes than these, without buffers, are written as one string
 
 
