@@ -21,7 +21,7 @@ def mean_loopback(name: str) -> None:
     look_up = socket.getaddrinfo
 
     def debian(host: Any, *args: Any, **options: Any) -> Any:
-        return look_up("127.0.1.1" if host == name else host, *args, **options)
+        return look_up("127.0.1.1" if host in (name, name.encode()) else host, *args, **options)
 
     socket.getaddrinfo = debian
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch.distributed.rpc as torch_rpc
 from patience import PATIENCE
 
+import farcall
 from farcall import rpc
 
 EXPORTS = {
@@ -196,3 +199,8 @@ def test_command_line_help_does_not_wait_for_torch(arguments: list[str]) -> None
 def test_import_farcall_is_light() -> None:
     program = "import sys, farcall; sys.exit(7 if 'torch' in sys.modules else 0)"
     assert run_python(program).returncode == 0
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())
+    assert project["project"]["version"] == farcall.__version__

@@ -64,9 +64,9 @@ def test_host_that_is_alone_advertises_loopback(host: Callable[..., None]) -> No
 def test_what_the_user_said_is_advertised(monkeypatch: pytest.MonkeyPatch) -> None:
     assert advertised("10.1.0.5", None, "file:///x") == ("10.1.0.5",)
     assert advertised("127.0.0.1", None, "file:///x") == ("127.0.0.1",)
-    means = {"public": "10.1.0.5", "me": "127.0.1.1"}
+    means = {b"public": "10.1.0.5", b"me": "127.0.1.1"}
 
-    def look_up(name: str, *args: object, **options: object) -> Any:
+    def look_up(name: bytes, *args: object, **options: object) -> Any:
         return [(socket.AF_INET, 0, 0, "", (means[name], 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)

@@ -86,10 +86,10 @@ def test_a_name_that_does_not_resolve(
 def test_a_name_that_resolves_later(monkeypatch: pytest.MonkeyPatch) -> None:
     look_up, failures = socket.getaddrinfo, [socket.gaierror(-2, "not yet")] * 3
 
-    def late(name: str, *args: object, **options: object) -> object:
-        if name == "later" and failures:
+    def late(name: bytes, *args: object, **options: object) -> object:
+        if name == b"later" and failures:
             raise failures.pop()
-        return look_up("127.0.0.1" if name == "later" else name, *args, **options)  # type: ignore[arg-type]
+        return look_up("127.0.0.1" if name == b"later" else name, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", late)
     server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -372,8 +372,8 @@ def test_without_a_secret_an_address_of_this_machine_means_loopback(
 ) -> None:
     look_up = socket.getaddrinfo
 
-    def of_this_machine(name: str, *args: object, **options: object) -> object:
-        if name == "me":
+    def of_this_machine(name: bytes | str, *args: object, **options: object) -> object:
+        if name in ("me", b"me"):
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.9.8.7", args[0]))]
         return look_up(name, *args, **options)  # type: ignore[arg-type]
 

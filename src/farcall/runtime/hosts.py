@@ -10,9 +10,10 @@ import os
 import socket
 import sys
 import uuid
-from importlib import metadata
 
 import torch
+
+from farcall import __version__
 
 
 def host_id() -> str:
@@ -42,11 +43,7 @@ def versions() -> str:
     """
     release = str(torch.__version__).partition("+")[0]
     python = ".".join(str(part) for part in sys.version_info[:3])
-    try:
-        own = metadata.version("farcall")
-    except metadata.PackageNotFoundError:
-        own = "from its source"
-    return f"farcall {own}, torch {release}, Python {python}"[:200]
+    return f"farcall {__version__}, torch {release}, Python {python}"[:200]
 
 
 def main_fingerprint() -> str:

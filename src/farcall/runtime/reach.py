@@ -17,7 +17,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # as in store
 
 from farcall.log import get_logger
 from farcall.runtime.stores import host_of
-from farcall.transport.addresses import ALL, ALL_IPV4, is_loopback_name
+from farcall.transport.addresses import ALL, ALL_IPV4, is_loopback_name, resolve
 
 if sys.platform == "linux":
     import fcntl
@@ -61,7 +61,7 @@ def advertised(listen: str, store: Store | None, init_method: str) -> tuple[str,
 def _numeric_if_loopback(host: str) -> str:
     """The host, or loopback if that is what its name means here: elsewhere it means another."""
     try:
-        address = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+        address = str(resolve(host, 0, socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return host  # listening will say so
     return address if is_loopback_name(address) else host
@@ -77,11 +77,11 @@ def _master(store: Store | None, init_method: str) -> str | None:
 def address_towards(host: str) -> str | None:
     """The address of this machine that `host` would see; None if there is no way to it."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, protocol, _, address = resolve(host, 9, socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             return _plain(str(probe.getsockname()[0]))
-    except (OSError, UnicodeError):
+    except OSError:
         return None
 
 

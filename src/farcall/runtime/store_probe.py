@@ -22,7 +22,7 @@ from typing import Any
 from farcall.errors import RendezvousError, RendezvousTimeout
 from farcall.log import get_logger
 from farcall.threads import FarcallThread
-from farcall.transport.addresses import is_loopback_name
+from farcall.transport.addresses import is_loopback_name, resolve
 from farcall.transport.forks import keep_from_children
 
 logger = get_logger("farcall")
@@ -134,9 +134,9 @@ class Search:
 
         def ask() -> None:
             try:
-                infos = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                infos = resolve(self._host, self._port, socket.SOCK_STREAM)
                 answers.append(list(dict.fromkeys((info[0], info[4]) for info in infos)))
-            except (OSError, UnicodeError) as error:
+            except OSError as error:
                 failures.append(str(error))
 
         thread = FarcallThread(ask, "farcall resolver")

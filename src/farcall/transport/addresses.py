@@ -14,10 +14,14 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from farcall.errors import LinkError
 from farcall.log import get_logger
 from farcall.transport.forks import keep_from_children
+
+# A family, a kind, a protocol, a canonical name and an address for `connect`.
+Resolved = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 logger = get_logger("farcall.transport")
 
@@ -113,6 +117,22 @@ def is_unix(sock: socket.socket) -> bool:
 def is_loopback(sock: socket.socket) -> bool:
     """Whether a TCP connection was dialled to an address that only this host has."""
     return is_loopback_name(sock.getpeername()[0])
+
+
+def resolve(host: str, port: int, kind: socket.SocketKind) -> Sequence[Resolved]:
+    """Return what `socket.getaddrinfo` gives for a host and a port.
+
+    An ASCII name is passed as bytes: of a text Python first makes an international name, which
+    loads tables for some milliseconds and raises a UnicodeError for what is no name.
+
+    Raises:
+        OSError: the name can't be resolved.
+    """
+    try:
+        name = host.encode("ascii" if host.isascii() else "idna")
+        return socket.getaddrinfo(name, port, type=kind)
+    except ValueError as error:  # no international name, or with a zero byte
+        raise OSError(f"{host!r} is no name of a host: {error}") from error
 
 
 def is_loopback_name(host: str) -> bool:

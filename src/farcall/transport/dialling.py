@@ -80,7 +80,7 @@ def _dial_unix(name: str) -> tuple[socket.socket, str] | None:
 
 def _dial_tcp(host: str, port: int, deadline: float, bound: float) -> socket.socket:
     failure: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in addresses.resolve(host, port, socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
         try:
             keep_from_children(sock)

@@ -1,0 +1,33 @@
+"""Names of hosts."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from farcall.transport.addresses import resolve
+
+NO_NAMES = ["a" * 64, "a..b", "", "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 64, "a\0b", "\ud800"]
+
+
+@pytest.mark.parametrize("host", NO_NAMES, ids=ascii)
+def test_what_is_no_name_is_an_os_error(host: str) -> None:
+    with pytest.raises(OSError):
+        resolve(host, 80, socket.SOCK_STREAM)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_name_resolves_as_python_does(host: str) -> None:
+    expected = socket.getaddrinfo(host, 80, type=socket.SOCK_STREAM)
+    assert resolve(host, 80, socket.SOCK_STREAM) == expected
+
+
+def test_no_tables_of_international_names_are_loaded_for_others() -> None:
+    code = (
+        "import socket, sys; from farcall.transport.addresses import resolve; "
+        "resolve('127.0.0.1', 80, socket.SOCK_STREAM); assert 'encodings.idna' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
