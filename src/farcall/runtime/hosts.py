@@ -24,7 +24,7 @@ def host_id() -> str:
     one name, but not one loopback interface); elsewhere the hardware address.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             boot = file.read().strip()
         return f"{socket.gethostname()}/{boot}/{os.readlink('/proc/self/ns/net')}"
     except OSError:

@@ -112,7 +112,7 @@ def _of_interfaces_ipv4() -> Iterator[str]:
 
 def _of_interfaces_ipv6() -> Iterator[str]:
     try:
-        with open("/proc/net/if_inet6", encoding="ascii") as file:
+        with open("/proc/net/if_inet6", encoding="utf-8") as file:
             lines = [line.split() for line in file]
     except OSError:
         return
