@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+from farcall.version import VERSION
+
+__version__ = VERSION
 __all__ = ["__version__"]
 
 # Imported when they are first used: `import farcall` itself takes no time.

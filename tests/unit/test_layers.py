@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "farcall"
 # other; modules of one unit do.
 LAYERS = {
     "errors": 0,
+    "version": 0,
     "threads": 0,
     "ids": 1,
     "log": 1,

@@ -6,7 +6,9 @@ import random
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from farcall import rpc
 from farcall.errors import FarcallError, LinkError, RendezvousTimeout
 from farcall.runtime.executor import Executor
 from farcall.runtime.function_queue import FunctionQueue, max_threads_of
+from farcall.runtime.places import Places
 from farcall.runtime.store_probe import Search
 from farcall.runtime.stores import bounded
 from farcall.testing.cluster import TRANSPORTS, Transport, acting_as, cluster
@@ -207,6 +210,55 @@ class TestFunctionQueue:
             for above in range(depth):  # the deepest ends, and so do those that wait for it
                 taken[place[above]].remove(above + 1)
             ended += 1
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_callers_take_turns_and_keep_their_order(self, seed: int) -> None:  # QUEUE-3
+        chance = random.Random(seed)
+        queue = FunctionQueue(64, 4)
+        waiting: dict[int, list[int]] = {}
+        ran: list[int] = []
+        since: Counter[int] = Counter()  # how many of others ran since this caller's last turn
+        for number in range(500):
+            caller = chance.choice([0, 0, 0, 0, 1, 2, 3])
+            if chance.random() < 0.6:
+                queue.push(partial(ran.append, number), 1, caller)
+                waiting.setdefault(caller, []).append(number)
+            besides = {caller} if chance.random() < 0.3 else set()
+            if (found := queue.pop([], besides=besides)) is None:
+                assert not set(waiting) - besides
+                continue
+            function, _, whose = found
+            function()
+            assert whose not in besides
+            assert ran[-1] == waiting[whose].pop(0)
+            for other in list(waiting):
+                since[other] = 0 if other == whose or other in besides else since[other] + 1
+                assert since[other] < 8
+            if not waiting[whose]:
+                del waiting[whose]
+        assert queue.size == sum(map(len, waiting.values()))
+
+    @pytest.mark.parametrize(("running", "guests"), [(1, 0), (2, 1), (4, 1), (16, 4), (500, 125)])
+    def test_there_are_places_for_callers_that_would_have_none(
+        self, running: int, guests: int
+    ) -> None:  # QUEUE-4
+        places = Places(running, FunctionQueue(4096, running).guests)
+        for number in range(running):
+            assert places.may_run("flood")
+            assert not places.refused()
+            places.running[number] = 1, "flood"
+        assert not places.may_run("flood")
+        for number in range(guests):
+            assert places.is_any_free
+            assert places.may_run(number)
+            places.running[running + number] = 1, number
+            assert not places.may_run(number)
+            assert places.refused() == {"flood", *range(number + 1)}
+        assert not places.is_any_free
+        assert not places.may_run("another")
+        places.away[0] = places.running.pop(0)  # its function waits
+        assert len(places.taken()) == running + guests
+        assert places.is_any_free
 
     def test_the_default_grows_with_the_functions_that_run(self) -> None:
         assert max_threads_of(None, 16) == 256

@@ -96,7 +96,7 @@ class Answers:
     def _begin(self, held: list[Job]) -> None:
         if not self._agent.is_closed:
             for job in held:
-                self._agent.executor.submit(job.run, job.request.depth)
+                self._agent.executor.submit(job.run, job.request.depth, job.peer)
 
 
 class _WaitingAnswer:

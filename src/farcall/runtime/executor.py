@@ -13,7 +13,8 @@ Until the leader says `may_pass_lead`, no other thread takes an event. So the st
 the events of one link in their order, which the reference protocol relies on; what may take long
 or run user code (sending, completing futures, functions) comes after.
 
-At most `max_running` user functions run at once; more are queued, and replies are still received.
+At most `max_running` user functions run at once, and some more of callers that would have none
+(`function_queue`); others are queued, and replies are still received.
 A function inside a farcall wait does not count, so nested and mutual calls of any depth never
 exhaust the bound; when its wait ends it goes on at once, even if that makes one more for a while.
 A wait that torch does by itself (`torch.futures.wait_all`, a plain `torch.futures.Future`) can't
@@ -35,6 +36,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -52,6 +54,7 @@ from farcall.runtime.function_queue import (
     FunctionQueue,
 )
 from farcall.runtime.isolation import Isolation, isolate_thread
+from farcall.runtime.places import OWN, Places
 from farcall.runtime.thread_state import float_control
 from farcall.threads import FarcallThread
 from farcall.transport.base import Endpoint, Event, Notice
@@ -114,16 +117,14 @@ class Executor:
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
         self._queue = FunctionQueue(max_threads, max_running)
-        # The depths of threads that run functions, and of others that do not look for work now:
-        # functions of theirs wait, or they run what may be callbacks.
-        self._running: dict[int, int] = {}
-        self._away: dict[int, int] = {}
+        self._places = Places(max_running, self._queue.guests)
+        self._running, self._away = self._places.running, self._places.away
         self._followers = Followers(name, self._follow, self._lock, max_threads)
         self._resting, self._threads = self._followers.resting, self._followers.threads
         # Of the threads that have had work. What is set meanwhile for new threads holds for others.
         self._isolations: dict[int, Isolation] = {}
         self._leader = 0  # thread that has the lead; 0: nobody
-        self._depth_of_callbacks = 1  # that the leader runs, or ran last
+        self._place_of_callbacks = OWN  # that the leader runs, or ran last
         self._runs_callbacks = False  # the leader does: they may wait, and then another has to lead
         self._in_a_row = 0  # events that the leader took without a look at what is due
         self.is_completing = False  # a row of futures; see `let_complete`
@@ -172,25 +173,27 @@ class Executor:
         if not found:
             self._endpoint.wake()  # the leader takes it, between others
 
-    def submit(self, function: Function, depth: int = DEEPEST) -> None:
+    def submit(self, function: Function, depth: int = DEEPEST, caller: Hashable = None) -> None:
         """Run a user function, here and now if this is the leader and a place is free.
 
         Args:
             depth: of the call, see `function_queue`.
+            caller: whose call it is; None for what this worker does by itself.
         """
         me = threading.get_ident()
         running = self._running
         with self._lock:
-            here = self._leader == me and me not in running and len(running) < self._max_running
+            has_place = len(running) < self._max_running or self._places.may_run(caller)
+            here = has_place and self._leader == me and me not in running
             # Most often it may, and that takes no call of Python.
             if here and not (len(self._resting) > 1 and len(self._threads) <= self._queue.plenty):
                 here = self._may_work(depth)
             if here:
-                running[me] = depth
+                running[me] = depth, caller
             else:
-                self._queue.push(function, depth)
+                self._queue.push(function, depth, caller)
                 # In this order: who ends a function looks whether one is queued.
-                if len(running) < self._max_running:
+                if has_place:
                     self._followers.find()
                 self._watch.set_queue(True)
         if here:
@@ -213,11 +216,6 @@ class Executor:
                 with self._lock:
                     if self._queue.size and self._leader == me:
                         self._followers.find()
-
-    def _taken(self) -> list[int]:
-        """The depth of each function that has a thread. Lock held."""
-        # Each list is made in one step: functions end meanwhile.
-        return [*list(self._running.values()), *list(self._away.values())]
 
     def may_pass_lead(self) -> None:
         """The calling thread has done what must be done in order. No effect if it does not lead."""
@@ -264,7 +262,7 @@ class Executor:
         with self._lock:
             may = self._may_work(depth)
             if may:
-                self._depth_of_callbacks = depth
+                self._place_of_callbacks = depth, None
                 self._runs_callbacks = True
             return may
 
@@ -273,7 +271,7 @@ class Executor:
         followers = self._followers
         if len(self._resting) > 1 and len(self._threads) <= self._queue.plenty:
             return True  # there are so few threads that nothing need be counted
-        if self._queue.admits(depth, self._taken()) and (
+        if self._queue.admits(depth, self._places.taken()) and (
             followers.has_reserve() if depth < 2 else followers.has_spare()
         ):
             return True
@@ -300,24 +298,24 @@ class Executor:
     def leave(self, me: int) -> bool:
         """The calling thread begins to wait. Gives whether it runs a function."""
         with self._lock:
-            depth = self._running.pop(me, None)
+            place = self._running.pop(me, None)
             leads = self._leader == me
-            if depth is not None or leads:
+            if place is not None or leads:
                 # A leader that runs no function runs a callback, and is away until that ends.
-                self._away[me] = self._depth_of_callbacks if depth is None else depth
+                self._away[me] = self._place_of_callbacks if place is None else place
             if leads:
                 # Seldom: what waits here is no function, and did not ask by `may_wait_here`.
                 if not self._followers.has_spare() and not self._followers.start(beyond=True):
                     self._watch.set_queue(True)  # so that the watchdog tries again
                 self._pass_lead()
-            elif depth is not None and self._queue.size:
+            elif place is not None and self._queue.size:
                 self._followers.find()
-        return depth is not None
+        return place is not None
 
     def come_back(self, me: int) -> None:
         """The wait of a thread that runs a function is over."""
         with self._lock:
-            self._running[me] = self._away.pop(me, 1)
+            self._running[me] = self._away.pop(me, OWN)
 
     def _pass_lead(self) -> None:
         """Leave the lead to a thread that rests, or was just started. Lock held."""
@@ -378,13 +376,17 @@ class Executor:
             self._followers.waking -= woken
             if self._stopping:
                 return None
-            has_place = self._queue.size and len(self._running) < self._max_running
+            has_place = self._queue.size and self._places.is_any_free
             if (has_place or self._events) and self._is_led():
                 function = self._take_function(me) if has_place else None
                 # Else the leader takes it. Its handling may be a callback that waits.
-                if function is None and self._events and self._queue.admits(1, self._taken()):
+                if (
+                    function is None
+                    and self._events
+                    and self._queue.admits(1, self._places.taken())
+                ):
                     event = self._events.popleft()
-                    self._away[me] = 1
+                    self._away[me] = OWN
             if function or event:
                 pass
             elif self._leader:
@@ -418,10 +420,11 @@ class Executor:
         has_reserve = (self._has_free_leader() and followers.has_spare()) or followers.has_reserve()
         # At the ceiling the queue itself keeps threads for the calls that functions wait for.
         least = 1 if has_reserve or followers.is_full else 2
-        found = self._queue.pop(self._taken(), least)
+        found = self._queue.pop(self._places.taken(), least, self._places.refused())
         if found is None:
             return None
-        function, self._running[me] = found
+        function, depth, caller = found
+        self._running[me] = depth, caller
         if not self._queue.size:
             self._watch.set_queue(False)
         return function
@@ -472,7 +475,7 @@ class Executor:
                 passed = overdue and self._followers.has_spare()
                 if passed:
                     if self._leader not in self._running:
-                        self._away[self._leader] = self._depth_of_callbacks
+                        self._away[self._leader] = self._place_of_callbacks
                     self._pass_lead()
             if overdue and not passed:
                 time.sleep(PAUSE_SECONDS)
@@ -483,9 +486,9 @@ class Executor:
         }
         with self._lock:
             for thread in waiting.intersection(list(self._running)):
-                depth = self._running.pop(thread, None)
-                if depth is not None:
-                    self._away[thread] = depth
+                place = self._running.pop(thread, None)
+                if place is not None:
+                    self._away[thread] = place
                     self._followers.find()
 
     def _look_after_queue(self) -> None:

@@ -11,14 +11,23 @@ QUEUE-2  Functions of depth n or less have at most `limit(n)` threads, and each 
 
 So wherever functions wait for each other, the deepest calls find a thread, end, and let those
 before them end. That holds for any number of calls at once, up to the depth at which `limit` stops
-growing; see docs/threads.md. What is kept here is what is queued; nothing is locked.
+growing; see docs/threads.md.
+
+One caller may send more than is served. So that it delays the others by little:
+
+QUEUE-3  The callers whose functions are queued take turns; the functions of one caller come in the
+         order in which they were queued. Deeper ones that were held back come before all others.
+QUEUE-4  If `max_running` functions run, and none of them is of a certain caller, one of its own
+         may run besides: `guests` of these at most, and none if functions run one at a time.
+
+What is kept here is what is queued; nothing is locked.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
 
 Function = Callable[[], None]
 
@@ -34,6 +43,35 @@ def max_threads_of(max_threads: int | None, num_worker_threads: int) -> int:
     return max_threads or max(DEFAULT_MAX_THREADS, 2 * num_worker_threads)
 
 
+class Turns:
+    """Functions of several callers, which take turns. Functions of one caller stay in order."""
+
+    def __init__(self) -> None:
+        # In the order of their turns. None is empty.
+        self._queues: dict[Hashable, deque[tuple[Function, int]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def push(self, caller: Hashable, function: Function, depth: int) -> None:
+        """Append a function to those of its caller."""
+        queue = self._queues.get(caller)
+        if queue is None:
+            queue = self._queues[caller] = deque()
+        queue.append((function, depth))
+
+    def pop(self, besides: Collection[Hashable] = ()) -> tuple[Hashable, Function, int] | None:
+        """The first function of the caller whose turn it is, of those that are not in `besides`."""
+        caller = next((caller for caller in self._queues if caller not in besides), None)
+        queue = self._queues.pop(caller, None)
+        if queue is None:
+            return None
+        function, depth = queue.popleft()
+        if queue:
+            self._queues[caller] = queue
+        return caller, function, depth
+
+
 class FunctionQueue:
     """See the module's description. The executor holds its lock around every method.
 
@@ -43,6 +81,7 @@ class FunctionQueue:
 
     Attributes:
         size: how many functions are queued.
+        guests: how many may run beyond `max_running`, see QUEUE-4.
         plenty: while there are no more threads than these, every function may have one.
         held_at: when a function was last held back by QUEUE-2, `time.monotonic()` seconds.
     """
@@ -52,8 +91,9 @@ class FunctionQueue:
         self.held_at = 0.0
         self._most = most = max_threads - 1
         self.plenty = max(1, most // 4, most - MOST_RESERVED, min(max_running, most // 2))
-        self._fresh: deque[tuple[Function, int]] = deque()
-        self._held: dict[int, deque[Function]] = {}  # by depth
+        self.guests = 0 if max_running < 2 else max(1, max_running // 4)
+        self._fresh = Turns()
+        self._held: dict[int, Turns] = {}  # by depth
 
     def limit(self, depth: int) -> int:
         """How many threads the functions of this depth, and of less, may have."""
@@ -73,39 +113,45 @@ class FunctionQueue:
         others = len(taken) - len(deeper)
         return all(others + i < self.limit(other) for i, other in enumerate(deeper, 1))
 
-    def push(self, function: Function, depth: int) -> None:
+    def push(self, function: Function, depth: int, caller: Hashable = None) -> None:
         """Queue a function."""
-        self._fresh.append((function, depth))
+        self._fresh.push(caller, function, depth)
         self.size += 1
 
-    def pop(self, taken: list[int], least: int = 1) -> tuple[Function, int] | None:
-        """The next function that may have a thread: the deepest of those that were held back.
+    def pop(
+        self, taken: list[int], least: int = 1, besides: Collection[Hashable] = ()
+    ) -> tuple[Function, int, Hashable] | None:
+        """The next function that may have a thread, with its depth and its caller.
 
-        Else the one that has been queued for longest.
+        That is the deepest of those that were held back; else one of the caller whose turn it is.
 
         Args:
             taken: the depths of the functions that have one.
             least: those of less depth may have none now.
+            besides: callers whose functions may have none now.
         """
         for depth in sorted(self._held, reverse=True):
-            if depth >= least and self.admits(depth, taken):
-                functions = self._held[depth]
-                function = functions.popleft()
-                if not functions:
+            if depth < least or not self.admits(depth, taken):
+                continue
+            turns = self._held[depth]
+            if (found := turns.pop(besides)) is not None:
+                if not turns:
                     del self._held[depth]
                 self.size -= 1
-                return function, depth
-        while self._fresh:
-            function, depth = self._fresh.popleft()
+                caller, function, _ = found
+                return function, depth, caller
+        while (found := self._fresh.pop(besides)) is not None:
+            caller, function, depth = found
             if depth >= least and self.admits(depth, taken):
                 self.size -= 1
-                return function, depth
-            self._held.setdefault(depth, deque()).append(function)
-        self.held_at = time.monotonic()
+                return function, depth, caller
+            self._held.setdefault(depth, Turns()).push(caller, function, depth)
+        if not besides:
+            self.held_at = time.monotonic()
         return None
 
     def clear(self) -> None:
         """Drop everything."""
-        self._fresh.clear()
+        self._fresh = Turns()
         self._held.clear()
         self.size = 0

@@ -13,7 +13,7 @@ import uuid
 
 import torch
 
-from farcall import __version__
+from farcall.version import VERSION
 
 
 def host_id() -> str:
@@ -43,7 +43,7 @@ def versions() -> str:
     """
     release = str(torch.__version__).partition("+")[0]
     python = ".".join(str(part) for part in sys.version_info[:3])
-    return f"farcall {__version__}, torch {release}, Python {python}"[:200]
+    return f"farcall {VERSION}, torch {release}, Python {python}"[:200]
 
 
 def main_fingerprint() -> str:

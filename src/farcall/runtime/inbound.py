@@ -84,7 +84,7 @@ class Job(msgspec.Struct, eq=False):
         if request.creates:
             self.place = self._create(request)
         if is_admitted:
-            self.agent.executor.submit(self.run, request.depth)
+            self.agent.executor.submit(self.run, request.depth, self.peer)
         else:
             self.agent.meet_owners(request.references)
             self.agent.references.arrive(self.key, request.references, self._admitted)
@@ -114,7 +114,7 @@ class Job(msgspec.Struct, eq=False):
 
     def _admitted(self, error: CallError | None) -> None:
         if error is None:
-            self.agent.executor.submit(self.run, self.request.depth)
+            self.agent.executor.submit(self.run, self.request.depth, self.peer)
         else:
             self._fail(error)
 

@@ -104,7 +104,8 @@ class RpcBackendOptions:
         init_method: where the workers meet: "env://", "tcp://host:port" or "file:///path".
         store: a store of torch.distributed that is open already, where they meet instead. Rank and
             world size are then the arguments of `init_rpc` alone.
-        num_worker_threads: how many handlers may run at once.
+        num_worker_threads: how many functions may run at once. If there are two or more, a quarter
+            more may run (at least one), each for a caller that would have none.
         max_threads: how many threads may serve calls at most, 2 to 65536. A handler that waits for
             farcall keeps its thread. When all are taken, calls wait in a queue; those that handlers
             wait for go first. Default: `FARCALL_MAX_THREADS` of the environment; else 256, or twice
