@@ -224,6 +224,7 @@ class TestFunctionQueue:
                 queue.push(partial(ran.append, number), 1, caller)
                 waiting.setdefault(caller, []).append(number)
             besides = {caller} if chance.random() < 0.3 else set()
+            assert queue.has_turn(besides) == bool(set(waiting) - besides)
             if (found := queue.pop([], besides=besides)) is None:
                 assert not set(waiting) - besides
                 continue

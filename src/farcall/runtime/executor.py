@@ -214,8 +214,13 @@ class Executor:
             # In this order: who queues a function then looks whether there is a place.
             if self._queue.size:
                 with self._lock:
-                    if self._queue.size and self._leader == me:
+                    if self._leader == me and self._has_turn():
                         self._followers.find()
+
+    def _has_turn(self) -> bool:
+        """Whether there is a place for one of the functions that are queued. Lock held."""
+        places = self._places
+        return places.is_any_free and self._queue.has_turn(places.refused())
 
     def may_pass_lead(self) -> None:
         """The calling thread has done what must be done in order. No effect if it does not lead."""
@@ -308,7 +313,7 @@ class Executor:
                 if not self._followers.has_spare() and not self._followers.start(beyond=True):
                     self._watch.set_queue(True)  # so that the watchdog tries again
                 self._pass_lead()
-            elif place is not None and self._queue.size:
+            elif place is not None and self._has_turn():
                 self._followers.find()
         return place is not None
 

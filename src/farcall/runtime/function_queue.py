@@ -53,6 +53,10 @@ class Turns:
     def __bool__(self) -> bool:
         return bool(self._queues)
 
+    def has_turn(self, besides: Collection[Hashable]) -> bool:
+        """Whether there is a function of a caller that is not in `besides`."""
+        return any(caller not in besides for caller in self._queues)
+
     def push(self, caller: Hashable, function: Function, depth: int) -> None:
         """Append a function to those of its caller."""
         queue = self._queues.get(caller)
@@ -117,6 +121,10 @@ class FunctionQueue:
         """Queue a function."""
         self._fresh.push(caller, function, depth)
         self.size += 1
+
+    def has_turn(self, besides: Collection[Hashable]) -> bool:
+        """Whether a function is queued of a caller that is not in `besides`."""
+        return any(turns.has_turn(besides) for turns in (self._fresh, *self._held.values()))
 
     def pop(
         self, taken: list[int], least: int = 1, besides: Collection[Hashable] = ()
