@@ -48,7 +48,7 @@ class Link : public std::enable_shared_from_this<Link> {
   bool is_lost() const { return lost_.load(std::memory_order_seq_cst); }
   std::string cause();
 
-  // Whether receivers take the frame. Of one that they do not nothing may be sent.
+  // Whether receivers take a frame of this size. If not, it must not be sent.
   bool may_send(const OutFrame& frame) const;
 
   // All of these are for any thread. They throw NotSent, TimedOut, LinkFailure, Interrupted.

@@ -1,5 +1,5 @@
-// The bytes that a library keeps for each thread. Where a value is among them that the library has only
-// functions for is found by trying: it is set, and what changes is it.
+// The bytes that a library keeps for each thread. A library may have functions to get and set a value
+// and not say where it is. Then the value is set, and the bytes that change are the place.
 #pragma once
 
 #include <dlfcn.h>

@@ -4,10 +4,10 @@
 // farcall puts that state back after each remote function, and mostly there is nothing to put back.
 // Asking torch by its Python functions takes microseconds. Here the state is asked for by functions of
 // the loaded libraries, found by their names; where a name is missing `is_available` is false, and
-// the caller asks as usual. That still takes a quarter of a microsecond when the caches hold other
-// things. So the bytes that the libraries keep for the thread are compared first: those in which that
-// state is, and what lies between. If they are as noted nothing has changed. Else what the functions say
-// decides.
+// the caller asks as usual. These calls still take a quarter of a microsecond when the processor's caches
+// hold other things. So the bytes that the libraries keep for the thread are compared first: those in
+// which the state is, and all between them. If the bytes are as noted nothing has changed. If not, the
+// functions decide.
 #pragma once
 
 #include <dlfcn.h>
@@ -184,8 +184,8 @@ class TorchState {
     return found;
   }
 
-  // Where in the block of libtorch_cpu the state is. Empty: unknown. It is where it is for every
-  // thread, so it is looked for once.
+  // Where in the block of libtorch_cpu the state is, which is the same for every thread: it is looked
+  // for once. Empty: it was not found.
   Span span_in_cpu(const ThreadBlock& block) const {
     static const Span span = find_span(block, devices_, device_count_);
     return span;

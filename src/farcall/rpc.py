@@ -46,12 +46,12 @@ from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
     BackendType,
     RpcBackendOptions,
-    TensorPipeRpcBackendOptions,
     validate_timeout,
 )
 from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions, check_backend
 from farcall.runtime.program_end import keep_exit_code
 from farcall.runtime.start import start_agent
+from farcall.runtime.tensorpipe_options import TensorPipeRpcBackendOptions
 from farcall.serde import hide_own_frames
 
 __all__ = [

@@ -21,11 +21,11 @@ from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
     BackendType,
     RpcBackendOptions,
-    TensorPipeRpcBackendOptions,
     validate_timeout,
 )
 from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions, check_backend
 from farcall.runtime.protected_mode import listen_address
+from farcall.runtime.tensorpipe_options import TensorPipeRpcBackendOptions
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ def test_nonsense_is_refused_where_it_is_written(
 
 
 def test_tensorpipe_transports_are_accepted_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, logger="farcall.runtime.options"):
+    with caplog.at_level(logging.DEBUG, logger="farcall.runtime.tensorpipe_options"):
         TensorPipeRpcBackendOptions(_transports=["shm", "uv"], _channels=["basic"])
     assert [record.levelname for record in caplog.records] == ["DEBUG"] * 3
 

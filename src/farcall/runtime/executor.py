@@ -500,12 +500,13 @@ class Executor:
         """Functions are queued, and nothing ends."""
         if len(self._running) >= self._max_running:
             self._discount_torch_waits()
-        else:
-            with self._lock:
-                if self._leader and not self._queue.size:
-                    self._watch.set_queue(False)
-                    return
-                if not self._followers.find():
-                    self._queue.held_at = time.monotonic()
-            if self.shortage():
-                self._handler.on_shortage()
+        with self._lock:
+            if self._leader and not self._queue.size:
+                self._watch.set_queue(False)
+                return
+            if self._leader and not self._has_turn():
+                return
+            if not self._followers.find():
+                self._queue.held_at = time.monotonic()
+        if self.shortage():
+            self._handler.on_shortage()

@@ -1,7 +1,7 @@
-"""What a user can set when a worker starts: `RpcBackendOptions` and its TensorPipe-shaped child.
+"""What a user can set when a worker starts: `RpcBackendOptions`.
 
-Both are ordinary classes with ordinary attributes, as users of torch.distributed.rpc expect: they
-subclass them and set attributes afterwards. What is refused when it is set never reaches an agent.
+It is an ordinary class with ordinary attributes, as users of torch.distributed.rpc expect: they
+subclass it and set attributes afterwards. What is refused when it is set never reaches an agent.
 Here is also the check of a timeout, which other modules share.
 """
 
@@ -12,12 +12,11 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Never, TypedDict
+from typing import Any, ClassVar, Never, TypedDict
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
-from farcall.log import get_logger
 from farcall.runtime import option_checks as check
 from farcall.runtime.device_options import (
     Device,
@@ -34,11 +33,6 @@ from farcall.runtime.protected_mode import is_confined
 from farcall.transport.addresses import MAX_STREAMS, PATHS
 from farcall.transport.listening import DEFAULT_SHARED_MEMORY, Listening
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-_log = get_logger(__name__)
-
 DEFAULT_RPC_TIMEOUT = 60.0
 UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_INIT_METHOD = "env://"
@@ -49,10 +43,6 @@ MOST_IN_FLIGHT_BYTES = 2**63 - 1
 
 TRANSPORTS = ("native", "socket")
 SHARED_TENSORS = ("copy", "handle")
-_TORCH_TRANSPORTS = frozenset({"shm", "uv", "ibv"})
-_TORCH_CHANNELS = frozenset(
-    {"basic", "cma", "mpt_uv", "xth", "cuda_basic", "cuda_gdr", "cuda_ipc", "cuda_xth"}
-)
 
 
 class BackendType(enum.Enum):
@@ -458,48 +448,3 @@ class FarcallOptions(TypedDict, total=False):
     keep_freed_memory: int | None
     move_threads: bool | None
     limit_openmp_spin: bool | None
-
-
-class TensorPipeRpcBackendOptions(RpcBackendOptions, only_options=True):
-    """The options under the name and with the arguments of torch.distributed.rpc's.
-
-    Args:
-        num_worker_threads, rpc_timeout, init_method, device_maps, devices: see
-            `RpcBackendOptions`, as is every further keyword.
-        _transports, _channels: TensorPipe's own; accepted and ignored.
-
-    Raises:
-        TypeError: an argument is of the wrong type.
-        ValueError: an argument has a value that makes no sense, or TensorPipe has no such
-            transport or channel.
-    """
-
-    def __init__(
-        self,
-        *,
-        num_worker_threads: int = DEFAULT_WORKER_THREADS,
-        rpc_timeout: float = DEFAULT_RPC_TIMEOUT,
-        init_method: str = DEFAULT_INIT_METHOD,
-        device_maps: Mapping[str, DeviceMap] | None = None,
-        devices: Sequence[Device] | None = None,
-        _transports: Sequence[str] | None = None,
-        _channels: Sequence[str] | None = None,
-        **farcall_options: Unpack[FarcallOptions],
-    ) -> None:
-        super().__init__(
-            rpc_timeout,
-            init_method,
-            num_worker_threads=num_worker_threads,
-            device_maps=device_maps,
-            devices=devices,
-            **farcall_options,
-        )
-        _ignore_tensorpipe("transport", _transports, _TORCH_TRANSPORTS)
-        _ignore_tensorpipe("channel", _channels, _TORCH_CHANNELS)
-
-
-def _ignore_tensorpipe(what: str, names: Sequence[str] | None, known: frozenset[str]) -> None:
-    for name in names or ():
-        if name not in known:
-            raise ValueError(f"Unknown {what}: {name}")
-        _log.debug("TensorPipe's %s %r is ignored: farcall has its own transports", what, name)
