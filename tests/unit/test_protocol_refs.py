@@ -538,6 +538,20 @@ def test_death_of_the_receiver_unpins():
     assert refs.take() == [Drop(REF)]
 
 
+def test_the_lost_are_forgotten_when_nothing_of_theirs_is_used_here():
+    refs = holding()
+    for peer in (OWNER, THIRD):
+        refs.lost(peer, "it died")
+    refs.forget([OWNER, THIRD])
+    assert refs._lost == {OWNER: "it died"}  # a reference that it owned is still used
+    assert refs.void_cause(REF) == ("owner", "it died")
+    refs.release(REF)
+    refs.forget([])
+    assert refs._lost == {}
+    refs.lost(OWNER, "it died once more")
+    assert not refs.take()
+
+
 def test_nothing_is_pinned_for_a_receiver_that_is_lost_already():  # REF-2
     refs = owning()
     refs.lost(HOLDER, "gone")

@@ -86,6 +86,7 @@ class Refs:
         self._transfers: dict[TransferKey, tuple[tuple[RefId, ...], bool]] = {}
         self._arrivals: dict[TransferKey, Arrival] = {}
         self._lost: dict[int, str] = {}
+        self._forgettable: set[int] = set()  # of those
         self._outbox = Outbox()
 
     # What has to be done.
@@ -345,6 +346,18 @@ class Refs:
             if held.owner == peer:
                 self._void(ref, held, cause)
         self._releasing = {r: o for r, o in self._releasing.items() if o[0] != peer}
+
+    def forget(self, peers: Iterable[int]) -> None:
+        """Nothing more of these lost incarnations will arrive, nor of references that they own.
+
+        They are kept as long as there is a local use of a reference that one of them owned.
+        """
+        self._forgettable.update(peers)
+        if self._forgettable:
+            kept = {held.owner for held in self._held.values()}
+            for peer in self._forgettable - kept:
+                self._lost.pop(peer, None)
+            self._forgettable &= kept
 
     def tick(self) -> None:
         """Repeat what was not answered. Only needed where messages can be lost."""

@@ -358,6 +358,7 @@ class Agent:
             lambda: self.references.lost(peer.incarnation, peer.left or cause),
             lambda: self.leaver.lost(peer.incarnation),
             lambda: self._log_loss(peer, cause),
+            lambda: self.references.forget_peers(self.directory.lost(peer, time.monotonic())),
             *(partial(tell, loss) for tell in self._hear_of_losses),
         ]
         for step in steps:

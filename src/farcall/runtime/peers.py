@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +34,7 @@ Find = Callable[[str | int, float], Worker | None]  # up to a deadline; raises `
 L = TypeVar("L", bound=PeerLost)
 
 LOOKUP_SECONDS = 60.0  # for a rendezvous, where no call says how long
+FORGET_SECONDS = 600.0  # after which a lost worker is forgotten, where workers come and go
 NAMED_CALLS = 5  # of the calls that were in flight: how many a `PeerLost` names
 
 _KEY_TYPES = frozenset((str, int, WorkerInfo))
@@ -146,6 +148,8 @@ class Directory:
         self._find = find
         self._lock = threading.Lock()
         self._by_incarnation: dict[int, Peer] = {}
+        self._lost: deque[tuple[float, Peer]] = deque()  # each with when that was
+        self._forgotten: deque[tuple[float, int]] = deque()
         self._by_key: dict[str | int | WorkerInfo, Peer] = {}
         # Of each message: without a step of Python.
         self.of_incarnation: Callable[[int], Peer | None] = self._by_incarnation.get
@@ -166,6 +170,32 @@ class Directory:
             for key in (worker.name, worker.id, worker.info):
                 self._by_key[key] = peer
             return peer
+
+    def lost(self, peer: Peer, now: float) -> list[int]:
+        """A peer was lost, at `now` (`time.monotonic()` seconds).
+
+        Where workers come and go those that are gone would fill the memory. So they are forgotten
+        here after `FORGET_SECONDS`, and everywhere else after as much again: by then all has been
+        handled that was told of them while they were known.
+
+        Returns:
+            The incarnations that are to be forgotten everywhere now.
+        """
+        if self._find is None:
+            return []  # a group of fixed size: nobody takes their places
+        before = now - FORGET_SECONDS
+        with self._lock:
+            self._lost.append((now, peer))
+            while self._lost and self._lost[0][0] < before:
+                old = self._lost.popleft()[1]
+                self._by_incarnation.pop(old.incarnation, None)
+                for key in [key for key, known in self._by_key.items() if known is old]:
+                    del self._by_key[key]
+                self._forgotten.append((now, old.incarnation))
+            gone = []
+            while self._forgotten and self._forgotten[0][0] < before:
+                gone.append(self._forgotten.popleft()[1])
+        return gone
 
     def _runs_same_program(self, worker: Worker) -> bool:
         if worker.main and worker.main == self._me.main:
@@ -245,6 +275,6 @@ class Directory:
         return sorted(peers, key=lambda peer: peer.worker.id)
 
     def all(self) -> list[Peer]:
-        """Every incarnation ever met."""
+        """Every incarnation that was met and is not forgotten."""
         with self._lock:
             return list(self._by_incarnation.values())

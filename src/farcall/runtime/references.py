@@ -385,6 +385,11 @@ class References:
             self._announce()
         self.run()
 
+    def forget_peers(self, peers: Iterable[int]) -> None:
+        """These incarnations were lost long ago: see `Refs.forget`."""
+        with self._lock:
+            self._refs.forget(peers)
+
     def run(self) -> None:
         """Do what the machine asks for. Never called with the lock held."""
         with self._lock:

@@ -427,6 +427,15 @@ class Connections(Generic[L]):
         with self._lock:
             return [link for link in self._links if link.peer.incarnation == incarnation]
 
+    def forget_peer(self, incarnation: int) -> None:
+        """An incarnation is lost: keep nothing of it but the links that there are."""
+        with self._lock:
+            dialling = self._dialling.get(incarnation)
+            if dialling is not None and not dialling.locked():
+                del self._dialling[incarnation]
+                self._silences.pop(incarnation, None)
+        self._versions.forget(incarnation)
+
     def removed(self, link: L) -> None:
         """A link is lost: forget it."""
         self._joinable.lost(link)

@@ -299,6 +299,7 @@ class NativeEndpoint:
     def drop(self, peer: int, cause: str) -> None:
         for link in self._connections.of_peer(peer):
             link.lose(cause)
+        self._connections.forget_peer(peer)
 
     def close(self) -> None:
         if not self._connections.close():

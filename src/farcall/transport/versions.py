@@ -22,6 +22,11 @@ class Versions:
         self._lock = threading.Lock()
         self._compared: set[int] = set()
 
+    def forget(self, incarnation: int) -> None:
+        """That peer is gone."""
+        with self._lock:
+            self._compared.discard(incarnation)
+
     def compare(self, me: Identity, peer: Identity) -> None:
         """Warn if a peer says that it runs other versions; once for each peer."""
         if not me.versions or not peer.versions or me.versions == peer.versions:
