@@ -421,8 +421,9 @@ def join_slowly(*args: Any, **kwargs: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         usual = socket.getaddrinfo
 
-        def ask(host: str, *more: Any, **options: Any) -> Any:
-            if host.startswith("a.name"):
+        def ask(host: str | bytes, *more: Any, **options: Any) -> Any:
+            name = host if isinstance(host, bytes) else host.encode()
+            if name.startswith(b"a.name"):
                 threading.Event().wait()
             return usual(host, *more, **options)
 
