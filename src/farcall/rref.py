@@ -17,7 +17,7 @@ from farcall.errors import Cancelled, RpcTimeout
 from farcall.ids import WorkerInfo, worker_info
 from farcall.runtime import profiling
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import current, current_agent
+from farcall.runtime.context import current_agent, current_context
 from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import methods_break_graphs
@@ -323,7 +323,7 @@ def _value(place: OwnedValue, limit: Limit | None = None) -> Any:
         limit: what `Outbound.deadline` gives; None for the deadline of the call served here.
     """
     if not place.is_ready:
-        context = current.get()
+        context = current_context()
         job = None
         if context is not None and context.agent.likeness.inherits_deadlines:
             job = context.job
@@ -397,7 +397,7 @@ def _backward(place: OwnedValue, agent: Agent, context: int, retain_graph: bool)
 
 def _awaited(place: OwnedValue) -> Any:
     """Return the value, waiting as long as the caller of the call served here does."""
-    context = current.get()
+    context = current_context()
     return _value(place, None if context is None or context.job is None else context.job.limit())
 
 

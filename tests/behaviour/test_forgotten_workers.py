@@ -9,7 +9,6 @@ import pytest
 from behaviour.helpers import by_remote, by_sync, echo, wait_until
 from farcall import rpc
 from farcall.errors import UnknownWorker
-from farcall.rref import RRef
 from farcall.runtime import peers
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
@@ -44,14 +43,13 @@ def tables(agent: Agent) -> dict[str, int]:
 
 def test_those_that_are_gone_are_forgotten(crowd: Callable[[], list[Agent]]) -> None:
     agents = crowd()
-    kept: list[RRef[int]] = []
     for agent in agents[1:]:
         assert by_sync(agent.me.name, echo, args=(1,)) == 1
         assert by_remote(agent.me.name, echo, args=(2,)) == 2
         with acting_as(agent):
             assert by_sync("w0", echo, args=(3,)) == 3
-    kept.append(rpc.remote("w1", echo, args=(4,)))
-    assert kept[0].to_here() == 4
+    kept = rpc.remote("w1", echo, args=(4,))
+    assert kept.to_here() == 4
     for agent in agents[1:]:
         peer = agents[0].directory.resolve(agent.me.name)
         agent.close()
@@ -64,7 +62,7 @@ def test_those_that_are_gone_are_forgotten(crowd: Callable[[], list[Agent]]) -> 
     assert found.pop("names") <= 3 * 2
     assert all(count <= 2 for count in found.values()), found
     with pytest.raises(rpc.OwnerDied):
-        kept[0].to_here()
+        kept.to_here()
     with pytest.raises(UnknownWorker):
         rpc.rpc_sync("w2", echo, args=(5,))
     assert rpc.rpc_sync("w0", echo, args=(6,)) == 6

@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import farcall
 from farcall.transport.addresses import resolve
 
 NO_NAMES = ["a" * 64, "a..b", "", "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 64, "a\0b", "\ud800"]
@@ -31,3 +33,10 @@ def test_no_tables_of_international_names_are_loaded_for_others() -> None:
         "resolve('127.0.0.1', 80, socket.SOCK_STREAM); assert 'encodings.idna' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_nothing_else_asks_the_resolver() -> None:
+    """Whoever passes a name as a text to Python's own functions gets a UnicodeError for some."""
+    package = Path(farcall.__file__).parent
+    asking = [path.name for path in package.rglob("*.py") if "getaddrinfo" in path.read_text()]
+    assert asking == ["addresses.py"]

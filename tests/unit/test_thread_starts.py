@@ -215,11 +215,13 @@ class TestFunctionQueue:
     def test_callers_take_turns_and_keep_their_order(self, seed: int) -> None:  # QUEUE-3
         chance = random.Random(seed)
         queue = FunctionQueue(64, 4)
-        waiting: dict[int, list[int]] = {}
+        waiting: dict[int | None, list[int]] = {}
         ran: list[int] = []
-        since: Counter[int] = Counter()  # how many of others ran since this caller's last turn
+        since: Counter[int | None] = (
+            Counter()
+        )  # how many of others ran since this caller's last turn
         for number in range(500):
-            caller = chance.choice([0, 0, 0, 0, 1, 2, 3])
+            caller = chance.choice([None, None, None, None, 1, 2, 3])  # None: own work
             if chance.random() < 0.6:
                 queue.push(partial(ran.append, number), 1, caller)
                 waiting.setdefault(caller, []).append(number)

@@ -22,7 +22,13 @@ from msgspec.structs import replace
 
 from farcall.autograd.contents import Context
 from farcall.autograd.recorder import Autograd
-from farcall.runtime.context import CallContext, current, current_agent
+from farcall.runtime.context import (
+    CallContext,
+    current_agent,
+    current_context,
+    reset_context,
+    set_context,
+)
 from farcall.runtime.graph_breaks import breaks_graphs, methods_break_graphs
 from farcall.serde import hide_own_frames
 
@@ -67,19 +73,19 @@ class context:  # noqa: N801 - named as in PyTorch
 
     def __enter__(self) -> int:
         self._autograd = _autograd()
-        outer = current.get() or CallContext(self._autograd.agent)
+        outer = current_context() or CallContext(self._autograd.agent)
         if outer.gradients:
             raise RuntimeError(
                 "Already have an autograd context id for this thread: "
                 f"{outer.gradients}. Contexts can't be nested"
             )
         self._id = self._autograd.open()
-        self._token = current.set(replace(outer, gradients=self._id))
+        self._token = set_context(replace(outer, gradients=self._id))
         return self._id
 
     def __exit__(self, *_: object) -> None:
         try:
-            current.reset(self._token)
+            reset_context(self._token)
         finally:
             self._autograd.end(self._id)
 

@@ -27,7 +27,7 @@ from farcall.autograd.reach import Reach
 from farcall.autograd.records import Receive, Source, with_grad
 from farcall.autograd.shared_run import SharedRun
 from farcall.protocol.backward import Backward, UnexpectedGradient
-from farcall.runtime.context import CallContext, current
+from farcall.runtime.context import CallContext, reset_context, set_context
 from farcall.runtime.function_queue import DEEPEST
 from farcall.runtime.future import Future
 from farcall.runtime.peers import Peer
@@ -291,7 +291,7 @@ class Pass:
     def _run_shared(self, exploration: graph.Exploration) -> None:
         """Run the graph of all sources, as their gradients come."""
         run = SharedRun(self)
-        token = current.set(CallContext(self._agent, depth=DEEPEST))
+        token = set_context(CallContext(self._agent, depth=DEEPEST))
         try:
             self._accumulate(*graph.run_shared(exploration, run, **self._flags))
             run.finish()
@@ -299,7 +299,7 @@ class Pass:
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         finally:
-            current.reset(token)
+            reset_context(token)
 
     def wait_for(self, source: Source) -> Gradients:
         """The gradients of the live tensors of a source, when they are there."""

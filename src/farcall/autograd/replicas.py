@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from farcall.autograd.contents import Context
-from farcall.runtime.context import current
+from farcall.runtime.context import current_context
 
 Tensor = torch.Tensor
 
@@ -57,7 +57,7 @@ class Replicas:
             if around is None or around.module is not module:
                 return
             module = around
-        context = current.get()
+        context = current_context()
         if context is None or not context.gradients or context.agent.gradients.replicas is not self:  # type: ignore[attr-defined]
             return
         with self._lock:

@@ -20,7 +20,7 @@ from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
 from farcall.protocol.backward import ROOT, WHOLE
 from farcall.runtime import profiling
 from farcall.runtime.call_names import inherited_from
-from farcall.runtime.context import CallContext, current
+from farcall.runtime.context import CallContext, reset_context, set_context
 from farcall.runtime.deferred import Deferred
 from farcall.runtime.function_queue import DEEPEST
 from farcall.runtime.future import Future
@@ -259,7 +259,7 @@ class Runner:
         )
         # The gradients belong to the context's graph only if they have one themselves.
         active = message.context if message.create_graph else 0
-        token = current.set(CallContext(self.agent, gradients=active, depth=DEEPEST))
+        token = set_context(CallContext(self.agent, gradients=active, depth=DEEPEST))
         try:
             known = self._autograd.get(message.context)
             if known is None:
@@ -278,7 +278,7 @@ class Runner:
             except BaseException as error:
                 backward.fail(error)
         finally:
-            current.reset(token)
+            reset_context(token)
             self.agent.leaver.end(frame)
 
     def _source(self, context: Context, number: int) -> Source:

@@ -15,7 +15,7 @@ from farcall.autograd.recorder import Autograd
 from farcall.autograd.records import Receive, Source
 from farcall.errors import FarcallError
 from farcall.protocol.contexts import CREATOR_SHIFT
-from farcall.runtime.context import CallContext, current, current_agent
+from farcall.runtime.context import CallContext, current_agent, current_context, set_context
 
 __all__ = ["backward", "context", "get_gradients", "is_available"]
 
@@ -171,7 +171,7 @@ def _retrieve_context(context_id: int) -> DistAutogradContext:
 
 
 def _current_context() -> DistAutogradContext:
-    found = current.get()
+    found = current_context()
     if found is None or not found.gradients:
         raise RuntimeError("Current thread doesn't have a valid autograd context")
     return _retrieve_context(found.gradients)
@@ -182,20 +182,20 @@ def _is_valid_context(context_id: int) -> bool:
 
 
 def _new_context() -> DistAutogradContext:
-    outer = current.get() or CallContext(current_agent())
+    outer = current_context() or CallContext(current_agent())
     if outer.gradients:
         raise RuntimeError(
             f"Already have an autograd context id for this thread: {outer.gradients}"
         )
     context_id = _autograd().open()
-    current.set(replace(outer, gradients=context_id))
+    set_context(replace(outer, gradients=context_id))
     return _retrieve_context(context_id)
 
 
 def _release_context(context_id: int) -> None:
-    found = current.get()
+    found = current_context()
     if found is not None and found.gradients == context_id:
-        current.set(replace(found, gradients=0))
+        set_context(replace(found, gradients=0))
     _autograd().end(context_id)
 
 

@@ -8,7 +8,13 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import replace
 
 from farcall.rref import RRef, call_meanwhile
-from farcall.runtime.context import CallContext, current, current_agent
+from farcall.runtime.context import (
+    CallContext,
+    current_agent,
+    current_context,
+    reset_context,
+    set_context,
+)
 from farcall.runtime.future import Future
 from farcall.serde import add_note, message_of, notes_of
 
@@ -172,11 +178,11 @@ def call_inside(context_id: int, function: Callable[..., R], *args: Any) -> R:
     An owner of which the forward pass had no need learns of the context in this way: it has no
     gradients there. Only where a context ended is its id unknown.
     """
-    outer = current.get() or CallContext(current_agent())
+    outer = current_context() or CallContext(current_agent())
     if outer.gradients == context_id:
         return function(*args)
-    token = current.set(replace(outer, gradients=context_id))
+    token = set_context(replace(outer, gradients=context_id))
     try:
         return function(*args)
     finally:
-        current.reset(token)
+        reset_context(token)

@@ -28,7 +28,7 @@ from farcall.protocol.calls import CancelResult
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.advice import Advice
 from farcall.runtime.answers import Answers
-from farcall.runtime.context import CallContext, current
+from farcall.runtime.context import CallContext, current_context, set_context
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.deadlines import Deadlines
 from farcall.runtime.executor import Executor
@@ -177,19 +177,19 @@ class Agent:
     @staticmethod
     def waiting() -> contextlib.AbstractContextManager[None]:
         """Around a wait for farcall: a handler that waits leaves its place to another."""
-        context = current.get()
+        context = current_context()
         return _NOT_IN_HANDLER if context is None else context.agent.executor.waiting()
 
     @staticmethod
     def is_at_work() -> bool:
         """Whether `waiting` has something to do in this thread. Stays so while a function runs."""
-        context = current.get()
+        context = current_context()
         return context is not None and context.agent.executor.is_at_work()
 
     # Events; see `executor.Handler`.
 
     def on_thread_start(self) -> None:
-        current.set(CallContext(self))
+        set_context(CallContext(self))
         # Asking applies the count to this thread: else OpenMP ignores torch.set_num_threads here.
         torch.get_num_threads()
 
@@ -358,7 +358,7 @@ class Agent:
             lambda: self.references.lost(peer.incarnation, peer.left or cause),
             lambda: self.leaver.lost(peer.incarnation),
             lambda: self._log_loss(peer, cause),
-            lambda: self.references.forget_peers(self.directory.lost(peer, time.monotonic())),
+            lambda: self._forget_long_lost(peer),
             *(partial(tell, loss) for tell in self._hear_of_losses),
         ]
         for step in steps:
@@ -366,6 +366,9 @@ class Agent:
                 step()
             except Exception:  # the others wait, too
                 logger.exception("%s: an internal error after a loss", self.me.name)
+
+    def _forget_long_lost(self, peer: Peer) -> None:
+        self.references.forget_peers(self.directory.note_lost(peer, time.monotonic()))
 
     def _log_loss(self, peer: Peer, cause: str) -> None:
         expected = self.is_closed or peer.left is not None or self.leaver.is_leaving

@@ -30,8 +30,8 @@ class CallContext(msgspec.Struct, frozen=True):
 
 
 current: ContextVar[CallContext | None] = ContextVar("farcall_call", default=None)
-# The methods, looked up once: each call uses them several times.
-current_context, enter_context = current.get, current.set
+# Its methods, looked up once: each call uses them several times.
+current_context, set_context, reset_context = current.get, current.set, current.reset
 _default: Agent | None = None
 
 

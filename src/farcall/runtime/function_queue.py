@@ -66,13 +66,15 @@ class Turns:
 
     def pop(self, besides: Collection[Hashable] = ()) -> tuple[Hashable, Function, int] | None:
         """The first function of the caller whose turn it is, of those that are not in `besides`."""
-        caller = next((caller for caller in self._queues if caller not in besides), None)
-        queue = self._queues.pop(caller, None)
-        if queue is None:
+        for caller in self._queues:
+            if caller not in besides:
+                break
+        else:
             return None
+        queue = self._queues.pop(caller)
         function, depth = queue.popleft()
         if queue:
-            self._queues[caller] = queue
+            self._queues[caller] = queue  # behind the others
         return caller, function, depth
 
 
@@ -138,8 +140,10 @@ class FunctionQueue:
             least: those of less depth may have none now.
             besides: callers whose functions may have none now.
         """
+        is_short = False
         for depth in sorted(self._held, reverse=True):
             if depth < least or not self.admits(depth, taken):
+                is_short = True
                 continue
             turns = self._held[depth]
             if (found := turns.pop(besides)) is not None:
@@ -154,7 +158,8 @@ class FunctionQueue:
                 self.size -= 1
                 return function, depth, caller
             self._held.setdefault(depth, Turns()).push(caller, function, depth)
-        if not besides:
+            is_short = True
+        if is_short:
             self.held_at = time.monotonic()
         return None
 

@@ -16,7 +16,7 @@ import torch
 from farcall.log import get_logger
 from farcall.runtime.bell import Bell
 from farcall.runtime.callbacks import Callback, run_waiting_callbacks
-from farcall.runtime.context import CallContext, current
+from farcall.runtime.context import CallContext, current_context, reset_context, set_context
 from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.serde import StoredError, hide_own_frames, message_of
 from farcall.threads import is_main_thread
@@ -113,7 +113,7 @@ class Future(torch.futures.Future[T]):
                 return self._wait()
         run_waiting_callbacks(self)
         wait = self._wait_interruptibly if is_main_thread() else self._wait
-        context = current.get()
+        context = current_context()
         if context is None:
             return wait()
         with context.agent.executor.waiting():
@@ -206,7 +206,7 @@ class Future(torch.futures.Future[T]):
 
     def _add(self, callback: Callable[[Any], None], behind: Future[Any] | None) -> None:
         self._looked_at = True
-        context = current.get()
+        context = current_context()
         if context is not None and context.gradients:
             callback = _in_context(callback, context)
         if self._callbacks is None:
@@ -293,12 +293,12 @@ def _in_context(callback: Callable[[Any], None], context: CallContext) -> Callab
     grad = torch.is_grad_enabled()
 
     def run(future: Any) -> None:
-        token = current.set(context)
+        token = set_context(context)
         try:
             with torch.set_grad_enabled(grad):
                 callback(future)
         finally:
-            current.reset(token)
+            reset_context(token)
 
     return run
 

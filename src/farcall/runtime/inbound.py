@@ -23,7 +23,7 @@ from farcall.ids import RefId
 from farcall.log import get_logger
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.call_names import FETCH, OF_METHODS, Served, method_of, readable
-from farcall.runtime.context import CallContext, enter_context
+from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.isolation import put_back_anomaly_mode
 from farcall.runtime.peers import Peer
@@ -127,7 +127,7 @@ class Job(msgspec.Struct, eq=False):
             if self.request.context:
                 self.context = self.agent.gradients.enter(self.request.context, self.peer)
             depth = self.request.depth
-            enter_context(CallContext(self.agent, self.deadline, self.context, depth, self))
+            set_context(CallContext(self.agent, self.deadline, self.context, depth, self))
             try:
                 result = self._call()
             finally:

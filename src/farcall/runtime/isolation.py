@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TypeVar
 
-from farcall.runtime.context import current
+from farcall.runtime.context import current_context, set_context
 from farcall.runtime.thread_state import Restorer
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def call_isolated(function: Callable[[], T]) -> T:
     if isolation is None or isolation.state.is_inside:
         return function()
     context = isolation.context.copy()
-    context.run(current.set, current.get())
+    context.run(set_context, current_context())
     return isolation.state.run(context, function, isolation.put_back)
 
 

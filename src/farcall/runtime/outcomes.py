@@ -25,7 +25,7 @@ from farcall.errors import (
 from farcall.log import get_logger
 from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.call_names import Served, inherited_from
-from farcall.runtime.context import CallContext, current
+from farcall.runtime.context import CallContext, reset_context, set_context
 from farcall.runtime.isolation import between_functions, call_isolated, clean_thread
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import Continuation
@@ -279,12 +279,12 @@ class Outcomes:
 
         def complete() -> None:
             self._queued.discard(pending)
-            token = current.set(CallContext(self._agent, depth=depth))
+            token = set_context(CallContext(self._agent, depth=depth))
             try:
                 with between_functions():
                     self._complete_now(peer, answer, pending, error)
             finally:
-                current.reset(token)
+                reset_context(token)
 
         if executor.may_wait_here(depth):
             complete()

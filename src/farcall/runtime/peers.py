@@ -171,7 +171,7 @@ class Directory:
                 self._by_key[key] = peer
             return peer
 
-    def lost(self, peer: Peer, now: float) -> list[int]:
+    def note_lost(self, peer: Peer, now: float) -> list[int]:
         """A peer was lost, at `now` (`time.monotonic()` seconds).
 
         Where workers come and go those that are gone would fill the memory. So they are forgotten

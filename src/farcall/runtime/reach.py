@@ -91,7 +91,7 @@ def _of_interfaces() -> Iterator[str | None]:
         yield from _of_interfaces_ipv6()
     else:
         try:
-            for *_, address in socket.getaddrinfo(socket.gethostname(), 0):
+            for *_, address in resolve(socket.gethostname(), 0, socket.SOCK_STREAM):
                 yield _plain(str(address[0]))
         except OSError:
             return

@@ -18,7 +18,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # as in s
 from farcall.autograd.recorder import Autograd
 from farcall.ids import Worker, new_incarnation
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import CallContext, current
+from farcall.runtime.context import CallContext, reset_context, set_context
 from farcall.runtime.endpoints import open_endpoint
 from farcall.runtime.gloo import GlooGroup
 from farcall.transport.base import Endpoint
@@ -37,11 +37,11 @@ if find_spec("farcall._native") is not None:
 @contextmanager
 def acting_as(agent: Agent) -> Iterator[Agent]:
     """Make `agent` the one that the functions of `farcall.rpc` use inside the block."""
-    token = current.set(CallContext(agent))
+    token = set_context(CallContext(agent))
     try:
         yield agent
     finally:
-        current.reset(token)
+        reset_context(token)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from farcall.compat.rpc.scripted_references import boxed, unboxed
 from farcall.compat.rpc.scripts import for_torch, handed_on
 from farcall.rref import RRef
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import current
+from farcall.runtime.context import current_context, reset_context, set_context
 
 # Of the inputs a node has the first ones.
 
@@ -115,10 +115,10 @@ def do(kind: str, inputs: Any, references: bool) -> Any:
         references: whether there are references among what it takes or gives.
     """
     function = FUNCTIONS.get(kind) or _others[kind]
-    token = current.set(current.get() or handed_on())
+    token = set_context(current_context() or handed_on())
     try:
         if references:
             return boxed(function(*unboxed(inputs)))
         return function(*inputs)
     finally:
-        current.reset(token)
+        reset_context(token)

@@ -14,7 +14,7 @@ import torch
 
 from farcall.compat.rpc.scripted_references import call_function, call_method
 from farcall.rref import RRef
-from farcall.runtime.context import CallContext, current
+from farcall.runtime.context import CallContext, current_context
 from farcall.runtime.future import Future
 
 # What torch's C++ code says of scripted code that needs an agent, or references, of C++.
@@ -69,7 +69,7 @@ _CONTEXT = "farcall's call context"  # a key of what torch hands on to those thr
 
 @contextlib.contextmanager
 def _handing_on() -> Iterator[None]:
-    context = current.get()
+    context = current_context()
     if context is None:
         yield
         return
