@@ -55,8 +55,8 @@ def tables(agent: Agent) -> dict[str, int]:
     sizes |= {
         "values": len(references._values),
         "creation errors": len(references._creation_errors),
-        "parked": len(references._parked),
-        "acceptance": len(references._acceptance),
+        "parked": len(agent.machine._parked),
+        "confirmations": len(agent.machine._confirmations),
         "waiting for references": len(agent.outcomes._waiting),
         "active": agent.leaver.active,
     }
@@ -298,6 +298,35 @@ def interrupt_on_link(agent: Agent, name: str, patch: pytest.MonkeyPatch, after:
     patch.setattr(agent, "linked", lambda peer: wrapped(linked(peer)))
 
 
+def test_remote_that_was_interrupted_and_whose_request_is_late(  # WRK-3
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the value was made is asked by another way, which must not overtake the request."""
+    caller, owner = pair
+    owner.call("w0", echo, (1,))  # that is the other way
+    to = caller.directory.resolve("w1")
+    link = caller.connect(to, math.inf)
+    late: list[Frame] = []
+
+    class Late:
+        def send(self, frame: Frame, _: float) -> None:
+            late.append(frame)
+            if type(frame.message) is Request:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(caller, "linked", lambda _: Late())
+        with pytest.raises(KeyboardInterrupt):
+            rpc.remote("w1", echo, (1,))
+        for _ in range(3):
+            owner.call("w0", echo, (1,))  # the answers come after what went the other way
+    for frame in late:
+        link.send(frame, math.inf)
+    succeed_often(1)
+    wait_until(lambda: not owner.references._values)
+    wait_until(lambda: caller.references.statistics()["held"] == 0)
+
+
 class Full:
     """A link that takes nothing at once: only threads that wait for it, and so not the main one."""
 
@@ -349,9 +378,13 @@ def test_answers_to_cancels_that_could_not_be_written(pair: list[Agent], gate: G
         def send(self, *_: Any) -> None:
             raise NotSent
 
-    def answer_badly(peer: Any, link: Any, frame: Any) -> None:
-        lost.append(frame)
-        answer(peer, Full(), frame)  # type: ignore[arg-type]
+    def answer_badly(to: int, *message: Any) -> None:
+        peer = agent.directory.of_incarnation(to)
+        assert peer is not None
+        link, peer.back_link = peer.back_link, Full()  # type: ignore[assignment]
+        answer(to, *message)
+        peer.back_link = link
+        lost.append(message)
 
     agent.control.answer = answer_badly  # type: ignore[method-assign]
     outgoing = pair[0].directory.resolve("w1").outgoing

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from farcall.ids import RefId
-from farcall.protocol.ref_entries import (
+from farcall.protocol.instructions import (
     MAX_ENTRIES,
     Drop,
-    HeldState,
-    Outbox,
+    Instructions,
     Ready,
     Send,
     TransferKey,
     Unavailable,
 )
+from farcall.protocol.ref_entries import HeldState
 from farcall.protocol.refs import Refs
 from farcall.wire.frames import DEFAULT_LIMITS
 from farcall.wire.messages import (
@@ -647,7 +647,7 @@ def test_any_number_of_entries_is_said_in_messages_that_fit_into_frames(
     message: type[Register] | type[Release],
 ) -> None:
     count = 3 * MAX_ENTRIES - 1
-    outbox = Outbox()
+    outbox = Instructions()
     for number in range(count):
         say = outbox.register if message is Register else outbox.release
         say(OWNER, (1 << 62, number, 5))

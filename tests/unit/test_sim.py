@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from farcall.protocol.instructions import Answer, Follow, Send
 from farcall.testing import Faults, ManualClock, Network, PlantedBug, simulate
 from farcall.testing.oracle import Oracle
 from farcall.testing.sim import main
 from farcall.testing.sim_records import Machines
 from farcall.testing.sim_worker import SimWorker
-from farcall.wire.messages import Accepted, Cancel, Failure, Message, Release, Reply, Request
+from farcall.wire.messages import (
+    Accepted,
+    Cancel,
+    Failure,
+    Message,
+    Pinned,
+    Release,
+    Reply,
+    Request,
+)
 
 SCHEDULES = 2000
 RELIABLE = Faults()
@@ -68,7 +77,7 @@ FINDS = {
     PlantedBug.NEVER_REPEATS_RELEASES: {"REF-2"},
     PlantedBug.BELIEVES_IN_FAILED_CREATION: {"REF-2"},
     PlantedBug.FORGETS_CANCELLED: {"CALL-3", "REF-1", "REF-2"},
-    PlantedBug.LISTENS_TO_THE_DEAD: {"CALL-2", "REF-4"},
+    PlantedBug.LISTENS_TO_THE_DEAD: {"CALL-3"},
     PlantedBug.FORWARDS_UNACCEPTED: {"REF-1"},
     PlantedBug.REPLIES_UNACCEPTED: {"REF-1"},
     PlantedBug.TAKES_OWN_ONCE: {"REF-1", "REF-2"},
@@ -104,13 +113,14 @@ class Stage:
         self.flying: list[tuple[int, int, Message, int]] = []
         self.owner = self.worker("owner", self.OWNER)
         self.caller = self.worker("caller", self.CALLER)
-        self.ref = self.caller.create(self.OWNER, "owner", [], fails=False)
+        self.ref = self.caller.create(self.OWNER, "owner", [], how="sent")
         self.deliver(Request)
         self.deliver(Accepted)
 
     def worker(self, name: str, incarnation: int) -> SimWorker:
-        def send(*message: Any) -> None:
-            self.flying.append(message)
+        def send(source: int, what: Send | Follow | Answer) -> None:
+            target, message, call_id = what
+            self.flying.append((source, target, message, call_id))
 
         worker = SimWorker(name, incarnation, Machines(), send, self.oracle, Random(1), False)
         worker.patience = 1.0
@@ -137,7 +147,7 @@ class Stage:
 
 def test_call_keeps_the_callees_value_until_it_is_answered():  # REF-1, REF-2
     stage = Stage()
-    stage.caller.call(stage.OWNER, [stage.ref], fails=False)
+    stage.caller.call(stage.OWNER, [stage.ref], how="sent")
     stage.caller.discard(stage.ref)
     assert stage.kinds == [Request]
     assert stage.caller.refs.statistics()["pinned_transfers"] == 0
@@ -157,7 +167,7 @@ def test_call_keeps_the_callees_value_until_it_is_answered():  # REF-1, REF-2
 
 def test_abandoned_call_that_its_release_overtook_is_refused():  # REF-2, CALL-3
     stage = Stage()
-    stage.caller.call(stage.OWNER, [stage.ref], fails=False)
+    stage.caller.call(stage.OWNER, [stage.ref], how="sent")
     stage.caller.discard(stage.ref)
     stage.caller.abandon(stage.OWNER, 2)
     assert stage.kinds == [Request, Cancel, Release]
@@ -172,13 +182,13 @@ def test_abandoned_call_that_its_release_overtook_is_refused():  # REF-2, CALL-3
 
 def test_abandoned_call_whose_future_never_completes_is_closed():  # CALL-3
     stage = Stage()
-    stage.caller.call(stage.OWNER, [stage.ref], fails=False)
+    stage.caller.call(stage.OWNER, [stage.ref], how="sent")
     stage.deliver(Request)
     (task,) = stage.owner.tasks
     task.is_deferred = True
     stage.caller.abandon(stage.OWNER, 2)
     stage.deliver(Cancel)
-    assert len(stage.owner.incoming[task.caller]) == 0
+    assert len(stage.owner.machine.calls_with(task.caller).incoming) == 0
     stage.deliver(Failure)
     assert list(stage.caller.outgoing[stage.OWNER].abandoned()) == []
     stage.owner.finish(task, [], fails=False)  # it completes late
@@ -190,14 +200,14 @@ def test_abandoned_call_whose_future_never_completes_is_closed():  # CALL-3
 
 def test_abandoned_remote_call_keeps_what_it_carries():  # REF-1
     stage = Stage()
-    made = stage.caller.create(stage.OWNER, "owner", [stage.ref], fails=False)
+    made = stage.caller.create(stage.OWNER, "owner", [stage.ref], how="sent")
     stage.caller.discard(stage.ref)
     stage.caller.abandon(stage.OWNER, 2)
-    assert stage.kinds == [Request, Cancel]
+    assert stage.kinds == [Request, Cancel, Pinned]
     stage.deliver(Request)
     assert stage.owner.handles == {stage.ref: 1}
     stage.deliver(Accepted)
-    assert stage.kinds == [Cancel, Release]
+    assert stage.kinds == [Cancel, Pinned, Release]
     stage.owner.discard(stage.ref)
     stage.caller.discard(made)
     stage.end()
@@ -205,7 +215,7 @@ def test_abandoned_remote_call_keeps_what_it_carries():  # REF-1
 
 def test_dropping_what_an_open_call_carries_is_a_violation():  # REF-1
     stage = Stage()
-    stage.caller.call(stage.OWNER, [stage.ref], fails=False)
+    stage.caller.call(stage.OWNER, [stage.ref], how="sent")
     stage.oracle.dropped(stage.OWNER, stage.ref)
     del stage.caller.handles[stage.ref]
     stage.oracle.check()

@@ -23,6 +23,7 @@ Callee (`Incoming`), per call id:
     RUNNING    finish                 FINISHED   send the outcome, or "cancelled"
     FINISHED   request (duplicate)    FINISHED   ignored
     FINISHED   cancel                 FINISHED   answer again: the first answer was lost
+    any        caller lost            FINISHED   every record that runs comes out
 
 Invariants (tests cite them):
 
@@ -42,6 +43,7 @@ can't be stopped.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from enum import Enum
 from itertools import count
@@ -201,8 +203,9 @@ class Incoming(Generic[Record]):
         return CancelResult.ANSWER, None
 
     def lost(self) -> list[Record]:
-        """The caller is gone: the records of what still runs for it."""
+        """The caller is gone: the records of what still runs for it. No more is accepted."""
         running, self._running = self._running, {}
+        self._seen_to = sys.maxsize
         return list(running.values())
 
     def has_seen(self, call_id: int) -> bool:

@@ -1,52 +1,11 @@
-"""The records of the reference protocol: what `refs.Refs` keeps, and what it asks for."""
+"""The records of the reference protocol: what `refs.Refs` keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
-from typing import NamedTuple
 
 from farcall.ids import RefId
-from farcall.wire.messages import Message, Register, Release
-
-
-class TransferKey(NamedTuple):
-    """A message with references, named alike at both ends: the other end, its call, which half."""
-
-    peer: int
-    call_id: int
-    of_reply: bool
-
-
-class Send(NamedTuple):
-    """Send this message."""
-
-    to: int
-    message: Message
-    call_id: int = 0
-
-
-class Drop(NamedTuple):
-    """Destroy the value of this reference (outside every lock)."""
-
-    ref: RefId
-
-
-class Ready(NamedTuple):
-    """Every reference in this received message may be used: hand it to user code."""
-
-    key: TransferKey
-
-
-class Unavailable(NamedTuple):
-    """A reference in this received message is gone: refuse the message."""
-
-    key: TransferKey
-    owner_name: str
-    cause: str
-
-
-Instruction = Send | Drop | Ready | Unavailable
+from farcall.protocol.instructions import TransferKey
 
 
 class HeldState(Enum):
@@ -126,46 +85,3 @@ class Arrival:
         self.blocking = 0  # those of them that user code has to wait for
         self.handed_on = False
         self.failed = False
-
-
-Entry = tuple[int, int, int]  # minted_by, number, sequence
-
-# A message of all entries there are, and the answer, could be larger than a frame may be.
-MAX_ENTRIES = 1 << 16
-
-
-class Outbox:
-    """What has to be done, in order, with REGISTER and RELEASE batched per owner."""
-
-    def __init__(self) -> None:
-        self._said: list[Instruction] = []
-        self.registers: dict[int, list[Entry]] = {}
-        self.releases: dict[int, list[Entry]] = {}
-
-    def say(self, instruction: Instruction) -> None:
-        self._said.append(instruction)
-
-    def register(self, owner: int, entry: Entry) -> None:
-        self.registers.setdefault(owner, []).append(entry)
-
-    def release(self, owner: int, entry: Entry) -> None:
-        self.releases.setdefault(owner, []).append(entry)
-
-    def take(self) -> list[Instruction]:
-        """Everything since the last call: registrations first, releases last."""
-        if not (self._said or self.registers or self.releases):
-            return []
-        out: list[Instruction] = [
-            Send(owner, Register(some)) for owner, some in _batches(self.registers)
-        ]
-        out += self._said
-        out += [Send(owner, Release(some)) for owner, some in _batches(self.releases)]
-        self.registers, self._said, self.releases = {}, [], {}
-        return out
-
-
-def _batches(entries: dict[int, list[Entry]]) -> Iterator[tuple[int, tuple[Entry, ...]]]:
-    """Each owner with its entries, `MAX_ENTRIES` at a time."""
-    for owner, all_of_it in entries.items():
-        for start in range(0, len(all_of_it), MAX_ENTRIES):
-            yield owner, tuple(all_of_it[start : start + MAX_ENTRIES])

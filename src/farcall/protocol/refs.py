@@ -57,26 +57,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from farcall.ids import RefId
-from farcall.protocol.ref_entries import (
-    Arrival,
+from farcall.protocol.instructions import (
     Drop,
-    Held,
-    HeldState,
     Instruction,
-    Outbox,
-    Owned,
+    Instructions,
     Ready,
     Send,
     TransferKey,
     Unavailable,
 )
+from farcall.protocol.ref_entries import Arrival, Held, HeldState, Owned
 from farcall.wire.messages import Pinned, Received, Reference, Registered, Released
 
 
 class Refs:
-    """The references of one worker incarnation: those it owns and those it holds."""
+    """The references of one worker incarnation: those it owns and those it holds.
 
-    def __init__(self, me: int) -> None:
+    Args:
+        me: the incarnation.
+        to_do: where instructions are collected; its own if None.
+    """
+
+    def __init__(self, me: int, to_do: Instructions | None = None) -> None:
         self._me = me
         self._minted = 0
         self._sequence = 0
@@ -87,13 +89,13 @@ class Refs:
         self._arrivals: dict[TransferKey, Arrival] = {}
         self._lost: dict[int, str] = {}
         self._forgettable: set[int] = set()  # of those
-        self._outbox = Outbox()
+        self._to_do = to_do or Instructions()
 
     # What has to be done.
 
     def take(self) -> list[Instruction]:
         """What is to be done since the last call, in order; registrations come first."""
-        return self._outbox.take()
+        return self._to_do.take()
 
     # Local use: live RRefs, counted by the caller's handles.
 
@@ -134,6 +136,18 @@ class Refs:
         """How far the owner has confirmed us. References that live here are CONFIRMED."""
         held = self._held.get(ref)
         return HeldState.CONFIRMED if held is None else held.state
+
+    def is_being_created(self, ref: RefId, *, elsewhere_than: int) -> bool:
+        """Whether its owner, if it is not that incarnation, may not know the reference yet."""
+        held = self._held.get(ref)
+        return (
+            held is not None and held.state is HeldState.CREATING and held.owner != elsewhere_than
+        )
+
+    def is_usable(self, ref: RefId) -> bool:
+        """False: it is void, or its creation has failed for all that is known here."""
+        held = self._held.get(ref)
+        return held is None or not (held.cause or held.state is HeldState.VOID)
 
     def void_cause(self, ref: RefId) -> tuple[str, str] | None:
         """(owner's name, cause) if the reference can't be used any more."""
@@ -177,7 +191,7 @@ class Refs:
         if held is not None and held.state is HeldState.CREATING:
             held.cause = cause or "its creation failed"
             if was_sent:
-                self._outbox.register(held.owner, (*ref, held.sequence))
+                self._to_do.register(held.owner, (*ref, held.sequence))
             else:
                 self._void(ref, held, held.cause)
 
@@ -282,7 +296,7 @@ class Refs:
         """PINNED arrived for a message that can't arrive (again): say RECEIVED unless we wait."""
         arrival = self._arrivals.get(key)
         if arrival is None or not arrival.unconfirmed:
-            self._outbox.say(Send(key.peer, Received(key.of_reply), key.call_id))
+            self._to_do.say(Send(key.peer, Received(key.of_reply), key.call_id))
 
     # Messages of the protocol.
 
@@ -298,7 +312,7 @@ class Refs:
             elif owned.note(holder, sequence, holds=True):
                 answers.append((minted_by, number, sequence, True))
         if answers:
-            self._outbox.say(Send(holder, Registered(tuple(answers))))
+            self._to_do.say(Send(holder, Registered(tuple(answers))))
 
     def on_release(self, holder: int, entries: Sequence[tuple[int, int, int]]) -> None:
         """Owner: RELEASE arrived."""
@@ -309,7 +323,7 @@ class Refs:
             owned = self._owned.get(ref)
             if owned is not None and owned.note(holder, sequence, holds=False):
                 self._drop_if_free(ref, owned)
-        self._outbox.say(Send(holder, Released(tuple(entries))))
+        self._to_do.say(Send(holder, Released(tuple(entries))))
 
     def on_registered(self, entries: Iterable[tuple[int, int, int, bool]]) -> None:
         """Holder: REGISTERED arrived."""
@@ -347,6 +361,9 @@ class Refs:
                 self._void(ref, held, cause)
         self._releasing = {r: o for r, o in self._releasing.items() if o[0] != peer}
 
+    def has_lost(self, peer: int) -> bool:
+        return peer in self._lost
+
     def forget(self, peers: Iterable[int]) -> None:
         """Nothing more of these lost incarnations will arrive, nor of references that they own.
 
@@ -363,12 +380,12 @@ class Refs:
         """Repeat what was not answered. Only needed where messages can be lost."""
         for ref, held in self._held.items():
             if held.is_unconfirmed and (held.state is HeldState.REGISTERING or held.cause):
-                self._outbox.register(held.owner, (*ref, held.sequence))
+                self._to_do.register(held.owner, (*ref, held.sequence))
         for ref, (owner, sequence) in self._releasing.items():
-            self._outbox.release(owner, (*ref, sequence))
+            self._to_do.release(owner, (*ref, sequence))
         for key, (_, only_receivers_own) in self._transfers.items():
             if not only_receivers_own:
-                self._outbox.say(Send(key.peer, Pinned(key.of_reply), key.call_id))
+                self._to_do.say(Send(key.peer, Pinned(key.of_reply), key.call_id))
 
     @property
     def is_settled(self) -> bool:
@@ -418,12 +435,12 @@ class Refs:
         if wire_ref.owner in self._lost:
             held.state, held.cause = HeldState.VOID, self._lost[wire_ref.owner]
         else:
-            self._outbox.register(wire_ref.owner, (*ref, held.sequence))
+            self._to_do.register(wire_ref.owner, (*ref, held.sequence))
         return held
 
     def _drop_if_free(self, ref: RefId, owned: Owned) -> None:
         if owned.is_free and self._owned.pop(ref, None) is not None:
-            self._outbox.say(Drop(ref))
+            self._to_do.say(Drop(ref))
 
     def _release_if_free(self, ref: RefId, held: Held) -> None:
         if not held.is_free:
@@ -434,7 +451,7 @@ class Refs:
             del self._held[ref]
             sequence = self._next_sequence()
             self._releasing[ref] = (held.owner, sequence)
-            self._outbox.release(held.owner, (*ref, sequence))
+            self._to_do.release(held.owner, (*ref, sequence))
 
     def _confirm(self, ref: RefId, held: Held) -> None:
         held.state, held.cause = HeldState.CONFIRMED, ""
@@ -460,10 +477,10 @@ class Refs:
     def _advance(self, arrival: Arrival) -> None:
         if not (arrival.blocking or arrival.handed_on or arrival.failed):
             arrival.handed_on = True
-            self._outbox.say(Ready(arrival.key))
+            self._to_do.say(Ready(arrival.key))
         if arrival.needs_answer and not arrival.unconfirmed:
             arrival.needs_answer = False
-            self._outbox.say(
+            self._to_do.say(
                 Send(arrival.key.peer, Received(arrival.key.of_reply), arrival.key.call_id)
             )
         self._forget_if_done(arrival)
@@ -472,7 +489,7 @@ class Refs:
         if arrival.failed:
             return
         arrival.failed = True
-        self._outbox.say(Unavailable(arrival.key, owner_name, cause))
+        self._to_do.say(Unavailable(arrival.key, owner_name, cause))
         self._unclaim(arrival)
 
     def _unclaim(self, arrival: Arrival) -> None:

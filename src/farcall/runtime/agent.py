@@ -22,10 +22,8 @@ from typing import Any
 import torch
 
 from farcall.errors import Cancelled, LinkError, PeerLost, RpcTimeout
-from farcall.ids import Worker
+from farcall.ids import RefId, Worker
 from farcall.log import get_logger
-from farcall.protocol.calls import CancelResult
-from farcall.protocol.ref_entries import TransferKey
 from farcall.runtime.advice import Advice
 from farcall.runtime.answers import Answers
 from farcall.runtime.context import CallContext, current_context, set_context
@@ -37,6 +35,7 @@ from farcall.runtime.gradients import Gradients
 from farcall.runtime.inbound import Job
 from farcall.runtime.leaving import Leaver
 from farcall.runtime.likeness import Likeness
+from farcall.runtime.machine import Machine
 from farcall.runtime.openmp import IdleTeam
 from farcall.runtime.outbound import Outbound
 from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Outboxes
@@ -44,6 +43,7 @@ from farcall.runtime.outcomes import Outcomes
 from farcall.runtime.peers import LOOKUP_SECONDS, Directory, Find, Peer, PendingCall
 from farcall.runtime.policy import Policy
 from farcall.runtime.references import References, RefHandle
+from farcall.runtime.values import OwnedValue
 from farcall.serde import DeviceMap, Dumped, Serializer
 from farcall.transport.base import Arrived, Endpoint, Event, Link
 from farcall.transport.loopback import LoopbackLink
@@ -61,7 +61,6 @@ from farcall.wire.messages import (
     HoldContext,
     Leaving,
     Message,
-    Pinned,
     Ran,
     Reference,
     ReleaseContext,
@@ -75,7 +74,6 @@ logger = get_logger("farcall")
 Args = Sequence[Any]
 GOODBYE_SECONDS = 0.2
 STOP_SECONDS = 5.0
-CROWDED_SECONDS = 1.0  # between two messages about a want of threads
 _NOT_IN_HANDLER = contextlib.nullcontext()
 
 
@@ -124,7 +122,6 @@ class Agent:
         self.rpc_timeout = rpc_timeout
         self.policy = policy or Policy()
         self.device_maps = dict(device_maps or {})
-        self.directory = Directory(me, [*workers, me], find, max_in_flight_bytes)
         self.outboxes = Outboxes(me.name)
         self.idle_team = IdleTeam(me.name, enabled=limit_openmp_spin)
         self.executor = Executor(
@@ -135,8 +132,12 @@ class Agent:
             max_threads_of(max_threads, num_worker_threads),
         )
         self.control = ControlMessages(self)
+        values: dict[RefId, OwnedValue] = {}
+        self.machine = Machine(self, values)
+        calls_with = self.machine.state.calls_with
+        self.directory = Directory(me, [*workers, me], find, max_in_flight_bytes, calls_with)
         self.answers = Answers(self)
-        self.references = references = References(self, self.control.post, endpoint.wake)
+        self.references = references = References(self, self.machine, values)
         self.serializer = Serializer(
             allow_by_value=allow_by_value,
             allow_pickle=allow_pickle,
@@ -154,7 +155,6 @@ class Agent:
         self.call_async = self.outbound.call_async
         self.remote = self.outbound.remote
         self._closing = threading.Lock()
-        self._told_of_shortage = -math.inf
         self.is_closed = False
         self._on_close = on_close
         self.likeness = Likeness()  # set by a layer that imitates another system, such as `compat`
@@ -224,7 +224,7 @@ class Agent:
             self.idle_team.note(now)
         deadline = now + timeout if timeout > 0 else math.inf
         job = Job(self, peer, link, frame, request, deadline)
-        with peer.lock:
+        with self.machine.lock:
             fresh = peer.incoming.request(frame.call_id, job)
         if not fresh:
             return
@@ -232,27 +232,15 @@ class Agent:
         job.start()
 
     def _on_cancel(self, peer: Peer, link: Link, call_id: int) -> None:
-        with peer.lock:
-            found, job = peer.incoming.cancel(call_id)
+        peer.back_link = link
+        job = self.machine.tell(self.machine.state.cancelled, peer.incarnation, call_id)
         if job is not None:
             self.executor.may_pass_lead()
             job.cancel()
-        if found is CancelResult.ANSWER:
-            self.executor.may_pass_lead()
-            # If it has ended with references: its caller, interrupted, may have dropped the answer.
-            self.references.unpin(TransferKey(peer.incarnation, call_id, True))
-            answer = Failure("farcall.errors.Cancelled", "the call was cancelled", "")
-            self.control.answer(peer, link, Frame(answer, call_id))
 
     def on_control(self, peer: Peer, message: Message, call_id: int) -> None:
         """A message arrived that is neither a request nor an answer."""
         match message:
-            case Pinned(of_reply=of_reply):
-                with peer.lock:
-                    has_seen = peer.incoming.has_seen(call_id)
-                arrived = peer.outgoing.is_closed(call_id) if of_reply else has_seen
-                if arrived:
-                    self.references.asked(TransferKey(peer.incarnation, call_id, of_reply))
             case Leaving(reason=reason):
                 peer.left = reason
             case ReleaseContext(context=context, floor=floor):
@@ -277,18 +265,8 @@ class Agent:
         return self.deadlines.next
 
     def on_shortage(self) -> None:
-        """The executor has no more threads for calls: tell the callers, for their `RpcTimeout`."""
-        now = time.monotonic()
-        if now < self._told_of_shortage + CROWDED_SECONDS:
-            return
-        self._told_of_shortage = now
-        message = Crowded(self.executor.shortage())
-        for peer in self.directory.live():
-            link = peer.back_link
-            if link is None or not len(peer.incoming) or peer.worker is self.me:
-                continue
-            with contextlib.suppress(LinkError, TimeoutError):
-                link.send(Frame(message), now)
+        """The executor has no more threads for calls."""
+        self.control.tell_of_shortage()
 
     def linked(self, peer: Peer) -> Link | None:
         """The link for calls to a peer, if there is one already. Never waits."""
@@ -318,7 +296,8 @@ class Agent:
                 until = time.monotonic() + LOOKUP_SECONDS
                 worker = self.directory.find(reference.owner_name, until)
                 if worker is None or worker.incarnation != reference.owner:
-                    self.references.lost(reference.owner, "it is not in the group any more")
+                    gone = "it is not in the group any more"
+                    self.machine.tell(self.machine.state.lost, reference.owner, gone)
 
     # Deaths, and the end.
 
@@ -343,8 +322,8 @@ class Agent:
                 return
             peer.note_loss(cause)
             peer.back_link = None
-            jobs = peer.incoming.lost()
-        pending = peer.outgoing.lost()
+        with self.machine.lock:
+            pending, jobs = self.machine.state.lost(peer.incarnation, peer.left or cause)
         self.executor.may_pass_lead()
         loss = peer.loss()
         steps: list[Callable[[], object]] = [
@@ -355,7 +334,7 @@ class Agent:
             lambda: self.answers.lost(peer),
             lambda: self.outcomes.fail(pending, loss),
             lambda: self.gradients.lost(peer),
-            lambda: self.references.lost(peer.incarnation, peer.left or cause),
+            self.references.lost,
             lambda: self.leaver.lost(peer.incarnation),
             lambda: self._log_loss(peer, cause),
             lambda: self._forget_long_lost(peer),
@@ -368,7 +347,9 @@ class Agent:
                 logger.exception("%s: an internal error after a loss", self.me.name)
 
     def _forget_long_lost(self, peer: Peer) -> None:
-        self.references.forget_peers(self.directory.note_lost(peer, time.monotonic()))
+        forgotten = self.directory.note_lost(peer, time.monotonic())
+        with self.machine.lock:
+            self.machine.state.forget(forgotten)
 
     def _log_loss(self, peer: Peer, cause: str) -> None:
         expected = self.is_closed or peer.left is not None or self.leaver.is_leaving
@@ -482,3 +463,4 @@ class Agent:
             self.outcomes.fail(cancelled, error)
             self.gradients.close()
             self.references.close(error)
+            self.machine.close(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -13,13 +14,14 @@ from farcall.runtime.outboxes import AT_ONCE, Box, end_of_grace
 from farcall.runtime.peers import Peer
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Cancel, Message, Pinned
+from farcall.wire.messages import Buffer, Crowded, Message
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
 
 SEND_SECONDS = 10.0  # after which a sender that waits looks whether the peer is still wanted
 RETRY_SECONDS = 0.1
+CROWDED_SECONDS = 1.0  # between two messages about a want of threads
 
 FindLink = Callable[[float], Link | None]  # until a deadline, `time.monotonic()` seconds
 
@@ -75,6 +77,7 @@ class ControlMessages:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._told_of_shortage = -math.inf
 
     def post(self, to: int, message: Message, call_id: int) -> None:
         """Send a message to an incarnation, by whichever link there is. Never raises, nor waits."""
@@ -150,31 +153,23 @@ class ControlMessages:
         assert link is not None
         return link
 
-    def cancel(self, peer: Peer, call_id: int) -> None:
-        """Tell a callee that nobody waits for this call: at once if its link takes it, or later.
+    def follow(self, to: int, message: Message, call_id: int) -> None:
+        """Like `post`, by the link that requests go by: after the request of the call.
 
-        Of a call whose request was not sent the callee need not hear, see CALL-4.
+        Without that link the peer is lost soon, and that ends the call, too. Of a call whose
+        request was not sent the callee need not hear, see CALL-4.
         """
-        self._follow(peer, Frame(Cancel(), call_id))
-
-    def ask_for_references(self, peer: Peer, call_id: int) -> None:
-        """Have a callee say RECEIVED for a request of which we can't tell whether it was sent.
-
-        After a `cancel`, the callee has seen the call in either case.
-        """
-        self._follow(peer, Frame(Pinned(of_reply=False), call_id))
-
-    def _follow(self, peer: Peer, frame: Frame) -> None:
-        """Send a message by the link that the request went by, so that it comes after that."""
-        # Without that link the peer is lost soon, and that ends the call, too.
-        if peer.lost is None:
+        peer = self._agent.directory.of_incarnation(to)
+        if peer is not None and peer.lost is None:
+            frame = Frame(message, call_id)
             self._send(peer.outbox, peer, frame, lambda _: self._agent.linked(peer))
 
-    def answer(self, peer: Peer, link: Link, frame: Frame) -> None:
-        """Send an answer that the caller does not wait for, but needs to forget the call."""
-        box = peer.back_outbox
-        if not (box.is_idle and _is_sent(link, frame, AT_ONCE)):
-            self._leave(box, peer, frame, partial(self._any_link, peer))
+    def answer(self, to: int, message: Message, call_id: int, body: Buffer = b"") -> None:
+        """Like `post`, for what is small and answers a call, by the link that requests come by."""
+        peer = self._agent.directory.of_incarnation(to)
+        if peer is not None and peer.lost is None:
+            frame = Frame(message, call_id, body)
+            self._send(peer.back_outbox, peer, frame, partial(self._any_link, peer))
 
     def _send(self, box: Box, peer: Peer, frame: Frame, find_link: FindLink) -> None:
         link = find_link(AT_ONCE) if box.is_idle else None
@@ -183,6 +178,20 @@ class ControlMessages:
 
     def _leave(self, box: Box, peer: Peer, frame: Frame, find_link: FindLink) -> None:
         self._agent.outboxes.put(box, _Later(self._agent, peer, frame, find_link), math.inf)
+
+    def tell_of_shortage(self) -> None:
+        """This worker has no more threads for calls: tell their callers, for their `RpcTimeout`."""
+        now = time.monotonic()
+        if now < self._told_of_shortage + CROWDED_SECONDS:
+            return
+        self._told_of_shortage = now
+        message = Crowded(self._agent.executor.shortage())
+        for peer in self._agent.directory.live():
+            link = peer.back_link
+            if link is None or not len(peer.incoming) or peer.worker is self._agent.me:
+                continue
+            with contextlib.suppress(LinkError, TimeoutError):
+                link.send(Frame(message), now)
 
     def watch(self, incarnation: int, deadline: float = math.inf) -> None:
         """Have a link to a worker, so that its death is noticed. Waits while it does not answer.

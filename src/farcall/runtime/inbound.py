@@ -21,13 +21,13 @@ from farcall.errors import (
 )
 from farcall.ids import RefId
 from farcall.log import get_logger
-from farcall.protocol.ref_entries import TransferKey
+from farcall.protocol.instructions import TransferKey
 from farcall.runtime.call_names import FETCH, OF_METHODS, Served, method_of, readable
 from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.isolation import put_back_anomaly_mode
 from farcall.runtime.peers import Peer
-from farcall.runtime.references import RefHandle, references_of
+from farcall.runtime.references import RefHandle
 from farcall.runtime.values import OwnedValue
 from farcall.serde import (
     Dumped,
@@ -41,7 +41,7 @@ from farcall.serde import (
 )
 from farcall.transport.base import Link
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Accepted, Buffer, Failure, Reply, Request
+from farcall.wire.messages import Buffer, Failure, Reply, Request
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
@@ -80,37 +80,33 @@ class Job(msgspec.Struct, eq=False):
     def start(self) -> None:
         """Accept the request, and run it as soon as its references may be used."""
         request = self.request
-        is_admitted = not request.references or self._take_references(request)
-        if request.creates:
-            self.place = self._create(request)
-        if is_admitted:
+        if not (request.references or request.creates) or self._admit(request):
             self.agent.executor.submit(self.run, request.depth, self.peer)
         else:
             self.agent.meet_owners(request.references)
-            self.agent.references.arrive(self.key, request.references, self._admitted)
+            self.agent.machine.arrive(self.key, request.references, self._admitted)
             if self.cancelled:  # perhaps before it could be found there
                 self.cancel()
 
-    def _take_references(self, request: Request) -> bool:
-        """Whether all references live here, and so may be used now."""
+    def _admit(self, request: Request) -> bool:
+        """Whether the function may run: all references of the request live here."""
         references = self.agent.references
-        if request.on_reference and len(request.references) == 1:
+        counted = request.references
+        if request.on_reference and len(counted) == 1:
             # It is there, and the function gets the place itself: there is no use to be counted.
-            self.target = references.made_place(request.references[0])
+            self.target = references.made_place(counted[0])
             if self.target is not None:
-                return True
-        self.handles = references.own_handles(request.references)
-        return self.handles is not None
-
-    def _create(self, request: Request) -> RefId:
+                if not request.creates:
+                    return True
+                counted = ()
         caller = self.peer.incarnation
-        place = RefId(caller, request.creates)
-        if caller != self.agent.me.incarnation:
-            self.agent.references.accept_creation(place, caller, request.sequence)
-        self.peer.incoming.finish(self.frame.call_id)
-        self.agent.executor.may_pass_lead()
-        self._answer_later(Accepted())
-        return place
+        if request.creates:
+            self.place = RefId(caller, request.creates)
+        if not references.admit(caller, self.frame.call_id, request, counted):
+            return False
+        if counted:
+            self.handles = references.handles_of_own(counted)
+        return True
 
     def _admitted(self, error: CallError | None) -> None:
         if error is None:
@@ -187,7 +183,7 @@ class Job(msgspec.Struct, eq=False):
         finally:
             # Also of a request that is not unpickled at all.
             if arrived:
-                agent.references.taken_over(self.key)
+                agent.machine.taken_over(self.key)
         frame.body = b""
         if frame.buffers:
             frame.buffers = ()
@@ -256,7 +252,7 @@ class Job(msgspec.Struct, eq=False):
         elif self.request.references:
             # No effect if the request does not wait for the owners of its references.
             gone = Cancelled(f"the caller gave up on {self.name} before it was run")
-            self.agent.references.stop_waiting(self.key, gone)
+            self.agent.machine.stop_waiting(self.key, gone)
 
     def limit(self) -> tuple[float, float, Served]:
         """The time that the caller gives, as `Outbound.deadline` gives it for calls made here."""
@@ -394,14 +390,11 @@ class Job(msgspec.Struct, eq=False):
         handles: Sequence[RefHandle] = dumped.references
         is_sent: bool | None = False  # None: it waits in the caller's box
         try:
-            if self.peer.incoming.finish(self.frame.call_id):
-                if handles and not self._wait_until_accepted(handles):
-                    return
-                if handles:
-                    key = TransferKey(self.peer.incarnation, self.frame.call_id, of_reply=True)
-                    message.references = references_of(handles)
-                    self.agent.references.pin(key, handles)
-                    self.unpins = key
+            if handles:
+                is_wanted = self._answer_with(message, handles)
+            else:
+                is_wanted = self.peer.incoming.finish(self.frame.call_id)
+            if is_wanted:
                 frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
                 try:
                     is_sent = self.agent.answers.send(self, frame)
@@ -440,21 +433,27 @@ class Job(msgspec.Struct, eq=False):
             self.handles = None
         self.agent.leaver.end(self)
 
-    def _wait_until_accepted(self, handles: Sequence[RefHandle]) -> bool:
-        """For references that are just being created elsewhere. False: the caller gave up."""
+    def _answer_with(self, message: Reply | Failure, handles: Sequence[RefHandle]) -> bool:
+        """Put references into the answer, and pin them. False: it must not be sent."""
+        call_id = self.frame.call_id
         try:
-            self.agent.references.wait_until_accepted(handles, 0, self.deadline)
+            refs = [handle.ref for handle in handles]
+            self.agent.machine.wait_until_confirmed(refs, 0, self.deadline)
         except TimeoutError:
+            if not self.peer.incoming.finish(call_id):
+                return False
             text = (
                 f"the owner of a reference in the result of {self.name} did not confirm within "
                 f"{self._seconds} that it knows the reference; {HOW_CALLERS_RAISE}"
             )
-            failure = Failure("farcall.errors.RpcTimeout", text, "")
-            self._answer_later(failure)
+            self._answer_later(Failure("farcall.errors.RpcTimeout", text, ""))
             return False
+        if not self.agent.references.answer(self.peer.incarnation, call_id, handles):
+            return False
+        message.references = tuple([handle.reference for handle in handles])
+        self.unpins = TransferKey(self.peer.incarnation, call_id, of_reply=True)
         return True
 
-    def _answer_later(self, message: Accepted | Failure, body: Buffer = b"") -> None:
+    def _answer_later(self, message: Failure, body: Buffer = b"") -> None:
         """Send what is small: now, or when the caller takes it. Never waits."""
-        frame = Frame(message, self.frame.call_id, body)
-        self.agent.control.answer(self.peer, self.link, frame)
+        self.agent.control.answer(self.peer.incarnation, message, self.frame.call_id, body)

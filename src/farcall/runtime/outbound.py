@@ -25,7 +25,7 @@ from farcall.errors import (
     SerializationError,
 )
 from farcall.ids import WorkerInfo
-from farcall.protocol.ref_entries import TransferKey
+from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.call_names import (
     OF_METHODS,
     Served,
@@ -38,7 +38,7 @@ from farcall.runtime.context import current_context
 from farcall.runtime.future import Future, FutureOfCall
 from farcall.runtime.outboxes import GRACE
 from farcall.runtime.peers import Peer, PendingCall
-from farcall.runtime.references import RefHandle, references_of
+from farcall.runtime.references import RefHandle
 from farcall.runtime.waiting_requests import WaitingRequests, of_unmade
 from farcall.serde import NO_ARGUMENTS, Dumped, name_of, type_name_of
 from farcall.transport.base import Link, NotSent
@@ -52,6 +52,8 @@ To = str | int | WorkerInfo
 Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
 Limit = tuple[float, float, Served | None]  # see `Outbound.deadline`
+
+needs_pins = WorkerMachine.needs_pins
 
 # What the request of a reference has to go out, however short its timeout is, in seconds: the
 # first one to a worker opens the link.
@@ -106,7 +108,7 @@ class Outbound:
             else:
                 with context.agent.executor.waiting():
                     answer = link.exchange(frame, pending.deadline, meanwhile)
-            is_counted = self._outcomes.arrived(peer, frame.call_id) is not None
+            is_counted = self._outcomes.arrived(peer, answer) is not None
         except LinkError as error:
             raise self._outcomes.unreachable(pending, error) from error
         except TimeoutError as error:
@@ -206,13 +208,12 @@ class Outbound:
             sequence = 0
         else:
             handle, sequence = self._references.create(peer.worker)
-        fail = self._references.creation_failed
         try:
             pending, frame = self._request(
                 peer, function, args, kwargs, timeout, created=handle, sequence=sequence
             )
         except BaseException as error:
-            fail(handle.ref, of_unmade(error), was_sent=False)
+            self._references.never_sent(handle.ref, of_unmade(error))
             # As in PyTorch: what happens to the call is told to whoever uses the reference.
             if not issubclass(type(error), CallError):
                 raise
@@ -235,12 +236,11 @@ class Outbound:
                 self._waiting.leave(pending, frame, until)
         except LinkError as error:
             ended = self._outcomes.unreachable(pending, error)
-            self._waiting.made_no_reference(pending, ended, link)
+            self._references.creation_failed(handle.ref, of_unmade(ended))
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
             may_be_sent = _may_be_sent(link is not None or is_left, error)
             self._outcomes.interrupted(pending, error, may_be_sent)
-            fail(handle.ref, of_unmade(error), may_be_sent)
-            raise
+            raise  # and nobody gets the reference
         if pending.recording is not None:
             pending.recording()
         return handle
@@ -290,11 +290,12 @@ class Outbound:
         pending = PendingCall(peer, name, deadline, seconds, future, created_ref, depth, inherited)
         if name in OF_METHODS:
             pending.method = method_of(name, args)
-        elsewhere = False  # whether a reference is to another worker's value
-        for handle in handles:
-            elsewhere = elsewhere or handle.reference.owner != peer.incarnation
-        if elsewhere:
-            self._wait_until_accepted(peer, handles, pending)
+        references = tuple([handle.reference for handle in handles]) if handles else ()
+        if references or created is not None:
+            creates = created is not None
+            pending.is_noted = needs_pins(references, peer.incarnation, creates=creates)
+            if pending.is_noted and references:
+                self._wait_until_confirmed(handles, pending)
         try:
             self._leaver.begin(pending)
             call_id = pending.call_id = peer.outgoing.begin(pending)
@@ -317,10 +318,9 @@ class Outbound:
             if created is not None:
                 request.creates, request.sequence = created.reference.number, sequence
             if handles:
-                request.references, request.on_reference = references_of(handles), bool(on)
-                if elsewhere or created is not None:
-                    pending.pinned = True
-                    self._references.pin(TransferKey(peer.incarnation, call_id, False), handles)
+                request.references, request.on_reference = references, bool(on)
+                if pending.is_noted:
+                    self._references.pin(peer.incarnation, call_id, handles)
                 else:
                     # Until it answers, the callee's values are kept by our own use of them.
                     pending.handles = handles
@@ -329,11 +329,11 @@ class Outbound:
             self._outcomes.interrupted(pending, error, may_be_sent=False)
             raise
 
-    def _wait_until_accepted(
-        self, peer: Peer, handles: Sequence[RefHandle], pending: PendingCall
-    ) -> None:
+    def _wait_until_confirmed(self, handles: Sequence[RefHandle], pending: PendingCall) -> None:
+        refs = [handle.ref for handle in handles]
+        callee = pending.peer.incarnation
         try:
-            self._references.wait_until_accepted(handles, peer.incarnation, pending.deadline)
+            self._agent.machine.wait_until_confirmed(refs, callee, pending.deadline)
         except TimeoutError:
             raise self._outcomes.timeout(pending) from None
 

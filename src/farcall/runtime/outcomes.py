@@ -23,12 +23,12 @@ from farcall.errors import (
     RpcTimeout,
 )
 from farcall.log import get_logger
-from farcall.protocol.ref_entries import TransferKey
+from farcall.protocol.instructions import TransferKey
 from farcall.runtime.call_names import Served, inherited_from
 from farcall.runtime.context import CallContext, reset_context, set_context
 from farcall.runtime.isolation import between_functions, call_isolated, clean_thread
+from farcall.runtime.machine import Continuation
 from farcall.runtime.peers import Peer, PendingCall
-from farcall.runtime.references import Continuation
 from farcall.serde import load_failure
 from farcall.transport.base import NotSent
 from farcall.transport.waiter import Waiter
@@ -52,6 +52,7 @@ class Outcomes:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._machine = agent.machine
         self._references = agent.references
         # Looked at once: asking the logger for each call would cost more.
         self._says_slow = logger.isEnabledFor(logging.DEBUG)
@@ -92,30 +93,29 @@ class Outcomes:
 
     def _retract(self, pending: PendingCall, error: Exception) -> None:
         """The request was not sent."""
-        if self.withdraw(pending):
+        if self.withdraw(pending, str(error)):
             pending.fail(error)
             self._agent.leaver.end(pending)
 
-    def withdraw(self, pending: PendingCall) -> bool:
+    def withdraw(self, pending: PendingCall, cause: str) -> bool:
         """Of this call the callee has heard nothing. Returns whether the call is to be ended."""
-        peer, call_id = pending.peer, pending.call_id
-        self._references.unpin(TransferKey(peer.incarnation, call_id, False))
-        pending.call_id = 0  # another call's from now on: CALL-4
-        with peer.lock:
-            return peer.outgoing.retract(call_id, pending)
+        call_id, pending.call_id = pending.call_id, 0  # another call's from now on: CALL-4
+        retract = self._machine.state.retract
+        return self._machine.tell(retract, pending.peer.incarnation, call_id, pending, cause)
 
-    def _abandon(self, pending: PendingCall, error: Exception) -> None:
-        """Nobody waits for the answer any more."""
-        with pending.peer.lock:
-            if not pending.peer.outgoing.abandon(pending.call_id, pending):
-                return
+    def _abandon(self, pending: PendingCall, error: Exception) -> bool:
+        """Nobody waits for the answer any more. Returns whether that ends the call."""
+        peer = pending.peer.incarnation
+        with self._machine.lock:
+            if not self._machine.state.abandon(peer, pending.call_id, pending):
+                return False
         try:
-            if pending.sent:
-                self._agent.control.cancel(pending.peer, pending.call_id)
-            # Else a thread is about to send it, and does the rest: `expired` or `withdraw`.
+            self._machine.run()
+            # If it is not sent, a thread is about to, and does the rest: `expired` or `withdraw`.
         finally:
             pending.fail(error)
             self._agent.leaver.end(pending)
+        return True
 
     def sent(self, pending: PendingCall) -> None:
         """The request was sent, or some of it; the rest follows."""
@@ -124,10 +124,12 @@ class Outcomes:
             self.expired(pending)
 
     def expired(self, pending: PendingCall) -> None:
-        """The request was sent, and its deadline has passed meanwhile."""
-        # The flag `sent` was set before. So the callee is told here, in `_abandon`, or twice.
-        if pending.peer.outgoing.is_abandoned(pending.call_id):
-            self._agent.control.cancel(pending.peer, pending.call_id)
+        """The request was sent, and its deadline has passed meanwhile.
+
+        The flag `sent` was set before. So the machine sees it here, or in `_abandon`, or both.
+        """
+        late = self._machine.state.sent_late
+        self._machine.tell(late, pending.peer.incarnation, pending.call_id, pending)
 
     def interrupted(self, pending: PendingCall, error: BaseException, may_be_sent: bool) -> None:
         """Something unexpected was raised, such as KeyboardInterrupt, while the call was made."""
@@ -135,9 +137,8 @@ class Outcomes:
         ended = Cancelled(f"{type(error).__name__} while the call was made")
         if may_be_sent:
             pending.sent = True
-            self._abandon(pending, ended)
-            if pending.pinned:
-                self._agent.control.ask_for_references(pending.peer, call_id)
+            if not self._abandon(pending, ended):
+                self.expired(pending)
         elif call_id:
             self._retract(pending, ended)
         # Its answer may be out of all tables, in the hands of a thread that was interrupted.
@@ -209,17 +210,30 @@ class Outcomes:
         tried = str(error) if isinstance(error, NotSent) else ""
         return f"; no link to it was made in time ({tried or ', '.join(peer.worker.addresses)})"
 
-    def arrived(self, peer: Peer, call_id: int) -> PendingCall | None:
+    def arrived(self, peer: Peer, answer: Frame) -> PendingCall | None:
         """The answer of a call arrived. None: it had ended already.
 
         Who gets the call says `leaver.end` when it is done with it, callbacks included.
         """
-        pending = peer.outgoing.outcome(call_id)
-        if pending is None or pending.pinned:
-            self._references.call_closed(TransferKey(peer.incarnation, call_id, False))
+        pending = peer.outgoing.outcome(answer.call_id)
+        if pending is None or pending.is_noted:
+            self._noted(peer, answer, pending)
         if self._says_slow and pending is not None:
             self._say_if_slow(pending)
         return pending
+
+    def _noted(self, peer: Peer, answer: Frame, pending: PendingCall | None) -> None:
+        """The answer of a call arrived of which the machine knows, or that had ended already."""
+        message = answer.message
+        assert isinstance(message, Accepted | Reply | Failure)
+        if pending is not None and pending.created is not None:
+            if type(message) is Accepted:
+                self._references.accepted(pending.created)
+            else:
+                cause = Cancelled(f"worker {peer.name!r} did not make the value: {message}")
+                self._references.creation_failed(pending.created, cause)
+        answered = self._machine.state.answered
+        self._machine.tell(answered, peer.incarnation, answer.call_id, pending, message)
 
     def _say_if_slow(self, pending: PendingCall) -> None:
         if not pending.timeout:
@@ -236,22 +250,12 @@ class Outcomes:
 
     def on_answer(self, peer: Peer, answer: Frame) -> None:
         """An answer arrived that no thread waits for."""
-        pending = self.arrived(peer, answer.call_id)
-        message = answer.message
-        if type(message) is Accepted:
-            if pending is not None and pending.created is not None:
-                self._references.accepted(pending.created)
-                self._agent.leaver.end(pending)
-            return
-        references = message.references  # type: ignore[attr-defined]
+        pending = self.arrived(peer, answer)
         if pending is None:
-            if references:
-                self._references.asked(TransferKey(peer.incarnation, answer.call_id, True))
-        elif pending.created is not None:
-            cause = Cancelled(f"worker {peer.name!r} did not make the value: {message}")
-            self._references.creation_failed(pending.created, cause)
+            return
+        if pending.created is not None:
             self._agent.leaver.end(pending)
-        elif references:
+        elif answer.message.references:  # type: ignore[attr-defined]
             # The deadline goes on: an owner that does not answer must not make the call hang.
             self._waiting.add(pending)
             self.watch(pending)
@@ -334,7 +338,7 @@ class Outcomes:
         if peer.outgoing.peek(call_id) is None:
             # The answer is here, but waits for an owner that does not answer.
             late = self.timeout(pending, note=OWNER_IS_LATE)
-            self._references.stop_waiting(TransferKey(peer.incarnation, call_id, True), late)
+            self._machine.stop_waiting(TransferKey(peer.incarnation, call_id, True), late)
         elif pending.created is None:
             self._abandon(pending, self.timeout(pending))
         else:
@@ -362,7 +366,7 @@ class Outcomes:
             error = arrived.wait(pending.deadline)
         except TimeoutError:
             key = TransferKey(peer.incarnation, answer.call_id, True)
-            self._references.stop_waiting(key, self.timeout(pending, note=OWNER_IS_LATE))
+            self._machine.stop_waiting(key, self.timeout(pending, note=OWNER_IS_LATE))
             error = arrived.wait(math.inf)
         if error is not None:
             raise error
@@ -370,9 +374,8 @@ class Outcomes:
     def _arrive(self, peer: Peer, answer: Frame, then: Continuation) -> None:
         references = answer.message.references  # type: ignore[attr-defined]
         self._agent.meet_owners(references)
-        self._references.arrive(
-            TransferKey(peer.incarnation, answer.call_id, True), references, then
-        )
+        key = TransferKey(peer.incarnation, answer.call_id, True)
+        self._machine.arrive(key, references, then)
 
     def open(self, peer: Peer, answer: Frame) -> Any:
         """The value of an answer whose references may be used; raises what the callee raised."""
@@ -404,7 +407,7 @@ class Outcomes:
             )
         finally:
             if message.references:
-                self._references.taken_over(TransferKey(peer.incarnation, answer.call_id, True))
+                self._machine.taken_over(TransferKey(peer.incarnation, answer.call_id, True))
 
 
 def _backlog(peer: Peer, error: BaseException | None) -> str:

@@ -15,8 +15,8 @@ from farcall.errors import OwnerDied, PeerLost, RpcTimeout, UnknownWorker
 from farcall.ids import RefId, Worker, WorkerInfo
 from farcall.log import get_logger
 from farcall.protocol.admission import Admission
-from farcall.protocol.calls import Incoming, Outgoing
 from farcall.protocol.outbox import Outbox
+from farcall.protocol.worker import Calls
 from farcall.runtime.call_names import Served, readable
 from farcall.runtime.future import Future, complete_with
 from farcall.runtime.hosts import host_name
@@ -58,8 +58,8 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     call_id: int = 0
     watched: bool = False  # `Outcomes.expire` has to be called when its deadline has passed
     sent: bool = False  # the callee may have got some of the request; of those that are watched
-    pinned: bool = False  # the request carries references that were pinned for it
-    handles: Sequence[RefHandle] = ()  # references in it that were not
+    is_noted: bool = False  # see `protocol.worker`: it makes a reference, or its request pins some
+    handles: Sequence[RefHandle] = ()  # references in it that are not pinned
     recording: Callable[[], None] | None = None  # to be done when the request was sent
     method: str = ""  # see `method_of`
 
@@ -78,19 +78,23 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
 class Peer:
     """One incarnation of another worker.
 
-    `lock` guards everything but the constants. Of `outgoing` it guards what gives up on calls.
+    `lock` guards everything but the constants and the calls, which the lock of the machine guards.
     """
 
     def __init__(
-        self, worker: Worker, same_program: bool, max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES
+        self,
+        worker: Worker,
+        same_program: bool,
+        calls: Calls[PendingCall, Job],
+        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
     ) -> None:
         self.worker = worker
         self.name = worker.name
         self.incarnation = worker.incarnation
         self.same_program = same_program
         self.lock = threading.Lock()
-        self.outgoing: Outgoing[PendingCall] = Outgoing()
-        self.incoming: Incoming[Job] = Incoming()
+        self.outgoing = calls.outgoing
+        self.incoming = calls.incoming
         self.lost: str | None = None
         self.left: str | None = None  # it said goodbye; links that end now are no crash
         self.linked = False  # we have dialled it
@@ -142,8 +146,10 @@ class Directory:
         workers: Iterable[Worker],
         find: Find | None,
         max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        calls_with: Callable[[int], Calls[PendingCall, Job]] = lambda _: Calls(),
     ) -> None:
         self._me = me
+        self._calls_with = calls_with
         self._max_in_flight_bytes = max_in_flight_bytes
         self._find = find
         self._lock = threading.Lock()
@@ -161,7 +167,12 @@ class Directory:
         with self._lock:
             peer = self._by_incarnation.get(worker.incarnation)
             if peer is None:
-                peer = Peer(worker, self._runs_same_program(worker), self._max_in_flight_bytes)
+                peer = Peer(
+                    worker,
+                    self._runs_same_program(worker),
+                    self._calls_with(worker.incarnation),
+                    self._max_in_flight_bytes,
+                )
                 self._by_incarnation[worker.incarnation] = peer
             elif (worker.pid and not peer.worker.pid) or (
                 worker.addresses and not peer.worker.addresses

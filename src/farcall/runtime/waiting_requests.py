@@ -14,7 +14,6 @@ from farcall.errors import (
     CallError,
     Cancelled,
     LinkError,
-    PeerLost,
 )
 from farcall.runtime.outboxes import Turn, detached, size_of
 from farcall.runtime.peers import PendingCall
@@ -78,9 +77,9 @@ class WaitingRequests:
             link.send(frame, until)
             self._outcomes.sent(pending)
         except (AuthenticationFailed, BadFrame) as error:  # which are no death
-            self._elsewhere(pending, partial(self._unreachable, pending, error, link))
+            self._elsewhere(pending, partial(self._unreachable, pending, error))
         except LinkError as error:
-            self._unreachable(pending, error, link)
+            self._unreachable(pending, error)
         except NotSent as error:
             self._elsewhere(pending, partial(self._could_not_send, pending, error))
         except TimeoutError as error:
@@ -91,10 +90,10 @@ class WaitingRequests:
             self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
             raise
 
-    def _unreachable(self, pending: PendingCall, error: LinkError, link: Link | None) -> None:
+    def _unreachable(self, pending: PendingCall, error: LinkError) -> None:
         ended = self._outcomes.unreachable(pending, error)
         if pending.created is not None:
-            self.made_no_reference(pending, ended, link)
+            self._references.creation_failed(pending.created, of_unmade(ended))
 
     def _give_up(self, pending: PendingCall, error: TimeoutError) -> None:
         self._outcomes.give_up(pending, error)
@@ -112,22 +111,13 @@ class WaitingRequests:
         """A request that waited will not be sent, since its call is over."""
         # Else a CANCEL is on its way, whose answer makes the id free again.
         if not pending.sent:
-            self._outcomes.withdraw(pending)
+            self._outcomes.withdraw(pending, "its call was given up")
 
     def _could_not_send(self, pending: PendingCall, error: NotSent) -> None:
         """Nothing of a request was written, and there is no time left."""
         ended = self._outcomes.give_up(pending, error)
         if pending.created is not None:
-            self._references.creation_failed(pending.created, ended, was_sent=False)
-
-    def made_no_reference(
-        self, pending: PendingCall, error: BaseException, link: Link | None
-    ) -> None:
-        """The link failed when a request of `remote` was to be sent."""
-        assert pending.created is not None
-        ended = of_unmade(error)
-        was_sent = isinstance(ended, PeerLost) and link is not None
-        self._references.creation_failed(pending.created, ended, was_sent)
+            self._references.creation_failed(pending.created, ended)
 
 
 class _WaitingRequest:

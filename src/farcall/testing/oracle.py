@@ -19,7 +19,8 @@ REF-1  a) A live worker's user code has a reference to a dropped value, or to on
        b) A reference is on its way to a value that is dropped, or was never made, and sender,
           receiver and owner live and none of the three is lost to another.
        c) A message is refused for want of a value, with sender, receiver and owner as in b).
-          Refusal is right when one of them is gone; a reference in user code never dangles.
+          Refusal is right when one of them is gone, or the request that makes the value was never
+          sent; a reference in user code never dangles.
        A call whose caller has given up claims nothing by b) and c), if its request carries nothing
        but its receiver's values and is not one of `remote()`: its caller let them go.
 REF-2  In the end, when nothing is lost any more and nobody acts: an owner has a value that nobody
@@ -81,10 +82,11 @@ class Watched(Protocol):
 class Value:
     """A remote value: who owns it, and how far its life has got."""
 
-    __slots__ = ("dropped", "made", "owner")
+    __slots__ = ("dropped", "made", "owner", "unsent")
 
     def __init__(self, owner: int) -> None:
         self.owner = owner
+        self.unsent = False
         self.made = False
         self.dropped = False
 
@@ -139,7 +141,13 @@ class Oracle:
         value = self.values[ref]
         if value.made:
             self._report("REF-4", f"{_name(ref)} is made a second time")
+        if value.unsent:
+            self._report("REF-4", f"{_name(ref)} is made, but its request was never sent")
         value.made = True
+
+    def never_made(self, ref: RefId) -> None:
+        """The request that makes the value was not sent, and never will be."""
+        self.values[ref].unsent = True
 
     def dropped(self, owner: int, ref: RefId) -> None:
         """The owner was told to destroy the value."""
@@ -159,7 +167,7 @@ class Oracle:
     def refused(self, transfer: Transfer, cause: str) -> None:
         """The receiver refused a message for want of a value."""
         refs = self._on_the_way.pop(transfer, ())
-        if self._is_given_up(transfer, refs):
+        if self._is_given_up(transfer, refs) or any(self.values[ref].unsent for ref in refs):
             return
         if refs and all(self._bound(transfer, self.values[ref].owner) for ref in refs):
             self._report(

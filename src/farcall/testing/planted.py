@@ -12,11 +12,13 @@ from typing import Any
 
 from farcall.ids import RefId
 from farcall.protocol.calls import CancelResult, Incoming
-from farcall.protocol.ref_entries import Held, HeldState, Send, TransferKey
+from farcall.protocol.instructions import Send, TransferKey
+from farcall.protocol.ref_entries import Held, HeldState
 from farcall.protocol.refs import Refs
+from farcall.protocol.worker import WorkerMachine
 from farcall.testing.sim_records import Call, Machines
 from farcall.testing.sim_worker import SimWorker
-from farcall.wire.messages import Message, Received, Reference
+from farcall.wire.messages import Accepted, Message, Pinned, Received, Reference, Request
 
 
 class _IgnoresSequences(Refs):
@@ -66,7 +68,7 @@ class _ReleasesUnconfirmed(Refs):
 class _SaysReceivedAtOnce(Refs):
     def arrive(self, key: TransferKey, references: Sequence[Reference]) -> None:
         super().arrive(key, references)
-        self._outbox.say(Send(key.peer, Received(key.of_reply), key.call_id))
+        self._to_do.say(Send(key.peer, Received(key.of_reply), key.call_id))
 
 
 class _KeepsDeadHolders(Refs):
@@ -94,7 +96,7 @@ class _ReleaseIgnoresPins(Refs):
 class _NeverRepeatsReleases(Refs):
     def tick(self) -> None:
         super().tick()
-        self._outbox.releases.clear()
+        self._to_do.releases.clear()
 
 
 class _BelievesInFailedCreation(Refs):
@@ -106,7 +108,7 @@ class _BelievesInFailedCreation(Refs):
 
 class _AnswersEveryPinned(Refs):
     def asked(self, key: TransferKey) -> None:
-        self._outbox.say(Send(key.peer, Received(key.of_reply), key.call_id))
+        self._to_do.say(Send(key.peer, Received(key.of_reply), key.call_id))
 
 
 class _TakesOwnOnce(Refs):
@@ -139,21 +141,107 @@ class _ForgetsCancelled(Incoming[Any]):
         return CancelResult.RUNNING, record
 
 
-class _ListensToTheDead(SimWorker):
-    def receive(self, peer: int, message: Message, call_id: int) -> None:
-        lost, self.lost = self.lost, set()
-        super().receive(peer, message, call_id)
-        self.lost |= lost
+class _ShutsNothing(Incoming[Any]):
+    def lost(self) -> list[Any]:
+        seen_to = self._seen_to
+        running = super().lost()
+        self._seen_to = seen_to
+        return running
 
 
-class _ForwardsUnaccepted(SimWorker):
-    def may_send(self, ref: RefId, peer: int, of_reply: bool) -> bool:
-        return self.refs.void_cause(ref) is None
+class _ListensToTheDead(WorkerMachine[Any, Any]):
+    def is_lost(self, peer: int) -> bool:
+        return False
 
 
-class _RepliesUnaccepted(SimWorker):
-    def may_send(self, ref: RefId, peer: int, of_reply: bool) -> bool:
-        return super().may_send(ref, peer, of_reply=False)
+class _ForwardsUnaccepted(WorkerMachine[Any, Any]):
+    def unconfirmed(self, refs: Iterable[RefId], owner: int) -> list[RefId]:
+        return []
+
+
+class _RepliesUnaccepted(WorkerMachine[Any, Any]):
+    def unconfirmed(self, refs: Iterable[RefId], owner: int) -> list[RefId]:
+        return super().unconfirmed(refs, owner) if owner else []
+
+
+class _PinsForNobody(WorkerMachine[Any, Any]):
+    @staticmethod
+    def needs_pins(references: Iterable[Reference], callee: int, *, creates: bool) -> bool:
+        return creates
+
+
+class _PinsForNoRemote(WorkerMachine[Any, Any]):
+    @staticmethod
+    def needs_pins(references: Iterable[Reference], callee: int, *, creates: bool) -> bool:
+        return WorkerMachine.needs_pins(references, callee, creates=False)
+
+
+class _KeepsPinsOfUnsent(WorkerMachine[Any, Any]):
+    def retract(self, peer: int, call_id: int, call: Any, cause: str) -> bool:
+        self.refs.unpin, unpin = lambda key: None, self.refs.unpin  # type: ignore[method-assign]
+        try:
+            return super().retract(peer, call_id, call, cause)
+        finally:
+            self.refs.unpin = unpin  # type: ignore[method-assign]
+
+
+class _WaitsForUnsentCreation(WorkerMachine[Any, Any]):
+    def retract(self, peer: int, call_id: int, call: Any, cause: str) -> bool:
+        call.created = None
+        return super().retract(peer, call_id, call, cause)
+
+
+class _ForgetsGivenUpCreation(WorkerMachine[Any, Any]):
+    def abandon(self, peer: int, call_id: int, call: Any) -> bool:
+        is_open = super().abandon(peer, call_id, call)
+        self.calls_with(peer).given_up.clear()
+        return is_open
+
+
+class _AsksBeforeTheAnswer(WorkerMachine[Any, Any]):
+    def abandon(self, peer: int, call_id: int, call: Any) -> bool:
+        is_open = super().abandon(peer, call_id, call)
+        if is_open and call.created is not None:
+            self.refs.creation_failed(call.created, "it was given up")
+        return is_open
+
+
+class _NeverCancelsLateSent(WorkerMachine[Any, Any]):
+    def sent_late(self, peer: int, call_id: int, call: Any) -> None:
+        pass
+
+    def tick(self) -> None:
+        self.refs.tick()
+
+
+class _LeavesCreationsOpen(WorkerMachine[Any, Any]):
+    def admit(
+        self, peer: int, call_id: int, request: Request, references: Sequence[Reference]
+    ) -> bool:
+        incoming = self.calls_with(peer).incoming
+        task = incoming.cancel(call_id)[1]
+        may_run = super().admit(peer, call_id, request, references)
+        incoming._running[call_id] = task
+        return may_run
+
+
+class _NeverPinsAnswers(WorkerMachine[Any, Any]):
+    def answer(self, peer: int, call_id: int, refs: Sequence[RefId]) -> bool:
+        return super().answer(peer, call_id, ())
+
+
+class _TakesAnswersOfTheGivenUp(WorkerMachine[Any, Any]):
+    def answered(self, peer: int, call_id: int, call: Any, answer: Any) -> bool:
+        super().answered(peer, call_id, call, answer)
+        return not isinstance(answer, Accepted) and bool(answer.references)
+
+
+class _SaysReceivedForTheUnseen(WorkerMachine[Any, Any]):
+    def on_message(self, peer: int, message: Message, call_id: int) -> None:
+        if isinstance(message, Pinned):
+            self.refs.asked(TransferKey(peer, call_id, message.of_reply))
+        else:
+            super().on_message(peer, message, call_id)
 
 
 class _LetsGoWhenSent(SimWorker):
@@ -163,17 +251,17 @@ class _LetsGoWhenSent(SimWorker):
 
 class _KeepsForAbandoned(SimWorker):
     def abandon(self, peer: int, call_id: int) -> None:
-        call = self.outgoing[peer].peek(call_id)
+        call = self.machine.calls_with(peer).outgoing.peek(call_id)
         if call is not None:
             call.kept = ()
         super().abandon(peer, call_id)
 
 
-class _UnpinsAbandoned(SimWorker):
-    def abandon(self, peer: int, call_id: int) -> None:
-        super().abandon(peer, call_id)
+class _UnpinsAbandoned(WorkerMachine[Any, Any]):
+    def abandon(self, peer: int, call_id: int, call: Any) -> bool:
+        is_open = super().abandon(peer, call_id, call)
         self.refs.unpin(TransferKey(peer, call_id, False))
-        self.pump()
+        return is_open
 
 
 class _ForgetsOwnOfCancelled(SimWorker):
@@ -210,34 +298,61 @@ class PlantedBug(StrEnum):
     KEEPS_FOR_ABANDONED = "keeps-for-abandoned"
     UNPINS_ABANDONED = "unpins-abandoned"
     FORGETS_OWN_OF_CANCELLED = "forgets-own-of-cancelled"
+    PINS_FOR_NOBODY = "pins-for-nobody"
+    PINS_FOR_NO_REMOTE = "pins-for-no-remote"
+    KEEPS_PINS_OF_UNSENT = "keeps-pins-of-unsent"
+    WAITS_FOR_UNSENT_CREATION = "waits-for-unsent-creation"
+    FORGETS_GIVEN_UP_CREATION = "forgets-given-up-creation"
+    ASKS_BEFORE_THE_ANSWER = "asks-before-the-answer"
+    NEVER_CANCELS_LATE_SENT = "never-cancels-late-sent"
+    LEAVES_CREATIONS_OPEN = "leaves-creations-open"
+    NEVER_PINS_ANSWERS = "never-pins-answers"
+    TAKES_ANSWERS_OF_THE_GIVEN_UP = "takes-answers-of-the-given-up"
+    SAYS_RECEIVED_FOR_THE_UNSEEN = "says-received-for-the-unseen"
 
 
-_PLANTS: dict[PlantedBug, tuple[Machines, type[SimWorker]]] = {
-    PlantedBug.OWNER_IGNORES_SEQUENCES: (Machines(refs=_IgnoresSequences), SimWorker),
-    PlantedBug.DOES_NOT_WAIT_FOR_OWNER: (Machines(refs=_DoesNotWaitForOwner), SimWorker),
-    PlantedBug.DOES_NOT_PIN: (Machines(refs=_DoesNotPin), SimWorker),
-    PlantedBug.UNPINS_ON_OUTCOME: (Machines(refs=_UnpinsOnOutcome), SimWorker),
-    PlantedBug.RELEASES_UNCONFIRMED: (Machines(refs=_ReleasesUnconfirmed), SimWorker),
-    PlantedBug.RUNS_DUPLICATES: (Machines(incoming=_RunsDuplicates), SimWorker),
-    PlantedBug.SAYS_RECEIVED_AT_ONCE: (Machines(refs=_SaysReceivedAtOnce), SimWorker),
-    PlantedBug.ANSWERS_EVERY_PINNED: (Machines(refs=_AnswersEveryPinned), SimWorker),
-    PlantedBug.KEEPS_DEAD_HOLDERS: (Machines(refs=_KeepsDeadHolders), SimWorker),
-    PlantedBug.RELEASE_IGNORES_PINS: (Machines(refs=_ReleaseIgnoresPins), SimWorker),
-    PlantedBug.NEVER_REPEATS_RELEASES: (Machines(refs=_NeverRepeatsReleases), SimWorker),
-    PlantedBug.BELIEVES_IN_FAILED_CREATION: (Machines(refs=_BelievesInFailedCreation), SimWorker),
-    PlantedBug.FORGETS_CANCELLED: (Machines(incoming=_ForgetsCancelled), SimWorker),
-    PlantedBug.LISTENS_TO_THE_DEAD: (Machines(), _ListensToTheDead),
-    PlantedBug.FORWARDS_UNACCEPTED: (Machines(), _ForwardsUnaccepted),
-    PlantedBug.REPLIES_UNACCEPTED: (Machines(), _RepliesUnaccepted),
-    PlantedBug.TAKES_OWN_ONCE: (Machines(refs=_TakesOwnOnce), SimWorker),
-    PlantedBug.COUNTS_BEFORE_IT_LOOKS: (Machines(refs=_CountsBeforeItLooks), SimWorker),
-    PlantedBug.LETS_GO_WHEN_SENT: (Machines(), _LetsGoWhenSent),
-    PlantedBug.KEEPS_FOR_ABANDONED: (Machines(), _KeepsForAbandoned),
-    PlantedBug.UNPINS_ABANDONED: (Machines(), _UnpinsAbandoned),
-    PlantedBug.FORGETS_OWN_OF_CANCELLED: (Machines(), _ForgetsOwnOfCancelled),
+_PLANTS: dict[PlantedBug, Machines] = {
+    PlantedBug.OWNER_IGNORES_SEQUENCES: Machines(refs=_IgnoresSequences),
+    PlantedBug.DOES_NOT_WAIT_FOR_OWNER: Machines(refs=_DoesNotWaitForOwner),
+    PlantedBug.DOES_NOT_PIN: Machines(refs=_DoesNotPin),
+    PlantedBug.UNPINS_ON_OUTCOME: Machines(refs=_UnpinsOnOutcome),
+    PlantedBug.RELEASES_UNCONFIRMED: Machines(refs=_ReleasesUnconfirmed),
+    PlantedBug.RUNS_DUPLICATES: Machines(incoming=_RunsDuplicates),
+    PlantedBug.SAYS_RECEIVED_AT_ONCE: Machines(refs=_SaysReceivedAtOnce),
+    PlantedBug.ANSWERS_EVERY_PINNED: Machines(refs=_AnswersEveryPinned),
+    PlantedBug.KEEPS_DEAD_HOLDERS: Machines(refs=_KeepsDeadHolders),
+    PlantedBug.RELEASE_IGNORES_PINS: Machines(refs=_ReleaseIgnoresPins),
+    PlantedBug.NEVER_REPEATS_RELEASES: Machines(refs=_NeverRepeatsReleases),
+    PlantedBug.BELIEVES_IN_FAILED_CREATION: Machines(refs=_BelievesInFailedCreation),
+    PlantedBug.FORGETS_CANCELLED: Machines(incoming=_ForgetsCancelled),
+    PlantedBug.LISTENS_TO_THE_DEAD: Machines(worker=_ListensToTheDead, incoming=_ShutsNothing),
+    PlantedBug.FORWARDS_UNACCEPTED: Machines(worker=_ForwardsUnaccepted),
+    PlantedBug.REPLIES_UNACCEPTED: Machines(worker=_RepliesUnaccepted),
+    PlantedBug.TAKES_OWN_ONCE: Machines(refs=_TakesOwnOnce),
+    PlantedBug.COUNTS_BEFORE_IT_LOOKS: Machines(refs=_CountsBeforeItLooks),
+    PlantedBug.UNPINS_ABANDONED: Machines(worker=_UnpinsAbandoned),
+    PlantedBug.PINS_FOR_NOBODY: Machines(worker=_PinsForNobody),
+    PlantedBug.PINS_FOR_NO_REMOTE: Machines(worker=_PinsForNoRemote),
+    PlantedBug.KEEPS_PINS_OF_UNSENT: Machines(worker=_KeepsPinsOfUnsent),
+    PlantedBug.WAITS_FOR_UNSENT_CREATION: Machines(worker=_WaitsForUnsentCreation),
+    PlantedBug.FORGETS_GIVEN_UP_CREATION: Machines(worker=_ForgetsGivenUpCreation),
+    PlantedBug.ASKS_BEFORE_THE_ANSWER: Machines(worker=_AsksBeforeTheAnswer),
+    PlantedBug.NEVER_CANCELS_LATE_SENT: Machines(worker=_NeverCancelsLateSent),
+    PlantedBug.LEAVES_CREATIONS_OPEN: Machines(worker=_LeavesCreationsOpen),
+    PlantedBug.NEVER_PINS_ANSWERS: Machines(worker=_NeverPinsAnswers),
+    PlantedBug.TAKES_ANSWERS_OF_THE_GIVEN_UP: Machines(worker=_TakesAnswersOfTheGivenUp),
+    PlantedBug.SAYS_RECEIVED_FOR_THE_UNSEEN: Machines(worker=_SaysReceivedForTheUnseen),
+}
+
+_WORKERS: dict[PlantedBug, type[SimWorker]] = {
+    PlantedBug.LETS_GO_WHEN_SENT: _LetsGoWhenSent,
+    PlantedBug.KEEPS_FOR_ABANDONED: _KeepsForAbandoned,
+    PlantedBug.FORGETS_OWN_OF_CANCELLED: _ForgetsOwnOfCancelled,
 }
 
 
 def plant(bug: PlantedBug | None) -> tuple[Machines, type[SimWorker]]:
     """What simulated workers are made of: the machines as they are, or with one mistake."""
-    return (Machines(), SimWorker) if bug is None else _PLANTS[bug]
+    if bug is None:
+        return Machines(), SimWorker
+    return _PLANTS.get(bug, Machines()), _WORKERS.get(bug, SimWorker)

@@ -57,9 +57,9 @@ class Program:
         if peer is None or peer == worker.incarnation or not self._another_value():
             return False
         arguments = self._references(worker, peer, False) if self._draw() < 0.3 else []
-        fails = self._draw() < 0.03
-        ref = worker.create(peer, self._names[peer], arguments, fails)
-        self._note(worker.label, "remote()", ref, "at", self._names[peer], "with", arguments, fails)
+        how = self._how()
+        ref = worker.create(peer, self._names[peer], arguments, how)
+        self._note(worker.label, "remote()", ref, "at", self._names[peer], "with", arguments, how)
         return True
 
     def keep_value(self, worker: SimWorker) -> bool:
@@ -77,10 +77,14 @@ class Program:
         arguments = self._references(worker, peer, False)
         if not arguments and self._draw() < 0.5:
             return False
-        fails = self._draw() < 0.03
-        self._note(worker.label, "calls", self._names[peer], "with", arguments, "fails:", fails)
-        worker.call(peer, arguments, fails)
+        how = self._how()
+        self._note(worker.label, "calls", self._names[peer], "with", arguments, how)
+        worker.call(peer, arguments, how)
         return True
+
+    def _how(self) -> str:
+        """What becomes of a request, see `SimWorker.call`."""
+        return self.pick(("fails", "waits", "waits")) if self._draw() < 0.1 else "sent"
 
     def finish(self, worker: SimWorker) -> bool:
         """Let a function end."""
@@ -127,6 +131,16 @@ class Program:
         worker.abandon(peer, call_id)
         return True
 
+    def open_box(self, worker: SimWorker) -> bool:
+        """Send what waits for a link."""
+        if not worker.boxes:
+            return False
+        peer = self.pick(list(worker.boxes))
+        is_late = self._draw() < 0.3
+        self._note(worker.label, "has a link to", self._names[peer], "late:", is_late)
+        worker.open_box(peer, is_late)
+        return True
+
     def rebuild(self, worker: SimWorker) -> bool:
         """Take over a message that user code may see."""
         if not worker.rebuildable:
@@ -151,7 +165,7 @@ class Program:
 
     def _peer(self, worker: SimWorker) -> int | None:
         """Whom to call: anybody whom the worker has not declared lost, dead or alive."""
-        peers = [i for i in self._names if i not in worker.lost and self._draw() < 0.5]
+        peers = [i for i in self._names if not worker.machine.is_lost(i) and self._draw() < 0.5]
         return self.pick(peers) if peers else None
 
     def _references(self, worker: SimWorker, peer: int, of_reply: bool) -> list[RefId]:
@@ -177,6 +191,7 @@ ACTS: list[Act] = [
         (1, Program.copy),
         (7, Program.discard),
         (3, Program.abandon),
+        (2, Program.open_box),
         (3, Program.rebuild),
         (2, Program.tick),
     )

@@ -7,52 +7,61 @@ from typing import Any, NamedTuple
 
 from farcall.ids import RefId
 from farcall.protocol.calls import Incoming, Outgoing
+from farcall.protocol.instructions import Answer, Follow, Send
 from farcall.protocol.refs import Refs
-from farcall.wire.messages import Message
+from farcall.protocol.worker import WorkerMachine
+from farcall.wire.messages import Request
 
-SendMessage = Callable[[int, int, Message, int], None]  # from, to, message, call id
+SendMessage = Callable[[int, Send | Follow | Answer], None]  # from whom, what
 
 
 class Machines(NamedTuple):
     """The classes a worker is made of; a planted bug replaces one."""
 
+    worker: type[WorkerMachine[Any, Any]] = WorkerMachine
     refs: type[Refs] = Refs
     outgoing: type[Outgoing[Any]] = Outgoing
     incoming: type[Incoming[Any]] = Incoming
 
 
 class Call:
-    """A call made from here."""
+    """A call made from here: what `PendingCall` is to an agent."""
 
-    __slots__ = ("call_id", "kept")
+    __slots__ = ("call_id", "created", "is_noted", "kept", "sent")
 
-    def __init__(self) -> None:
+    def __init__(self, created: RefId | None) -> None:
         self.call_id = 0
+        self.created = created
+        self.is_noted = created is not None
+        self.sent = False
         self.kept: Sequence[RefId] = ()  # used once more each until the call ends
 
 
 class Task:
-    """A call that is queued or running here."""
+    """A call that is queued or running here: what a `Job` is to an agent."""
 
     __slots__ = (
-        "answered",
         "arguments",
         "call_id",
         "caller",
         "has_uses",
-        "is_creation",
+        "is_answered",
         "is_deferred",
-        "started",
+        "is_started",
+        "request",
     )
 
-    def __init__(
-        self, caller: int, call_id: int, is_creation: bool, is_deferred: bool = False
-    ) -> None:
+    def __init__(self, caller: int, call_id: int, request: Request) -> None:
         self.caller = caller
         self.call_id = call_id
-        self.is_creation = is_creation
-        self.is_deferred = is_deferred  # its function returns a future, and runs no more after that
-        self.started = False
-        self.answered = False
+        self.request = request
+        # Its function returns a future, and runs no more after that.
+        self.is_deferred = call_id % 3 == 0
+        self.is_started = False
+        self.is_answered = False
         self.has_uses = False  # each reference of its request is used once more: all live here
         self.arguments: list[RefId] = []
+
+    @property
+    def is_creation(self) -> bool:
+        return self.request.creates != 0

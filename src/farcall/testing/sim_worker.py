@@ -1,31 +1,37 @@
-"""A simulated worker: the pure counterpart of the agent.
+"""A simulated worker: the machine that agents run, and a user in the place of threads and links.
 
-It does with `Refs`, `Outgoing` and `Incoming` what the agent does, but its "user code" only keeps
-references, passes them on and lets them go, when `farcall.testing.simulation` says so. It tells
-the oracle what user code sees.
+Its "user code" only keeps references, passes them on and lets them go, when
+`farcall.testing.simulation` says so. It tells the oracle what user code sees.
 
-Rules of the agent that the machines rely on, all of them here:
+What an agent does outside of the machine is done here, too:
 
-- A reference whose `remote()` is not yet accepted goes to nobody, for a third party's REGISTER may
-  reach the owner before the request does. Over FIFO links, a later request to its owner may.
-- A call whose references all live at the callee pins nothing: each is used once more until the
-  call ends. `remote()` pins all the same.
-- An ACCEPTED counts however late it comes, also when the call was abandoned.
-- References that come in a reply nobody waits for are answered with RECEIVED at once.
-- Messages from and to a lost incarnation are dropped.
-- Every third function returns a future at once: a CANCEL is answered while the future is open.
+- A handle of a reference is a use of it (`Refs.acquire`, `release`). A call that needs no pins has
+  handles of its references until it ends, and a function has handles of its arguments.
+- What goes the way of requests may wait in a box until there is a link, and all that follows waits
+  behind it (`protocol.outbox`). Of a call that ends meanwhile the request is not sent; or it is, if
+  its turn came in the same moment.
+- Every third function returns a future at once, which is not waited for after a CANCEL.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
 from farcall.ids import RefId
-from farcall.protocol.calls import CancelResult, Incoming, Outgoing
-from farcall.protocol.ref_entries import Drop, HeldState, Ready, Send, TransferKey, Unavailable
+from farcall.protocol.calls import Outgoing
+from farcall.protocol.instructions import (
+    Answer,
+    Drop,
+    Follow,
+    Ready,
+    Send,
+    TransferKey,
+    Unavailable,
+)
+from farcall.protocol.worker import WorkerMachine
 from farcall.testing.oracle import Oracle, Transfer
 from farcall.testing.sim_records import Call, Machines, SendMessage, Task
 from farcall.wire.messages import (
@@ -33,13 +39,7 @@ from farcall.wire.messages import (
     Cancel,
     Failure,
     Message,
-    Pinned,
-    Received,
     Reference,
-    Register,
-    Registered,
-    Release,
-    Released,
     Reply,
     Request,
 )
@@ -51,10 +51,12 @@ class SimWorker:
     Attributes:
         name: survives a restart; `incarnation` does not.
         label: both, for the log.
+        machine: as in an agent.
         handles: how many live `RRef`s user code has, by reference.
         tasks: functions that run.
         received: messages with references that user code has not seen yet.
         rebuildable: those of them that it may see now.
+        boxes: what waits for the link to a peer: requests with their calls, and what follows.
     """
 
     def __init__(
@@ -70,18 +72,20 @@ class SimWorker:
         self.name = name
         self.label = f"{name}#{incarnation}"
         self.incarnation = incarnation
-        self.refs = machines.refs(incarnation)
-        self.outgoing: defaultdict[int, Outgoing[Call]] = defaultdict(machines.outgoing)
-        self.incoming: defaultdict[int, Incoming[Task]] = defaultdict(machines.incoming)
-        self.lost: set[int] = set()
+        self.machine: WorkerMachine[Call, Task] = machines.worker(
+            incarnation,
+            refs=machines.refs,
+            outgoing=machines.outgoing,
+            incoming=machines.incoming,
+        )
+        self.refs = self.machine.refs
         self.handles: dict[RefId, int] = {}
         self.tasks: list[Task] = []
         self.received: dict[TransferKey, tuple[Task | None, Sequence[Reference]]] = {}
         self.rebuildable: list[TransferKey] = []
+        self.boxes: defaultdict[int, deque[tuple[Follow, Call | None]]] = defaultdict(deque)
         self.patience = 0.7  # probability that user code takes a message over at once
         self._owners: dict[RefId, tuple[int, str]] = {}
-        self._creations: dict[tuple[int, int], RefId] = {}
-        self._failed: set[RefId] = set()
         self._send_message = send
         self._oracle = oracle
         self._draw = random.random
@@ -90,6 +94,11 @@ class SimWorker:
 
     def __repr__(self) -> str:
         return f"SimWorker({self.label})"
+
+    @property
+    def outgoing(self) -> Mapping[int, Outgoing[Any]]:
+        """The calls from here, by callee."""
+        return {peer: calls.outgoing for peer, calls in self.machine.peers()}
 
     # What user code does.
 
@@ -103,19 +112,23 @@ class SimWorker:
         self.handles[ref] = 1
         return ref
 
-    def create(self, owner: int, name: str, arguments: Sequence[RefId], fails: bool) -> RefId:
-        """Call `remote()`. `fails`: the request can't be sent."""
+    def create(self, owner: int, name: str, arguments: Sequence[RefId], how: str) -> RefId:
+        """Call `remote()`. `how`: see `call`."""
         ref = self.refs.mint()
         self._oracle.minted(ref, owner)
         sequence = self.refs.create(ref, owner, name)
         self._owners[ref] = (owner, name)
         self.handles[ref] = 1
-        self._call(owner, arguments, fails, ref, sequence)
+        self._call(owner, arguments, how, ref, sequence)
         return ref
 
-    def call(self, peer: int, arguments: Sequence[RefId], fails: bool) -> None:
-        """Call a function with these references. `fails`: the request can't be sent."""
-        self._call(peer, arguments, fails, None, 0)
+    def call(self, peer: int, arguments: Sequence[RefId], how: str) -> None:
+        """Call a function with these references.
+
+        Args:
+            how: the request is "sent", "waits" for the link, or "fails": it can't be sent.
+        """
+        self._call(peer, arguments, how, None, 0)
 
     def copy(self, ref: RefId) -> None:
         """One more `RRef` to the same value."""
@@ -132,11 +145,11 @@ class SimWorker:
 
     def abandon(self, peer: int, call_id: int) -> None:
         """A call times out."""
-        call = self.outgoing[peer].peek(call_id)
-        if call is not None and self.outgoing[peer].abandon(call_id, call):
-            self._oracle.abandoned(self.incarnation, peer, call_id)
-            self._send(peer, Cancel(), call_id)
-            self._end(peer, call)
+        call = self.machine.calls_with(peer).outgoing.peek(call_id)
+        if call is not None:
+            if self.machine.abandon(peer, call_id, call):
+                self._oracle.abandoned(self.incarnation, peer, call_id)
+                self._end(peer, call)
             self.pump()
 
     def finish(self, task: Task, results: Sequence[RefId], fails: bool) -> None:
@@ -147,11 +160,9 @@ class SimWorker:
 
     def may_send(self, ref: RefId, peer: int, of_reply: bool) -> bool:
         """Whether the agent may put this reference into a request or reply to that peer now."""
-        if ref in self._failed or self.refs.void_cause(ref) is not None:
-            return False  # the agent raises the failure, or OwnerDied
-        if self.refs.state(ref) is HeldState.CREATING:
-            return self._is_fifo and not of_reply and self._owners[ref][0] == peer
-        return True
+        # Where links don't keep the order, a request may overtake the one that makes the reference.
+        owner = peer if self._is_fifo and not of_reply else 0
+        return self.refs.is_usable(ref) and not self.machine.unconfirmed([ref], owner)
 
     def rebuild(self, key: TransferKey) -> None:
         """User code takes over a received message."""
@@ -177,40 +188,61 @@ class SimWorker:
 
     def receive(self, peer: int, message: Message, call_id: int) -> None:
         """A message arrived."""
-        if peer in self.lost:
-            return
-        HANDLERS[type(message)](self, peer, message, call_id)
+        match message:
+            case Request():
+                self._on_request(peer, message, call_id)
+            case Reply() | Failure() | Accepted():
+                self._on_answer(peer, message, call_id)
+            case Cancel():
+                self._on_cancel(peer, call_id)
+            case _:
+                self.machine.on_message(peer, message, call_id)
         self.pump()
 
     def lose(self, peer: int) -> None:
         """A peer incarnation is declared dead."""
-        self.lost.add(peer)
         self._oracle.lost(self.incarnation, peer)
-        calls = self.outgoing.pop(peer).lost() if peer in self.outgoing else []
-        tasks = self.incoming.pop(peer).lost() if peer in self.incoming else []
+        self.boxes.pop(peer, None)
+        calls, tasks = self.machine.lost(peer, "lost")
         self.tasks = [task for task in self.tasks if task not in tasks]
-        for key in [key for key in self._creations if key[0] == peer]:
-            del self._creations[key]
-        self.refs.lost(peer, "lost")
         for call in calls:
             self._end(peer, call)
         self.pump()
 
-    def tick(self) -> None:
-        """Repeat what was not answered."""
-        for peer, outgoing in self.outgoing.items():
-            for call_id in outgoing.abandoned():
-                self._send(peer, Cancel(), call_id)
-        self.refs.tick()
+    def open_box(self, peer: int, is_late: bool) -> None:
+        """There is a link: what waits for it is sent.
+
+        Args:
+            is_late: a request is sent, too, whose call was given up while its turn came.
+        """
+        box = self.boxes.pop(peer)
+        calls = self.machine.calls_with(peer)
+        for follow, call in box:
+            is_over = call is not None and calls.outgoing.peek(call.call_id) is not call
+            if call is not None and is_over and not is_late:
+                self._retract(peer, call)
+                continue
+            self._send_message(self.incarnation, follow)
+            if call is not None:
+                call.sent = True
+                self.machine.sent_late(peer, call.call_id, call)
         self.pump()
 
+    def tick(self) -> None:
+        """Repeat what was not answered, once all is sent: of what was not, nobody has heard."""
+        if not self.boxes:
+            self.machine.tick()
+            self.pump()
+
     def pump(self) -> None:
-        """Do what the reference machine asks for, until it asks for nothing."""
-        while instructions := self.refs.take():
+        """Do what the machine asks for, until it asks for nothing."""
+        while instructions := self.machine.take():
             for instruction in instructions:
                 match instruction:
-                    case Send(to, message, call_id):
-                        self._send(to, message, call_id)
+                    case Follow():
+                        self._follow(instruction, None)
+                    case Send() | Answer():
+                        self._send_message(self.incarnation, instruction)
                     case Drop(ref):
                         self._oracle.dropped(self.incarnation, ref)
                     case Ready(key):
@@ -222,43 +254,56 @@ class SimWorker:
 
     def would_accept(self, transfer: Transfer) -> bool:
         sender, _, call_id, of_reply = transfer
-        if sender in self.lost:
+        if self.machine.is_lost(sender):
             return False
         if TransferKey(sender, call_id, of_reply) in self.received:
             return True
+        calls = self.machine.calls_with(sender)
         if of_reply:
-            return sender in self.outgoing and not self.outgoing[sender].is_closed(call_id)
-        return sender not in self.incoming or not self.incoming[sender].has_seen(call_id)
+            return not calls.outgoing.is_closed(call_id)
+        return not calls.incoming.has_seen(call_id)
 
     # Inside: the caller.
 
     def _call(
-        self, peer: int, arguments: Sequence[RefId], fails: bool, ref: RefId | None, sequence: int
+        self, peer: int, arguments: Sequence[RefId], how: str, ref: RefId | None, sequence: int
     ) -> None:
-        outgoing = self.outgoing[peer]
-        call = Call()
+        outgoing = self.machine.calls_with(peer).outgoing
+        call = Call(ref)
         call_id = call.call_id = outgoing.begin(call)
         self._oracle.begun(self.incarnation, peer, call_id, creates=ref is not None)
-        key = TransferKey(peer, call_id, False)
-        if ref is None and all(self._owners[argument][0] == peer for argument in arguments):
+        references = self._on_wire(arguments)
+        if not self.machine.needs_pins(references, peer, creates=ref is not None):
             self._keep(call, arguments)
         elif arguments:
-            self.refs.pin(key, arguments)
-        if fails:
-            self._end(peer, call)
-            if ref is not None:
-                self._creation_failed(ref, "the request could not be sent", was_sent=False)
-            self.refs.unpin(key)
-            outgoing.retract(call_id, call)
+            call.is_noted = True
+            self.machine.pin(peer, call_id, arguments)
+        if how == "fails":
+            self._retract(peer, call)
         else:
-            if ref is not None:
-                self._creations[peer, call_id] = ref
             if arguments:
                 self._oracle.sent(Transfer(self.incarnation, peer, call_id, False), arguments)
             number = 0 if ref is None else ref.number
-            request = Request("f", 0.0, number, sequence, self._on_wire(arguments))
-            self._send(peer, request, call_id)
+            request = Request("f", 0.0, number, sequence, references)
+            if how == "waits":
+                self.boxes[peer]  # there is no link
+            call.sent = self._follow(Follow(peer, request, call_id), call)
         self.pump()
+
+    def _follow(self, follow: Follow, call: Call | None) -> bool:
+        """Send something by the way of requests, unless it has to wait. Whether it was sent."""
+        if follow.to in self.boxes:
+            self.boxes[follow.to].append((follow, call))
+            return False
+        self._send_message(self.incarnation, follow)
+        return True
+
+    def _retract(self, peer: int, call: Call) -> None:
+        self._oracle.landed(Transfer(self.incarnation, peer, call.call_id, False))
+        if call.created is not None:
+            self._oracle.never_made(call.created)
+        if self.machine.retract(peer, call.call_id, call, "the request could not be sent"):
+            self._end(peer, call)
 
     def _keep(self, call: Call, arguments: Sequence[RefId]) -> None:
         for ref in arguments:
@@ -270,87 +315,66 @@ class SimWorker:
         self._oracle.ended(self.incarnation, peer, call.call_id)
         self._let_go(call.kept)
 
-    def _on_outcome(self, peer: int, message: Reply | Failure | Accepted, call_id: int) -> None:
-        record = self.outgoing[peer].outcome(call_id)
-        self._oracle.answered(self.incarnation, peer, call_id)
-        if record is not None:
-            self._end(peer, record)
-        self.refs.call_closed(TransferKey(peer, call_id, False))
-        ref = self._creations.pop((peer, call_id), None)
-        if isinstance(message, Accepted):
-            if ref is not None:
-                self.refs.accepted(ref)
-            return
-        if ref is not None:
-            self._creation_failed(ref, "cancelled")
-        if message.references:
+    def _on_answer(self, peer: int, message: Reply | Failure | Accepted, call_id: int) -> None:
+        call = self.machine.calls_with(peer).outgoing.outcome(call_id)
+        if not self.machine.is_lost(peer):
+            self._oracle.answered(self.incarnation, peer, call_id)
+        if call is not None:
+            self._end(peer, call)
+        is_arriving = self.machine.answered(peer, call_id, call, message)
+        if is_arriving and not isinstance(message, Accepted):
             key = TransferKey(peer, call_id, True)
-            if record is None:
-                self.refs.asked(key)
-            else:
-                self._arrive(key, None, message.references)
-
-    def _creation_failed(self, ref: RefId, cause: str, was_sent: bool = True) -> None:
-        self._failed.add(ref)
-        self.refs.creation_failed(ref, cause, was_sent)
+            self.received[key] = (None, message.references)
+            self.refs.arrive(key, message.references)
 
     # Inside: the callee.
 
     def _on_request(self, peer: int, request: Request, call_id: int) -> None:
-        task = Task(peer, call_id, bool(request.creates), is_deferred=call_id % 3 == 0)
-        if not self.incoming[peer].request(call_id, task):
+        task = Task(peer, call_id, request)
+        if not self.machine.calls_with(peer).incoming.request(call_id, task):
             return
-        if request.creates:
-            ref = RefId(peer, request.creates)
-            self._oracle.made(ref)
-            self.refs.accept_creation(ref, peer, request.sequence)
+        if task.is_creation:
+            self._oracle.made(RefId(peer, request.creates))
             self._oracle.ran(peer, self.incarnation, call_id)
-            self.incoming[peer].finish(call_id)
-            self._send(peer, Accepted(), call_id)
-        if request.references:
-            self._arrive(TransferKey(peer, call_id, False), task, request.references)
-        else:
+        key = TransferKey(peer, call_id, False)
+        task.has_uses = self.machine.admit(peer, call_id, request, request.references)
+        if not request.references:
             self._start(task)
+            return
+        self.received[key] = (task, request.references)
+        if task.has_uses:
+            self._ready(key)
+        else:
+            self.refs.arrive(key, request.references)
 
-    def _on_cancel(self, peer: int, message: Cancel, call_id: int) -> None:
-        result, task = self.incoming[peer].cancel(call_id)
-        if result is CancelResult.ANSWER:
-            self.refs.unpin(TransferKey(peer, call_id, True))
-            self._send(peer, Failure("Cancelled", "cancelled", ""), call_id)
-        elif task is not None and (not task.started or task.is_deferred):
+    def _on_cancel(self, peer: int, call_id: int) -> None:
+        task = self.machine.cancelled(peer, call_id)
+        if task is not None and (not task.is_started or task.is_deferred):
             self._answer(task, Failure, ())  # a deferred one's future may complete later: `finish`
 
     def _start(self, task: Task) -> None:
-        task.started = True
+        task.is_started = True
         if not task.is_creation:
             self._oracle.ran(task.caller, self.incarnation, task.call_id)
             self.tasks.append(task)
 
     def _is_wanted(self, task: Task) -> bool:
         """Whether a function whose arguments are complete shall run."""
-        return task.caller not in self.lost and (task.is_creation or not task.answered)
+        return not self.machine.is_lost(task.caller) and (task.is_creation or not task.is_answered)
 
     def _answer(self, task: Task, kind: type[Reply] | type[Failure], refs: Sequence[RefId]) -> None:
-        task.answered = True
+        task.is_answered = True
         caller, call_id = task.caller, task.call_id
-        if caller in self.lost or not self.incoming[caller].finish(call_id):
+        if not self.machine.answer(caller, call_id, refs):
             return
         if refs:
-            self.refs.pin(TransferKey(caller, call_id, True), refs)
             self._oracle.sent(Transfer(self.incarnation, caller, call_id, True), refs)
         references = self._on_wire(refs)
         failure = Failure("Error", "failed", "", references)
-        self._send(caller, Reply(references) if kind is Reply else failure, call_id)
+        answer = Reply(references) if kind is Reply else failure
+        self._send_message(self.incarnation, Answer(caller, answer, call_id))
 
     # Inside: references.
-
-    def _arrive(self, key: TransferKey, task: Task | None, refs: Sequence[Reference]) -> None:
-        self.received[key] = (task, refs)
-        if task is not None and self.refs.take_own(refs):
-            task.has_uses = True
-            self._ready(key)
-        else:
-            self.refs.arrive(key, refs)
 
     def _ready(self, key: TransferKey) -> None:
         self.rebuildable.append(key)
@@ -369,32 +393,3 @@ class SimWorker:
 
     def _on_wire(self, refs: Sequence[RefId]) -> tuple[Reference, ...]:
         return tuple(Reference(ref.minted_by, ref.number, *self._owners[ref], 0) for ref in refs)
-
-    def _send(self, to: int, message: Message, call_id: int) -> None:
-        if to not in self.lost:
-            self._send_message(self.incarnation, to, message, call_id)
-
-    def _on_pinned(self, peer: int, message: Pinned, call_id: int) -> None:
-        if message.of_reply:
-            arrived = self.outgoing[peer].is_closed(call_id)
-        else:
-            arrived = self.incoming[peer].has_seen(call_id)
-        if arrived:
-            self.refs.asked(TransferKey(peer, call_id, message.of_reply))
-
-
-HANDLERS: dict[type[Message], Callable[[SimWorker, int, Any, int], None]] = {
-    Request: SimWorker._on_request,
-    Reply: SimWorker._on_outcome,
-    Failure: SimWorker._on_outcome,
-    Accepted: SimWorker._on_outcome,
-    Cancel: SimWorker._on_cancel,
-    Register: lambda worker, peer, message, _: worker.refs.on_register(peer, message.entries),
-    Registered: lambda worker, peer, message, _: worker.refs.on_registered(message.entries),
-    Release: lambda worker, peer, message, _: worker.refs.on_release(peer, message.entries),
-    Released: lambda worker, peer, message, _: worker.refs.on_released(message.entries),
-    Received: lambda worker, peer, message, call_id: worker.refs.unpin(
-        TransferKey(peer, call_id, message.of_reply)
-    ),
-    Pinned: SimWorker._on_pinned,
-}

@@ -14,13 +14,14 @@ from random import Random
 from typing import NamedTuple
 
 from farcall.ids import RefId
+from farcall.protocol.instructions import Answer, Follow, Send
 from farcall.testing.clock import ManualClock
 from farcall.testing.network import Faults, Network
 from farcall.testing.oracle import Oracle, Violation
 from farcall.testing.planted import PlantedBug, plant
 from farcall.testing.program import Program
 from farcall.testing.sim_worker import SimWorker
-from farcall.wire.messages import Accepted, Cancel, Failure, Message, Reply, Request
+from farcall.wire.messages import Message, Request
 
 MAX_ROUNDS = 12  # of ticks, in the end, until the machines must have settled
 
@@ -74,9 +75,9 @@ def simulate(
 class _Links:
     """The links between the workers: two for each pair, one dialled by each, as agents have them.
 
-    Requests and CANCELs go by the caller's link, and the answers come back on it. The rest goes by
-    the link of the other once that has called us, else by our own. So a RELEASE may overtake a
-    request, or a REGISTER an answer, over links that lose nothing and keep the order.
+    Requests and what follows them go by the caller's link, and the answers come back on it. The
+    rest goes by the link of the other once that has called us, else by our own. So a RELEASE may
+    overtake a request, or a REGISTER an answer, over links that lose nothing and keep the order.
     """
 
     def __init__(self, clock: ManualClock, random: Random, faults: Faults) -> None:
@@ -87,13 +88,14 @@ class _Links:
         )
         self._called: set[tuple[int, int]] = set()  # caller, callee
 
-    def send(self, source: int, target: int, message: Message, call_id: int) -> None:
-        match message:
-            case Request() | Cancel():
+    def send(self, source: int, what: Send | Follow | Answer) -> None:
+        target, message, call_id = what
+        match what:
+            case Follow():
                 is_receivers = False
-            case Reply() | Failure() | Accepted():
+            case Answer():
                 is_receivers = True
-            case _:
+            case Send():
                 is_receivers = (target, source) in self._called
         self._networks[is_receivers].send(source, target, (message, call_id))
 
@@ -197,16 +199,13 @@ class _Schedule:
             worker.receive(source, message, call_id)
         return True
 
-    def _send(self, source: int, target: int, message: Message, call_id: int) -> None:
-        self._network.send(source, target, message, call_id)
-
     def _start(self, name: str) -> None:
         self._incarnations += 1
         worker = self._worker_class(
             name,
             self._incarnations,
             self._machines,
-            self._send,
+            self._network.send,
             self._oracle,
             self._random,
             self._faults.is_fifo,
@@ -235,8 +234,9 @@ class _Schedule:
 
     def _will_notice(self, who: int, whom: int) -> None:
         worker = self._workers.get(who)
-        if worker is not None and whom not in worker.lost and (who, whom) not in self._notices:
-            self._notices.append((who, whom))
+        if worker is None or worker.machine.is_lost(whom) or (who, whom) in self._notices:
+            return
+        self._notices.append((who, whom))
 
     def _notice(self) -> None:
         who, whom = self._notices.pop(int(self._draw() * len(self._notices)))
@@ -296,7 +296,11 @@ class _Schedule:
                 busy = True
             else:
                 for worker in self._workers.values():
-                    busy |= self._program.rebuild(worker) or self._program.finish(worker)
+                    busy |= (
+                        self._program.open_box(worker)
+                        or self._program.rebuild(worker)
+                        or self._program.finish(worker)
+                    )
             self._oracle.check()
 
     def _let_go(self, worker: SimWorker, keep: float, kept: set[RefId]) -> None:
@@ -313,6 +317,7 @@ class _Schedule:
     def _is_quiet(self) -> bool:
         return not len(self._network) and all(
             worker.refs.is_settled
+            and not worker.boxes
             and not any(len(o) or list(o.abandoned()) for o in worker.outgoing.values())
             for worker in self._workers.values()
         )

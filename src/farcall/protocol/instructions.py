@@ -1,0 +1,106 @@
+"""What the machines of calls and references ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from farcall.ids import RefId
+from farcall.wire.messages import Message, Register, Release
+
+
+class TransferKey(NamedTuple):
+    """A message with references, named alike at both ends: the other end, its call, which half."""
+
+    peer: int
+    call_id: int
+    of_reply: bool
+
+
+class Send(NamedTuple):
+    """Send this message."""
+
+    to: int
+    message: Message
+    call_id: int = 0
+
+
+class Follow(NamedTuple):
+    """Send this message of the caller's after the request of its call, by the same way."""
+
+    to: int
+    message: Message
+    call_id: int
+
+
+class Answer(NamedTuple):
+    """Send this answer to a call, by the way that its request came."""
+
+    to: int
+    message: Message
+    call_id: int
+
+
+class Drop(NamedTuple):
+    """Destroy the value of this reference (outside every lock)."""
+
+    ref: RefId
+
+
+class Ready(NamedTuple):
+    """Every reference in this received message may be used: hand it to user code."""
+
+    key: TransferKey
+
+
+class Unavailable(NamedTuple):
+    """A reference in this received message is gone: refuse the message."""
+
+    key: TransferKey
+    owner_name: str
+    cause: str
+
+
+Instruction = Send | Follow | Answer | Drop | Ready | Unavailable
+
+Entry = tuple[int, int, int]  # minted_by, number, sequence
+
+# A message of all entries there are, and the answer, could be larger than a frame may be.
+MAX_ENTRIES = 1 << 16
+
+
+class Instructions:
+    """What has to be done, in order, with REGISTER and RELEASE batched per owner."""
+
+    def __init__(self) -> None:
+        self._said: list[Instruction] = []
+        self.registers: dict[int, list[Entry]] = {}
+        self.releases: dict[int, list[Entry]] = {}
+
+    def say(self, instruction: Instruction) -> None:
+        self._said.append(instruction)
+
+    def register(self, owner: int, entry: Entry) -> None:
+        self.registers.setdefault(owner, []).append(entry)
+
+    def release(self, owner: int, entry: Entry) -> None:
+        self.releases.setdefault(owner, []).append(entry)
+
+    def take(self) -> list[Instruction]:
+        """Everything since the last call: registrations first, releases last."""
+        if not (self._said or self.registers or self.releases):
+            return []
+        out: list[Instruction] = [
+            Send(owner, Register(some)) for owner, some in _batches(self.registers)
+        ]
+        out += self._said
+        out += [Send(owner, Release(some)) for owner, some in _batches(self.releases)]
+        self.registers, self._said, self.releases = {}, [], {}
+        return out
+
+
+def _batches(entries: dict[int, list[Entry]]) -> Iterator[tuple[int, tuple[Entry, ...]]]:
+    """Each owner with its entries, `MAX_ENTRIES` at a time."""
+    for owner, all_of_it in entries.items():
+        for start in range(0, len(all_of_it), MAX_ENTRIES):
+            yield owner, tuple(all_of_it[start : start + MAX_ENTRIES])

@@ -1,0 +1,374 @@
+"""What a worker does with its calls and its references: the rules that join `calls` and `refs`.
+
+Calls that carry no reference and make none know nothing of each other, and need the tables of
+`calls` only. The others are *noted* here: a call that makes a reference (`remote()`), or whose
+request pins references.
+
+    event                                       effect
+    ------------------------------------------  ----------------------------------------------------
+    caller
+      pin, before a noted request is sent       its references are kept until RECEIVED
+      retract: the callee hears nothing of it   they are let go; what it would make is void
+      abandon, sent                             CANCEL and PINNED follow the request
+      abandon, not sent yet                     as soon as it is sent, they do (`sent_late`)
+      answered: ACCEPTED                        what it makes is confirmed
+      answered otherwise, and it makes one      the owner is asked whether it has made it
+      answered with references, call open       they arrive (`Refs.arrive`)
+      answered with references, call closed     RECEIVED
+    callee
+      admit: it makes a reference               the place is made, the call finished: ACCEPTED
+      admit: its references live here           each is used once more; the function may run
+      admit: others                             False: they are to arrive before the function runs
+      cancelled: before it came, or it ended    answered as cancelled; its answer's pins are let go
+      cancelled: it is queued or runs           its record comes out, to be stopped
+      answer: the caller waits                  references of the answer are pinned
+    both
+      lost                                      every open call and every job comes out
+
+Invariants (tests cite them):
+
+WRK-1  Where a creation is not confirmed yet, its reference goes to nobody but, in a request, to its
+       owner: a third worker's REGISTER could be there before the creation is, and be refused. The
+       way of requests keeps their order, so what a request carries to the owner comes after it.
+WRK-2  While a request is on its way, what keeps its references is a pin, or, if they are all its
+       receiver's and it makes none, their use by the caller until the call ends.
+WRK-3  A creation that failed is asked for after the call was closed, and not before: the REGISTER
+       goes another way than the request, and could overtake it.
+WRK-4  References in an answer that nobody waits for are not kept by its sender for ever.
+WRK-5  Of a lost incarnation nothing is heard, and to it nothing is sent.
+
+Methods take events, and `take` gives what has to be done, in order. Not thread-safe: one lock is
+held around all of it, but for what `calls` says of `Outgoing` and `Incoming`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from farcall.ids import RefId
+from farcall.protocol.calls import CancelResult, Incoming, Outgoing
+from farcall.protocol.instructions import (
+    Answer,
+    Follow,
+    Instruction,
+    Instructions,
+    Send,
+    TransferKey,
+)
+from farcall.protocol.refs import Refs
+from farcall.wire.messages import (
+    Accepted,
+    Cancel,
+    Failure,
+    Message,
+    Pinned,
+    Received,
+    Reference,
+    Register,
+    Registered,
+    Release,
+    Released,
+    Reply,
+    Request,
+)
+
+
+class NotedCall(Protocol):
+    """What the machine reads in the record of a call that the worker makes."""
+
+    @property
+    def created(self) -> RefId | None:
+        """The reference that the call makes."""
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether the call makes a reference, or pins some."""
+
+    @property
+    def sent(self) -> bool:
+        """Whether the callee may have got some of its request. If not yet, see `sent_late`."""
+
+
+Call = TypeVar("Call", bound=NotedCall)
+Job = TypeVar("Job")
+
+
+class Calls(Generic[Call, Job]):
+    """The calls between this worker and one other incarnation, both ways.
+
+    Attributes:
+        outgoing: the calls that are made from here.
+        incoming: the calls that are served here.
+        given_up: of calls that were abandoned and not yet answered, what they would make.
+    """
+
+    __slots__ = ("given_up", "incoming", "outgoing")
+
+    def __init__(
+        self,
+        outgoing: type[Outgoing[Call]] = Outgoing,
+        incoming: type[Incoming[Job]] = Incoming,
+    ) -> None:
+        self.outgoing = outgoing()
+        self.incoming = incoming()
+        self.given_up: dict[int, RefId] = {}
+
+
+class WorkerMachine(Generic[Call, Job]):
+    """The calls and references of one worker incarnation.
+
+    Args:
+        me: the incarnation.
+        refs, outgoing, incoming: the machines that it is made of, for the simulator.
+
+    Attributes:
+        refs: its references.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        *,
+        refs: type[Refs] = Refs,
+        outgoing: type[Outgoing[Call]] = Outgoing,
+        incoming: type[Incoming[Job]] = Incoming,
+    ) -> None:
+        self._me = me
+        self._to_do = Instructions()
+        self.refs = refs(me, self._to_do)
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._calls: dict[int, Calls[Call, Job]] = {}
+
+    def calls_with(self, peer: int) -> Calls[Call, Job]:
+        """The calls between this worker and that incarnation. Needs no lock."""
+        calls = self._calls.get(peer)
+        if calls is None:
+            calls = Calls(self._outgoing, self._incoming)
+            if self.is_lost(peer):
+                calls.incoming.lost()
+            calls = self._calls.setdefault(peer, calls)
+        return calls
+
+    def take(self) -> list[Instruction]:
+        """What is to be done since the last call, in order."""
+        return [one for one in self.refs.take() if not self._is_to_the_lost(one)]
+
+    def _is_to_the_lost(self, instruction: Instruction) -> bool:
+        return isinstance(instruction, Send | Follow | Answer) and self.is_lost(instruction.to)
+
+    def is_lost(self, peer: int) -> bool:
+        """Whether an incarnation was lost, and nothing of it is heard any more."""
+        return self.refs.has_lost(peer)
+
+    # The caller.
+
+    @staticmethod
+    def needs_pins(references: Iterable[Reference], callee: int, *, creates: bool) -> bool:
+        """Return whether a request pins its references, see WRK-2.
+
+        Args:
+            references: what the request carries.
+            callee: to whom it goes.
+            creates: whether it is one of `remote()`.
+        """
+        for reference in references:  # `any` would take longer, and is in the way of every method
+            if reference.owner != callee:
+                return True
+        return creates
+
+    def unconfirmed(self, refs: Iterable[RefId], owner: int) -> list[RefId]:
+        """Those of the references that may not be sent yet, see WRK-1.
+
+        Args:
+            refs: references that this worker holds or owns.
+            owner: the receiver of a request with them; 0 for an answer.
+        """
+        return [ref for ref in refs if self.refs.is_being_created(ref, elsewhere_than=owner)]
+
+    def pin(self, peer: int, call_id: int, refs: Sequence[RefId]) -> None:
+        """A request that needs pins is about to be sent."""
+        self.refs.pin(TransferKey(peer, call_id, False), refs)
+
+    def retract(self, peer: int, call_id: int, call: Call, cause: str) -> bool:
+        """The callee has heard nothing of a call, and never will.
+
+        Args:
+            cause: why what it would have made is void.
+
+        Returns:
+            Whether the call is to be ended: its record came out here.
+        """
+        calls = self.calls_with(peer)
+        self.refs.unpin(TransferKey(peer, call_id, False))
+        calls.given_up.pop(call_id, None)
+        if call.created is not None:
+            self.refs.creation_failed(call.created, cause, was_sent=False)
+        return calls.outgoing.retract(call_id, call)
+
+    def abandon(self, peer: int, call_id: int, call: Call) -> bool:
+        """The caller gives up on a call.
+
+        Returns:
+            Whether the call is to be ended: its record came out here.
+        """
+        calls = self.calls_with(peer)
+        if not calls.outgoing.abandon(call_id, call):
+            return False
+        if call.created is not None:
+            calls.given_up[call_id] = call.created
+        if call.sent:
+            self._cancel(peer, call_id, call)
+        return True
+
+    def sent_late(self, peer: int, call_id: int, call: Call) -> None:
+        """A request was sent by a thread that may not know that the call is abandoned.
+
+        That thread has set `sent` before. So either this or `abandon` sees that both is so.
+        """
+        if self.calls_with(peer).outgoing.is_abandoned(call_id):
+            self._cancel(peer, call_id, call)
+
+    def _cancel(self, peer: int, call_id: int, call: Call) -> None:
+        self._to_do.say(Follow(peer, Cancel(), call_id))
+        if call.is_noted:
+            # If the request was not written after all, the callee has heard of the call now, and
+            # says that it needs no pins.
+            self._to_do.say(Follow(peer, Pinned(of_reply=False), call_id))
+
+    def answered(
+        self, peer: int, call_id: int, call: Call | None, answer: Accepted | Reply | Failure
+    ) -> bool:
+        """An answer arrived.
+
+        It changes nothing here if the call was open and is not noted, but for its references.
+
+        Args:
+            call: what `Outgoing.outcome` gave: the record, or None if the call had ended.
+
+        Returns:
+            Whether the references of the answer are to arrive now.
+        """
+        self.refs.call_closed(TransferKey(peer, call_id, False))
+        if call is None:
+            created = self.calls_with(peer).given_up.pop(call_id, None)
+        else:
+            created = call.created
+        if isinstance(answer, Accepted):
+            if created is not None:
+                self.refs.accepted(created)
+            return False
+        if created is not None:
+            self.refs.creation_failed(created, "its creation was cancelled")
+        if not answer.references:
+            return False
+        if call is None or created is not None:
+            self.refs.asked(TransferKey(peer, call_id, True))
+            return False
+        return True
+
+    # The callee.
+
+    def admit(
+        self, peer: int, call_id: int, request: Request, references: Sequence[Reference]
+    ) -> bool:
+        """A request came that `Incoming` took.
+
+        Args:
+            references: those that it carries and that have to be counted.
+
+        Returns:
+            Whether its function may run: each of the references lives here and is used once more.
+            If not, they are to arrive first.
+        """
+        if self.is_lost(peer):
+            return False
+        may_run = self.refs.take_own(references)
+        if request.creates:
+            if peer != self._me:
+                ref = RefId(peer, request.creates)
+                self.refs.accept_creation(ref, peer, request.sequence)
+            self.calls_with(peer).incoming.finish(call_id)
+            self._to_do.say(Answer(peer, Accepted(), call_id))
+        return may_run
+
+    def cancelled(self, peer: int, call_id: int) -> Job | None:
+        """CANCEL arrived. The record of the call if it is queued or runs, to be stopped."""
+        found, job = self.calls_with(peer).incoming.cancel(call_id)
+        if found is CancelResult.ANSWER:
+            # If it has ended with references: its caller, interrupted, may have dropped the answer.
+            self.refs.unpin(TransferKey(peer, call_id, True))
+            answer = Failure("farcall.errors.Cancelled", "the call was cancelled", "")
+            self._to_do.say(Answer(peer, answer, call_id))
+        return job
+
+    def answer(self, peer: int, call_id: int, refs: Sequence[RefId]) -> bool:
+        """A function has ended, and its answer carries these references.
+
+        Returns:
+            Whether to send it: False if the caller is gone, or the call was answered.
+        """
+        if not self.calls_with(peer).incoming.finish(call_id):
+            return False
+        if refs:
+            self.refs.pin(TransferKey(peer, call_id, True), refs)
+        return True
+
+    # Both.
+
+    def on_message(self, peer: int, message: Message, call_id: int) -> None:
+        """A message of the reference protocol arrived."""
+        if self.is_lost(peer):
+            return
+        match message:
+            case Register(entries=entries):
+                self.refs.on_register(peer, entries)
+            case Registered(entries=answers):
+                self.refs.on_registered(answers)
+            case Release(entries=entries):
+                self.refs.on_release(peer, entries)
+            case Released(entries=entries):
+                self.refs.on_released(entries)
+            case Received(of_reply=of_reply):
+                self.refs.unpin(TransferKey(peer, call_id, of_reply))
+            case Pinned(of_reply=of_reply):
+                calls = self.calls_with(peer)
+                if of_reply:
+                    has_come = calls.outgoing.is_closed(call_id)
+                else:
+                    has_come = calls.incoming.has_seen(call_id)
+                if has_come:
+                    self.refs.asked(TransferKey(peer, call_id, of_reply))
+            case _:
+                raise AssertionError(message)
+
+    def lost(self, peer: int, cause: str) -> tuple[list[Call], list[Job]]:
+        """An incarnation is gone for good.
+
+        Returns:
+            The open calls to it, to be failed, and its calls that run here, to be stopped.
+        """
+        self.refs.lost(peer, cause)
+        calls = self._calls.get(peer)
+        if calls is None:
+            return [], []
+        calls.given_up.clear()
+        return calls.outgoing.lost(), calls.incoming.lost()
+
+    def forget(self, peers: Iterable[int]) -> None:
+        """Nothing more of these lost incarnations will arrive, see `Refs.forget`."""
+        for peer in peers:
+            self._calls.pop(peer, None)
+        self.refs.forget(peers)
+
+    def tick(self) -> None:
+        """Repeat what was not answered. Only needed where messages can be lost."""
+        for peer, calls in self._calls.items():
+            for call_id in calls.outgoing.abandoned():
+                self._to_do.say(Follow(peer, Cancel(), call_id))
+        self.refs.tick()
+
+    def peers(self) -> Iterable[tuple[int, Calls[Call, Job]]]:
+        """Everybody with whom there were calls, and the calls."""
+        return self._calls.items()

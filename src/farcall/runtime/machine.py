@@ -1,0 +1,191 @@
+"""The machine of an agent's calls and references: its lock, and what is done for it.
+
+The machine is touched under the lock only. What it asks for is done after the lock is given up, so
+that values (with whatever destructors they have) never die under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from farcall.errors import CallError, OwnerDied
+from farcall.ids import RefId
+from farcall.protocol.instructions import (
+    Answer,
+    Drop,
+    Follow,
+    Instruction,
+    Ready,
+    Send,
+    TransferKey,
+    Unavailable,
+)
+from farcall.protocol.worker import WorkerMachine
+from farcall.runtime.isolation import call_isolated
+from farcall.runtime.peers import PendingCall
+from farcall.runtime.values import OwnedValue
+from farcall.transport.waiter import Waiter
+from farcall.wire.messages import Reference
+
+if TYPE_CHECKING:
+    from farcall.runtime.agent import Agent
+    from farcall.runtime.inbound import Job
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Continuation = Callable[[CallError | None], None]
+
+
+class Machine:
+    """Tells the machine what happens, and does what it asks for. Thread-safe.
+
+    Args:
+        agent: whose machine this is.
+        values: of the references that live here; the machine says when one is dropped.
+
+    Attributes:
+        lock: held around every use of `state`.
+        state: the machine.
+        ready: messages whose references can be used, or can't; see `go_on`.
+    """
+
+    def __init__(self, agent: Agent, values: dict[RefId, OwnedValue]) -> None:
+        self._agent = agent
+        self._control = agent.control
+        self._executor = agent.executor
+        self._values = values
+        self.lock = threading.Lock()
+        self.state: WorkerMachine[PendingCall, Job] = WorkerMachine(agent.me.incarnation)
+        self._parked: dict[TransferKey, Continuation] = {}
+        self.ready: deque[tuple[TransferKey, OwnerDied | None]] = deque()
+        self._confirmations: dict[Waiter[None], tuple[list[RefId], int]] = {}
+
+    def tell(self, event: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Tell the machine of something, and do what it asks for. Never called with the lock held.
+
+        Args:
+            event: a method of `state`, or of its `refs`; with its arguments.
+        """
+        with self.lock:
+            result = event(*args, **kwargs)
+        self.run()
+        return result
+
+    def run(self) -> None:
+        """Do what the machine asks for. Never called with the lock held."""
+        with self.lock:
+            instructions = self.state.take()
+            if self._confirmations:
+                self._announce()
+        if instructions:
+            self._do(instructions)
+
+    def _do(self, instructions: Sequence[Instruction]) -> None:
+        self._executor.may_pass_lead()
+        for instruction in instructions:
+            match instruction:
+                case Send(to, message, call_id):
+                    self._control.post(to, message, call_id)
+                case Follow(to, message, call_id):
+                    self._control.follow(to, message, call_id)
+                case Answer(to, message, call_id):
+                    self._control.answer(to, message, call_id)
+                case Drop(ref):
+                    call_isolated(partial(self._drop, ref))
+                case Ready(key):
+                    self.ready.append((key, None))
+                case Unavailable(key, owner_name, cause):
+                    self.ready.append((key, OwnerDied(owner_name, cause)))
+        self.go_on()
+
+    def _drop(self, ref: RefId) -> None:
+        """Let go of a value. Its finalizer may run here, and no lock is held."""
+        value = self._values.pop(ref, None)
+        if value is not None:
+            value.drop()
+
+    # References that must be confirmed before they go out.
+
+    def wait_until_confirmed(self, refs: Iterable[RefId], owner: int, deadline: float) -> None:
+        """Wait until all of the references may be sent, see `WorkerMachine.unconfirmed`.
+
+        Args:
+            refs: references that this worker uses.
+            owner: the receiver of a request with them; 0 for an answer.
+            deadline: `time.monotonic()` seconds.
+
+        Raises:
+            TimeoutError: the deadline passed.
+        """
+        with self.lock:
+            waiting = self.state.unconfirmed(refs, owner)
+            if not waiting:
+                return
+            confirmed: Waiter[None] = Waiter()
+            self._confirmations[confirmed] = waiting, owner
+        try:
+            with self._agent.waiting():
+                confirmed.wait(deadline)
+        finally:
+            with self.lock:
+                self._confirmations.pop(confirmed, None)
+
+    def _announce(self) -> None:
+        """Tell those who wait until references are confirmed. Lock held."""
+        for waiter, (refs, owner) in list(self._confirmations.items()):
+            if not self.state.unconfirmed(refs, owner):
+                del self._confirmations[waiter]
+                waiter.deliver(None)
+
+    # Messages with references.
+
+    def arrive(self, key: TransferKey, references: Sequence[Reference], then: Continuation) -> None:
+        """A message with references arrived. `then(None)` when it may be rebuilt, now or later."""
+        self._parked[key] = then
+        self.tell(self.state.refs.arrive, key, references)
+
+    def stop_waiting(self, key: TransferKey, error: CallError) -> None:
+        """A message still waits for its owners, and is of no use any more: `then(error)`."""
+        with self.lock:
+            then = self._parked.get(key)
+            if then is None:
+                return  # it goes on just now
+            self._parked[key] = lambda gone: None if gone else self.taken_over(key)
+        then(error)
+
+    def taken_over(self, key: TransferKey) -> None:
+        """The message was rebuilt: its references have handles."""
+        self.tell(self.state.refs.taken_over, key)
+
+    def go_on(self) -> None:
+        """Hand on the messages that waited for their references.
+
+        That may run user functions, which take as long as they like and may even wait for one
+        another: hence after all sending, and from a queue that the next leader goes on with.
+        """
+        while self.ready:
+            try:
+                key, error = self.ready.popleft()
+            except IndexError:
+                return  # another thread was faster
+            if self.ready:
+                self._agent.endpoint.wake()
+            with self.lock:
+                then = self._parked.pop(key, None)
+            if then is not None:  # else the agent is closing
+                then(error)
+
+    def close(self, error: CallError) -> None:
+        """The agent shuts down: nobody waits any more."""
+        with self.lock:
+            parked, self._parked = self._parked, {}
+            waiting, self._confirmations = self._confirmations, {}
+        for confirmed in waiting:
+            confirmed.deliver(None)
+        for then in parked.values():
+            then(OwnerDied(self._agent.me.name, str(error)))
