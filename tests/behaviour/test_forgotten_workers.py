@@ -31,7 +31,7 @@ def tables(agent: Agent) -> dict[str, int]:
     found = {
         "incarnations": len(directory._by_incarnation),
         "names": len(directory._by_key),
-        "lost": len(references._lost),
+        "lost": len(references.losses),
     }
     connections = getattr(agent.endpoint, "_connections", None)
     if connections is not None:
@@ -54,7 +54,7 @@ def test_those_that_are_gone_are_forgotten(crowd: Callable[[], list[Agent]]) -> 
         peer = agents[0].directory.resolve(agent.me.name)
         agent.close()
         wait_until(lambda peer=peer: peer.lost is not None)
-        wait_until(lambda peer=peer: peer.incarnation in agents[0].references._refs._lost)
+        wait_until(lambda peer=peer: peer.incarnation in agents[0].references._refs.losses)
     # The last one is still known, the one before by the references alone, and w1 as owner of one.
     wait_until(lambda: tables(agents[0])["incarnations"] == 2)
     found = tables(agents[0])

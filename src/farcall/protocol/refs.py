@@ -76,6 +76,9 @@ class Refs:
     Args:
         me: the incarnation.
         to_do: where instructions are collected; its own if None.
+
+    Attributes:
+        losses: incarnations that are gone for good, and why.
     """
 
     def __init__(self, me: int, to_do: Instructions | None = None) -> None:
@@ -87,7 +90,7 @@ class Refs:
         self._releasing: dict[RefId, tuple[int, int]] = {}  # ref -> owner, sequence
         self._transfers: dict[TransferKey, tuple[tuple[RefId, ...], bool]] = {}
         self._arrivals: dict[TransferKey, Arrival] = {}
-        self._lost: dict[int, str] = {}
+        self.losses: dict[int, str] = {}
         self._forgettable: set[int] = set()  # of those
         self._to_do = to_do or Instructions()
 
@@ -112,8 +115,8 @@ class Refs:
         """A `remote()` call is being sent; used once here. The registration's sequence number."""
         held = self._hold(ref, owner, owner_name, HeldState.CREATING)
         held.local = 1
-        if owner in self._lost:
-            self._void(ref, held, self._lost[owner])
+        if owner in self.losses:
+            self._void(ref, held, self.losses[owner])
         return held.sequence
 
     def acquire(self, ref: RefId) -> None:
@@ -172,7 +175,7 @@ class Refs:
     def accept_creation(self, ref: RefId, holder: int, sequence: int) -> None:
         """Owner: a `remote()` request arrived, which registers its caller."""
         owned = self._owned[ref] = Owned(local=0)
-        if holder not in self._lost:
+        if holder not in self.losses:
             owned.note(holder, sequence, holds=True)
         self._drop_if_free(ref, owned)
 
@@ -199,7 +202,7 @@ class Refs:
 
     def pin(self, key: TransferKey, refs: Sequence[RefId]) -> None:
         """A message with these references is about to be sent to `key.peer`."""
-        if key.peer in self._lost:
+        if key.peer in self.losses:
             return  # it was lost meanwhile: nothing would ever unpin them
         only_receivers_own = not key.of_reply
         for ref in refs:
@@ -302,7 +305,7 @@ class Refs:
 
     def on_register(self, holder: int, entries: Iterable[tuple[int, int, int]]) -> None:
         """Owner: REGISTER arrived."""
-        if holder in self._lost:
+        if holder in self.losses:
             return
         answers = []
         for minted_by, number, sequence in entries:
@@ -316,7 +319,7 @@ class Refs:
 
     def on_release(self, holder: int, entries: Sequence[tuple[int, int, int]]) -> None:
         """Owner: RELEASE arrived."""
-        if holder in self._lost:
+        if holder in self.losses:
             return
         for minted_by, number, sequence in entries:
             ref = RefId(minted_by, number)
@@ -348,9 +351,9 @@ class Refs:
 
     def lost(self, peer: int, cause: str) -> None:
         """An incarnation is gone for good. Nothing of it is listened to any more."""
-        if peer in self._lost:
+        if peer in self.losses:
             return
-        self._lost[peer] = cause
+        self.losses[peer] = cause
         for key in [key for key in self._transfers if key.peer == peer]:
             self.unpin(key)
         for ref, owned in list(self._owned.items()):
@@ -361,9 +364,6 @@ class Refs:
                 self._void(ref, held, cause)
         self._releasing = {r: o for r, o in self._releasing.items() if o[0] != peer}
 
-    def has_lost(self, peer: int) -> bool:
-        return peer in self._lost
-
     def forget(self, peers: Iterable[int]) -> None:
         """Nothing more of these lost incarnations will arrive, nor of references that they own.
 
@@ -373,7 +373,7 @@ class Refs:
         if self._forgettable:
             kept = {held.owner for held in self._held.values()}
             for peer in self._forgettable - kept:
-                self._lost.pop(peer, None)
+                self.losses.pop(peer, None)
             self._forgettable &= kept
 
     def tick(self) -> None:
@@ -432,8 +432,8 @@ class Refs:
 
     def _start_registration(self, ref: RefId, wire_ref: Reference) -> Held:
         held = self._hold(ref, wire_ref.owner, wire_ref.owner_name, HeldState.REGISTERING)
-        if wire_ref.owner in self._lost:
-            held.state, held.cause = HeldState.VOID, self._lost[wire_ref.owner]
+        if wire_ref.owner in self.losses:
+            held.state, held.cause = HeldState.VOID, self.losses[wire_ref.owner]
         else:
             self._to_do.register(wire_ref.owner, (*ref, held.sequence))
         return held

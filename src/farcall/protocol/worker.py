@@ -153,14 +153,17 @@ class WorkerMachine(Generic[Call, Job]):
 
     def take(self) -> list[Instruction]:
         """What is to be done since the last call, in order."""
-        return [one for one in self.refs.take() if not self._is_to_the_lost(one)]
+        to_do = self._to_do.take()
+        if to_do and self.refs.losses:
+            return [one for one in to_do if not self._is_to_the_lost(one)]
+        return to_do
 
     def _is_to_the_lost(self, instruction: Instruction) -> bool:
         return isinstance(instruction, Send | Follow | Answer) and self.is_lost(instruction.to)
 
     def is_lost(self, peer: int) -> bool:
         """Whether an incarnation was lost, and nothing of it is heard any more."""
-        return self.refs.has_lost(peer)
+        return peer in self.refs.losses
 
     # The caller.
 
@@ -321,27 +324,26 @@ class WorkerMachine(Generic[Call, Job]):
         """A message of the reference protocol arrived."""
         if self.is_lost(peer):
             return
-        match message:
-            case Register(entries=entries):
-                self.refs.on_register(peer, entries)
-            case Registered(entries=answers):
-                self.refs.on_registered(answers)
-            case Release(entries=entries):
-                self.refs.on_release(peer, entries)
-            case Released(entries=entries):
-                self.refs.on_released(entries)
-            case Received(of_reply=of_reply):
-                self.refs.unpin(TransferKey(peer, call_id, of_reply))
-            case Pinned(of_reply=of_reply):
-                calls = self.calls_with(peer)
-                if of_reply:
-                    has_come = calls.outgoing.is_closed(call_id)
-                else:
-                    has_come = calls.incoming.has_seen(call_id)
-                if has_come:
-                    self.refs.asked(TransferKey(peer, call_id, of_reply))
-            case _:
-                raise AssertionError(message)
+        if isinstance(message, Release):
+            self.refs.on_release(peer, message.entries)
+        elif isinstance(message, Released):
+            self.refs.on_released(message.entries)
+        elif isinstance(message, Received):
+            self.refs.unpin(TransferKey(peer, call_id, message.of_reply))
+        elif isinstance(message, Register):
+            self.refs.on_register(peer, message.entries)
+        elif isinstance(message, Registered):
+            self.refs.on_registered(message.entries)
+        elif isinstance(message, Pinned):
+            calls = self.calls_with(peer)
+            if message.of_reply:
+                has_come = calls.outgoing.is_closed(call_id)
+            else:
+                has_come = calls.incoming.has_seen(call_id)
+            if has_come:
+                self.refs.asked(TransferKey(peer, call_id, message.of_reply))
+        else:
+            raise AssertionError(message)
 
     def lost(self, peer: int, cause: str) -> tuple[list[Call], list[Job]]:
         """An incarnation is gone for good.

@@ -22,7 +22,6 @@ from farcall.protocol.instructions import (
     Ready,
     Send,
     TransferKey,
-    Unavailable,
 )
 from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.isolation import call_isolated
@@ -73,11 +72,15 @@ class Machine:
         """
         with self.lock:
             result = event(*args, **kwargs)
-        self.run()
+            instructions = self.state.take()
+            if self._confirmations:
+                self._announce()
+        if instructions:
+            self._do(instructions)
         return result
 
     def run(self) -> None:
-        """Do what the machine asks for. Never called with the lock held."""
+        """`tell` without an event: the machine was told of some before."""
         with self.lock:
             instructions = self.state.take()
             if self._confirmations:
@@ -88,20 +91,22 @@ class Machine:
     def _do(self, instructions: Sequence[Instruction]) -> None:
         self._executor.may_pass_lead()
         for instruction in instructions:
-            match instruction:
-                case Send(to, message, call_id):
-                    self._control.post(to, message, call_id)
-                case Follow(to, message, call_id):
-                    self._control.follow(to, message, call_id)
-                case Answer(to, message, call_id):
-                    self._control.answer(to, message, call_id)
-                case Drop(ref):
-                    call_isolated(partial(self._drop, ref))
-                case Ready(key):
-                    self.ready.append((key, None))
-                case Unavailable(key, owner_name, cause):
-                    self.ready.append((key, OwnerDied(owner_name, cause)))
-        self.go_on()
+            # A `match` of six classes would take longer than all else here.
+            if isinstance(instruction, Send):
+                self._control.post(instruction.to, instruction.message, instruction.call_id)
+            elif isinstance(instruction, Answer):
+                self._control.answer(instruction.to, instruction.message, instruction.call_id)
+            elif isinstance(instruction, Drop):
+                call_isolated(partial(self._drop, instruction.ref))
+            elif isinstance(instruction, Ready):
+                self.ready.append((instruction.key, None))
+            elif isinstance(instruction, Follow):
+                self._control.follow(instruction.to, instruction.message, instruction.call_id)
+            else:
+                died = OwnerDied(instruction.owner_name, instruction.cause)
+                self.ready.append((instruction.key, died))
+        if self.ready:
+            self.go_on()
 
     def _drop(self, ref: RefId) -> None:
         """Let go of a value. Its finalizer may run here, and no lock is held."""

@@ -105,10 +105,13 @@ class References:
         self, caller: int, call_id: int, request: Request, references: Sequence[Reference]
     ) -> bool:
         """A request arrived that makes a reference or carries some: see `WorkerMachine.admit`."""
-        if request.creates and caller != self.me.incarnation:
+        admit = self._machine.state.admit
+        if not request.creates:
+            with self._lock:
+                return admit(caller, call_id, request, references)
+        if caller != self.me.incarnation:
             self._values[RefId(caller, request.creates)] = OwnedValue()
-        state = self._machine.state
-        return self._machine.tell(state.admit, caller, call_id, request, references)
+        return self._machine.tell(admit, caller, call_id, request, references)
 
     def place_of(self, ref: RefId) -> OwnedValue | None:
         """The place of a value that lives here; None when it was dropped."""
