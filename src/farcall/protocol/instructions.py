@@ -88,8 +88,11 @@ class Instructions:
 
     def take(self) -> list[Instruction]:
         """Everything since the last call: registrations first, releases last."""
-        if not (self._said or self.registers or self.releases):
-            return []
+        if not (self.registers or self.releases):
+            if not self._said:
+                return []
+            said, self._said = self._said, []
+            return said
         out: list[Instruction] = [
             Send(owner, Register(some)) for owner, some in _batches(self.registers)
         ]

@@ -167,9 +167,12 @@ class ControlMessages:
     def answer(self, to: int, message: Message, call_id: int, body: Buffer = b"") -> None:
         """Like `post`, for what is small and answers a call, by the link that requests come by."""
         peer = self._agent.directory.of_incarnation(to)
-        if peer is not None and peer.lost is None:
-            frame = Frame(message, call_id, body)
-            self._send(peer.back_outbox, peer, frame, partial(self._any_link, peer))
+        if peer is None or peer.lost is not None:
+            return
+        frame = Frame(message, call_id, body)
+        box, link = peer.back_outbox, peer.back_link
+        if link is None or not (box.is_idle and _is_sent(link, frame, AT_ONCE)):
+            self._leave(box, peer, frame, partial(self._any_link, peer))
 
     def _send(self, box: Box, peer: Peer, frame: Frame, find_link: FindLink) -> None:
         link = find_link(AT_ONCE) if box.is_idle else None

@@ -53,8 +53,6 @@ Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
 Limit = tuple[float, float, Served | None]  # see `Outbound.deadline`
 
-needs_pins = WorkerMachine.needs_pins
-
 # What the request of a reference has to go out, however short its timeout is, in seconds: the
 # first one to a worker opens the link.
 SECONDS_TO_SEND = 1.0
@@ -291,11 +289,14 @@ class Outbound:
         if name in OF_METHODS:
             pending.method = method_of(name, args)
         references = tuple([handle.reference for handle in handles]) if handles else ()
+        needs_pins = False
         if references or created is not None:
             creates = created is not None
-            pending.is_noted = needs_pins(references, peer.incarnation, creates=creates)
-            if pending.is_noted and references:
-                self._wait_until_confirmed(handles, pending)
+            needs_pins = WorkerMachine.needs_pins(references, peer.incarnation, creates=creates)
+            if needs_pins:  # assigned only then: that takes as long as a small call of Python
+                pending.is_noted = True
+                if references:
+                    self._wait_until_confirmed(handles, pending)
         try:
             self._leaver.begin(pending)
             call_id = pending.call_id = peer.outgoing.begin(pending)
@@ -319,7 +320,7 @@ class Outbound:
                 request.creates, request.sequence = created.reference.number, sequence
             if handles:
                 request.references, request.on_reference = references, bool(on)
-                if pending.is_noted:
+                if needs_pins:
                     self._references.pin(peer.incarnation, call_id, handles)
                 else:
                     # Until it answers, the callee's values are kept by our own use of them.

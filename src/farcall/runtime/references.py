@@ -7,7 +7,7 @@ finalizer appends to a queue and wakes the agent's leader: it takes no lock and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied, RpcTimeout
@@ -89,15 +89,15 @@ class References:
         """Count out the handles that were collected, and go on with what another thread left."""
         if self._machine.ready:
             self._machine.go_on()
-        if not self._forgotten:
-            return
-        with self._lock:
-            while self._forgotten:
-                ref = self._forgotten.popleft()
-                self._refs.release(ref)
-                if self._creation_errors and not self._refs.knows(ref):
-                    self._creation_errors.pop(ref, None)
-        self._machine.run()
+        if self._forgotten:
+            self._machine.tell(self._release_forgotten)
+
+    def _release_forgotten(self) -> None:
+        while self._forgotten:
+            ref = self._forgotten.popleft()
+            self._refs.release(ref)
+            if self._creation_errors and not self._refs.knows(ref):
+                self._creation_errors.pop(ref, None)
 
     # Creation by remote().
 
@@ -255,25 +255,21 @@ class References:
 
     def on_message(self, sender: int, message: Message, call_id: int) -> None:
         """A message of the reference protocol arrived."""
-        with self._lock:
-            self._machine.state.on_message(sender, message, call_id)
-            if self._creation_errors and type(message) is Registered:
-                self._forget_creations(message.entries)
-        self._machine.run()
-
-    def _forget_creations(self, answers: Iterable[tuple[int, int, int, bool]]) -> None:
-        """An owner answered REGISTER: failed creations that nobody uses are over. Lock held."""
-        for minted_by, number, _, known in answers:
-            ref = RefId(minted_by, number)
-            if known or not self._refs.knows(ref):
-                self._creation_errors.pop(ref, None)
+        self._machine.tell(self._machine.state.on_message, sender, message, call_id)
+        if self._creation_errors and type(message) is Registered:
+            # The value was made after all, or nobody uses the reference any more.
+            with self._lock:
+                for minted_by, number, _, is_made in message.entries:
+                    ref = RefId(minted_by, number)
+                    if is_made or not self._refs.knows(ref):
+                        self._creation_errors.pop(ref, None)
 
     def lost(self) -> None:
         """The machine was told that a peer is lost."""
+        self._machine.run()
         with self._lock:
             for ref in [ref for ref in self._creation_errors if not self._refs.knows(ref)]:
                 del self._creation_errors[ref]
-        self._machine.run()
 
     def statistics(self) -> dict[str, int]:
         with self._lock:
