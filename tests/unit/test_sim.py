@@ -91,7 +91,7 @@ FINDS = {
 
 @pytest.mark.parametrize("bug", PlantedBug, ids=lambda bug: bug.value)
 def test_planted_bug_is_found(bug):
-    for seed in range(4000):
+    for seed in range(2000):
         violations = simulate(seed, bug=bug).violations
         # An ERROR is the simulator's own that something broke: the oracle must see it, too.
         if violations and violations[0].invariant != "ERROR":

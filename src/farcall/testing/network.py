@@ -125,6 +125,11 @@ class Network(Generic[M]):
         for one, other in list(self._cut):
             self.heal(one, other)
 
+    def has_for(self, source: int, target: int) -> bool:
+        """Whether a message from one worker to another may still arrive."""
+        flights = [*self._flying, *self._cut.get((source, target), ())]
+        return any((flight[2], flight[3]) == (source, target) for flight in flights)
+
     def __len__(self) -> int:
         """Messages on their way, those on cut links excepted."""
         return len(self._flying)

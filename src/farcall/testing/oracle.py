@@ -37,7 +37,7 @@ CALL-3 A call begins to run after its caller, having given up, got the callee's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
 from farcall.ids import RefId
@@ -240,8 +240,8 @@ class Oracle:
                 if not creating and self._bound(transfer, value.owner):
                     self._report("REF-1", f"{_describe(transfer)} carries {_name(ref)}, now gone")
 
-    def check_end(self) -> None:
-        """What must hold when all is quiet."""
+    def check_end(self, forgotten: Set[int] = frozenset()) -> None:
+        """What must hold when all is quiet, and everybody has forgotten these dead."""
         for incarnation, worker in self.workers.items():
             wanted = {ref for ref in worker.handles if self.values[ref].owner != incarnation}
             seen = worker.refs.statistics()
@@ -249,6 +249,11 @@ class Oracle:
             expected |= dict.fromkeys(seen.keys() - expected.keys(), 0)
             if seen != expected:
                 self._report("REF-2", f"worker {incarnation} ends with {seen}, not {expected}")
+            used = {self.values[ref].owner for ref in wanted}
+            if kept := forgotten & worker.refs.losses.keys() - used:
+                self._report(
+                    "REF-2", f"worker {incarnation} remembers {kept}, of which it has nothing"
+                )
             if not worker.refs.is_settled:
                 self._report("REF-2", f"worker {incarnation} waits for an answer")
             for callee, outgoing in worker.outgoing.items():

@@ -225,6 +225,11 @@ class _LeavesCreationsOpen(WorkerMachine[Any, Any]):
         return may_run
 
 
+class _ForgetsNobody(WorkerMachine[Any, Any]):
+    def forget(self, peers: Iterable[int]) -> None:
+        self._calls = {p: calls for p, calls in self._calls.items() if p not in peers}
+
+
 class _NeverPinsAnswers(WorkerMachine[Any, Any]):
     def answer(self, peer: int, call_id: int, refs: Sequence[RefId]) -> bool:
         return super().answer(peer, call_id, ())
@@ -306,6 +311,7 @@ class PlantedBug(StrEnum):
     ASKS_BEFORE_THE_ANSWER = "asks-before-the-answer"
     NEVER_CANCELS_LATE_SENT = "never-cancels-late-sent"
     LEAVES_CREATIONS_OPEN = "leaves-creations-open"
+    FORGETS_NOBODY = "forgets-nobody"
     NEVER_PINS_ANSWERS = "never-pins-answers"
     TAKES_ANSWERS_OF_THE_GIVEN_UP = "takes-answers-of-the-given-up"
     SAYS_RECEIVED_FOR_THE_UNSEEN = "says-received-for-the-unseen"
@@ -339,6 +345,7 @@ _PLANTS: dict[PlantedBug, Machines] = {
     PlantedBug.ASKS_BEFORE_THE_ANSWER: Machines(worker=_AsksBeforeTheAnswer),
     PlantedBug.NEVER_CANCELS_LATE_SENT: Machines(worker=_NeverCancelsLateSent),
     PlantedBug.LEAVES_CREATIONS_OPEN: Machines(worker=_LeavesCreationsOpen),
+    PlantedBug.FORGETS_NOBODY: Machines(worker=_ForgetsNobody),
     PlantedBug.NEVER_PINS_ANSWERS: Machines(worker=_NeverPinsAnswers),
     PlantedBug.TAKES_ANSWERS_OF_THE_GIVEN_UP: Machines(worker=_TakesAnswersOfTheGivenUp),
     PlantedBug.SAYS_RECEIVED_FOR_THE_UNSEEN: Machines(worker=_SaysReceivedForTheUnseen),

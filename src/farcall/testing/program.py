@@ -165,8 +165,12 @@ class Program:
 
     def _peer(self, worker: SimWorker) -> int | None:
         """Whom to call: anybody whom the worker has not declared lost, dead or alive."""
-        peers = [i for i in self._names if not worker.machine.is_lost(i) and self._draw() < 0.5]
+        peers = [i for i in self._names if self._may_call(worker, i) and self._draw() < 0.5]
         return self.pick(peers) if peers else None
+
+    @staticmethod
+    def _may_call(worker: SimWorker, peer: int) -> bool:
+        return peer not in worker.forgotten and not worker.machine.is_lost(peer)
 
     def _references(self, worker: SimWorker, peer: int, of_reply: bool) -> list[RefId]:
         refs = [ref for ref in worker.handles if worker.may_send(ref, peer, of_reply)]

@@ -56,6 +56,7 @@ class SimWorker:
         tasks: functions that run.
         received: messages with references that user code has not seen yet.
         rebuildable: those of them that it may see now.
+        forgotten: the dead of whom nothing is remembered here.
         boxes: what waits for the link to a peer: requests with their calls, and what follows.
     """
 
@@ -84,6 +85,7 @@ class SimWorker:
         self.received: dict[TransferKey, tuple[Task | None, Sequence[Reference]]] = {}
         self.rebuildable: list[TransferKey] = []
         self.boxes: defaultdict[int, deque[tuple[Follow, Call | None]]] = defaultdict(deque)
+        self.forgotten: set[int] = set()
         self.patience = 0.7  # probability that user code takes a message over at once
         self._owners: dict[RefId, tuple[int, str]] = {}
         self._send_message = send
@@ -209,6 +211,11 @@ class SimWorker:
             self._end(peer, call)
         self.pump()
 
+    def forget(self, peer: int) -> None:
+        """A dead incarnation was lost long ago: nothing that it sent is on its way any more."""
+        self.forgotten.add(peer)
+        self.machine.forget([peer])
+
     def open_box(self, peer: int, is_late: bool) -> None:
         """There is a link: what waits for it is sent.
 
@@ -324,8 +331,7 @@ class SimWorker:
         is_arriving = self.machine.answered(peer, call_id, call, message)
         if is_arriving and not isinstance(message, Accepted):
             key = TransferKey(peer, call_id, True)
-            self.received[key] = (None, message.references)
-            self.refs.arrive(key, message.references)
+            self._arrive(key, None, message.references)
 
     # Inside: the callee.
 
@@ -341,11 +347,11 @@ class SimWorker:
         if not request.references:
             self._start(task)
             return
-        self.received[key] = (task, request.references)
         if task.has_uses:
+            self.received[key] = (task, request.references)
             self._ready(key)
         else:
-            self.refs.arrive(key, request.references)
+            self._arrive(key, task, request.references)
 
     def _on_cancel(self, peer: int, call_id: int) -> None:
         task = self.machine.cancelled(peer, call_id)
@@ -375,6 +381,13 @@ class SimWorker:
         self._send_message(self.incarnation, Answer(caller, answer, call_id))
 
     # Inside: references.
+
+    def _arrive(self, key: TransferKey, task: Task | None, references: Sequence[Reference]) -> None:
+        for reference in references:
+            if reference.owner in self.forgotten:  # whom the agent looks up, and does not find
+                self.machine.lost(reference.owner, "it is not in the group any more")
+        self.received[key] = (task, references)
+        self.refs.arrive(key, references)
 
     def _ready(self, key: TransferKey) -> None:
         self.rebuildable.append(key)

@@ -123,6 +123,9 @@ class _Links:
         for network in self._networks:
             network.calm()
 
+    def has_for(self, source: int, target: int) -> bool:
+        return any(network.has_for(source, target) for network in self._networks)
+
     def __len__(self) -> int:
         return sum(len(network) for network in self._networks)
 
@@ -182,6 +185,8 @@ class _Schedule:
             self._cut()
         elif self._cuts and self._draw() < 0.3:
             self._heal()
+        elif self._dead and self._draw() < 0.1:
+            self._forget()
         elif self._dead and self._draw() < faults.restart:
             self._start(self._dead.pop())
         else:
@@ -243,6 +248,15 @@ class _Schedule:
         self._note(self._name(who), "declares lost", self._name(whom))
         self._workers[who].lose(whom)
 
+    def _forget(self) -> None:
+        """One worker forgets the dead that it has lost, if nothing of theirs will come any more."""
+        worker = self._program.pick(list(self._workers.values()))
+        for peer in self._names:
+            is_dead = peer not in self._workers and worker.machine.is_lost(peer)
+            if is_dead and not self._network.has_for(peer, worker.incarnation):
+                self._note(worker.label, "forgets", self._name(peer))
+                worker.forget(peer)
+
     def _cut(self) -> None:
         if len(self._workers) < 2:
             return
@@ -283,7 +297,11 @@ class _Schedule:
                     pass
                 self._program.tick(worker)
             self._oracle.check()
-        self._oracle.check_end()
+        for worker in self._workers.values():
+            for peer in self._names:
+                if peer not in self._workers:
+                    worker.forget(peer)
+        self._oracle.check_end(set(self._names) - set(self._workers))
 
     def _drain(self) -> None:
         """Until nothing is on its way, no loss unnoticed, and no function runs."""
