@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from farcall.protocol.instructions import Answer, Follow, Send
 from farcall.testing import Faults, ManualClock, Network, PlantedBug, simulate
 from farcall.testing.oracle import Oracle
-from farcall.testing.sim import main
+from farcall.testing.sim import Chosen, cover, main
 from farcall.testing.sim_records import Machines
 from farcall.testing.sim_worker import SimWorker
 from farcall.wire.messages import (
@@ -77,7 +77,17 @@ FINDS = {
     PlantedBug.NEVER_REPEATS_RELEASES: {"REF-2"},
     PlantedBug.BELIEVES_IN_FAILED_CREATION: {"REF-2"},
     PlantedBug.FORGETS_CANCELLED: {"CALL-3", "REF-1", "REF-2"},
-    PlantedBug.LISTENS_TO_THE_DEAD: {"CALL-3"},
+    PlantedBug.LISTENS_TO_THE_DEAD: {"REF-2"},
+    PlantedBug.RUNS_FOR_THE_DEAD: {"WRK-5"},
+    PlantedBug.PINS_FOR_NOBODY: {"REF-1"},
+    PlantedBug.KEEPS_PINS_OF_UNSENT: {"REF-2"},
+    PlantedBug.WAITS_FOR_UNSENT_CREATION: {"REF-2"},
+    PlantedBug.FORGETS_GIVEN_UP_CREATION: {"REF-2"},
+    PlantedBug.ASKS_BEFORE_THE_ANSWER: {"REF-2"},
+    PlantedBug.NEVER_CANCELS_LATE_SENT: {"CALL-3", "REF-2"},
+    PlantedBug.FORGETS_NOBODY: {"REF-2"},
+    PlantedBug.NEVER_PINS_ANSWERS: {"REF-1"},
+    PlantedBug.SAYS_RECEIVED_FOR_THE_UNSEEN: {"REF-1"},
     PlantedBug.FORWARDS_UNACCEPTED: {"REF-1"},
     PlantedBug.REPLIES_UNACCEPTED: {"REF-1"},
     PlantedBug.TAKES_OWN_ONCE: {"REF-1", "REF-2"},
@@ -309,3 +319,12 @@ def test_network_delivers_in_order_of_time_and_moves_the_clock():
     moments = [clock() for _ in iter(net.deliver, None)]
     assert moments == sorted(moments)
     assert moments[0] > 0
+
+
+def test_schedules_reach_every_line_of_the_machines(capsys):
+    assert cover(3000, 0, Chosen()) == 0, capsys.readouterr().out
+
+
+def test_lines_that_no_schedule_reaches_are_printed(capsys):
+    assert cover(1, 0, Chosen()) == 1
+    assert "refs.py:" in capsys.readouterr().out

@@ -79,7 +79,7 @@ class Outgoing(Generic[Record]):
                 for call_id in self._reused:
                     self._open[call_id] = record
                     return call_id
-            except IndexError:
+            except IndexError:  # another thread was faster
                 pass  # another thread was faster
         for call_id in self._ids:
             self._open[call_id] = record
@@ -102,8 +102,8 @@ class Outgoing(Generic[Record]):
             return False
         self._abandoned.add(call_id)  # first: the answer may come as soon as the record is out
         if self._open.pop(call_id, None) is None:
-            self._abandoned.discard(call_id)
-            return False
+            self._abandoned.discard(call_id)  # another thread was faster
+            return False  # another thread was faster
         return True
 
     def retract(self, call_id: int, record: Record) -> bool:

@@ -285,8 +285,6 @@ class WorkerMachine(Generic[Call, Job]):
             Whether its function may run: each of the references lives here and is used once more.
             If not, they are to arrive first.
         """
-        if self.is_lost(peer):
-            return False
         may_run = self.refs.take_own(references)
         if request.creates:
             if peer != self._me:
@@ -322,8 +320,6 @@ class WorkerMachine(Generic[Call, Job]):
 
     def on_message(self, peer: int, message: Message, call_id: int) -> None:
         """A message of the reference protocol arrived."""
-        if self.is_lost(peer):
-            return
         if isinstance(message, Release):
             self.refs.on_release(peer, message.entries)
         elif isinstance(message, Released):

@@ -2,7 +2,7 @@
 
 It is told what user code sees (references handed out and given back, functions run, calls ended)
 and what the machines ask for (values made and dropped), and judges by the invariants of
-`farcall.protocol.refs` and `calls`. Two words:
+`farcall.protocol.refs`, `calls` and `worker`. Two words:
 
 *lost*: one incarnation has declared the other dead, rightly or not. From that moment neither owes
 the other anything: an owner forgets that holder, a holder gives that owner up.
@@ -29,6 +29,7 @@ REF-2  In the end, when nothing is lost any more and nobody acts: an owner has a
 REF-4  A value is dropped twice, made twice, or leaves its owner's table without a Drop.
 CALL-1 A call has two outcomes; or none in the end, at a live caller.
 CALL-2 A call runs twice.
+WRK-5  A call begins to run after its callee has declared its caller lost.
 CALL-3 A call begins to run after its caller, having given up, got the callee's answer; or an
        abandoned call is not closed in the end.
 
@@ -111,7 +112,8 @@ class Oracle:
         self.violations: list[Violation] = []
         self.workers: dict[int, Watched] = {}
         self.values: dict[RefId, Value] = {}
-        self._lost: set[tuple[int, int]] = set()
+        self._declared: set[tuple[int, int]] = set()  # who, whom
+        self._lost: set[tuple[int, int]] = set()  # the same, either way
         self._on_the_way: dict[Transfer, tuple[RefId, ...]] = {}
         self._calls: dict[tuple[int, int, int], CallFate] = {}
 
@@ -127,6 +129,7 @@ class Oracle:
 
     def lost(self, worker: int, peer: int) -> None:
         """`worker` has declared `peer` dead."""
+        self._declared.add((worker, peer))
         self._lost.add((worker, peer))
         self._lost.add((peer, worker))
 
@@ -188,6 +191,8 @@ class Oracle:
         """Its function begins to run."""
         fate = self._calls[caller, callee, call_id]
         fate.runs += 1
+        if (callee, caller) in self._declared:
+            self._report("WRK-5", f"call {call_id} of {caller} runs at {callee}, which has lost it")
         if fate.runs > 1:
             self._report("CALL-2", f"call {call_id} of {caller} to {callee} runs again")
         if fate.abandoned and fate.answered:

@@ -141,7 +141,7 @@ class _ForgetsCancelled(Incoming[Any]):
         return CancelResult.RUNNING, record
 
 
-class _ShutsNothing(Incoming[Any]):
+class _RunsForTheDead(Incoming[Any]):
     def lost(self) -> list[Any]:
         seen_to = self._seen_to
         running = super().lost()
@@ -149,9 +149,11 @@ class _ShutsNothing(Incoming[Any]):
         return running
 
 
-class _ListensToTheDead(WorkerMachine[Any, Any]):
-    def is_lost(self, peer: int) -> bool:
-        return False
+class _ListensToTheDead(Refs):
+    def on_register(self, holder: int, entries: Iterable[tuple[int, int, int]]) -> None:
+        losses, self.losses = self.losses, {}
+        super().on_register(holder, entries)
+        self.losses = losses
 
 
 class _ForwardsUnaccepted(WorkerMachine[Any, Any]):
@@ -295,6 +297,7 @@ class PlantedBug(StrEnum):
     BELIEVES_IN_FAILED_CREATION = "believes-in-failed-creation"
     FORGETS_CANCELLED = "forgets-cancelled"
     LISTENS_TO_THE_DEAD = "listens-to-the-dead"
+    RUNS_FOR_THE_DEAD = "runs-for-the-dead"
     FORWARDS_UNACCEPTED = "forwards-unaccepted"
     REPLIES_UNACCEPTED = "replies-unaccepted"
     TAKES_OWN_ONCE = "takes-own-once"
@@ -331,7 +334,8 @@ _PLANTS: dict[PlantedBug, Machines] = {
     PlantedBug.NEVER_REPEATS_RELEASES: Machines(refs=_NeverRepeatsReleases),
     PlantedBug.BELIEVES_IN_FAILED_CREATION: Machines(refs=_BelievesInFailedCreation),
     PlantedBug.FORGETS_CANCELLED: Machines(incoming=_ForgetsCancelled),
-    PlantedBug.LISTENS_TO_THE_DEAD: Machines(worker=_ListensToTheDead, incoming=_ShutsNothing),
+    PlantedBug.LISTENS_TO_THE_DEAD: Machines(refs=_ListensToTheDead),
+    PlantedBug.RUNS_FOR_THE_DEAD: Machines(incoming=_RunsForTheDead),
     PlantedBug.FORWARDS_UNACCEPTED: Machines(worker=_ForwardsUnaccepted),
     PlantedBug.REPLIES_UNACCEPTED: Machines(worker=_RepliesUnaccepted),
     PlantedBug.TAKES_OWN_ONCE: Machines(refs=_TakesOwnOnce),

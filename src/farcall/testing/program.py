@@ -82,6 +82,12 @@ class Program:
         worker.call(peer, arguments, how)
         return True
 
+    def call_while_lost(self, worker: SimWorker, peer: int) -> None:
+        """Call a function of a peer that another thread declares lost meanwhile."""
+        arguments = self._references(worker, peer, False)
+        self._note(worker.label, "is calling", self._names[peer], "with", arguments)
+        worker.call(peer, arguments, "lost")
+
     def _how(self) -> str:
         """What becomes of a request, see `SimWorker.call`."""
         return self.pick(("fails", "waits", "waits")) if self._draw() < 0.1 else "sent"
@@ -129,6 +135,8 @@ class Program:
         peer, call_id = self.pick(calls)
         self._note(worker.label, "gives up on call", call_id, "to", self._names[peer])
         worker.abandon(peer, call_id)
+        if self._draw() < 0.1:  # two threads give up on it, or the first was late
+            worker.abandon(peer, call_id)
         return True
 
     def open_box(self, worker: SimWorker) -> bool:
@@ -164,13 +172,15 @@ class Program:
         return True
 
     def _peer(self, worker: SimWorker) -> int | None:
-        """Whom to call: anybody whom the worker has not declared lost, dead or alive."""
+        """Whom to call: anybody whom the worker has not forgotten, dead or alive."""
         peers = [i for i in self._names if self._may_call(worker, i) and self._draw() < 0.5]
         return self.pick(peers) if peers else None
 
-    @staticmethod
-    def _may_call(worker: SimWorker, peer: int) -> bool:
-        return peer not in worker.forgotten and not worker.machine.is_lost(peer)
+    def _may_call(self, worker: SimWorker, peer: int) -> bool:
+        if peer in worker.forgotten:
+            return False
+        # Who is just being lost may be called, by a thread that does not know yet.
+        return not worker.machine.is_lost(peer) or self._draw() < 0.1
 
     def _references(self, worker: SimWorker, peer: int, of_reply: bool) -> list[RefId]:
         refs = [ref for ref in worker.handles if worker.may_send(ref, peer, of_reply)]

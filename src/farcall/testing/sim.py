@@ -4,6 +4,7 @@
     python -m farcall.testing.sim --seed 1234 --replay
     python -m farcall.testing.sim --schedules 5000 --plant does-not-pin
     python -m farcall.testing.sim --protocol backward --schedules 100000
+    python -m farcall.testing.sim --schedules 5000 --coverage
 
 Exit code 0: every schedule kept the invariants; 1: some did not, and how to replay them is said.
 """
@@ -13,11 +14,15 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
+from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import click
 
+from farcall.protocol import calls, instructions, ref_entries, refs, worker
 from farcall.testing.backward import BackwardBug, simulate_backward
+from farcall.testing.coverage import Reached
 from farcall.testing.oracle import Violation
 from farcall.testing.planted import PlantedBug
 from farcall.testing.seeds import Advance, print_failures, progress_bar
@@ -27,6 +32,16 @@ CHUNK = 250  # schedules a process runs between two reports
 BUGS = {
     "calls": [bug.value for bug in PlantedBug],
     "backward": [bug.value for bug in BackwardBug],
+}
+
+
+# The machines of each protocol, and what agents ask them that no simulated worker does.
+MACHINES: dict[str, Sequence[ModuleType]] = {
+    "calls": (worker, calls, refs, ref_entries, instructions),
+}
+QUERIES = {
+    *("Outgoing.find", "Outgoing.records", "Incoming.__len__", "Refs.take", "Refs.state"),
+    *("Refs.void_cause", "Refs.is_void", "Refs.knows", "Refs.holders"),
 }
 
 
@@ -105,6 +120,18 @@ def replay(seed: int, chosen: Chosen) -> int:
     return 1 if result.violations else 0
 
 
+def cover(schedules: int, first: int, chosen: Chosen) -> int:
+    """Print which lines of the machines these schedules did not reach; the exit code."""
+    with Reached(MACHINES[chosen.protocol], QUERIES) as reached:
+        for seed in range(first, first + schedules):
+            chosen.simulate(seed)
+    missed = reached.missed()
+    for line in missed:
+        print(f"MISSED {line}")
+    print(f"{len(reached) - len(missed)} of {len(reached)} lines of the machines were reached")
+    return 1 if missed else 0
+
+
 def report(summary: Summary, seconds: float, chosen: Chosen) -> int:
     """Print what many schedules came to; the exit code."""
     failures = sorted(summary.failures)
@@ -128,9 +155,16 @@ def _command(seed: int, chosen: Chosen) -> str:
 @click.option("--jobs", default=1, show_default=True, help="Processes.")
 @click.option("--protocol", type=click.Choice(list(BUGS)), default="calls", show_default=True)
 @click.option("--plant", help="A mistake, to see it found.")
+@click.option("--coverage", is_flag=True, help="Print which lines of the machines are not reached.")
 @click.option("--replay", "again", is_flag=True, help="Print the events of schedule --seed.")
 def main(
-    schedules: int, seed: int, jobs: int, protocol: str, plant: str | None, again: bool
+    schedules: int,
+    seed: int,
+    jobs: int,
+    protocol: str,
+    plant: str | None,
+    coverage: bool,
+    again: bool,
 ) -> None:
     """Simulate protocols under faults, and check their invariants.
 
@@ -141,6 +175,8 @@ def main(
     chosen = Chosen(protocol, plant)
     if again:
         sys.exit(replay(seed, chosen))
+    if coverage:
+        sys.exit(cover(schedules, seed, chosen))
     began = time.monotonic()
     with progress_bar(schedules, "schedules") as advance:
         summary = run_many(schedules, seed, jobs, chosen, advance)

@@ -45,8 +45,8 @@ class Task:
         "call_id",
         "caller",
         "has_uses",
-        "is_answered",
         "is_deferred",
+        "is_over",
         "is_started",
         "request",
     )
@@ -58,7 +58,7 @@ class Task:
         # Its function returns a future, and runs no more after that.
         self.is_deferred = call_id % 3 == 0
         self.is_started = False
-        self.is_answered = False
+        self.is_over = False  # answered, or its caller is lost
         self.has_uses = False  # each reference of its request is used once more: all live here
         self.arguments: list[RefId] = []
 

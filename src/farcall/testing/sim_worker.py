@@ -57,6 +57,7 @@ class SimWorker:
         received: messages with references that user code has not seen yet.
         rebuildable: those of them that it may see now.
         forgotten: the dead of whom nothing is remembered here.
+        calls: those that were made from here, by callee and id.
         boxes: what waits for the link to a peer: requests with their calls, and what follows.
     """
 
@@ -86,6 +87,7 @@ class SimWorker:
         self.rebuildable: list[TransferKey] = []
         self.boxes: defaultdict[int, deque[tuple[Follow, Call | None]]] = defaultdict(deque)
         self.forgotten: set[int] = set()
+        self.calls: dict[tuple[int, int], Call] = {}
         self.patience = 0.7  # probability that user code takes a message over at once
         self._owners: dict[RefId, tuple[int, str]] = {}
         self._send_message = send
@@ -128,7 +130,8 @@ class SimWorker:
         """Call a function with these references.
 
         Args:
-            how: the request is "sent", "waits" for the link, or "fails": it can't be sent.
+            how: the request is "sent", "waits" for the link, or "fails": it can't be sent; or the
+                peer is "lost" before.
         """
         self._call(peer, arguments, how, None, 0)
 
@@ -147,7 +150,7 @@ class SimWorker:
 
     def abandon(self, peer: int, call_id: int) -> None:
         """A call times out."""
-        call = self.machine.calls_with(peer).outgoing.peek(call_id)
+        call = self.calls.get((peer, call_id))
         if call is not None:
             if self.machine.abandon(peer, call_id, call):
                 self._oracle.abandoned(self.incarnation, peer, call_id)
@@ -207,6 +210,8 @@ class SimWorker:
         self.boxes.pop(peer, None)
         calls, tasks = self.machine.lost(peer, "lost")
         self.tasks = [task for task in self.tasks if task not in tasks]
+        for task in tasks:
+            task.is_over = True
         for call in calls:
             self._end(peer, call)
         self.pump()
@@ -278,14 +283,25 @@ class SimWorker:
         outgoing = self.machine.calls_with(peer).outgoing
         call = Call(ref)
         call_id = call.call_id = outgoing.begin(call)
+        self.calls[peer, call_id] = call
         self._oracle.begun(self.incarnation, peer, call_id, creates=ref is not None)
+        if self.machine.is_lost(peer):
+            if outgoing.outcome(call_id) is not None:
+                self._end(peer, call)
+            self._retract(peer, call)
+            self.pump()
+            return
         references = self._on_wire(arguments)
+        if how == "lost":
+            self.lose(peer)
         if not self.machine.needs_pins(references, peer, creates=ref is not None):
             self._keep(call, arguments)
         elif arguments:
             call.is_noted = True
             self.machine.pin(peer, call_id, arguments)
-        if how == "fails":
+        if how == "lost":
+            self._let_go(call.kept)
+        elif how == "fails":
             self._retract(peer, call)
         else:
             if arguments:
@@ -366,10 +382,10 @@ class SimWorker:
 
     def _is_wanted(self, task: Task) -> bool:
         """Whether a function whose arguments are complete shall run."""
-        return not self.machine.is_lost(task.caller) and (task.is_creation or not task.is_answered)
+        return not self.machine.is_lost(task.caller) and (task.is_creation or not task.is_over)
 
     def _answer(self, task: Task, kind: type[Reply] | type[Failure], refs: Sequence[RefId]) -> None:
-        task.is_answered = True
+        task.is_over = True
         caller, call_id = task.caller, task.call_id
         if not self.machine.answer(caller, call_id, refs):
             return

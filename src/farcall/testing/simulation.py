@@ -246,7 +246,10 @@ class _Schedule:
     def _notice(self) -> None:
         who, whom = self._notices.pop(int(self._draw() * len(self._notices)))
         self._note(self._name(who), "declares lost", self._name(whom))
-        self._workers[who].lose(whom)
+        worker = self._workers[who]
+        if self._draw() < 0.2 and not worker.machine.is_lost(whom):
+            self._program.call_while_lost(worker, whom)
+        worker.lose(whom)
 
     def _forget(self) -> None:
         """One worker forgets the dead that it has lost, if nothing of theirs will come any more."""
