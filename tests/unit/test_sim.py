@@ -7,18 +7,21 @@ from random import Random
 import pytest
 from click.testing import CliRunner
 
-from farcall.protocol.instructions import Answer, Follow, Send
+from farcall.ids import RefId
+from farcall.protocol.instructions import Answer, Follow, Send, TransferKey
 from farcall.testing import Faults, ManualClock, Network, PlantedBug, simulate
 from farcall.testing.oracle import Oracle
 from farcall.testing.sim import Chosen, cover, main
 from farcall.testing.sim_records import Machines
 from farcall.testing.sim_worker import SimWorker
+from farcall.testing.story import told
 from farcall.wire.messages import (
     Accepted,
     Cancel,
     Failure,
     Message,
     Pinned,
+    Reference,
     Release,
     Reply,
     Request,
@@ -328,3 +331,36 @@ def test_schedules_reach_every_line_of_the_machines(capsys):
 def test_lines_that_no_schedule_reaches_are_printed(capsys):
     assert cover(1, 0, Chosen()) == 1
     assert "refs.py:" in capsys.readouterr().out
+
+
+def test_failing_schedule_is_shrunk():
+    chosen = Chosen(bug=PlantedBug.RELEASES_UNCONFIRMED)
+    seed = next(seed for seed in range(200) if chosen.simulate(seed).violations)
+    large, small = chosen.simulate(seed), chosen.shrunk(seed)
+    result = small.simulate(seed)
+    assert result.violations[0].invariant == large.violations[0].invariant
+    assert result.events < large.events
+    again = CliRunner().invoke(main, ["--replay", "--seed", str(seed), *small.options.split()])
+    assert again.exit_code == 1
+    assert f"VIOLATION {result.violations[0].invariant}" in again.output
+
+
+def test_schedule_without_faults_that_there_are_not_is_refused():
+    result = CliRunner().invoke(main, ["--without", "hail"])
+    assert result.exit_code == 2
+    assert "hail is none of crash," in result.output
+
+
+def test_schedule_with_fewer_steps_is_the_beginning_of_itself():
+    whole = [str(event) for event in simulate(3).log]
+    for steps in range(15):
+        part = [str(event) for event in simulate(3, steps=steps).log]
+        begun = part[: part.index(next(line for line in part if line.endswith("calms down")))]
+        assert begun == whole[: len(begun)]
+
+
+def test_log_says_what_matters_of_a_message():
+    message = Request("f", creates=2, references=(Reference(1, 3, 1, "w0", 0),))
+    assert told(message) == "Request(function=f, creates=2, references=[1.3 of w0])"
+    assert told(TransferKey(2, 7, True)) == "answer 7 of 2"
+    assert told([RefId(1, 2), "x"]) == "[1.2, x]"

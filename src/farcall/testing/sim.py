@@ -15,6 +15,8 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -23,9 +25,11 @@ import click
 from farcall.protocol import calls, instructions, ref_entries, refs, worker
 from farcall.testing.backward import BackwardBug, simulate_backward
 from farcall.testing.coverage import Reached
+from farcall.testing.network import Faults
 from farcall.testing.oracle import Violation
 from farcall.testing.planted import PlantedBug
-from farcall.testing.seeds import Advance, print_failures, progress_bar
+from farcall.testing.seeds import SHOWN, Advance, print_failures, progress_bar
+from farcall.testing.shrinking import but_for, shrink
 from farcall.testing.simulation import Result, simulate
 
 CHUNK = 250  # schedules a process runs between two reports
@@ -39,6 +43,7 @@ BUGS = {
 MACHINES: dict[str, Sequence[ModuleType]] = {
     "calls": (worker, calls, refs, ref_entries, instructions),
 }
+FAULTS = {field.name for field in fields(Faults)}
 QUERIES = {
     *("Outgoing.find", "Outgoing.records", "Incoming.__len__", "Refs.take", "Refs.state"),
     *("Refs.void_cause", "Refs.is_void", "Refs.knows", "Refs.holders"),
@@ -61,22 +66,44 @@ class Summary(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Which protocol to simulate, and a mistake to plant in it."""
+    """What to simulate.
+
+    Attributes:
+        protocol: which.
+        bug: a mistake to plant in it.
+        steps: the length of the first part of each schedule; drawn from the seed when None.
+        without: names of faults that don't happen.
+    """
 
     protocol: str = "calls"
     bug: str | None = None
+    steps: int | None = None
+    without: tuple[str, ...] = ()
 
     def simulate(self, seed: int) -> Result:
         """One schedule."""
         if self.protocol == "backward":
             return simulate_backward(seed, bug=BackwardBug(self.bug) if self.bug else None)
-        return simulate(seed, bug=PlantedBug(self.bug) if self.bug else None)
+        faults = None
+        if self.without:
+            faults = but_for(self._run(seed, None, 0).faults, self.without)
+        return self._run(seed, faults, self.steps)
+
+    def _run(self, seed: int, faults: Faults | None, steps: int | None) -> Result:
+        return simulate(seed, faults, steps=steps, bug=PlantedBug(self.bug) if self.bug else None)
+
+    def shrunk(self, seed: int) -> Chosen:
+        """What is left of a failing schedule; only those of calls are made smaller."""
+        small = shrink(partial(self._run, seed)) if self.protocol == "calls" else None
+        return self if small is None else self._replace(steps=small.steps, without=small.without)
 
     @property
     def options(self) -> str:
         """As on the command line."""
         protocol = "" if self.protocol == "calls" else f" --protocol {self.protocol}"
-        return protocol + (f" --plant {self.bug}" if self.bug else "")
+        steps = "" if self.steps is None else f" --steps {self.steps}"
+        faults = "".join(f" --without {name}" for name in self.without)
+        return protocol + (f" --plant {self.bug}" if self.bug else "") + steps + faults
 
 
 def run_chunk(task: tuple[int, int, Chosen]) -> Summary:
@@ -140,7 +167,10 @@ def report(summary: Summary, seconds: float, chosen: Chosen) -> int:
         f"{len(failures)} with violations, {seconds:.1f} seconds"
     )
     return print_failures(
-        [(seed, str(violation), _command(seed, chosen)) for seed, violation in failures]
+        [
+            (seed, str(violation), _command(seed, chosen.shrunk(seed) if n < SHOWN else chosen))
+            for n, (seed, violation) in enumerate(failures)
+        ]
     )
 
 
@@ -156,6 +186,8 @@ def _command(seed: int, chosen: Chosen) -> str:
 @click.option("--protocol", type=click.Choice(list(BUGS)), default="calls", show_default=True)
 @click.option("--plant", help="A mistake, to see it found.")
 @click.option("--coverage", is_flag=True, help="Print which lines of the machines are not reached.")
+@click.option("--steps", type=int, help="The length of each schedule's first part.")
+@click.option("--without", multiple=True, help="A fault that does not happen.")
 @click.option("--replay", "again", is_flag=True, help="Print the events of schedule --seed.")
 def main(
     schedules: int,
@@ -164,6 +196,8 @@ def main(
     protocol: str,
     plant: str | None,
     coverage: bool,
+    steps: int | None,
+    without: tuple[str, ...],
     again: bool,
 ) -> None:
     """Simulate protocols under faults, and check their invariants.
@@ -172,7 +206,11 @@ def main(
     """
     if plant and plant not in BUGS[protocol]:
         raise click.BadParameter(f"{plant!r} is none of {', '.join(BUGS[protocol])}")
-    chosen = Chosen(protocol, plant)
+    if (steps is not None or without) and protocol != "calls":
+        raise click.BadParameter("--steps and --without are for the protocol of calls")
+    if unknown := set(without) - FAULTS:
+        raise click.BadParameter(f"{', '.join(unknown)} is none of {', '.join(sorted(FAULTS))}")
+    chosen = Chosen(protocol, plant, steps, without)
     if again:
         sys.exit(replay(seed, chosen))
     if coverage:

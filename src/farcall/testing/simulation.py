@@ -21,6 +21,7 @@ from farcall.testing.oracle import Oracle, Violation
 from farcall.testing.planted import PlantedBug, plant
 from farcall.testing.program import Program
 from farcall.testing.sim_worker import SimWorker
+from farcall.testing.story import told
 from farcall.wire.messages import Message, Request
 
 MAX_ROUNDS = 12  # of ticks, in the end, until the machines must have settled
@@ -33,7 +34,7 @@ class Event(NamedTuple):
     what: tuple[object, ...]
 
     def __str__(self) -> str:
-        return f"{self.moment * 1000:9.3f} ms  {' '.join(str(part) for part in self.what)}"
+        return f"{self.moment * 1000:9.3f} ms  {' '.join(map(told, self.what))}"
 
 
 class Result(NamedTuple):
@@ -138,8 +139,10 @@ class _Schedule:
         self._seed = seed
         self._random = random
         self._draw = random.random
-        self._faults = faults or Faults.drawn(random)
-        self._steps = steps or random.randrange(15, 90)
+        # Drawn in any case: with fewer steps, a schedule is the beginning of itself.
+        drawn, length = Faults.drawn(random), random.randrange(15, 90)
+        self._faults = faults or drawn
+        self._steps = length if steps is None else steps
         self._machines, self._worker_class = plant(bug)
         self._clock = ManualClock()
         self._network = _Links(self._clock, random, self._faults)
