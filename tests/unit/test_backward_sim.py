@@ -67,13 +67,14 @@ FINDS = {
     BackwardBug.FORGETS_THE_DEAD: {"BWD-4"},
     BackwardBug.RELEASES_ONLY_HERE: {"BWD-4"},
     BackwardBug.DOES_NOT_REPORT: {"BWD-4"},
+    BackwardBug.LEAVES_CONTEXTS_OF_THE_DEAD: {"BWD-4"},
     BackwardBug.IGNORES_REPORTS: {"BWD-4"},
 }
 
 
 @pytest.mark.parametrize("bug", BackwardBug, ids=lambda bug: bug.value)
 def test_planted_bug_is_found(bug):
-    for seed in range(1000):
+    for seed in range(2000):
         violations = simulate_backward(seed, bug=bug).violations
         if violations:
             assert violations[0].invariant in FINDS[bug]

@@ -180,12 +180,16 @@ class Runner:
         if not backward.announce():
             return
         for incarnation in self._autograd.known_to(context.id):
-            peer = self.agent.directory.of_incarnation(incarnation)
-            if peer is not None and peer.lost is None:
-                self.tell_of_failure(peer, context.id, backward)
+            self.tell_failures(incarnation, context.id, [backward])
 
-    def tell_of_failure(self, peer: Peer, context: int, backward: Pass) -> None:
-        """Tell a worker that a pass has failed."""
+    def tell_failures(self, incarnation: int, context: int, passes: Sequence[Pass]) -> None:
+        """Tell a worker which of these passes are known to have failed."""
+        peer = self.agent.directory.of_incarnation(incarnation)
+        for backward in passes:
+            if backward.is_announced and peer is not None and peer.lost is None:
+                self._tell_of_failure(peer, context, backward)
+
+    def _tell_of_failure(self, peer: Peer, context: int, backward: Pass) -> None:
         self.agent.executor.may_pass_lead()
         reason = "" if backward.error is None else message_of(backward.error.error())
         call = (context, tuple(backward.options), reason)

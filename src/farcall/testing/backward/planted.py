@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from farcall.protocol.backward import WHOLE, Backward, Returned
-from farcall.protocol.contexts import Contexts, Dropped
+from farcall.protocol.contexts import Contexts, Report
 from farcall.testing.backward.history import Node
 from farcall.testing.backward.passes import Pass
 from farcall.testing.backward.worker import Machines
@@ -109,19 +109,23 @@ class _ForgetsTheDead(Contexts[Any]):
 
 
 class _ReleasesOnlyHere(Contexts[Any]):
-    def _drop(self, context: int) -> Dropped[Any]:
-        return super()._drop(context)._replace(told=())
+    def _drop(self, context: int, floor: int) -> list[Any]:
+        return super()._drop(context, floor)[:1]
 
 
 class _DoesNotReport(Contexts[Any]):
-    def lost(self, peer: int) -> list[int]:
-        super().lost(peer)
+    def lost(self, *args: Any, **options: Any) -> list[Any]:
+        return [each for each in super().lost(*args, **options) if type(each) is not Report]
+
+
+class _LeavesContextsOfTheDead(Contexts[Any]):
+    def made_by(self, creator: int) -> list[int]:
         return []
 
 
 class _IgnoresReports(Contexts[Any]):
-    def held(self, context: int, peer: int) -> int:
-        return 0
+    def held(self, context: int, peer: int) -> list[Any]:
+        return []
 
 
 class BackwardBug(StrEnum):
@@ -143,6 +147,7 @@ class BackwardBug(StrEnum):
     FORGETS_THE_DEAD = "forgets-the-dead"
     RELEASES_ONLY_HERE = "releases-only-here"
     DOES_NOT_REPORT = "does-not-report"
+    LEAVES_CONTEXTS_OF_THE_DEAD = "leaves-contexts-of-the-dead"
     IGNORES_REPORTS = "ignores-reports"
 
 
@@ -163,6 +168,7 @@ _PLANTS: dict[BackwardBug, Machines] = {
     BackwardBug.FORGETS_THE_DEAD: Machines(contexts=_ForgetsTheDead),
     BackwardBug.RELEASES_ONLY_HERE: Machines(contexts=_ReleasesOnlyHere),
     BackwardBug.DOES_NOT_REPORT: Machines(contexts=_DoesNotReport),
+    BackwardBug.LEAVES_CONTEXTS_OF_THE_DEAD: Machines(contexts=_LeavesContextsOfTheDead),
     BackwardBug.IGNORES_REPORTS: Machines(contexts=_IgnoresReports),
 }
 

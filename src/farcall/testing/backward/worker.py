@@ -1,9 +1,7 @@
 """A simulated worker in backward passes: the pure counterpart of `farcall.autograd.recorder`.
 
-Rules of it that `Contexts` relies on, all of them here:
+Rules of it, all of them here:
 
-- Who loses the creator of a context ends the context in its place. Who loses another worker that
-  gave it one reports to the creator.
 - A pass that fails is told, once, to all that the context was given to; and to who reports later.
 - A call that is not answered fails when the callee is lost.
 - A pass that sent gradients to a worker fails when that is lost.
@@ -15,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from farcall.protocol.backward import ROOT, WHOLE, Backward, Returned
-from farcall.protocol.contexts import CREATOR_SHIFT, Contexts, Dropped
+from farcall.protocol.contexts import Contexts, Drop, Report, Tell, TellFailures
 from farcall.testing.backward.history import Node
 from farcall.testing.backward.messages import (
     Abort,
@@ -103,9 +101,9 @@ class Worker:
             if content is not None:
                 self.abort(message.context, self._pass(content, message), message.reason)
         elif isinstance(message, Released):
-            self._release(message.context, message.floor)
+            self._carry_out(self.contexts.released(message.context, message.floor))
         elif isinstance(message, Holds):
-            self._held(message.context, peer)
+            self._carry_out(self.contexts.held(message.context, peer))
         elif isinstance(message, Forward):
             self.enter(message.context, peer, Content({}))
 
@@ -192,30 +190,24 @@ class Worker:
 
     def end(self, context: int) -> None:
         """A context that was made here ends."""
-        ended = self.contexts.end(context)
-        assert ended is not None
-        self._drop(context, *ended)
+        self._carry_out(self.contexts.end(context))
 
-    def _release(self, context: int, floor: int) -> None:
-        dropped = self.contexts.released(context, floor)
-        if dropped is not None:
-            self._drop(context, dropped, floor)
-
-    def _drop(self, context: int, dropped: Dropped[Content], floor: int) -> None:
-        for backward in list(dropped.content.passes.values()):
-            backward.stop("the context ended")
-        for peer in dropped.told:
-            self.send(peer, Released(context, floor))
-
-    def _held(self, context: int, peer: int) -> None:
-        floor = self.contexts.held(context, peer)
-        if floor:
-            self.send(peer, Released(context, floor))
-            return
-        content = self.contexts.get(context)
-        for backward in content.passes.values() if content is not None else ():
-            if backward.announced:  # before we knew of the peer
-                self.send(peer, Abort(context, backward.options, backward.error))
+    def _carry_out(
+        self, todo: Sequence[Drop[Content] | Tell | Report | TellFailures[Content]]
+    ) -> None:
+        for instruction in todo:
+            match instruction:
+                case Drop(content=content):
+                    for backward in list(content.passes.values()):
+                        backward.stop("the context ended")
+                case Tell(peer=peer, context=context, floor=floor):
+                    self.send(peer, Released(context, floor))
+                case Report(creator=creator, context=context):
+                    self.send(creator, Holds(context))
+                case TellFailures(peer=peer, context=context, content=content):
+                    for backward in content.passes.values():
+                        if backward.announced:
+                            self.send(peer, Abort(context, backward.options, backward.error))
 
     def lose(self, peer: int) -> None:
         """Declare a peer dead."""
@@ -229,13 +221,5 @@ class Worker:
         self._lose_contexts(peer)
 
     def _lose_contexts(self, peer: int) -> None:
-        given = self.contexts.lost(peer)
-        made = self.contexts.made_by(peer)
-        for context in made:
-            self._release(context, floor=1)
-        for context in given:
-            creator = context >> CREATOR_SHIFT
-            if creator in self.lost:
-                self._release(context, floor=1)
-            else:
-                self.send(creator, Holds(context))
+        gone = self.lost.__contains__
+        self._carry_out(self.contexts.lost(peer, peer, is_replaced=False, is_gone=gone))
