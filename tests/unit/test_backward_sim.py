@@ -40,7 +40,7 @@ def test_seed_replays_to_the_last_event():
 
 def test_schedules_have_what_can_go_wrong():
     logs = [" ".join(str(event) for event in simulate_backward(seed).log) for seed in range(300)]
-    for what in ("Prepare(", "Survey(", "Answer(", "Grad(", "Ran(", "Abort(", "Released("):
+    for what in ("Prepare(", "Survey(", "Answered(", "Grad(", "Ran(", "Abort(", "Released("):
         assert sum(what in log for log in logs) > 20, what
     for what in ("Forward(", "dies", "declares lost", "success", "fast=True"):
         assert sum(what in log for log in logs) > 20, what
@@ -56,15 +56,28 @@ FINDS = {
     BackwardBug.KEEPS_A_SHARE: {"END"},
     BackwardBug.ADDS_ONCE: {"END"},
     BackwardBug.TAKES_HALF_FOR_ALL: {"BWD-1", "BWD-3", "END"},
-    BackwardBug.PREPARES_IN_HASTE: {"END"},
+    BackwardBug.PREPARES_IN_HASTE: {"BWD-1", "END", "ERROR"},
     BackwardBug.FORGETS_ANSWERS: {"END"},
     BackwardBug.WAITS_IN_ASCENDING_ORDER: {"END"},
     BackwardBug.ONLY_NEWEST_SOURCES: {"END"},
     BackwardBug.MISSES_NOTHING: {"BWD-1"},
+    BackwardBug.RUNS_IN_HASTE: {"BWD-2"},
+    BackwardBug.RUNS_SHARED_APART: {"BWD-2"},
+    BackwardBug.FORGETS_EARLY_GRADIENTS: {"END"},
+    BackwardBug.ASKS_THE_ROOT_EACH_TIME: {"BWD-2", "BWD-3"},
+    BackwardBug.SURVEYS_ONCE: {"END"},
+    BackwardBug.SURVEYS_IN_HASTE: {"END"},
+    BackwardBug.SENDS_INCOMPLETE: {"BWD-2"},
+    BackwardBug.SENDS_ONE_RECEIVE: {"BWD-1", "END"},
+    BackwardBug.GIVES_ALL_BEFORE_AVERAGING: {"BWD-1", "BWD-3"},
+    BackwardBug.AVERAGES_EARLY: {"BWD-1", "ERROR", "FAST"},
+    BackwardBug.FAILS_IN_SILENCE: {"END"},
+    BackwardBug.TELLS_NOBODY: {"ABORT"},
+    BackwardBug.LEAVES_ASKERS_WAITING: {"END"},
     BackwardBug.IGNORES_DEATHS: {"END"},
     BackwardBug.DOES_NOT_ASK_WHY: {"END"},
-    BackwardBug.ACCUMULATES_LATE: {"BWD-1"},
-    BackwardBug.FORGETS_THE_DEAD: {"BWD-4"},
+    BackwardBug.ACCUMULATES_LATE: {"BWD-1", "BWD-3"},
+    BackwardBug.FORGETS_THE_DEAD: {"BWD-4", "END"},
     BackwardBug.RELEASES_ONLY_HERE: {"BWD-4"},
     BackwardBug.DOES_NOT_REPORT: {"BWD-4"},
     BackwardBug.LEAVES_CONTEXTS_OF_THE_DEAD: {"BWD-4"},

@@ -7,9 +7,9 @@ import pytest
 from farcall.protocol.contexts import (
     CREATOR_SHIFT,
     Contexts,
-    Drop,
-    Report,
-    Tell,
+    DropContext,
+    ReportHeld,
+    TellEnd,
     TellFailures,
 )
 
@@ -34,19 +34,19 @@ def lose(
 
 
 def test_lost_giver_is_reported_to_the_creator(contexts):  # BWD-4
-    assert lose(contexts, THIRD) == [Report(CREATOR, CONTEXT)]
+    assert lose(contexts, THIRD) == [ReportHeld(CREATOR, CONTEXT)]
     assert contexts.get(CONTEXT) == "content"
 
 
 def test_lost_giver_ends_the_context_if_the_creator_is_gone(contexts):  # BWD-4
     contexts.tell(CONTEXT, 10 * FOURTH)
-    told = Tell(10 * FOURTH, CONTEXT, 1)
-    assert lose(contexts, THIRD, gone=(CREATOR,)) == [Drop(CONTEXT, "content"), told]
+    told = TellEnd(10 * FOURTH, CONTEXT, 1)
+    assert lose(contexts, THIRD, gone=(CREATOR,)) == [DropContext(CONTEXT, "content"), told]
     assert contexts.enter(CONTEXT, 10 * FOURTH, "again") is None
 
 
 def test_lost_creator_ends_the_context_whoever_gave_it(contexts):  # BWD-4
-    assert lose(contexts, CREATOR, gone=(CREATOR,)) == [Drop(CONTEXT, "content")]
+    assert lose(contexts, CREATOR, gone=(CREATOR,)) == [DropContext(CONTEXT, "content")]
 
 
 def test_loss_of_an_earlier_life_leaves_contexts_of_the_newer_one(contexts):
@@ -56,7 +56,7 @@ def test_loss_of_an_earlier_life_leaves_contexts_of_the_newer_one(contexts):
 
 def test_loss_of_an_earlier_life_ends_what_it_gave(contexts):  # BWD-4
     contexts.enter(CONTEXT, 10 * CREATOR, "content")
-    assert lose(contexts, CREATOR, is_replaced=True) == [Drop(CONTEXT, "content")]
+    assert lose(contexts, CREATOR, is_replaced=True) == [DropContext(CONTEXT, "content")]
 
 
 def test_own_contexts_survive_the_loss_of_an_earlier_life_of_this_worker():
@@ -74,6 +74,6 @@ def test_who_reports_a_context_is_told_of_failed_passes_and_later_of_the_end(): 
     contexts.create(mine, "mine")
     assert contexts.held(mine, 10 * THIRD) == [TellFailures(10 * THIRD, mine, "mine")]
     drop, told = contexts.end(mine)
-    assert drop == Drop(mine, "mine")
-    assert told == Tell(10 * THIRD, mine, mine)  # no context of ours is open below
-    assert contexts.held(mine, 10 * FOURTH) == [Tell(10 * FOURTH, mine, mine)]
+    assert drop == DropContext(mine, "mine")
+    assert told == TellEnd(10 * THIRD, mine, mine)  # no context of ours is open below
+    assert contexts.held(mine, 10 * FOURTH) == [TellEnd(10 * FOURTH, mine, mine)]

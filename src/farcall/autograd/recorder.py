@@ -14,7 +14,7 @@ from farcall.autograd.records import Receive
 from farcall.autograd.replicas import Replicas
 from farcall.autograd.runner import Runner
 from farcall.errors import SerializationError
-from farcall.protocol.contexts import Contexts, Drop, Report, Tell, TellFailures
+from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
 from farcall.runtime.agent import Agent
 from farcall.runtime.peers import Peer
 from farcall.serde.tensors import described, is_recorded
@@ -58,19 +58,19 @@ class Autograd:
         self._carry_out(todo)
 
     def _carry_out(
-        self, todo: Sequence[Drop[Context] | Tell | Report | TellFailures[Context]]
+        self, todo: Sequence[DropContext[Context] | TellEnd | ReportHeld | TellFailures[Context]]
     ) -> None:
         post = self.agent.control.post
         for instruction in todo:
             match instruction:
-                case Drop(context=context, content=content):
+                case DropContext(context=context, content=content):
                     self.replicas.forget(context)
                     for backward in list(content.passes.values()):
                         backward.drop(f"autograd context {context} ended")
                     content.clear()
-                case Tell(peer=peer, context=context, floor=floor):
+                case TellEnd(peer=peer, context=context, floor=floor):
                     post(peer, ReleaseContext(context, floor), 0)
-                case Report(creator=id, context=context):
+                case ReportHeld(creator=id, context=context):
                     creator = self.agent.directory.of_id(id)
                     if creator is not None:
                         post(creator.incarnation, HoldContext(context), 0)

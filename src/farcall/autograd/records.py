@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from farcall.protocol.backward import ROOT
+from farcall.protocol.passes import ROOT
 from farcall.runtime.peers import Peer
 
 Tensor = torch.Tensor

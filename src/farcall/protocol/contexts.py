@@ -10,7 +10,7 @@ Ids of one creator only grow, and each release says below which id all of them a
     -------  ---------------------------  -------  ---------------------------------------------
     unseen   create, enter                OPEN
     OPEN     enter, tell                  OPEN     the giver, or who is told, is remembered
-    OPEN     end, released                DEAD     Drop, Tell those that were told
+    OPEN     end, released                DEAD     DropContext, Tell those that were told
     OPEN     lost: the creator            DEAD     as after released: in the creator's place
     OPEN     lost: another giver          OPEN     Report to the creator, which tells us of the end
     OPEN     lost: a giver, creator gone  DEAD     as after released
@@ -39,14 +39,14 @@ NUMBERS = 1 << CREATOR_SHIFT
 CREATORS = 1 << 16
 
 
-class Drop(NamedTuple, Generic[T]):
+class DropContext(NamedTuple, Generic[T]):
     """The context has ended here: stop its passes, and let go of what it held."""
 
     context: int
     content: T
 
 
-class Tell(NamedTuple):
+class TellEnd(NamedTuple):
     """Tell a peer that the context has ended (RELEASE_CONTEXT)."""
 
     peer: int
@@ -54,7 +54,7 @@ class Tell(NamedTuple):
     floor: int
 
 
-class Report(NamedTuple):
+class ReportHeld(NamedTuple):
     """Tell the creator of a context, by its worker id, that we have it (HOLD_CONTEXT)."""
 
     creator: int
@@ -148,28 +148,28 @@ class Contexts(Generic[T]):
         entry = self._entries.get(context)
         return () if entry is None else tuple(entry.told | entry.givers)
 
-    def end(self, context: int) -> list[Drop[T] | Tell]:
+    def end(self, context: int) -> list[DropContext[T] | TellEnd]:
         """The creator ends its context."""
         if context not in self._entries:
             return []
         others = (n for n, entry in self._entries.items() if entry.mine and n != context)
         return self._drop(context, min(others, default=self._base | self._next))
 
-    def released(self, context: int, floor: int) -> list[Drop[T] | Tell]:
+    def released(self, context: int, floor: int) -> list[DropContext[T] | TellEnd]:
         """A peer says that the context has ended."""
         return self._drop(context, floor)
 
-    def held(self, context: int, peer: int) -> list[Tell | TellFailures[T]]:
+    def held(self, context: int, peer: int) -> list[TellEnd | TellFailures[T]]:
         """A peer says that it has a context of ours."""
         entry = self._entries.get(context)
         if entry is None:
-            return [Tell(peer, context, self._floors.get(context >> CREATOR_SHIFT, 0) or 1)]
+            return [TellEnd(peer, context, self._floors.get(context >> CREATOR_SHIFT, 0) or 1)]
         entry.told.add(peer)
         return [TellFailures(peer, context, entry.content)]
 
     def lost(
         self, peer: int, id: int, *, is_replaced: bool, is_gone: Callable[[int], bool]
-    ) -> list[Drop[T] | Tell | Report]:
+    ) -> list[DropContext[T] | TellEnd | ReportHeld]:
         """A peer died.
 
         Args:
@@ -183,10 +183,10 @@ class Contexts(Generic[T]):
         made = self.made_by(id)
         ended = [context for context in made if not is_replaced or context in given]
         ended += [each for each in given if each not in ended and is_gone(each >> CREATOR_SHIFT)]
-        todo: list[Drop[T] | Tell | Report] = []
+        todo: list[DropContext[T] | TellEnd | ReportHeld] = []
         for context in ended:
             todo += self._drop(context, floor=1)
-        todo += [Report(each >> CREATOR_SHIFT, each) for each in given if each not in ended]
+        todo += [ReportHeld(each >> CREATOR_SHIFT, each) for each in given if each not in ended]
         return todo
 
     def _given_by(self, peer: int) -> list[int]:
@@ -211,7 +211,7 @@ class Contexts(Generic[T]):
         self._entries.clear()
         return contents
 
-    def _drop(self, context: int, floor: int) -> list[Drop[T] | Tell]:
+    def _drop(self, context: int, floor: int) -> list[DropContext[T] | TellEnd]:
         creator = context >> CREATOR_SHIFT
         dead = self._dead.setdefault(creator, set())
         dead.add(context)
@@ -221,4 +221,7 @@ class Contexts(Generic[T]):
         entry = self._entries.pop(context, None)
         if entry is None:
             return []
-        return [Drop(context, entry.content), *(Tell(peer, context, floor) for peer in entry.told)]
+        return [
+            DropContext(context, entry.content),
+            *(TellEnd(peer, context, floor) for peer in entry.told),
+        ]

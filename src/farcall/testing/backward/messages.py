@@ -68,7 +68,7 @@ class Survey(NamedTuple):
     options: Options
 
 
-class Answer(NamedTuple):
+class Answered(NamedTuple):
     """To a call. `error`: of what was called or, to a Cause, of the pass."""
 
     call: int

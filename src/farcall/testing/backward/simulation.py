@@ -97,13 +97,16 @@ class _Schedule:
         context = creator.contexts.next_id()
         self._histories[context] = history
         sends = {worker: dict(history.sends.get(worker, {})) for worker in self._workers}
-        creator.contexts.create(context, Content(sends[creator.id]))
+        averaging = [worker for worker in self._workers if random.random() < 0.15]
+        contents = {
+            worker: Content(sends[worker], averages=worker in averaging) for worker in self._workers
+        }
+        creator.contexts.create(context, contents[creator.id])
         for sender, receiver in history.messages:
             giver, taker = self._workers[sender], self._workers[receiver]
             giver.give(context, taker.id)
             self._met(sender, receiver)
-            content = taker.contexts.get(context) or Content(sends[taker.id])
-            taker.enter(context, giver.id, content)
+            taker.enter(context, giver.id, contents[taker.id])
         for number in range(random.choice((1, 1, 2))):
             root = creator.id if random.random() < 0.5 else random.choice(list(history.nodes))
             nodes = history.nodes[root]
@@ -364,6 +367,8 @@ class _Schedule:
             if len(worker.contexts):
                 text = f"w{worker.id} keeps {len(worker.contexts)} contexts"
                 self._violate("BWD-4", text)
+            if worker.open_calls:
+                self._violate("END", f"w{worker.id} gets no answer to {worker.open_calls} calls")
 
     def _violate(self, invariant: str, text: str) -> None:
         self._violations.append(Violation(invariant, text))

@@ -1,10 +1,7 @@
-"""A simulated worker in backward passes: the pure counterpart of `farcall.autograd.recorder`.
+"""A simulated worker in backward passes: executes what its machines say.
 
-Rules of it, all of them here:
-
-- A pass that fails is told, once, to all that the context was given to; and to who reports later.
-- A call that is not answered fails when the callee is lost.
-- A pass that sent gradients to a worker fails when that is lost.
+The counterpart of `farcall.autograd.recorder` and `runner`. A call that is not answered fails when
+the callee is lost.
 """
 
 from __future__ import annotations
@@ -12,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from farcall.protocol.backward import ROOT, WHOLE, Backward, Returned
-from farcall.protocol.contexts import Contexts, Drop, Report, Tell, TellFailures
+from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
+from farcall.protocol.passes import PassMachine
 from farcall.testing.backward.history import Node
 from farcall.testing.backward.messages import (
     Abort,
-    Answer,
+    Answered,
     Broken,
     Cause,
     Forward,
@@ -29,16 +26,14 @@ from farcall.testing.backward.messages import (
     Released,
     Survey,
 )
-from farcall.testing.backward.passes import Content, Pass
+from farcall.testing.backward.passes import Content, SimulatedPass
 from farcall.testing.backward.world import World
 
 
 class Machines(NamedTuple):
     """The classes a worker is made of; a planted bug replaces one."""
 
-    backward: type[Backward] = Backward
-    returned: type[Returned] = Returned
-    passes: type[Pass] = Pass
+    passes: type[PassMachine] = PassMachine
     contexts: type[Contexts[Any]] = Contexts
 
 
@@ -51,7 +46,7 @@ class Worker:
         self.machines = machines
         self.world = world
         self.lost: set[int] = set()
-        self._calls: dict[int, tuple[int, Callable[[Answer], None]]] = {}
+        self._calls: dict[int, tuple[int, Callable[[Answered], None]]] = {}
         self._count = 0
 
     # Messages.
@@ -61,7 +56,7 @@ class Worker:
         if peer not in self.lost:
             self.world.send(self.id, peer, message, 0)
 
-    def call(self, peer: int, message: Any, on_answer: Callable[[Answer], None]) -> None:
+    def call(self, peer: int, message: Any, on_answer: Callable[[Answered], None]) -> None:
         """Send something that is answered, or fails."""
         self._count += 1
         self._calls[self._count] = (peer, on_answer)
@@ -70,9 +65,14 @@ class Worker:
         else:
             self.world.send(self.id, peer, message, self._count)
 
+    @property
+    def open_calls(self) -> int:
+        """How many calls have no answer yet."""
+        return len(self._calls)
+
     def _fail_call(self, call: int) -> None:
         peer, on_answer = self._calls.pop(call)
-        on_answer(Answer(call, f"lost {peer}"))
+        on_answer(Answered(call, f"lost {peer}"))
 
     def receive(self, peer: int, message: Any, call: int) -> None:
         """A message arrives."""
@@ -89,17 +89,18 @@ class Worker:
             if backward is None:
                 return
             if isinstance(message, Ran):
-                backward.take_back(peer, message.share, message.missing)
+                backward.report(backward.machine.returned, peer, message.share, message.missing)
             else:
-                backward.broken(peer)
-        elif isinstance(message, Answer):
+                backward.report(backward.machine.broken, peer)
+        elif isinstance(message, Answered):
             waiting = self._calls.pop(message.call, None)
             if waiting is not None:
                 waiting[1](message)
         elif isinstance(message, Abort):
             content = self.contexts.get(message.context)
             if content is not None:
-                self.abort(message.context, self._pass(content, message), message.reason)
+                backward = self._pass(content, message)
+                backward.report(backward.machine.abort, message.reason)
         elif isinstance(message, Released):
             self._carry_out(self.contexts.released(message.context, message.floor))
         elif isinstance(message, Holds):
@@ -109,13 +110,14 @@ class Worker:
 
     def _serve(self, peer: int, message: Prepare | Survey | Cause, call: int) -> None:
         def answer(error: str) -> None:
-            self.send(peer, Answer(call, error))
+            self.send(peer, Answered(call, error))
 
         content = self.contexts.get(message.context)
         if content is None:
             answer(f"no context {message.context}")
         elif isinstance(message, Survey):
-            self._pass(content, message).survey(answer)
+            surveyed = self._pass(content, message)
+            surveyed.report(surveyed.machine.survey, answer)
         elif isinstance(message, Cause):
             backward = content.passes.get(message.options)
             answer((backward and backward.error) or f"no failed pass {message.options}")
@@ -135,10 +137,10 @@ class Worker:
         else:
             backward.fail("backward a second time")
 
-    def _pass(self, content: Content, message: Prepare | Grad | Survey | Abort) -> Pass:
+    def _pass(self, content: Content, message: Prepare | Grad | Survey | Abort) -> SimulatedPass:
         found = content.passes.get(message.options)
         if found is None:
-            found = self.machines.passes(self, message.context, content, message.options)
+            found = SimulatedPass(self, message.context, content, message.options)
             content.passes[message.options] = found
         return found
 
@@ -148,31 +150,8 @@ class Worker:
         """Begin a pass; `World.ended` says when it ends."""
         content = self.contexts.get(context)
         assert content is not None
-        backward = self.machines.passes(self, context, content, options, roots)
-        content.passes[options] = backward
-
-        def known(error: str) -> None:
-            if error:
-                backward.fail(error)
-            else:
-                backward.begin()
-                deliver()
-
-        def deliver() -> None:
-            backward.deliver(ROOT, dict.fromkeys(range(len(roots)), 1), WHOLE)
-
-        if backward.decide() or options.fast:
-            deliver()
-        else:
-            backward.survey(known)
-
-    def abort(self, context: int, backward: Pass, reason: str) -> None:
-        """End a pass here, and tell everybody who may take part in it, once."""
-        backward.stop(reason)
-        if not backward.announced:
-            backward.announced = True
-            for peer in self.contexts.known_to(context):
-                self.send(peer, Abort(context, backward.options, reason))
+        backward = content.passes[options] = SimulatedPass(self, context, content, options, roots)
+        backward.start()
 
     # Contexts.
 
@@ -193,20 +172,20 @@ class Worker:
         self._carry_out(self.contexts.end(context))
 
     def _carry_out(
-        self, todo: Sequence[Drop[Content] | Tell | Report | TellFailures[Content]]
+        self, todo: Sequence[DropContext[Content] | TellEnd | ReportHeld | TellFailures[Content]]
     ) -> None:
         for instruction in todo:
             match instruction:
-                case Drop(content=content):
+                case DropContext(content=content):
                     for backward in list(content.passes.values()):
-                        backward.stop("the context ended")
-                case Tell(peer=peer, context=context, floor=floor):
+                        backward.report(backward.machine.stop, "the context ended")
+                case TellEnd(peer=peer, context=context, floor=floor):
                     self.send(peer, Released(context, floor))
-                case Report(creator=creator, context=context):
+                case ReportHeld(creator=creator, context=context):
                     self.send(creator, Holds(context))
                 case TellFailures(peer=peer, context=context, content=content):
                     for backward in content.passes.values():
-                        if backward.announced:
+                        if backward.machine.is_announced:
                             self.send(peer, Abort(context, backward.options, backward.error))
 
     def lose(self, peer: int) -> None:
@@ -217,7 +196,7 @@ class Worker:
                 self._fail_call(call)
         for content in list(self.contexts):
             for backward in list(content.passes.values()):
-                backward.lost(peer)
+                backward.report(backward.machine.lost, peer, peer, f"lost {peer}")
         self._lose_contexts(peer)
 
     def _lose_contexts(self, peer: int) -> None:
