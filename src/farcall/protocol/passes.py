@@ -61,27 +61,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
-from farcall.protocol.pass_instructions import (
-    AnswerAsker,
-    AskCause,
-    AskPart,
-    AskRoot,
-    AverageLeaves,
-    EndPass,
-    ExploreRoots,
-    FailUnused,
-    Instruction,
-    KeepLeaves,
-    Part,
-    ReturnShare,
-    RunSource,
-    RunTogether,
-    SendGradients,
-    StopPass,
-    TellAll,
-    TellRoot,
-    WakeRun,
-)
+from farcall.protocol import pass_instructions as do
+from farcall.protocol.pass_instructions import Instruction, Part
 from farcall.protocol.shares import Returned, Shares
 
 ROOT = (1 << 40) - 1  # the roots at the worker that began the pass: above the numbers of all sends
@@ -197,23 +178,23 @@ class PassMachine:
     def survey(self, asker: Any) -> list[Instruction]:
         """At the root: find out everywhere which sources are live."""
         if self.error is not None or self._is_surveyed:
-            return [AnswerAsker(asker, self.error)]
+            return [do.AnswerAsker(asker, self.error)]
         self._surveyors.append(asker)
-        return [ExploreRoots()] if len(self._surveyors) == 1 else []
+        return [do.ExploreRoots()] if len(self._surveyors) == 1 else []
 
     def reached(
         self, source: int, used: Iterable[int], parts: Sequence[Part], asker: Any
     ) -> list[Instruction]:
         """PREPARE came: tensors of a source are used, and reach these parts as the first."""
         if self.error is not None:
-            return [AnswerAsker(asker, self.error)] if asker is not SURVEY else []
+            return [do.AnswerAsker(asker, self.error)] if asker is not SURVEY else []
         self._note(source, parts)
         if not parts:
             return self._answer(asker)
         part = (source, *used)
         self._askers[part] = asker, set(parts)
         self._causes.update(dict.fromkeys(parts, part))
-        return [AskPart(each) for each in parts]
+        return [do.AskPart(each) for each in parts]
 
     def prepared(self, reached: Part) -> list[Instruction]:
         """The PREPARE for a part of a receive was answered."""
@@ -229,10 +210,10 @@ class PassMachine:
 
     def _answer(self, asker: Any) -> list[Instruction]:
         if asker is not SURVEY:
-            return [AnswerAsker(asker, None)]
+            return [do.AnswerAsker(asker, None)]
         self._is_surveyed = True
         surveyors, self._surveyors = self._surveyors, []
-        return [AnswerAsker(each, None) for each in surveyors]
+        return [do.AnswerAsker(each, None) for each in surveyors]
 
     def begin(self, is_shared: bool) -> list[Instruction]:
         """All live sources are known, and whether any of them share something.
@@ -248,8 +229,8 @@ class PassMachine:
         for source, share in early:
             self._take(source, share)
         if is_shared:
-            return [RunTogether(self._in_order())]
-        return [RunSource(source) for source, _ in early]
+            return [do.RunTogether(self._in_order())]
+        return [do.RunSource(source) for source, _ in early]
 
     def _in_order(self) -> list[int]:
         return sorted(self._live, reverse=True)
@@ -268,9 +249,9 @@ class PassMachine:
             self._early.append((source, share))
             if len(self._early) > 1:
                 return []  # the first one has seen to it
-            return self.begin(self._is_shared) if self._is_fast else [AskRoot()]
+            return self.begin(self._is_shared) if self._is_fast else [do.AskRoot()]
         self._take(source, share)
-        return [WakeRun()] if self.state is State.TOGETHER else [RunSource(source)]
+        return [do.WakeRun()] if self.state is State.TOGETHER else [do.RunSource(source)]
 
     def _take(self, source: int, share: int) -> None:
         is_live = self.state is State.ALONE or source in self._pending
@@ -283,7 +264,7 @@ class PassMachine:
 
     def computed(
         self, source: int, receives: Mapping[Any, Any]
-    ) -> list[KeepLeaves | SendGradients]:
+    ) -> list[do.KeepLeaves | do.SendGradients]:
         """A source's own run has the gradients of these receives, each of which came from a peer.
 
         The root gives its share back to itself, so there it costs nothing to keep some of it for
@@ -291,26 +272,26 @@ class PassMachine:
         nothing has to be done or said after that.
         """
         gives_all = not (self.is_root or self._averages or self._is_fast)
-        sends: list[KeepLeaves | SendGradients] = []
+        sends: list[do.KeepLeaves | do.SendGradients] = []
         for count, (receive, peer) in enumerate(receives.items(), 1):
             sends.append(self._send(source, receive, peer, gives_all and count == len(receives)))
-        return [*sends, KeepLeaves()] if self.is_root else [KeepLeaves(), *sends]
+        return [*sends, do.KeepLeaves()] if self.is_root else [do.KeepLeaves(), *sends]
 
-    def left(self, source: int, receive: Any, peer: Any) -> list[SendGradients]:
+    def left(self, source: int, receive: Any, peer: Any) -> list[do.SendGradients]:
         """In a run of all sources, after `source` arrived: one tensor of a receive has its own."""
         self._incomplete[receive] -= 1
         return [] if self._incomplete[receive] else [self._send(source, receive, peer)]
 
-    def _send(self, source: int, receive: Any, peer: Any, last: bool = False) -> SendGradients:
+    def _send(self, source: int, receive: Any, peer: Any, last: bool = False) -> do.SendGradients:
         self._sent_to.add(peer)
-        return SendGradients(receive, self._shares.send(source, last))
+        return do.SendGradients(receive, self._shares.send(source, last))
 
     def ran(self, source: int) -> list[Instruction]:
         """What a source set off at this worker is done."""
         if self.error is not None:
             return []
         if self._averages and not self._pending and self._running == 1:
-            return [AverageLeaves(source)]
+            return [do.AverageLeaves(source)]
         return self.averaged(source)
 
     def averaged(self, source: int) -> list[Instruction]:
@@ -325,7 +306,7 @@ class PassMachine:
         return (
             self.returned(self._me, share, missing)
             if self.is_root
-            else [ReturnShare(share, missing)]
+            else [do.ReturnShare(share, missing)]
         )
 
     # The end.
@@ -346,14 +327,14 @@ class PassMachine:
             return []
         unused = {worker: count for worker, count in self._missing.items() if count > 0}
         if unused:
-            return [FailUnused(unused)]
+            return [do.FailUnused(unused)]
         self.is_over = True
-        return [EndPass(None)]
+        return [do.EndPass(None)]
 
     def broken(self, peer: Any) -> list[Instruction]:
         """At the root: the pass has failed at a peer."""
         goes_on = self.is_root and self.error is None and not self.is_over
-        return [AskCause(peer)] if goes_on else []
+        return [do.AskCause(peer)] if goes_on else []
 
     def lost(self, peer: Any, worker: object, error: Any) -> list[Instruction]:
         """A worker is gone: `peer` is its incarnation, which may have been sent gradients."""
@@ -364,7 +345,7 @@ class PassMachine:
     def fail(self, error: Any) -> list[Instruction]:
         """Something went wrong, here or at a worker that was asked."""
         stopped = self.stop(error)
-        return [*stopped, TellRoot()] if stopped and not self.is_root else stopped
+        return [*stopped, do.TellRoot()] if stopped and not self.is_root else stopped
 
     def stop(self, error: Any) -> list[Instruction]:
         """The pass is not to go on here, and the root knows or does not care."""
@@ -374,8 +355,8 @@ class PassMachine:
         askers = [asker for asker, _ in self._askers.values() if asker is not SURVEY]
         askers += self._surveyors
         self._askers, self._surveyors, self._causes, self._early = {}, [], {}, []
-        answers = [AnswerAsker(asker, error) for asker in askers]
-        return [StopPass(), *answers, *([EndPass(error)] if self.is_root else [])]
+        answers = [do.AnswerAsker(asker, error) for asker in askers]
+        return [do.StopPass(), *answers, *([do.EndPass(error)] if self.is_root else [])]
 
     def abort(self, error: Any) -> list[Instruction]:
         """The pass has failed at the root, as somebody says or, at the root, its user was told."""
@@ -383,4 +364,4 @@ class PassMachine:
         if self.is_announced or self.is_over:
             return stopped
         self.is_announced = True
-        return [*stopped, TellAll()]
+        return [*stopped, do.TellAll()]

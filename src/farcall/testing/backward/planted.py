@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
+from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
-from farcall.protocol.contexts import Contexts, ReportHeld
+from farcall.protocol.contexts import Contexts, ReportHeld, TellEnd
 from farcall.protocol.pass_instructions import (
     AnswerAsker,
     AskCause,
@@ -26,37 +26,25 @@ from farcall.testing.backward.worker import Machines
 Todo = list[Instruction]
 
 
-class _SharesGiveAllAndKeepHalf(Shares):
+class _GivesAllAndKeepsHalf(Shares):
     def send(self, source: int, last: bool = False) -> int:
         share = self._shares[source]
         super().send(source, last)
         return share
 
 
-class _GivesAllAndKeepsHalf(PassMachine):
-    shares = _SharesGiveAllAndKeepHalf
-
-
-class _SharesKeptHere(Shares):
+class _KeepsAShare(Shares):
     def ran(self, source: int) -> int | None:
         super().ran(source)
         return None
 
 
-class _KeepsAShare(PassMachine):
-    shares = _SharesKeptHere
-
-
-class _SharesGiveHalfAndKeepAll(Shares):
+class _GivesHalfAndKeepsAll(Shares):
     def send(self, source: int, last: bool = False) -> int:
         return super().send(source, last=True) if last else self._shares[source] + 1
 
 
-class _GivesHalfAndKeepsAll(PassMachine):
-    shares = _SharesGiveHalfAndKeepAll
-
-
-class _AddedOnce(Returned):
+class _AddsOnce(Returned):
     """Does not carry over."""
 
     def add(self, share: int) -> bool:
@@ -67,17 +55,9 @@ class _AddedOnce(Returned):
         return share == WHOLE
 
 
-class _AddsOnce(PassMachine):
-    returned_shares = _AddedOnce
-
-
-class _HalfTakenForAll(Returned):
+class _TakesHalfForAll(Returned):
     def add(self, share: int) -> bool:
         return super().add(share) or WHOLE + 1 in self._shares
-
-
-class _TakesHalfForAll(PassMachine):
-    returned_shares = _HalfTakenForAll
 
 
 class _PreparesInHaste(PassMachine):
@@ -86,12 +66,6 @@ class _PreparesInHaste(PassMachine):
     def prepared(self, reached: Part) -> Todo:
         asked = self._askers.pop(self._causes.pop(reached), None)
         return [] if asked is None else self._answer(asked[0])
-
-
-class _ForgetsAnswers(PassMachine):
-    def prepared(self, reached: Part) -> Todo:
-        super().prepared(reached)
-        return []
 
 
 class _WaitsInAscendingOrder(PassMachine):
@@ -121,13 +95,6 @@ class _RunsInHaste(PassMachine):
 class _RunsSharedApart(PassMachine):
     def begin(self, is_shared: bool) -> Todo:
         return super().begin(False)
-
-
-class _ForgetsEarlyGradients(PassMachine):
-    """Runs none of the sources whose gradients came before the live ones were known."""
-
-    def begin(self, is_shared: bool) -> Todo:
-        return [each for each in super().begin(is_shared) if type(each) is not RunSource]
 
 
 class _AsksTheRootEachTime(PassMachine):
@@ -192,131 +159,79 @@ class _AveragesEarly(PassMachine):
         return todo
 
 
-class _IgnoresDeaths(PassMachine):
-    def lost(self, peer: Any, worker: object, error: Any) -> Todo:
-        return []
-
-
-def _without(*left_out: type[Any]) -> Callable[[Iterable[Any]], list[Any]]:
-    return lambda todo: [each for each in todo if type(each) not in left_out]
-
-
-class _DoesNotAskWhy(PassMachine):
-    def broken(self, peer: Any) -> Todo:
-        return _without(AskCause)(super().broken(peer))
-
-
-class _FailsInSilence(PassMachine):
-    def fail(self, error: Any) -> Todo:
-        return _without(TellRoot)(super().fail(error))
-
-
-class _TellsNobody(PassMachine):
-    def abort(self, error: Any) -> Todo:
-        return _without(TellAll)(super().abort(error))
-
-
-class _LeavesAskersWaiting(PassMachine):
-    def stop(self, error: Any) -> Todo:
-        return _without(AnswerAsker)(super().stop(error))
-
-
 class _ForgetsTheDead(Contexts[Any]):
     def is_dead(self, context: int) -> bool:
         return False
 
 
-class _ReleasesOnlyHere(Contexts[Any]):
-    def _drop(self, context: int, floor: int) -> list[Any]:
-        return super()._drop(context, floor)[:1]
+def _without(instruction: Any, method: str, machine: type[Any] = PassMachine) -> type[Any]:
+    """A machine whose method leaves such instructions out of what it returns."""
+
+    def planted(self: Any, *args: Any, **options: Any) -> list[Any]:
+        todo = getattr(machine, method)(self, *args, **options)
+        return [each for each in todo if not isinstance(each, instruction)]
+
+    return type("_Without", (machine,), {method: planted})
 
 
-class _DoesNotReport(Contexts[Any]):
-    def lost(self, *args: Any, **options: Any) -> list[Any]:
-        return [each for each in super().lost(*args, **options) if type(each) is not ReportHeld]
+def _ignoring(event: str, machine: type[Any] = PassMachine) -> type[Any]:
+    """A machine that does nothing at an event."""
+    return type("_Ignoring", (machine,), {event: lambda *_, **__: []})
 
 
-class _LeavesContextsOfTheDead(Contexts[Any]):
-    def made_by(self, creator: int) -> list[int]:
-        return []
+def _with(**attributes: type[Any]) -> type[PassMachine]:
+    """A machine that counts shares in a wrong way."""
+    return type("_With", (PassMachine,), attributes)
 
 
-class _IgnoresReports(Contexts[Any]):
-    def held(self, context: int, peer: int) -> list[Any]:
-        return []
+class BackwardBug(Enum):
+    """What to do wrong: the name on the command line, and the machine that does it."""
 
+    planted: type[Any]
 
-class BackwardBug(StrEnum):
-    """What to do wrong."""
+    def __new__(cls, value: str, planted: type[Any] = PassMachine) -> BackwardBug:
+        bug = object.__new__(cls)
+        bug._value_ = value
+        bug.planted = planted
+        return bug
 
-    GIVES_ALL_AND_KEEPS_HALF = "gives-all-and-keeps-half"
-    KEEPS_A_SHARE = "keeps-a-share"
-    GIVES_HALF_AND_KEEPS_ALL = "gives-half-and-keeps-all"
-    ADDS_ONCE = "adds-once"
-    TAKES_HALF_FOR_ALL = "takes-half-for-all"
-    PREPARES_IN_HASTE = "prepares-in-haste"
-    FORGETS_ANSWERS = "forgets-answers"
-    WAITS_IN_ASCENDING_ORDER = "waits-in-ascending-order"
-    ONLY_NEWEST_SOURCES = "only-newest-sources"
-    MISSES_NOTHING = "misses-nothing"
-    RUNS_IN_HASTE = "runs-in-haste"
-    RUNS_SHARED_APART = "runs-shared-apart"
-    FORGETS_EARLY_GRADIENTS = "forgets-early-gradients"
-    ASKS_THE_ROOT_EACH_TIME = "asks-the-root-each-time"
-    SURVEYS_ONCE = "surveys-once"
-    SURVEYS_IN_HASTE = "surveys-in-haste"
-    SENDS_INCOMPLETE = "sends-incomplete"
-    SENDS_ONE_RECEIVE = "sends-one-receive"
-    GIVES_ALL_BEFORE_AVERAGING = "gives-all-before-averaging"
-    ACCUMULATES_LATE = "accumulates-late"
-    AVERAGES_EARLY = "averages-early"
-    IGNORES_DEATHS = "ignores-deaths"
-    DOES_NOT_ASK_WHY = "does-not-ask-why"
-    FAILS_IN_SILENCE = "fails-in-silence"
-    TELLS_NOBODY = "tells-nobody"
-    LEAVES_ASKERS_WAITING = "leaves-askers-waiting"
-    FORGETS_THE_DEAD = "forgets-the-dead"
-    RELEASES_ONLY_HERE = "releases-only-here"
-    DOES_NOT_REPORT = "does-not-report"
-    LEAVES_CONTEXTS_OF_THE_DEAD = "leaves-contexts-of-the-dead"
-    IGNORES_REPORTS = "ignores-reports"
-
-
-_PLANTS: dict[BackwardBug, Machines] = {
-    BackwardBug.GIVES_ALL_AND_KEEPS_HALF: Machines(passes=_GivesAllAndKeepsHalf),
-    BackwardBug.KEEPS_A_SHARE: Machines(passes=_KeepsAShare),
-    BackwardBug.GIVES_HALF_AND_KEEPS_ALL: Machines(passes=_GivesHalfAndKeepsAll),
-    BackwardBug.ADDS_ONCE: Machines(passes=_AddsOnce),
-    BackwardBug.TAKES_HALF_FOR_ALL: Machines(passes=_TakesHalfForAll),
-    BackwardBug.PREPARES_IN_HASTE: Machines(passes=_PreparesInHaste),
-    BackwardBug.FORGETS_ANSWERS: Machines(passes=_ForgetsAnswers),
-    BackwardBug.WAITS_IN_ASCENDING_ORDER: Machines(passes=_WaitsInAscendingOrder),
-    BackwardBug.ONLY_NEWEST_SOURCES: Machines(passes=_OnlyNewestSources),
-    BackwardBug.MISSES_NOTHING: Machines(passes=_MissesNothing),
-    BackwardBug.RUNS_IN_HASTE: Machines(passes=_RunsInHaste),
-    BackwardBug.RUNS_SHARED_APART: Machines(passes=_RunsSharedApart),
-    BackwardBug.FORGETS_EARLY_GRADIENTS: Machines(passes=_ForgetsEarlyGradients),
-    BackwardBug.ASKS_THE_ROOT_EACH_TIME: Machines(passes=_AsksTheRootEachTime),
-    BackwardBug.SURVEYS_ONCE: Machines(passes=_SurveysOnce),
-    BackwardBug.SURVEYS_IN_HASTE: Machines(passes=_SurveysInHaste),
-    BackwardBug.SENDS_INCOMPLETE: Machines(passes=_SendsIncomplete),
-    BackwardBug.SENDS_ONE_RECEIVE: Machines(passes=_SendsOneReceive),
-    BackwardBug.GIVES_ALL_BEFORE_AVERAGING: Machines(passes=_GivesAllBeforeAveraging),
-    BackwardBug.ACCUMULATES_LATE: Machines(passes=_AccumulatesLate),
-    BackwardBug.AVERAGES_EARLY: Machines(passes=_AveragesEarly),
-    BackwardBug.IGNORES_DEATHS: Machines(passes=_IgnoresDeaths),
-    BackwardBug.DOES_NOT_ASK_WHY: Machines(passes=_DoesNotAskWhy),
-    BackwardBug.FAILS_IN_SILENCE: Machines(passes=_FailsInSilence),
-    BackwardBug.TELLS_NOBODY: Machines(passes=_TellsNobody),
-    BackwardBug.LEAVES_ASKERS_WAITING: Machines(passes=_LeavesAskersWaiting),
-    BackwardBug.FORGETS_THE_DEAD: Machines(contexts=_ForgetsTheDead),
-    BackwardBug.RELEASES_ONLY_HERE: Machines(contexts=_ReleasesOnlyHere),
-    BackwardBug.DOES_NOT_REPORT: Machines(contexts=_DoesNotReport),
-    BackwardBug.LEAVES_CONTEXTS_OF_THE_DEAD: Machines(contexts=_LeavesContextsOfTheDead),
-    BackwardBug.IGNORES_REPORTS: Machines(contexts=_IgnoresReports),
-}
+    GIVES_ALL_AND_KEEPS_HALF = "gives-all-and-keeps-half", _with(shares=_GivesAllAndKeepsHalf)
+    KEEPS_A_SHARE = "keeps-a-share", _with(shares=_KeepsAShare)
+    GIVES_HALF_AND_KEEPS_ALL = "gives-half-and-keeps-all", _with(shares=_GivesHalfAndKeepsAll)
+    ADDS_ONCE = "adds-once", _with(returned_shares=_AddsOnce)
+    TAKES_HALF_FOR_ALL = "takes-half-for-all", _with(returned_shares=_TakesHalfForAll)
+    PREPARES_IN_HASTE = "prepares-in-haste", _PreparesInHaste
+    FORGETS_ANSWERS = "forgets-answers", _without(AnswerAsker, "prepared")
+    WAITS_IN_ASCENDING_ORDER = "waits-in-ascending-order", _WaitsInAscendingOrder
+    ONLY_NEWEST_SOURCES = "only-newest-sources", _OnlyNewestSources
+    MISSES_NOTHING = "misses-nothing", _MissesNothing
+    RUNS_IN_HASTE = "runs-in-haste", _RunsInHaste
+    RUNS_SHARED_APART = "runs-shared-apart", _RunsSharedApart
+    FORGETS_EARLY_GRADIENTS = "forgets-early-gradients", _without(RunSource, "begin")
+    ASKS_THE_ROOT_EACH_TIME = "asks-the-root-each-time", _AsksTheRootEachTime
+    SURVEYS_ONCE = "surveys-once", _SurveysOnce
+    SURVEYS_IN_HASTE = "surveys-in-haste", _SurveysInHaste
+    SENDS_INCOMPLETE = "sends-incomplete", _SendsIncomplete
+    SENDS_ONE_RECEIVE = "sends-one-receive", _SendsOneReceive
+    GIVES_ALL_BEFORE_AVERAGING = "gives-all-before-averaging", _GivesAllBeforeAveraging
+    ACCUMULATES_LATE = "accumulates-late", _AccumulatesLate
+    AVERAGES_EARLY = "averages-early", _AveragesEarly
+    IGNORES_DEATHS = "ignores-deaths", _ignoring("lost")
+    DOES_NOT_ASK_WHY = "does-not-ask-why", _without(AskCause, "broken")
+    FAILS_IN_SILENCE = "fails-in-silence", _without(TellRoot, "fail")
+    TELLS_NOBODY = "tells-nobody", _without(TellAll, "abort")
+    LEAVES_ASKERS_WAITING = "leaves-askers-waiting", _without(AnswerAsker, "stop")
+    FORGETS_THE_DEAD = "forgets-the-dead", _ForgetsTheDead
+    RELEASES_ONLY_HERE = "releases-only-here", _without(TellEnd, "_drop", Contexts)
+    DOES_NOT_REPORT = "does-not-report", _without(ReportHeld, "lost", Contexts)
+    LEAVES_CONTEXTS_OF_THE_DEAD = "leaves-contexts-of-the-dead", _ignoring("made_by", Contexts)
+    IGNORES_REPORTS = "ignores-reports", _ignoring("held", Contexts)
 
 
 def machines_with(bug: BackwardBug | None) -> Machines:
     """The machines as they are, or with one mistake."""
-    return Machines() if bug is None else _PLANTS[bug]
+    if bug is None:
+        return Machines()
+    if issubclass(bug.planted, Contexts):
+        return Machines(contexts=bug.planted)
+    return Machines(passes=bug.planted)
