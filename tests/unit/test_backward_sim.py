@@ -71,6 +71,8 @@ FINDS = {
     BackwardBug.SENDS_ONE_RECEIVE: {"BWD-1", "END"},
     BackwardBug.GIVES_ALL_BEFORE_AVERAGING: {"BWD-1", "BWD-3"},
     BackwardBug.AVERAGES_EARLY: {"BWD-1", "ERROR", "FAST"},
+    BackwardBug.LOOKS_FOR_NO_HOOKS: {"BWD-2"},
+    BackwardBug.SHARES_NO_MESSAGES: {"BWD-2"},
     BackwardBug.FAILS_IN_SILENCE: {"END"},
     BackwardBug.TELLS_NOBODY: {"ABORT"},
     BackwardBug.LEAVES_ASKERS_WAITING: {"END"},

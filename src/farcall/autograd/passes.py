@@ -21,9 +21,9 @@ from torch.autograd.graph import GradientEdge, Node
 from farcall.autograd import contents, graph, handlers
 from farcall.autograd.contents import Context
 from farcall.autograd.ending import Dropped, Ending, unused
+from farcall.autograd.graph import GraphReach
 from farcall.autograd.handlers import Options
 from farcall.autograd.leaf_hooks import call_leaf_hooks
-from farcall.autograd.reach import Reach
 from farcall.autograd.records import Receive, Source, with_grad
 from farcall.autograd.shared_run import SharedRun
 from farcall.protocol import pass_instructions as do
@@ -79,15 +79,15 @@ class Pass:
             averages=self._held is not None,
         )
         self._sources: dict[int, Source] = {}  # by number: those that are live, or have gradients
-        self._all: Reach | None = None  # what all that was sent leads to, whether or not it is used
-        self._of_roots: Reach | None = None  # what the roots lead to
+        self._all: GraphReach | None = None  # what all that was sent leads to, used or not
+        self._of_roots: GraphReach | None = None  # what the roots lead to
         self._gradients: dict[int, Gradients] = {}
         self._taken: set[int] = set()
 
     @cached_property
-    def _live(self) -> Reach:
+    def _live(self) -> GraphReach:
         """What is used of what was sent, and leads where."""
-        return Reach(self._context.receives)
+        return GraphReach(self._context.receives)
 
     @property
     def error(self) -> StoredError | Dropped | None:
@@ -265,13 +265,13 @@ class Pass:
                 self._gradients[source.number] = gradients
         self._report(self._machine.arrive, source.number, share)
 
-    def _alone(self, source: Source, used: Gradients) -> Reach:
+    def _alone(self, source: Source, used: Gradients) -> GraphReach:
         """What the used tensors of a source lead to."""
         if len(used) == len(source.edges):
             known = self._of_roots if source is self._roots else self._all
             assert known is not None
             return known
-        reach = Reach(self._context.receives)
+        reach = GraphReach(self._context.receives)
         reach.explore(source, used)
         return reach
 
@@ -314,7 +314,7 @@ class Pass:
             run = SharedRun(self, numbers)
             self._accumulate(*graph.run_shared(exploration, run, **self._flags))
             run.finish()
-            self._gradients, self._live = {}, Reach({})
+            self._gradients, self._live = {}, GraphReach({})
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         finally:
@@ -431,7 +431,7 @@ class Pass:
         with self._lock:
             kept = (self._all, self._of_roots, self._live, self._gradients, self._held)
             more = (self._roots, self._sources)
-            self._all, self._of_roots, self._live, self._gradients = None, None, Reach({}), {}
+            self._all, self._of_roots, self._live, self._gradients = None, None, GraphReach({}), {}
             self._held, self._roots, self._sources = None, None, {}
         self._wake()
         del kept, more  # not under the lock: destructors of what is in it may be the user's

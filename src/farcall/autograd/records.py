@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Entries have lower numbers than all other nodes, see `graph.Exploration.make_first`.
+# Entries have lower numbers than all other nodes, see `graph.GraphExploration.make_first`.
 ENTRIES_BELOW = 1 << 40
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from farcall.protocol import pass_instructions as do
 from farcall.protocol.passes import ROOT, SURVEY, State, UnexpectedGradient
 from farcall.protocol.shares import WHOLE
-from farcall.testing.backward.history import Node, Receive
+from farcall.testing.backward.history import Leaf, Node, Receive, Source
 from farcall.testing.backward.messages import (
     Abort,
     Answered,
@@ -25,7 +25,7 @@ from farcall.testing.backward.messages import (
     Ran,
     Survey,
 )
-from farcall.testing.backward.reach import Reach, Sums
+from farcall.testing.backward.reach import SimulatedReach, Sums
 from farcall.testing.backward.world import Run
 
 if TYPE_CHECKING:
@@ -39,12 +39,20 @@ class Content:
 
     Attributes:
         sends: by number, the nodes of the tensors that were sent.
+        receives: by the nodes of their tensors.
         averages: whether other processes have replicas of the leaves.
         passes: by their options.
     """
 
-    def __init__(self, sends: dict[int, list[Node]], averages: bool = False) -> None:
+    def __init__(
+        self,
+        sends: dict[int, list[Node]],
+        receives: Mapping[Node, Receive],
+        *,
+        averages: bool = False,
+    ) -> None:
         self.sends = sends
+        self.receives = receives
         self.averages = averages
         self.passes: dict[Options, SimulatedPass] = {}
 
@@ -69,8 +77,9 @@ class SimulatedPass:
         self._world = worker.world
         self._context = context
         self._content = content
-        self._all = Reach()
-        self._live = Reach()
+        self._new_reach = worker.machines.reach
+        self._sources: dict[int, Source] = {}
+        self._live = self._new_reach(content.receives)
         self._gradients: dict[int, Mapping[int, int]] = {}
         # Gradients of leaves, until all are there; None: they were averaged.
         self._held: list[tuple[Node, int]] | None = []
@@ -167,17 +176,18 @@ class SimulatedPass:
         else:
             deliver()
 
-    def _nodes(self, source: int) -> Sequence[Node]:
-        return self._roots if source == ROOT else self._content.sends[source]
+    def _source(self, number: int) -> Source:
+        nodes = self._roots if number == ROOT else self._content.sends[number]
+        return self._sources.setdefault(number, Source(number, nodes))
 
     def _explore(self) -> None:
         if self.machine.state is not State.NEW:
             return
-        reach = self._live if self.options.fast else self._all
-        sources = [*self._content.sends, *([ROOT] if self._roots else [])]
+        reach = self._live if self.options.fast else self._new_reach(self._content.receives)
+        numbers = [*self._content.sends, *([ROOT] if self._roots else [])]
+        sources = [self._source(number) for number in numbers]
         reached = {
-            source: reach.explore(source, self._nodes(source), range(len(self._nodes(source))))
-            for source in sources
+            source.number: reach.explore(source, range(len(source.edges))) for source in sources
         }
         if self.options.fast:
             self.machine.explored_all(reach.is_shared, reached)
@@ -192,7 +202,7 @@ class SimulatedPass:
         self._explore_part(source, live, answer)
 
     def _explore_part(self, source: int, live: Sequence[int], asker: object) -> None:
-        parts = self._live.explore(source, self._nodes(source), live)
+        parts = self._live.explore(self._source(source), live)
         self._carry_out(self.machine.reached(source, live, parts, asker))
 
     # Gradients.
@@ -207,10 +217,10 @@ class SimulatedPass:
     def _is_alone(self) -> bool:
         return self.machine.state is State.ALONE
 
-    def _part(self, source: int) -> Reach:
+    def _part(self, source: int) -> SimulatedReach:
         """What the used tensors of a source lead to."""
-        reach = Reach()
-        reach.explore(source, self._nodes(source), list(self._gradients[source]))
+        reach = self._new_reach(self._content.receives)
+        reach.explore(self._source(source), list(self._gradients[source]))
         return reach
 
     def _start(self, run: Run) -> None:
@@ -222,10 +232,10 @@ class SimulatedPass:
         if self.options.fast:
             self.fail(_unused({self._worker.id: self.machine.missing}))
 
-    def _run_alone(self, source: int, reach: Reach) -> Run:
+    def _run_alone(self, source: int, reach: SimulatedReach) -> Run:
         """Run the graph of a source that shares no node with others; a step for each node."""
         found: dict[Node, int] = {}
-        sums = Sums([node for _, node in reach.entries[source]])
+        sums = Sums([node for _, node in self._entries(source, reach)])
         if not (yield from self._walk(source, reach, sums, found.__setitem__)):
             return
         receives = {node.receive: node.receive.sender for node in found if node.receive is not None}
@@ -250,7 +260,7 @@ class SimulatedPass:
         """Run the graph of all sources, as their gradients come; a step for each node."""
         found: dict[Node, int] = {}
         reach = self._live
-        sums = Sums([node for source in sources for _, node in reach.entries[source]])
+        sums = Sums([node for source in sources for _, node in self._entries(source, reach)])
 
         def exit(source: int, node: Node, gradient: int) -> None:
             found[node] = gradient
@@ -275,11 +285,11 @@ class SimulatedPass:
                 return
 
     def _walk(
-        self, source: int, reach: Reach, sums: Sums, done: Callable[[Node, int], None]
+        self, source: int, reach: SimulatedReach, sums: Sums, done: Callable[[Node, int], None]
     ) -> Generator[bool, None, bool]:
         """Run what the gradients of a source complete. False: the pass has failed."""
         ready = []
-        for index, node in reach.entries[source]:
+        for index, node in self._entries(source, reach):
             gradient = self._gradients[source].get(index, 0)  # 0 in fast mode: it is not used
             ready += sums.give(node, gradient)
         while ready:
@@ -293,13 +303,18 @@ class SimulatedPass:
             self._world.ran(self._context, self.options, node)
             gradient = sums.totals[node]
             done(node, gradient)
-            for child, factor in node.children:
+            for child, factor in node.next_functions:
                 ready += sums.give(child, factor * gradient)
         return not self.error
 
+    def _entries(self, number: int, reach: SimulatedReach) -> list[tuple[int, Node]]:
+        """The tensors of a source that are used, by their indices."""
+        source = self._source(number)
+        return [(index, source.edges[index].node) for index in reach.exploration.live[source]]
+
     def _accumulate(self, found: Mapping[Node, int]) -> None:
         """Keep the gradients of those nodes that are leaves."""
-        leaves = [(node, gradient) for node, gradient in found.items() if node.is_leaf]
+        leaves = [(node, gradient) for node, gradient in found.items() if isinstance(node, Leaf)]
         if self._content.averages:
             assert self._held is not None, "a gradient came after averaging"
             self._held += leaves

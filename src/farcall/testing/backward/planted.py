@@ -21,6 +21,7 @@ from farcall.protocol.pass_instructions import (
 )
 from farcall.protocol.passes import PassMachine, State
 from farcall.protocol.shares import WHOLE, Returned, Shares
+from farcall.testing.backward.reach import SimulatedExploration, SimulatedReach
 from farcall.testing.backward.worker import Machines
 
 Todo = list[Instruction]
@@ -164,6 +165,23 @@ class _ForgetsTheDead(Contexts[Any]):
         return False
 
 
+class _LooksForNoHooks(SimulatedReach):
+    """Gives a leaf with hooks its gradient in parts."""
+
+    class explorer(SimulatedExploration):  # noqa: N801
+        @staticmethod
+        def has_hooks(leaf: Any) -> bool:
+            return False
+
+
+class _SharesNoMessages(SimulatedReach):
+    """Lets two sources of a message that came send it back, each a part."""
+
+    @property
+    def is_shared(self) -> bool:
+        return bool(self.exploration.is_shared)
+
+
 def _without(instruction: Any, method: str, machine: type[Any] = PassMachine) -> type[Any]:
     """A machine whose method leaves such instructions out of what it returns."""
 
@@ -221,6 +239,8 @@ class BackwardBug(Enum):
     FAILS_IN_SILENCE = "fails-in-silence", _without(TellRoot, "fail")
     TELLS_NOBODY = "tells-nobody", _without(TellAll, "abort")
     LEAVES_ASKERS_WAITING = "leaves-askers-waiting", _without(AnswerAsker, "stop")
+    LOOKS_FOR_NO_HOOKS = "looks-for-no-hooks", _LooksForNoHooks
+    SHARES_NO_MESSAGES = "shares-no-messages", _SharesNoMessages
     FORGETS_THE_DEAD = "forgets-the-dead", _ForgetsTheDead
     RELEASES_ONLY_HERE = "releases-only-here", _without(TellEnd, "_drop", Contexts)
     DOES_NOT_REPORT = "does-not-report", _without(ReportHeld, "lost", Contexts)
@@ -234,4 +254,6 @@ def machines_with(bug: BackwardBug | None) -> Machines:
         return Machines()
     if issubclass(bug.planted, Contexts):
         return Machines(contexts=bug.planted)
+    if issubclass(bug.planted, SimulatedReach):
+        return Machines(reach=bug.planted)
     return Machines(passes=bug.planted)

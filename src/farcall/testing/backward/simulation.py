@@ -26,7 +26,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from farcall.testing.backward.fate import ROOT_DIED, Fate, uses_all
-from farcall.testing.backward.history import History, Node, Receive, draw_history, gather
+from farcall.testing.backward.history import History, Leaf, Node, Receive, draw_history, gather
 from farcall.testing.backward.messages import Forward, Grad, Options
 from farcall.testing.backward.passes import Content
 from farcall.testing.backward.planted import BackwardBug, machines_with
@@ -99,7 +99,8 @@ class _Schedule:
         sends = {worker: dict(history.sends.get(worker, {})) for worker in self._workers}
         averaging = [worker for worker in self._workers if random.random() < 0.15]
         contents = {
-            worker: Content(sends[worker], averages=worker in averaging) for worker in self._workers
+            worker: Content(sends[worker], history.receives(), averages=worker in averaging)
+            for worker in self._workers
         }
         creator.contexts.create(context, contents[creator.id])
         for sender, receiver in history.messages:
@@ -292,7 +293,7 @@ class _Schedule:
         self._note(f"w{node.worker} runs", node)
         fate = self._fates[context, options]
         fate.ran[node] += 1
-        if fate.ran[node] > 1 and not node.is_leaf:
+        if fate.ran[node] > 1 and (not isinstance(node, Leaf) or node.has_hooks):
             self._violate("BWD-2", f"{node} is run twice in pass {options} of {context}")
 
     def accumulated(self, context: int, options: Options, leaf: Node, gradient: int) -> None:

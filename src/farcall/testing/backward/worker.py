@@ -27,6 +27,7 @@ from farcall.testing.backward.messages import (
     Survey,
 )
 from farcall.testing.backward.passes import Content, SimulatedPass
+from farcall.testing.backward.reach import SimulatedReach
 from farcall.testing.backward.world import World
 
 
@@ -35,6 +36,7 @@ class Machines(NamedTuple):
 
     passes: type[PassMachine] = PassMachine
     contexts: type[Contexts[Any]] = Contexts
+    reach: type[SimulatedReach] = SimulatedReach
 
 
 class Worker:
@@ -106,7 +108,7 @@ class Worker:
         elif isinstance(message, Holds):
             self._carry_out(self.contexts.held(message.context, peer))
         elif isinstance(message, Forward):
-            self.enter(message.context, peer, Content({}))
+            self.enter(message.context, peer, Content({}, {}))
 
     def _serve(self, peer: int, message: Prepare | Survey | Cause, call: int) -> None:
         def answer(error: str) -> None:
