@@ -40,11 +40,11 @@ def test_seed_replays_to_the_last_event():
 
 def test_schedules_have_what_can_go_wrong():
     logs = [" ".join(str(event) for event in simulate_backward(seed).log) for seed in range(300)]
-    for what in ("Prepare(", "Survey(", "Answered(", "Grad(", "Ran(", "Abort(", "Released("):
+    for what in ("Prepare(", "AskRoot(", "Answered(", "Grad(", "Abort(", "TellEnd("):
         assert sum(what in log for log in logs) > 20, what
-    for what in ("Forward(", "dies", "declares lost", "success", "fast=True"):
+    for what in ("ReturnShare(", "Forward(", "dies", "declares lost", "success", "fast=True"):
         assert sum(what in log for log in logs) > 20, what
-    for what in ("Broken(", "Cause(", "raised", "lost ", "second time", "waits for nothing"):
+    for what in ("TellRoot(", "AskCause(", "raised", "lost ", "second time", "waits for nothing"):
         assert sum(what in log for log in logs) > 5, what
     for what in ("not all is used", "no context", "the context ended"):
         assert sum(what in log for log in logs) > 0, what

@@ -14,17 +14,7 @@ from farcall.protocol import pass_instructions as do
 from farcall.protocol.passes import ROOT, SURVEY, State, UnexpectedGradient
 from farcall.protocol.shares import WHOLE
 from farcall.testing.backward.history import Leaf, Node, Receive, Source
-from farcall.testing.backward.messages import (
-    Abort,
-    Answered,
-    Broken,
-    Cause,
-    Grad,
-    Options,
-    Prepare,
-    Ran,
-    Survey,
-)
+from farcall.testing.backward.messages import Abort, AboutPass, Answered, Grad, Options, Prepare
 from farcall.testing.backward.reach import SimulatedReach, Sums
 from farcall.testing.backward.world import Run
 
@@ -113,11 +103,10 @@ class SimulatedPass:
                     self._explore_part(ROOT, range(len(self._roots)), SURVEY)
                 case do.AskPart(part=part):
                     receive, *used = part
-                    message = Prepare(*name, receive.number, tuple(used))
                     then = partial(self.report, self.machine.prepared, part)
-                    self._call(receive.sender, message, then)
+                    self._call(receive.sender, Prepare(receive.number, tuple(used)), then)
                 case do.AskRoot():
-                    self._call(self.options.root, Survey(*name), self._begin)
+                    self._call(self.options.root, instruction, self._begin)
                 case do.AnswerAsker(asker=asker, error=error):
                     asker(error or "")
                 case do.RunSource(source=source):
@@ -131,30 +120,28 @@ class SimulatedPass:
                         self._world.accumulated(*name, leaf, gradient)
                     self._held = None
                     self.report(self.machine.averaged, source)
-                case do.ReturnShare(share=share, missing=missing):
-                    worker.send(self.options.root, Ran(*name, share, missing))
+                case do.ReturnShare() | do.TellRoot():
+                    worker.send(self.options.root, AboutPass(*name, instruction))
                 case do.FailUnused(missing=missing):
                     self.fail(_unused(missing))
                 case do.EndPass(error=error):
                     self._world.ended(*name, error or "")
                     if error:
                         self.report(self.machine.abort, error)
-                case do.TellRoot():
-                    worker.send(self.options.root, Broken(*name))
                 case do.AskCause(peer=peer):
-                    self._call(peer, Cause(*name), lambda: None)
+                    self._call(peer, instruction, lambda: None)
                 case do.TellAll():
                     for peer in worker.contexts.known_to(self._context):
-                        worker.send(peer, Abort(*name, self.error))
+                        worker.send(peer, AboutPass(*name, Abort(self.error)))
 
-    def _call(self, peer: int, message: Any, then: Callable[[], None]) -> None:
+    def _call(self, peer: int, what: Any, then: Callable[[], None]) -> None:
         def on_answer(answer: Answered) -> None:
             if answer.error:
                 self.fail(answer.error)
             else:
                 then()
 
-        self._worker.call(peer, message, on_answer)
+        self._worker.call(peer, AboutPass(self._context, self.options, what), on_answer)
 
     def fail(self, error: str) -> None:
         """Something went wrong, here or elsewhere."""
@@ -332,8 +319,8 @@ class SimulatedPass:
         self._world.sent(self._context, self.options, receive)
         used = ((index, node) for index, node in enumerate(receive.nodes) if node in found)
         gradients = tuple((index, found[node]) for index, node in used)
-        grad = Grad(self._context, self.options, receive.number, share, gradients)
-        self._worker.send(peer, grad)
+        grad = Grad(receive.number, share, gradients)
+        self._worker.send(peer, AboutPass(self._context, self.options, grad))
 
 
 def _unused(missing: Mapping[int, int]) -> str:

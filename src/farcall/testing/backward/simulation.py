@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from farcall.testing.backward.fate import ROOT_DIED, Fate, uses_all
 from farcall.testing.backward.history import History, Leaf, Node, Receive, draw_history, gather
-from farcall.testing.backward.messages import Forward, Grad, Options
+from farcall.testing.backward.messages import AboutPass, Forward, Grad, Options
 from farcall.testing.backward.passes import Content
 from farcall.testing.backward.planted import BackwardBug, machines_with
 from farcall.testing.backward.worker import Worker
@@ -188,8 +188,7 @@ class _Schedule:
         self._note(f"w{source} -> w{target}", message, "call", call)
         worker = self._workers.get(target)
         if worker is not None:
-            if isinstance(message, Grad):
-                self._fates[message.context, message.options].flying -= 1
+            self._count_flying(message, -1)
             worker.receive(source, message, call)
             if isinstance(message, Forward) and message.hops:
                 self._forward(worker, message.context, message.hops - 1)
@@ -280,9 +279,12 @@ class _Schedule:
         self._met(worker, peer)
         if peer not in self._workers:
             self._will_notice(worker, peer)
-        if isinstance(message, Grad):
-            self._fates[message.context, message.options].flying += 1
+        self._count_flying(message, 1)
         self._network.send(worker, peer, (message, call))
+
+    def _count_flying(self, message: Any, change: int) -> None:
+        if isinstance(message, AboutPass) and isinstance(message.what, Grad):
+            self._fates[message.context, message.options].flying += change
 
     def start(self, worker: int, run: Run, expire: Callable[[], None]) -> None:
         """A run begins."""

@@ -10,21 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
+from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnShare, TellRoot
 from farcall.protocol.passes import PassMachine
 from farcall.testing.backward.history import Node
 from farcall.testing.backward.messages import (
     Abort,
+    AboutPass,
     Answered,
-    Broken,
-    Cause,
     Forward,
     Grad,
-    Holds,
     Options,
     Prepare,
-    Ran,
-    Released,
-    Survey,
 )
 from farcall.testing.backward.passes import Content, SimulatedPass
 from farcall.testing.backward.reach import SimulatedReach
@@ -81,69 +77,62 @@ class Worker:
         if peer in self.lost:
             return
 
-        if isinstance(message, Prepare | Survey | Cause):
-            self._serve(peer, message, call)
-        elif isinstance(message, Grad):
-            self._deliver(message)
-        elif isinstance(message, Ran | Broken):
-            content = self.contexts.get(message.context)
-            backward = None if content is None else content.passes.get(message.options)
-            if backward is None:
-                return
-            if isinstance(message, Ran):
-                backward.report(backward.machine.returned, peer, message.share, message.missing)
-            else:
-                backward.report(backward.machine.broken, peer)
-        elif isinstance(message, Answered):
-            waiting = self._calls.pop(message.call, None)
-            if waiting is not None:
-                waiting[1](message)
-        elif isinstance(message, Abort):
-            content = self.contexts.get(message.context)
-            if content is not None:
-                backward = self._pass(content, message)
-                backward.report(backward.machine.abort, message.reason)
-        elif isinstance(message, Released):
-            self._carry_out(self.contexts.released(message.context, message.floor))
-        elif isinstance(message, Holds):
-            self._carry_out(self.contexts.held(message.context, peer))
-        elif isinstance(message, Forward):
-            self.enter(message.context, peer, Content({}, {}))
+        match message:
+            case AboutPass():
+                self._about_pass(peer, message, call)
+            case Answered(call=answered):
+                waiting = self._calls.pop(answered, None)
+                if waiting is not None:
+                    waiting[1](message)
+            case TellEnd(context=context, floor=floor):
+                self._carry_out(self.contexts.released(context, floor))
+            case ReportHeld(context=context):
+                self._carry_out(self.contexts.held(context, peer))
+            case Forward(context=context):
+                self.enter(context, peer, Content({}, {}))
 
-    def _serve(self, peer: int, message: Prepare | Survey | Cause, call: int) -> None:
+    def _about_pass(self, peer: int, message: AboutPass, call: int) -> None:
         def answer(error: str) -> None:
             self.send(peer, Answered(call, error))
 
-        content = self.contexts.get(message.context)
+        context, options, what = message
+        content = self.contexts.get(context)
         if content is None:
-            answer(f"no context {message.context}")
-        elif isinstance(message, Survey):
-            surveyed = self._pass(content, message)
-            surveyed.report(surveyed.machine.survey, answer)
-        elif isinstance(message, Cause):
-            backward = content.passes.get(message.options)
-            answer((backward and backward.error) or f"no failed pass {message.options}")
-        elif message.number not in content.sends:
-            answer("backward a second time")
-        else:
-            self._pass(content, message).prepare(message.number, message.live, answer)
-
-    def _deliver(self, message: Grad) -> None:
-        content = self.contexts.get(message.context)
-        if content is None:
-            self.send(message.options.root, Broken(message.context, message.options))
+            if call:
+                answer(f"no context {context}")
+            elif isinstance(what, Grad):
+                self.send(options.root, AboutPass(context, options, TellRoot()))
             return
-        backward = self._pass(content, message)
-        if message.number in content.sends:
-            backward.deliver(message.number, dict(message.gradients), message.share)
-        else:
-            backward.fail("backward a second time")
+        known = content.passes.get(options)
+        match what:
+            case ReturnShare(share=share, missing=missing) if known is not None:
+                known.report(known.machine.returned, peer, share, missing)
+            case TellRoot() if known is not None:
+                known.report(known.machine.broken, peer)
+            case AskCause():
+                answer((known and known.error) or f"no failed pass {options}")
+            case AskRoot():
+                backward = self._pass(context, content, options)
+                backward.report(backward.machine.survey, answer)
+            case Abort(reason=reason):
+                backward = self._pass(context, content, options)
+                backward.report(backward.machine.abort, reason)
+            case Prepare(number=number, live=live):
+                if number in content.sends:
+                    self._pass(context, content, options).prepare(number, live, answer)
+                else:
+                    answer("backward a second time")
+            case Grad(number=number, share=share, gradients=gradients):
+                backward = self._pass(context, content, options)
+                if number in content.sends:
+                    backward.deliver(number, dict(gradients), share)
+                else:
+                    backward.fail("backward a second time")
 
-    def _pass(self, content: Content, message: Prepare | Grad | Survey | Abort) -> SimulatedPass:
-        found = content.passes.get(message.options)
+    def _pass(self, context: int, content: Content, options: Options) -> SimulatedPass:
+        found = content.passes.get(options)
         if found is None:
-            found = SimulatedPass(self, message.context, content, message.options)
-            content.passes[message.options] = found
+            found = content.passes[options] = SimulatedPass(self, context, content, options)
         return found
 
     # Passes.
@@ -181,14 +170,15 @@ class Worker:
                 case DropContext(content=content):
                     for backward in list(content.passes.values()):
                         backward.report(backward.machine.stop, "the context ended")
-                case TellEnd(peer=peer, context=context, floor=floor):
-                    self.send(peer, Released(context, floor))
-                case ReportHeld(creator=creator, context=context):
-                    self.send(creator, Holds(context))
+                case TellEnd(peer=peer):
+                    self.send(peer, instruction)
+                case ReportHeld(creator=creator):
+                    self.send(creator, instruction)
                 case TellFailures(peer=peer, context=context, content=content):
                     for backward in content.passes.values():
+                        abort = Abort(backward.error)
                         if backward.machine.is_announced:
-                            self.send(peer, Abort(context, backward.options, backward.error))
+                            self.send(peer, AboutPass(context, backward.options, abort))
 
     def lose(self, peer: int) -> None:
         """Declare a peer dead."""
