@@ -60,7 +60,7 @@ def test_last_message_takes_all_of_the_share_but_not_at_the_root():  # BWD-3
     assert root.returned("elsewhere", 2, -1) == [EndPass(None)]
 
 
-def test_fast_mode_gives_back_a_share_of_each_source_and_says_what_is_missing():  # FAST
+def test_fast_mode_gives_back_a_share_of_each_source_and_says_what_is_missing():  # BWD-7
     machine = machine_at("here", is_fast=True)
     machine.explored_all(False, {1: [("receive", 0)], 2: []})
     assert machine.arrive(1, 3) == [RunSource(1)]

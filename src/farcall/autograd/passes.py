@@ -112,6 +112,8 @@ class Pass:
         try:
             with self._lock:
                 todo = event(*what)
+                if self._arrival is not None:
+                    self._arrival.notify_all()
         except UnexpectedGradient as error:
             self.fail(error)
         else:
@@ -128,8 +130,6 @@ class Pass:
                 case do.EndPass(error=error):
                     if self.ending is not None:
                         self.ending.end(error)
-                case do.WakeRun():
-                    self._wake()
                 case do.RunTogether(sources=sources):
                     self._agent.executor.submit(partial(self._run_shared, sources))
                 case do.AskPart(part=part):
@@ -196,7 +196,7 @@ class Pass:
             everything, of_roots, is_shared = self._context.reach(self._roots)
             has_sent = self._held is None or bool(self._context.sources())
             with self._lock:
-                if self.error is None:
+                if self.error is None and self._machine.state is State.NEW:
                     self._all, self._of_roots = everything, of_roots
                 self._machine.explored(is_shared, has_sent=has_sent)
             return
@@ -333,11 +333,6 @@ class Pass:
                 raise unused({self._agent.me.name: self._machine.missing})
             return self._gradients[number]
 
-    def _wake(self) -> None:
-        with self._lock:
-            if self._arrival is not None:
-                self._arrival.notify_all()
-
     def receive_of(self, node: Node) -> Receive | None:
         """What an exit belongs to. None: to none of this."""
         return self._context.receives.get(node)
@@ -433,7 +428,6 @@ class Pass:
             more = (self._roots, self._sources)
             self._all, self._of_roots, self._live, self._gradients = None, None, GraphReach({}), {}
             self._held, self._roots, self._sources = None, None, {}
-        self._wake()
         del kept, more  # not under the lock: destructors of what is in it may be the user's
 
     def _check(self) -> None:

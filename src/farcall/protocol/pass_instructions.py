@@ -41,10 +41,6 @@ class RunTogether(NamedTuple):
     sources: Sequence[int]
 
 
-class WakeRun(NamedTuple):
-    """Wake the run that waits for gradients."""
-
-
 class KeepLeaves(NamedTuple):
     """Keep the gradients of leaves that the run has found."""
 
@@ -76,7 +72,7 @@ class FailUnused(NamedTuple):
 
 
 class StopPass(NamedTuple):
-    """Nothing more is done: let go of the graph and the gradients, and wake the run."""
+    """Nothing more is done: let go of the graph and the gradients."""
 
 
 class EndPass(NamedTuple):
@@ -106,7 +102,6 @@ Instruction = (
     | AnswerAsker
     | RunSource
     | RunTogether
-    | WakeRun
     | KeepLeaves
     | SendGradients
     | AverageLeaves

@@ -20,7 +20,7 @@ tensors that are used. Two waves go through the workers of a pass:
     WAITING   begin, live ones share nothing  APART     Run for each that has arrived
     WAITING   begin, live ones share nodes    TOGETHER  RunTogether, the latest source first
     APART     arrive                          APART     Run
-    TOGETHER  arrive                          TOGETHER  Wake the run
+    TOGETHER  arrive                          TOGETHER  the run waits for it no more
     any       survey                          same      the first: Explore the roots
     any       reached                         same      Ask for each part; if there is none, Answer
     any       prepared                        same      Answer whoever waits for no other part
@@ -45,10 +45,12 @@ BWD-1  Gradients are those of the same model in one process: a receive's are sen
 BWD-2  Each receive that is used sends its gradients once, and no other does.
 BWD-3  At the root, OVER means that no worker has a share, so none has anything left to do. Leaf
        gradients are kept before the last share of their source goes.
-BWD-5  A pass that can't be OVER has FAILED: every death of a worker that has a share is noticed.
-       Such a worker was given it by one that was given its own, and so on from the root. The first
-       dead worker of that chain got it from a living one, which remembers whom it sent gradients.
-BWD-6  Once a pass has FAILED at the root, everybody who has the context is told, once.
+BWD-5  At the root every pass is OVER or FAILED in the end, and who asks is answered. Every death of
+       a worker that has a share is noticed: it was given the share by one that was given its own,
+       and so on from the root. The first dead worker of that chain got it from a living one, which
+       remembers whom it sent gradients.
+BWD-6  Once a pass has FAILED at the root, everybody who has the context is told.
+BWD-7  In fast mode no pass is OVER if something that was sent is unused.
 
 A run may wait for sources in descending order: what a source's gradient depends on at this worker
 was sent after it, so cycles between workers can't block. Not thread-safe: whoever owns the machine
@@ -251,7 +253,7 @@ class PassMachine:
                 return []  # the first one has seen to it
             return self.begin(self._is_shared) if self._is_fast else [do.AskRoot()]
         self._take(source, share)
-        return [do.WakeRun()] if self.state is State.TOGETHER else [do.RunSource(source)]
+        return [] if self.state is State.TOGETHER else [do.RunSource(source)]
 
     def _take(self, source: int, share: int) -> None:
         is_live = self.state is State.ALONE or source in self._pending
@@ -303,11 +305,9 @@ class PassMachine:
         if share is None:
             return []
         missing = self.missing if self._is_fast else -1
-        return (
-            self.returned(self._me, share, missing)
-            if self.is_root
-            else [do.ReturnShare(share, missing)]
-        )
+        if self.is_root:
+            return self.returned(self._me, share, missing)
+        return [do.ReturnShare(share, missing)]
 
     # The end.
 

@@ -96,43 +96,55 @@ class SimulatedPass:
         self._carry_out(todo)
 
     def _carry_out(self, todo: Iterable[do.Instruction]) -> None:
-        worker, name = self._worker, (self._context, self.options)
+        """As in threads, other events may come before and between."""
+        if self._world.is_held_up():
+            self._world.start(self._worker.id, self._carry_out_slowly(todo), lambda: None)
+        else:
+            for instruction in todo:
+                self._do(instruction)
+
+    def _carry_out_slowly(self, todo: Iterable[do.Instruction]) -> Run:
         for instruction in todo:
-            match instruction:
-                case do.ExploreRoots():
-                    self._explore_part(ROOT, range(len(self._roots)), SURVEY)
-                case do.AskPart(part=part):
-                    receive, *used = part
-                    then = partial(self.report, self.machine.prepared, part)
-                    self._call(receive.sender, Prepare(receive.number, tuple(used)), then)
-                case do.AskRoot():
-                    self._call(self.options.root, instruction, self._begin)
-                case do.AnswerAsker(asker=asker, error=error):
-                    asker(error or "")
-                case do.RunSource(source=source):
-                    reach = self._part(source) if self._is_alone else self._live
-                    self._start(self._run_alone(source, reach))
-                case do.RunTogether(sources=sources):
-                    self._start(self._run_shared(sources))
-                case do.AverageLeaves(source=source):
-                    assert self._held is not None, "averaged twice"
-                    for leaf, gradient in self._held:
-                        self._world.accumulated(*name, leaf, gradient)
-                    self._held = None
-                    self.report(self.machine.averaged, source)
-                case do.ReturnShare() | do.TellRoot():
-                    worker.send(self.options.root, AboutPass(*name, instruction))
-                case do.FailUnused(missing=missing):
-                    self.fail(_unused(missing))
-                case do.EndPass(error=error):
-                    self._world.ended(*name, error or "")
-                    if error:
-                        self.report(self.machine.abort, error)
-                case do.AskCause(peer=peer):
-                    self._call(peer, instruction, lambda: None)
-                case do.TellAll():
-                    for peer in worker.contexts.known_to(self._context):
-                        worker.send(peer, AboutPass(*name, Abort(self.error)))
+            yield True
+            self._do(instruction)
+
+    def _do(self, instruction: do.Instruction) -> None:
+        worker, name = self._worker, (self._context, self.options)
+        match instruction:
+            case do.ExploreRoots():
+                self._explore_part(ROOT, range(len(self._roots)), SURVEY)
+            case do.AskPart(part=part):
+                receive, *used = part
+                then = partial(self.report, self.machine.prepared, part)
+                self._call(receive.sender, Prepare(receive.number, tuple(used)), then)
+            case do.AskRoot():
+                self._call(self.options.root, instruction, self._begin)
+            case do.AnswerAsker(asker=asker, error=error):
+                asker(error or "")
+            case do.RunSource(source=source):
+                reach = self._part(source) if self._is_alone else self._live
+                self._start(self._run_alone(source, reach))
+            case do.RunTogether(sources=sources):
+                self._start(self._run_shared(sources))
+            case do.AverageLeaves(source=source):
+                assert self._held is not None, "averaged twice"
+                for leaf, gradient in self._held:
+                    self._world.accumulated(*name, leaf, gradient)
+                self._held = None
+                self.report(self.machine.averaged, source)
+            case do.ReturnShare() | do.TellRoot():
+                worker.send(self.options.root, AboutPass(*name, instruction))
+            case do.FailUnused(missing=missing):
+                self.fail(_unused(missing))
+            case do.EndPass(error=error):
+                self._world.ended(*name, error or "")
+                if error:
+                    self.report(self.machine.abort, error)
+            case do.AskCause(peer=peer):
+                self._call(peer, instruction, lambda: None)
+            case do.TellAll():
+                for peer in worker.contexts.known_to(self._context):
+                    worker.send(peer, AboutPass(*name, Abort(self.error)))
 
     def _call(self, peer: int, what: Any, then: Callable[[], None]) -> None:
         def on_answer(answer: Answered) -> None:
