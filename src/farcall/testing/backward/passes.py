@@ -6,7 +6,7 @@ step of a run; between two steps anything else may happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -93,20 +93,7 @@ class SimulatedPass:
             todo = event(*what)
         except UnexpectedGradient as error:
             todo = self.machine.fail(f"UnexpectedGradient: {error}")
-        self._carry_out(todo)
-
-    def _carry_out(self, todo: Iterable[do.Instruction]) -> None:
-        """As in threads, other events may come before and between."""
-        if self._world.is_held_up():
-            self._world.start(self._worker.id, self._carry_out_slowly(todo), lambda: None)
-        else:
-            for instruction in todo:
-                self._do(instruction)
-
-    def _carry_out_slowly(self, todo: Iterable[do.Instruction]) -> Run:
-        for instruction in todo:
-            yield True
-            self._do(instruction)
+        self._worker.carry_out(todo, self._do)
 
     def _do(self, instruction: do.Instruction) -> None:
         worker, name = self._worker, (self._context, self.options)
@@ -202,7 +189,8 @@ class SimulatedPass:
 
     def _explore_part(self, source: int, live: Sequence[int], asker: object) -> None:
         parts = self._live.explore(self._source(source), live)
-        self._carry_out(self.machine.reached(source, live, parts, asker))
+        todo = self.machine.reached(source, live, parts, asker)
+        self._worker.carry_out(todo, self._do)
 
     # Gradients.
 

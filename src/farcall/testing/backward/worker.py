@@ -7,7 +7,7 @@ the callee is lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
 from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnShare, TellRoot
@@ -24,7 +24,9 @@ from farcall.testing.backward.messages import (
 )
 from farcall.testing.backward.passes import Content, SimulatedPass
 from farcall.testing.backward.reach import SimulatedReach
-from farcall.testing.backward.world import World
+from farcall.testing.backward.world import Run, World
+
+T = TypeVar("T")
 
 
 class Machines(NamedTuple):
@@ -165,20 +167,38 @@ class Worker:
     def _carry_out(
         self, todo: Sequence[DropContext[Content] | TellEnd | ReportHeld | TellFailures[Content]]
     ) -> None:
-        for instruction in todo:
-            match instruction:
-                case DropContext(content=content):
-                    for backward in list(content.passes.values()):
-                        backward.report(backward.machine.stop, "the context ended")
-                case TellEnd(peer=peer):
-                    self.send(peer, instruction)
-                case ReportHeld(creator=creator):
-                    self.send(creator, instruction)
-                case TellFailures(peer=peer, context=context, content=content):
-                    for backward in content.passes.values():
-                        abort = Abort(backward.error)
-                        if backward.machine.is_announced:
-                            self.send(peer, AboutPass(context, backward.options, abort))
+        self.carry_out(todo, self._do)
+
+    def carry_out(self, todo: Sequence[T], do: Callable[[T], None]) -> None:
+        """Do what a machine said. As in threads, other events may come before and between."""
+
+        def slowly() -> Run:
+            for instruction in todo:
+                yield True
+                do(instruction)
+
+        if self.world.is_held_up():
+            self.world.start(self.id, slowly(), lambda: None)
+        else:
+            for instruction in todo:
+                do(instruction)
+
+    def _do(
+        self, instruction: DropContext[Content] | TellEnd | ReportHeld | TellFailures[Content]
+    ) -> None:
+        match instruction:
+            case DropContext(content=content):
+                for backward in list(content.passes.values()):
+                    backward.report(backward.machine.stop, "the context ended")
+            case TellEnd(peer=peer):
+                self.send(peer, instruction)
+            case ReportHeld(creator=creator):
+                self.send(creator, instruction)
+            case TellFailures(peer=peer, context=context, content=content):
+                for backward in content.passes.values():
+                    abort = Abort(backward.error)
+                    if backward.machine.is_announced:
+                        self.send(peer, AboutPass(context, backward.options, abort))
 
     def lose(self, peer: int) -> None:
         """Declare a peer dead."""
