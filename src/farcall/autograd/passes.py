@@ -259,11 +259,14 @@ class Pass:
 
     def _deliver(self, source: Source, share: int, gradients: Gradients) -> None:
         self._explore()
-        with self._lock:
-            if self.error is None:
-                self._sources[source.number] = source
-                self._gradients[source.number] = gradients
-        self._report(self._machine.arrive, source.number, share)
+        self._report(self._arrive, source, share, gradients)
+
+    def _arrive(self, source: Source, share: int, gradients: Gradients) -> list[do.Instruction]:
+        """With the lock held: a run that waits for the gradients may go on only with the share."""
+        if self.error is None:
+            self._sources[source.number] = source
+            self._gradients[source.number] = gradients
+        return self._machine.arrive(source.number, share)
 
     def _alone(self, source: Source, used: Gradients) -> GraphReach:
         """What the used tensors of a source lead to."""
