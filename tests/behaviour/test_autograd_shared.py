@@ -5,11 +5,15 @@ Every node runs once, hooks are called once and with the whole gradient, as in o
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import pytest
 import torch
 
 from behaviour.autograd_helpers import Run, add_weight, compare, times, weights
+from farcall.autograd.passes import Pass
+from farcall.protocol.passes import PassMachine, State
 from farcall.runtime.agent import Agent
 
 
@@ -44,6 +48,60 @@ def test_tensor_sent_twice_in_two_messages(pair: list[Agent]) -> None:
         return (first * second).sum()
 
     compare(pair, program)
+
+
+class WatchedLock:
+    """The lock of a pass, which notes which gradients are there whenever somebody acquires it."""
+
+    def __init__(self, backward: Pass) -> None:
+        self._backward = backward
+        self._lock = threading.Lock()
+        self.seen: set[int] = set()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        acquired = self._lock.acquire(blocking)
+        if acquired:
+            self.seen = set(self._backward._gradients)
+        return acquired
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_waiting_run_sees_a_gradient_only_together_with_its_share(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:  # BWD-3: it would be over with the source before it has the share to give back
+    locks: dict[PassMachine, WatchedLock] = {}
+    seen_before: list[bool] = []
+    make, arrive = Pass.__init__, PassMachine.arrive
+
+    def watched(self: Pass, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        self._lock = locks[self._machine] = WatchedLock(self)  # type: ignore[assignment]
+
+    def checked(self: PassMachine, source: int, share: int) -> Any:
+        if self.state is State.TOGETHER:
+            seen_before.append(source in locks[self].seen)
+        return arrive(self, source, share)
+
+    def program(run: Run) -> Any:
+        weights(run, x="w0", w="w1")
+        h = run.node(run["x"].exp(), "sent")
+        first = run.call("w1", times, run, "w", h)
+        second = run.call("w1", add_weight, run, "w", h)
+        return (first * second).sum()
+
+    monkeypatch.setattr(Pass, "__init__", watched)
+    monkeypatch.setattr(PassMachine, "arrive", checked)
+    compare(pair, program)
+    assert seen_before
+    assert not any(seen_before)
 
 
 def test_tensor_sent_on_as_it_arrived(trio: list[Agent]) -> None:

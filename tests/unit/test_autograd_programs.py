@@ -253,7 +253,7 @@ def loses_a_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
 def runs_sources_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too early: before the other sources of the same nodes have their gradients."""
     never = property(lambda self: False, lambda self, value: None)
-    monkeypatch.setattr(graph.Exploration, "is_shared", never, raising=False)
+    monkeypatch.setattr(graph.GraphExploration, "is_shared", never, raising=False)
 
 
 def prepares_everything(monkeypatch: pytest.MonkeyPatch) -> None:

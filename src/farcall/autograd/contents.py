@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node
 
-from farcall.autograd.reach import Reach
+from farcall.autograd.graph import GraphReach
 from farcall.autograd.records import Receive, Source, plain, with_grad
 
 Tensor = torch.Tensor
@@ -36,7 +36,7 @@ class Context:
         # What is sent is recorded when it is on its way, from tensors that nobody else changes.
         self._unrecorded: dict[int, Sequence[Tensor]] = {}
         self._sources: dict[int, Source] = {}
-        self._reach: Reach | None = None  # what all that leads to
+        self._reach: GraphReach | None = None  # what all that leads to
 
     # What was sent.
 
@@ -69,7 +69,7 @@ class Context:
 
     def _add(self, source: Source) -> None:
         self._sources[source.number] = source
-        self._reach = self._reach or Reach(self.receives)
+        self._reach = self._reach or GraphReach(self.receives)
         self._reach.explore(source, range(len(source.edges)))
 
     def source(self, number: int) -> Source | None:
@@ -85,15 +85,15 @@ class Context:
                 self._record(number)
             return list(self._sources.values())
 
-    def reach(self, roots: Source | None) -> tuple[Reach, Reach, bool]:
+    def reach(self, roots: Source | None) -> tuple[GraphReach, GraphReach, bool]:
         """What all that was sent leads to; what these roots do; and whether any of it is shared."""
         with self._lock:
             for number in list(self._unrecorded):
                 self._record(number)
-            reach = self._reach or Reach(self.receives)
+            reach = self._reach or GraphReach(self.receives)
             if roots is None:
                 return reach, reach, reach.is_shared
-            of_roots = Reach(self.receives, reach)
+            of_roots = GraphReach(self.receives, reach)
             of_roots.explore(roots, range(len(roots.edges)))
             return reach, of_roots, of_roots.is_shared
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from farcall.errors import Cancelled
-from farcall.protocol.backward import Returned
 from farcall.runtime.agent import Agent
 from farcall.serde import StoredError
 from farcall.transport.waiter import Alarm, Waiter
@@ -35,40 +35,17 @@ class Ending:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._returned = Returned()
-        self._missing: dict[str, int] = {}
         self._waiter: Waiter[None] = Waiter()
         self.is_over = False
-        self._error: StoredError | None = None
+        self._error: StoredError | Dropped | None = None
         self._alarm: Alarm | None = None
         self._receiver = 0  # the thread that the alarm would wake
 
-    def give_back(self, worker: str, share: int, missing: int) -> None:
-        """A worker has done its share.
-
-        Args:
-            worker: its name.
-            share: of the pass; see `protocol.backward`.
-            missing: how many of its sources wait for a gradient; of interest in fast mode only.
-        """
-        with self._lock:
-            # The number at a worker only falls, and its last message says the final one.
-            self._missing[worker] = min(missing, self._missing.get(worker, missing))
-            is_over = self._returned.add(share)
-        if is_over:
-            idle = {worker: count for worker, count in self._missing.items() if count > 0}
-            self._end(unused(idle) if idle else None)
-
-    def fail(self, error: BaseException) -> None:
-        """The pass can't go on."""
-        self._end(error)
-
-    def _end(self, error: BaseException | None) -> None:
+    def end(self, error: StoredError | Dropped | None) -> None:
+        """The pass is over; failed with an error, if there is one."""
         with self._lock:
             if not self.is_over:
-                self._error = (
-                    None if error is None else StoredError(error)
-                )  # before the other, which is read without the lock
+                self._error = error  # before the other, which is read without the lock
                 self.is_over = True
                 self._waiter.deliver(None)
             if self._alarm is not None and self._receiver != threading.get_ident():
@@ -96,7 +73,7 @@ class Ending:
             raise self._error.error()
 
 
-def unused(idle: dict[str, int]) -> RuntimeError:
+def unused(idle: Mapping[str, int]) -> RuntimeError:
     """In fast mode, of so many messages that workers sent nothing is used."""
     where = ", ".join(f"{count} by worker {name!r}" for name, count in idle.items())
     return RuntimeError(

@@ -7,13 +7,14 @@ nodes are run by torch's engine alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from farcall.autograd.records import BEHIND_EDGE, ENTRIES_BELOW, Source, Traffic, traffic
+from farcall.protocol.reach import Exploration, Reach
 
 Tensor = torch.Tensor
 
@@ -24,83 +25,18 @@ _LEAF = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
 _run_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 
 
-class Exploration:
-    """Finds what each source reaches. Not thread-safe.
+class GraphExploration(Exploration):
+    """Of torch's nodes."""
 
-    Args:
-        exits: of the context.
-        base: what others have found, to go on from. It is not changed.
+    leaf = _LEAF
 
-    Attributes:
-        live: source -> indices of its tensors that were explored.
-        sinks: source -> the sinks that it reaches, as torch wants them, but for exits that others
-            reached before.
-    """
+    @staticmethod
+    def edge(node: Node) -> GradientEdge:
+        return GradientEdge(node, 0)
 
-    def __init__(self, exits: Collection[Node], base: Exploration | None = None) -> None:
-        self.live: dict[Source, list[int]] = {}
-        self.sinks: dict[Source, list[GradientEdge]] = {}
-        self._exits = exits
-        self._base = base
-        self._seen: dict[Node, Source] = {}
-        self._leaves: dict[Node, Source] = {}  # the first that reached it
-        self._others: dict[Node, set[Source]] = {}  # all others that did
-        self._shares_node = False
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether something must see the gradients of several sources together.
-
-        That is a node that more than one reaches, or the hooks of such a leaf. A leaf without hooks
-        may be given its gradient in parts.
-        """
-        if self._base is not None and self._base.is_shared:
-            return True
-        return self._shares_node or any(node.variable._backward_hooks for node in self._others)  # type: ignore[attr-defined]
-
-    def explore(self, source: Source, live: Iterable[int]) -> list[GradientEdge]:
-        """More tensors of a source: the sinks that they reach, and it did not reach before."""
-        seen, exits = self._seen, self._exits
-        base = {} if self._base is None else self._base._seen
-        sinks: list[GradientEdge] = []
-        edges = source.edges
-        explored = self.live.setdefault(source, [])
-        stack = []
-        for index in live:
-            explored.append(index)
-            stack.append(edges[index].node)
-        while stack:
-            node = stack.pop()
-            if type(node) is _LEAF:
-                if self._is_new_leaf(source, node):
-                    sinks.append(GradientEdge(node, 0))
-                continue
-            first = seen.get(node) or base.get(node)
-            if first is not None:
-                self._shares_node |= first is not source
-                continue
-            seen[node] = source
-            if node in exits:
-                sinks.append(GradientEdge(node, 0))
-                continue
-            for child, _ in node.next_functions:
-                if child is not None:
-                    stack.append(child)
-        self.sinks.setdefault(source, []).extend(sinks)
-        return sinks
-
-    def _is_new_leaf(self, source: Source, node: Node) -> bool:
-        """False if the source has reached it before."""
-        first = self._leaves.get(node)
-        if first is None and self._base is not None:
-            first = self._base._leaves.get(node)
-        if first is None:
-            self._leaves[node] = source
-            return True
-        if first is source or source in self._others.get(node, ()):
-            return False
-        self._others.setdefault(node, set()).add(source)
-        return True
+    @staticmethod
+    def has_hooks(leaf: Any) -> bool:
+        return bool(leaf.variable._backward_hooks)
 
     def make_first(self) -> None:
         """Let every node that can be run be run before any entry.
@@ -111,7 +47,14 @@ class Exploration:
         for node in self._seen:
             number = node._sequence_nr()
             if number < ENTRIES_BELOW:
-                node._set_sequence_nr(ENTRIES_BELOW + number)  # type: ignore[attr-defined]
+                node._set_sequence_nr(ENTRIES_BELOW + number)
+
+
+class GraphReach(Reach):
+    """Of torch's nodes, and `records.Receive`."""
+
+    explorer = GraphExploration
+    exploration: GraphExploration
 
 
 def run(
@@ -162,7 +105,7 @@ def _grad(
 
 
 def run_shared(
-    exploration: Exploration, handler: Traffic, *, retain_graph: bool, create_graph: bool
+    exploration: GraphExploration, handler: Traffic, *, retain_graph: bool, create_graph: bool
 ) -> tuple[list[GradientEdge], Sequence[Tensor | None]]:
     """Run the graph of several sources that share nodes: as a whole, in this thread.
 

@@ -1,7 +1,7 @@
-"""One backward pass at one worker, in a running agent: graph and messages together.
+"""One backward pass at one worker, in a running agent: executes what `protocol.passes` says.
 
-`protocol.backward` says what follows from what; here it is done. Gradients travel in messages of
-their own, each with a share of the pass. What has failed is told to the root, which tells all.
+The machine there knows the rules, and nothing of torch. Here the graph is explored and run, and
+messages are sent: gradients in messages of their own, each with a share of the pass.
 
 Sources that share no node are run each by the thread that brings its gradient. Otherwise one thread
 of the executor runs the graph of all of them, and sleeps where it needs a gradient that is not here
@@ -11,9 +11,9 @@ yet (see `graph.run_shared`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
@@ -21,12 +21,13 @@ from torch.autograd.graph import GradientEdge, Node
 from farcall.autograd import contents, graph, handlers
 from farcall.autograd.contents import Context
 from farcall.autograd.ending import Dropped, Ending, unused
+from farcall.autograd.graph import GraphReach
 from farcall.autograd.handlers import Options
 from farcall.autograd.leaf_hooks import call_leaf_hooks
-from farcall.autograd.reach import Reach
 from farcall.autograd.records import Receive, Source, with_grad
 from farcall.autograd.shared_run import SharedRun
-from farcall.protocol.backward import Backward, UnexpectedGradient
+from farcall.protocol import pass_instructions as do
+from farcall.protocol.passes import SURVEY, PassMachine, State, UnexpectedGradient
 from farcall.runtime.context import CallContext, reset_context, set_context
 from farcall.runtime.function_queue import DEEPEST
 from farcall.runtime.future import Future
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Gradients = Mapping[int, Tensor | None]  # of the tensors of a source, by their indices
+Asker = Future[None]  # what waits for an answer to PREPARE or SURVEY
 FAST_PATIENCE = 0.8  # of the timeout: how long a run waits for a gradient that may never come
 
 
@@ -50,178 +52,201 @@ class Pass:
         context: that the pass is part of.
         options: of the pass.
         roots: at the worker that begins the pass.
+
+    Attributes:
+        ending: at that worker, how its user hears of the end.
+        links: by which gradients went.
     """
 
     def __init__(
         self, runner: Runner, context: Context, options: Options, roots: Source | None = None
     ) -> None:
         self.options = options
-        self.error: StoredError | Dropped | None = None
         self.ending = None if roots is None else Ending()
-        self.live: list[Source] = []  # when known: the sources that are live, the latest first
+        self.links: set[Link] = set()
         self._runner = runner
         self._agent = runner.agent
         self._context = context
         self._roots = roots
         self._lock = threading.Lock()
         self._arrival: threading.Condition | None = None  # when a run has to wait for gradients
-        self._machine = Backward()
-        self._sources: dict[int, Source] = {}  # by number: those that are live
-        self._is_alone: bool | None = None  # whether sources can be run without knowing the others
-        self._all: Reach | None = None  # what all that was sent leads to, whether or not it is used
-        self._of_roots: Reach | None = None  # what the roots lead to
-        self._survey: Future[None] | None = None
-        self._early: list[tuple[Source, int]] = []  # came before the live ones are known
-        self._gradients: dict[int, Gradients] = {}
-        self._answers: dict[Hashable, Future[None]] = {}  # to PREPARE
-        self._peers: set[int] = set()  # incarnations that gradients were sent to
-        self.links: set[Link] = set()  # by which they went
-        self._taken: set[int] = set()
-        self.is_announced = False  # that it has failed was told to others
         # What is computed, if other processes have replicas of some leaves: until all of it is.
-        self._held: contents.Gradients | None = None
-        if runner.replicas.involved(context):
-            self._held = {}
+        self._held: contents.Gradients | None = {} if runner.replicas.involved(context) else None
+        self._machine = PassMachine(
+            self._agent.me.name,
+            options.root,
+            is_fast=options.fast,
+            averages=self._held is not None,
+        )
+        self._sources: dict[int, Source] = {}  # by number: those that are live, or have gradients
+        self._all: GraphReach | None = None  # what all that was sent leads to, used or not
+        self._of_roots: GraphReach | None = None  # what the roots lead to
+        self._gradients: dict[int, Gradients] = {}
+        self._taken: set[int] = set()
 
     @cached_property
-    def _live(self) -> Reach:
+    def _live(self) -> GraphReach:
         """What is used of what was sent, and leads where."""
-        return Reach(self._context.receives)
+        return GraphReach(self._context.receives)
+
+    @property
+    def error(self) -> StoredError | Dropped | None:
+        """What the pass failed with."""
+        error: StoredError | Dropped | None = self._machine.error
+        return error
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether it was told to others that the pass has failed."""
+        return self._machine.is_announced
+
+    @property
+    def _name(self) -> tuple[int, tuple[Any, ...]]:
+        """What other workers know the pass by."""
+        return self._context.id, tuple(self.options)
+
+    # The machine.
+
+    def _report(self, event: Callable[..., list[do.Instruction]], *what: Any) -> None:
+        """Tell the machine of an event, and do what it says."""
+        try:
+            with self._lock:
+                todo = event(*what)
+                if self._arrival is not None:
+                    self._arrival.notify_all()
+        except UnexpectedGradient as error:
+            self.fail(error)
+        else:
+            self._carry_out(todo)
+
+    def _carry_out(self, todo: Iterable[do.Instruction]) -> None:
+        """Not with the lock held."""
+        for instruction in todo:
+            match instruction:
+                case do.RunSource(source=source):
+                    self._run(source)
+                case do.ReturnShare(share=share, missing=missing):
+                    self._runner.give_back(self._context, self.options, share, missing)
+                case do.EndPass(error=error):
+                    if self.ending is not None:
+                        self.ending.end(error)
+                case do.RunTogether(sources=sources):
+                    self._agent.executor.submit(partial(self._run_shared, sources))
+                case do.AskPart(part=part):
+                    self._ask_part(part)
+                case do.AskRoot():
+                    self._call(self.options.root, handlers.survey, self._name, self._begin)
+                case do.AnswerAsker(asker=asker, error=error):
+                    if error is None:
+                        asker.set_result(None)
+                    else:
+                        asker.set_exception(error.error())
+                case do.ExploreRoots():
+                    assert self._roots is not None
+                    self._explore_part(self._roots, range(len(self._roots.edges)), SURVEY)
+                case do.AverageLeaves(source=source):
+                    self._average(source)
+                case do.FailUnused(missing=counts):
+                    self.fail(unused(counts))
+                case do.StopPass():
+                    self._let_go()
+                case do.TellRoot():
+                    self._runner.tell_root(self._context.id, self.options)
+                case do.AskCause(peer=peer):
+                    name = self._context.id, self.options.id
+                    self._call(peer, handlers.cause, name, lambda: None)
+                case do.TellAll():
+                    self._runner.tell_all(self._context.id, self)
+
+    def _call(
+        self, worker: str, function: Callable[..., Any], what: Any, then: Callable[[], None]
+    ) -> None:
+        """Call one of the `handlers` elsewhere. If that fails, so does the pass."""
+
+        def on_answer(future: torch.futures.Future[None]) -> None:
+            try:
+                future.value()
+            except BaseException as error:
+                self.fail(error)
+            else:
+                then()
+
+        try:
+            future = self._agent.call_async(worker, function, what)
+        except BaseException as error:
+            self.fail(error)
+        else:
+            future.add_done_callback(on_answer)
 
     # Which sources are live.
 
     def start(self) -> None:
         """At the root: wait until gradients may come."""
-        self._decide()
-        if not (self._is_alone or self.options.fast):
+        self._explore()
+        if self._machine.needs_survey:
             self.survey().wait()
             self._begin()
 
-    def _decide(self) -> None:
-        """Must the live sources be known before anything is run?"""
-        if self._is_alone is not None:
+    def _explore(self) -> None:
+        """Find out, once, whether sources can be run without knowing the others."""
+        if self._machine.state is not State.NEW:
             return
+        roots = [] if self._roots is None else [self._roots]
         if not self.options.fast:
             everything, of_roots, is_shared = self._context.reach(self._roots)
-            roots = self._roots
-            # A worker that averages must know its last source; the roots may be the only one.
-            sent_nothing = not (self._held is None or self._context.sources())
+            has_sent = self._held is None or bool(self._context.sources())
             with self._lock:
-                if self._is_alone is None:
+                if self.error is None and self._machine.state is State.NEW:
                     self._all, self._of_roots = everything, of_roots
-                    self._is_alone = not is_shared and (self._held is None or sent_nothing)
-                    if self._is_alone and sent_nothing and roots is not None:
-                        self._reach(roots, roots, ())
-                        self._machine.begin()
+                self._machine.explored(is_shared, has_sent=has_sent)
             return
-        sources = self._context.sources()
+        sources = [*self._context.sources(), *roots]
         with self._lock:
-            if self._is_alone is None:
-                for source in [*sources, *([self._roots] if self._roots else [])]:
-                    self._live.explore(source, range(len(source.edges)))
-                    self._reach(source, source, ())
-                self._is_alone = False
-
-    def _reach(self, source: Source, part: Hashable, parts: Sequence[Hashable]) -> None:
-        self._sources[source.number] = source
-        self._machine.reach(source.number, part, parts)
+            if self._machine.state is State.NEW:
+                self._sources = {source.number: source for source in sources}
+                reached = {
+                    source.number: self._live.explore(source, range(len(source.edges)))
+                    for source in sources
+                }
+                self._machine.explored_all(self._live.is_shared, reached)
 
     def _begin(self) -> None:
-        """The live sources are known: run what they share. Not with the lock held."""
-        with self._lock:
-            if self.error is not None or self._machine.has_begun:
-                return
-            self.live = [self._sources[number] for number in self._machine.begin()]
-            live, early, self._early = self._live, self._early, []
-            try:
-                for source, share in early:
-                    self._machine.arrive(source.number, share)
-            except UnexpectedGradient as unexpected:
-                error: Exception | None = unexpected
-            else:
-                error = None
-        if error is not None:
-            self.fail(error)
-        elif live.is_shared:
-            self._agent.executor.submit(lambda: self._run_shared(live.exploration))
-        else:
-            for source, _ in early:
-                self._run(source, live.exploration)
+        """The live sources are known."""
+        self._report(lambda: self._machine.begin(self._live.is_shared))
 
-    def survey(self) -> Future[None]:
+    def survey(self) -> Asker:
         """At the root: find out everywhere which sources are live. A future of when it is done."""
-        assert self._roots is not None
-        with self._lock:
-            self._check()
-            if self._survey is not None:
-                return self._survey
-            survey = self._survey = Future()
-        prepared = self.prepare(self._roots, range(len(self._roots.edges)))
-        if prepared is None:
-            survey.set_result(None)
-        else:
-            prepared.add_done_callback(lambda done: _pass_on(done, survey))
-        return survey
+        asker: Asker = Future()
+        self._report(self._machine.survey, asker)
+        return asker
 
-    def prepare(self, source: Source, live: Sequence[int]) -> Future[None] | None:
-        """A source is live. A future of when everything that follows is prepared; None: it is.
+    def prepare(self, source: Source, live: Sequence[int]) -> Asker:
+        """A source is live. A future of when everything that follows is prepared.
 
         Args:
             live: indices of its tensors that are used.
         """
+        asker: Asker = Future()
+        self._explore_part(source, live, asker)
+        return asker
+
+    def _explore_part(self, source: Source, live: Sequence[int], asker: object) -> None:
         with self._lock:
-            self._check()
-            part = (source.number, *live)
-            parts = self._live.explore(source, live)
-            self._reach(source, part, parts)
-            if not parts:
-                return None
-            answer = self._answers[part] = Future()
-        for receive, *used in parts:
-            self._prepare_elsewhere(receive, used)
-        return answer
+            parts: list[do.Part] = []
+            if self.error is None:
+                self._sources[source.number] = source
+                parts = self._live.explore(source, live)
+            todo = self._machine.reached(source.number, live, parts, asker)
+        self._carry_out(todo)
 
-    def _prepare_elsewhere(self, receive: Receive, used: list[int]) -> None:
-        def on_answer(future: torch.futures.Future[None]) -> None:
-            try:
-                future.value()
-            except BaseException as error:
-                self.fail(error)
-                return
-            with self._lock:
-                part = self._machine.prepared((receive, *used))
-                answer = None if part is None else self._answers.pop(part, None)
-            if answer is not None:
-                answer.set_result(None)
-
-        try:
-            if receive.peer.lost is not None:
-                raise receive.peer.loss()
-            call = (self._context.id, tuple(self.options), receive.number, used)
-            future = self._agent.call_async(receive.peer.name, handlers.prepare, call)
-        except BaseException as error:
-            self.fail(error)
-        else:
-            future.add_done_callback(on_answer)
-
-    def _ask_root(self) -> None:
-        """Have the root find out which sources are live."""
-
-        def on_answer(future: torch.futures.Future[None]) -> None:
-            try:
-                future.value()
-            except BaseException as error:
-                self.fail(error)
-            else:
-                self._begin()
-
-        try:
-            call = (self._context.id, tuple(self.options))
-            future = self._agent.call_async(self.options.root, handlers.survey, call)
-        except BaseException as error:
-            self.fail(error)
-        else:
-            future.add_done_callback(on_answer)
+    def _ask_part(self, part: do.Part) -> None:
+        receive, *used = part
+        if receive.peer.lost is not None:
+            self.fail(receive.peer.loss())
+            return
+        on_answer = partial(self._report, self._machine.prepared, part)
+        what = (*self._name, receive.number, used)
+        self._call(receive.peer.name, handlers.prepare, what, on_answer)
 
     # Gradients.
 
@@ -233,78 +258,74 @@ class Pass:
             self._deliver(source, share, gradients)
 
     def _deliver(self, source: Source, share: int, gradients: Gradients) -> None:
-        self._decide()
-        with self._lock:
-            self._check()
-            self._gradients[source.number] = gradients
-            reach = self._alone(source) if self._is_alone else self._live
-            is_known = self._is_alone or self._machine.has_begun
-            is_first = not (is_known or self._early)
-            if is_known:
-                self._machine.arrive(source.number, share)
-                self._notify()
-            else:
-                self._early.append((source, share))
-        if is_known and (self._is_alone or not reach.is_shared):
-            self._run(source, reach.exploration)
-        elif is_first and self.options.fast:
-            self._begin()
-        elif is_first:
-            self._ask_root()
+        self._explore()
+        self._report(self._arrive, source, share, gradients)
 
-    def _alone(self, source: Source) -> Reach:
+    def _arrive(self, source: Source, share: int, gradients: Gradients) -> list[do.Instruction]:
+        """With the lock held: a run that waits for the gradients may go on only with the share."""
+        if self.error is None:
+            self._sources[source.number] = source
+            self._gradients[source.number] = gradients
+        return self._machine.arrive(source.number, share)
+
+    def _alone(self, source: Source, used: Gradients) -> GraphReach:
         """What the used tensors of a source lead to."""
-        used = self._gradients[source.number]
         if len(used) == len(source.edges):
             known = self._of_roots if source is self._roots else self._all
             assert known is not None
             return known
-        reach = Reach(self._context.receives)
+        reach = GraphReach(self._context.receives)
         reach.explore(source, used)
         return reach
 
-    def _run(self, source: Source, exploration: graph.Exploration) -> None:
+    def _run(self, number: int) -> None:
         """Run the graph of a source that shares no node with others."""
+        machine = self._machine
         try:
-            sinks = exploration.sinks[source]
-            gradients = self._gradients.pop(source.number)
+            with self._lock:
+                self._check()
+                source, gradients = self._sources[number], self._gradients.pop(number)
+                is_alone = machine.state is State.ALONE
+                reach = self._alone(source, gradients) if is_alone else self._live
+            sinks = reach.exploration.sinks[source]
             found = graph.run(source, gradients, sinks, **self._flags)
             exits: dict[Receive, dict[Node, Tensor | None]] = {}
             for index, sink in enumerate(sinks):
                 receive = self._context.receives.get(sink.node)
                 if receive is not None:
                     exits.setdefault(receive, {})[sink.node] = found[index]
-            # The root gives its share back to itself, so there it costs nothing to keep some of it
-            # for what can be done while others work. Elsewhere all of it goes with the last one.
-            if self.ending is None:
-                self._accumulate(sinks, found)
-            gives_all = self.ending is None and self._held is None and not self.options.fast
-            for count, (receive, arrived) in enumerate(exits.items(), 1):
-                self.send(source, receive, arrived, last=gives_all and count == len(exits))
-            if self.ending is not None:
-                self._accumulate(sinks, found)
+            with self._lock:
+                todo = machine.computed(number, {each: each.peer.incarnation for each in exits})
+            for instruction in todo:
+                match instruction:
+                    case do.SendGradients(receive=receive, share=share):
+                        self._send(receive, share, exits[receive])
+                    case do.KeepLeaves():
+                        self._accumulate(sinks, found)
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         else:
-            self.ran(source)
+            self.ran(number)
 
-    def _run_shared(self, exploration: graph.Exploration) -> None:
+    def _run_shared(self, numbers: Sequence[int]) -> None:
         """Run the graph of all sources, as their gradients come."""
-        run = SharedRun(self)
         token = set_context(CallContext(self._agent, depth=DEEPEST))
         try:
+            with self._lock:
+                self._check()
+                exploration = self._live.exploration
+            run = SharedRun(self, numbers)
             self._accumulate(*graph.run_shared(exploration, run, **self._flags))
             run.finish()
-            self._gradients, self._live = {}, Reach({})
+            self._gradients, self._live = {}, GraphReach({})
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         finally:
             reset_context(token)
 
-    def wait_for(self, source: Source) -> Gradients:
+    def wait_for(self, number: int) -> Gradients:
         """The gradients of the live tensors of a source, when they are there."""
         limit = FAST_PATIENCE * self._agent.rpc_timeout if self.options.fast else 0
-        number = source.number
         with self._agent.waiting(), self._lock:
             self._arrival = self._arrival or threading.Condition(self._lock)
             is_there = self._arrival.wait_for(
@@ -315,14 +336,9 @@ class Pass:
                 raise unused({self._agent.me.name: self._machine.missing})
             return self._gradients[number]
 
-    def _notify(self) -> None:
-        if self._arrival is not None:
-            self._arrival.notify_all()
-
-    def message_of(self, node: Node) -> tuple[Receive, Collection[Node]] | None:
-        """What an exit belongs to, and which exits of that are used. None: to none of this."""
-        receive = self._context.receives.get(node)
-        return None if receive is None else (receive, self._live.reached[receive])
+    def receive_of(self, node: Node) -> Receive | None:
+        """What an exit belongs to. None: to none of this."""
+        return self._context.receives.get(node)
 
     @property
     def _flags(self) -> dict[str, bool]:
@@ -342,129 +358,81 @@ class Pass:
             with self._lock:
                 contents.accumulate(self._held, gradients)
 
-    def send(
-        self,
-        source: Source,
-        receive: Receive,
-        found: Mapping[Node, Tensor | None],
-        last: bool = False,
-    ) -> None:
-        """The gradients of a receive are complete: send them to where it came from.
+    def left(self, number: int, receive: Receive, found: Mapping[Node, Tensor | None]) -> None:
+        """In a run of all sources, `number` being the latest: an exit of a receive has run.
 
         Args:
-            source: whose run has found them.
-            found: the gradients of exits.
-            last: whether the run has nothing else to do.
+            found: the gradients of exits so far.
         """
-        peer = receive.peer
         with self._lock:
             self._check()
-            share = self._machine.send(source.number, last)
-            self._peers.add(peer.incarnation)  # before we look whether it is lost
+            todo = self._machine.left(number, receive, receive.peer.incarnation)
+        for send in todo:
+            self._send(receive, send.share, found)
+
+    def _send(self, receive: Receive, share: int, found: Mapping[Node, Tensor | None]) -> None:
+        """Send the gradients of a receive to where it came from."""
+        self._check()
         gradients = {
             index: found[node] for index, node in enumerate(receive.nodes) if node in found
         }
         link = self._runner.send_gradients(
-            peer, self._context, self.options, receive.number, share, gradients
+            receive.peer, self._context, self.options, receive.number, share, gradients
         )
         self.links.add(link)
 
-    def ran(self, source: Source) -> None:
+    def ran(self, number: int) -> None:
         """The run of a source is over."""
-        with self._lock:
-            if self.error is not None:
-                return
-            averages = self._held is not None and self._machine.runs_last
-            share = None if averages else self._machine.ran(source.number)
-            missing = self._machine.missing if self.options.fast else -1
-        if averages:
-            try:
-                # All of this worker's gradients are there: average those of replicated leaves.
-                fresh = dict((self._held or {}).values())
-                self._runner.replicas.accumulate(self._context, fresh)
-            except BaseException as error:
-                self.fail(error)
-                return
-            with self._lock:
-                self._held = {}
-                share = self._machine.ran(source.number)
-        if share is None:
+        self._report(self._machine.ran, number)
+
+    def _average(self, number: int) -> None:
+        """Average the gradients of replicated leaves with those of other processes."""
+        try:
+            fresh = dict((self._held or {}).values())
+            self._runner.replicas.accumulate(self._context, fresh)
+        except BaseException as error:
+            self.fail(error)
             return
-        if self.ending is None:
-            self._runner.give_back(self._context, self.options, share, missing)
-        else:
-            self.ending.give_back(self._agent.me.name, share, missing)
+        with self._lock:
+            self._held = {}
+        self._report(self._machine.averaged, number)
 
     # The end.
 
+    def returned(self, peer: Peer, share: int, missing: int) -> None:
+        """At the root: a worker gave a share back."""
+        self._report(self._machine.returned, peer.name, share, missing)
+
+    def broken(self, peer: Peer) -> None:
+        """At the root: the pass has failed at a peer."""
+        self._report(self._machine.broken, peer.name)
+
     def lost(self, peer: Peer) -> None:
-        """A worker is gone. If it is the root, or gradients were sent to it, the pass has failed.
+        """A worker is gone."""
+        self._report(self._machine.lost, peer.incarnation, peer.name, StoredError(peer.loss()))
 
-        So every death of a worker that has a share is noticed: going from the root along those who
-        sent the share, the first dead worker got it from a living one.
-        """
-        is_root = self.ending is None and peer.name == self.options.root
-        if is_root or peer.incarnation in self._peers:
-            self.fail(peer.loss())
+    def fail(self, error: BaseException) -> None:
+        """Something went wrong, here or elsewhere."""
+        if self.error is None:
+            self._report(self._machine.fail, StoredError(error))
 
-    def fail(self, error: BaseException, tell: bool = True) -> None:
-        """Something went wrong, here or elsewhere: nothing more is done, and the root is told.
-
-        Args:
-            tell: False if it is from the root that we know, or the root does not care any more.
-        """
-        if self.error is not None:
-            return
-        answers = self._stop(StoredError(error))
-        if answers is None:
-            return
-        self._end_waits(answers, error)
-        if tell and self.ending is None:
-            self._runner.tell_root(self._context.id, self.options)
+    def abort(self, error: BaseException) -> None:
+        """The pass has failed at the root: end it here, and tell everybody who may take part."""
+        self._report(self._machine.abort, StoredError(error))
 
     def drop(self, why: str) -> None:
-        """The context is gone: nothing more is done, and no other worker is told."""
-        dropped = Dropped(why)
-        answers = self._stop(dropped)
-        if answers or (answers is not None and self.ending is not None):
-            self._end_waits(answers, dropped.error())
+        """The context is gone."""
+        self._report(self._machine.stop, Dropped(why))
 
-    def _stop(self, error: StoredError | Dropped) -> list[Future[None]] | None:
-        """Do nothing more. Returns the futures that wait; None if it was stopped before."""
+    def _let_go(self) -> None:
+        """The pass has failed: keep nothing of it."""
         with self._lock:
-            if self.error is not None:
-                return None
-            self.error = error
-            answers, self._answers = self._answers, {}
             kept = (self._all, self._of_roots, self._live, self._gradients, self._held)
-            more = (self._roots, self._sources, self.live)
-            self._all, self._of_roots, self._live, self._gradients = None, None, Reach({}), {}
-            self._held, self._roots, self._sources, self.live = None, None, {}, []
-            self._notify()
+            more = (self._roots, self._sources)
+            self._all, self._of_roots, self._live, self._gradients = None, None, GraphReach({}), {}
+            self._held, self._roots, self._sources = None, None, {}
         del kept, more  # not under the lock: destructors of what is in it may be the user's
-        return list(answers.values())
-
-    def _end_waits(self, answers: list[Future[None]], error: BaseException) -> None:
-        for answer in answers:
-            answer.set_exception(error)
-        if self.ending is not None:
-            self.ending.fail(error)
-
-    def announce(self) -> bool:
-        """Whether the failure is still to be told to other workers; from now on it is not."""
-        with self._lock:
-            is_new, self.is_announced = not self.is_announced, True
-        return is_new
 
     def _check(self) -> None:
         if self.error is not None:
-            raise self.error.error()  # whoever gets it may be the first to tell the root
-
-
-def _pass_on(done: torch.futures.Future[None], to: Future[None]) -> None:
-    try:
-        done.value()
-    except BaseException as error:
-        to.set_exception(error)
-    else:
-        to.set_result(None)
+            raise self.error.error()

@@ -14,7 +14,7 @@ from farcall.autograd.records import Receive
 from farcall.autograd.replicas import Replicas
 from farcall.autograd.runner import Runner
 from farcall.errors import SerializationError
-from farcall.protocol.contexts import CREATOR_SHIFT, Contexts, Dropped
+from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
 from farcall.runtime.agent import Agent
 from farcall.runtime.peers import Peer
 from farcall.serde.tensors import described, is_recorded
@@ -54,20 +54,28 @@ class Autograd:
     def end(self, context: int) -> None:
         """Forget a context here, and tell everybody who knows of it."""
         with self._lock:
-            ended = self._contexts.end(context)
-        if ended is not None:
-            dropped, floor = ended
-            self._drop(context, dropped, floor)
+            todo = self._contexts.end(context)
+        self._carry_out(todo)
 
-    def _drop(self, context: int, dropped: Dropped[Context], floor: int) -> None:
-        self.replicas.forget(context)
-        for backward in list(dropped.content.passes.values()):
-            backward.drop(f"autograd context {context} ended")
-        dropped.content.clear()
-        # Last, for a peer that does not read may hold us up.
-        message = ReleaseContext(context, floor)
-        for peer in dropped.told:
-            self.agent.control.post(peer, message, 0)
+    def _carry_out(
+        self, todo: Sequence[DropContext[Context] | TellEnd | ReportHeld | TellFailures[Context]]
+    ) -> None:
+        post = self.agent.control.post
+        for instruction in todo:
+            match instruction:
+                case DropContext(context=context, content=content):
+                    self.replicas.forget(context)
+                    for backward in list(content.passes.values()):
+                        backward.drop(f"autograd context {context} ended")
+                    content.clear()
+                case TellEnd(peer=peer, context=context, floor=floor):
+                    post(peer, ReleaseContext(context, floor), 0)
+                case ReportHeld(creator=id, context=context):
+                    creator = self.agent.directory.of_id(id)
+                    if creator is not None:
+                        post(creator.incarnation, HoldContext(context), 0)
+                case TellFailures(peer=peer, context=context, content=content):
+                    self.runner.tell_failures(peer, context, list(content.passes.values()))
 
     def find(self, context: int) -> Context:
         """The context of this id.
@@ -164,44 +172,32 @@ class Autograd:
 
     def released(self, context: int, floor: int) -> None:
         with self._lock:
-            dropped = self._contexts.released(context, floor)
-        if dropped is not None:
+            todo = self._contexts.released(context, floor)
+        if todo:
             self.agent.executor.may_pass_lead()
-            self._drop(context, dropped, floor)
+            self._carry_out(todo)
 
     def held(self, context: int, peer: Peer) -> None:
         with self._lock:
-            floor = self._contexts.held(context, peer.incarnation)
-            known = self._contexts.get(context)
-            passes = [] if known is None else list(known.passes.values())
-        if floor:
-            self.agent.control.post(peer.incarnation, ReleaseContext(context, floor), 0)
-        for backward in passes:
-            if backward.is_announced:  # before the peer was known to have a part in it
-                self.runner.tell_of_failure(peer, context, backward)
+            todo = self._contexts.held(context, peer.incarnation)
+        self._carry_out(todo)
 
     def lost(self, peer: Peer) -> None:
+        id = peer.worker.id
+        is_replaced = self.agent.directory.of_id(id) is not peer
         with self._lock:
-            given = self._contexts.lost(peer.incarnation)
-            made = set(self._contexts.made_by(peer.worker.id))
+            todo = self._contexts.lost(
+                peer.incarnation, id, is_replaced=is_replaced, is_gone=self._is_gone
+            )
             passes = [backward for known in self._contexts for backward in known.passes.values()]
         for backward in passes:
             backward.lost(peer)
-        if self.agent.directory.of_id(peer.worker.id) is not peer:
-            made.intersection_update(given)  # the others belong to who took its place
-        for context in made:
-            self.released(context, floor=1)
-        for context in given:
-            if context not in made:
-                self._say_held(context)
+        self.agent.executor.may_pass_lead()
+        self._carry_out(todo)
 
-    def _say_held(self, context: int) -> None:
-        """Let the creator of a context know that we have it."""
-        creator = self.agent.directory.of_id(context >> CREATOR_SHIFT)
-        if creator is None or creator.lost is not None:
-            self.released(context, floor=1)
-        else:
-            self.agent.control.post(creator.incarnation, HoldContext(context), 0)
+    def _is_gone(self, id: int) -> bool:
+        worker = self.agent.directory.of_id(id)
+        return worker is None or worker.lost is not None
 
     def close(self) -> None:
         self.replicas.close()

@@ -16,14 +16,14 @@ import msgspec
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from farcall.protocol.backward import ROOT
+from farcall.protocol.passes import ROOT
 from farcall.runtime.peers import Peer
 
 Tensor = torch.Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Entries have lower numbers than all other nodes, see `graph.Exploration.make_first`.
+# Entries have lower numbers than all other nodes, see `graph.GraphExploration.make_first`.
 ENTRIES_BELOW = 1 << 40
 
 

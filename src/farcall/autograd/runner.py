@@ -17,7 +17,8 @@ from farcall.autograd.handlers import Options
 from farcall.autograd.passes import Pass
 from farcall.autograd.records import Source
 from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
-from farcall.protocol.backward import ROOT, WHOLE
+from farcall.protocol.passes import ROOT
+from farcall.protocol.shares import WHOLE
 from farcall.runtime import profiling
 from farcall.runtime.call_names import inherited_from
 from farcall.runtime.context import CallContext, reset_context, set_context
@@ -104,7 +105,7 @@ class Runner:
             with self._lock:
                 known.passes.pop(number, None)
         except BaseException as error:
-            self._abort(known, backward, error)
+            backward.abort(error)
             if MODIFIED in message_of(error):
                 add_note(error, ON_MODIFIED)
             raise
@@ -174,18 +175,19 @@ class Runner:
             else:
                 self._alarms.append(alarm)
 
-    def _abort(self, context: Context, backward: Pass, error: BaseException) -> None:
-        """End a pass here, and tell everybody who may take part in it."""
-        backward.fail(error, tell=False)
-        if not backward.announce():
-            return
-        for incarnation in self._autograd.known_to(context.id):
-            peer = self.agent.directory.of_incarnation(incarnation)
-            if peer is not None and peer.lost is None:
-                self.tell_of_failure(peer, context.id, backward)
+    def tell_all(self, context: int, backward: Pass) -> None:
+        """Tell everybody who may take part in a pass that it has failed."""
+        for incarnation in self._autograd.known_to(context):
+            self.tell_failures(incarnation, context, [backward])
 
-    def tell_of_failure(self, peer: Peer, context: int, backward: Pass) -> None:
-        """Tell a worker that a pass has failed."""
+    def tell_failures(self, incarnation: int, context: int, passes: Sequence[Pass]) -> None:
+        """Tell a worker which of these passes are known to have failed."""
+        peer = self.agent.directory.of_incarnation(incarnation)
+        for backward in passes:
+            if backward.is_announced and peer is not None and peer.lost is None:
+                self._tell_of_failure(peer, context, backward)
+
+    def _tell_of_failure(self, peer: Peer, context: int, backward: Pass) -> None:
         self.agent.executor.may_pass_lead()
         reason = "" if backward.error is None else message_of(backward.error.error())
         call = (context, tuple(backward.options), reason)
@@ -294,22 +296,13 @@ class Runner:
         """A peer says how it fared in a pass that began here."""
         known = self._autograd.get(message.context)
         backward: Pass | None = None if known is None else known.passes.get(message.backward)
-        if backward is None or backward.ending is None or backward.error is not None:
+        if backward is None:
             return
         if isinstance(message, Ran):
-            backward.ending.give_back(peer.name, message.share, message.missing)
-            return
-        self.agent.executor.may_pass_lead()
-
-        def on_answer(future: torch.futures.Future[None]) -> None:
-            try:
-                future.value()
-            except BaseException as error:
-                backward.fail(error)
-
-        call = (message.context, message.backward)
-        future = self.agent.call_async(peer.name, handlers.cause, call)
-        future.add_done_callback(on_answer)
+            backward.returned(peer, message.share, message.missing)
+        else:
+            self.agent.executor.may_pass_lead()
+            backward.broken(peer)
 
     # Calls of other workers; see `handlers`.
 
@@ -317,7 +310,7 @@ class Runner:
         """See `handlers.prepare`."""
         known = self._autograd.find(context)
         source = self._source(known, number)
-        return _answer(self._pass(known, options).prepare(source, live))
+        return Deferred(self._pass(known, options).prepare(source, live))
 
     def on_survey(self, context: int, options: Options) -> Any:
         """See `handlers.survey`."""
@@ -336,7 +329,7 @@ class Runner:
         """See `handlers.abort`."""
         known = self._autograd.get(context)
         if known is not None:
-            self._abort(known, self._pass(known, options), Cancelled(reason))
+            self._pass(known, options).abort(Cancelled(reason))
 
     def _pass(self, context: Context, options: Options) -> Pass:
         with self._lock:
@@ -344,10 +337,6 @@ class Runner:
             if found is None:
                 found = context.passes[options.id] = Pass(self, context, options)
         return found
-
-
-def _answer(future: Future[None] | None) -> Any:
-    return None if future is None else Deferred(future)
 
 
 def check_roots(roots: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

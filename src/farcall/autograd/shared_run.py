@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.graph import Node
-
-from farcall.autograd.records import Source
 
 if TYPE_CHECKING:
     from farcall.autograd.passes import Pass
@@ -18,17 +17,17 @@ Tensor = torch.Tensor
 class SharedRun:
     """The traffic of a run of all sources; see `records.Traffic`. For one thread."""
 
-    def __init__(self, backward: Pass) -> None:
+    def __init__(self, backward: Pass, sources: Sequence[int]) -> None:
         self._pass = backward
-        self._sources = iter(backward.live)
-        self._last = backward.live[-1]
-        self._running: Source | None = None  # the source whose gradient came last
+        self._sources = iter(sources)
+        self._last = sources[-1]
+        self._running: int | None = None  # the source whose gradient came last
         self._arrived: dict[Node, Tensor | None] = {}
 
     def enter(self, source: int, index: int) -> Tensor | None:
-        while self._running is None or self._running.number != source:
+        while self._running != source:
             self._go_on()
-        return self._pass.wait_for(self._running).get(index)
+        return self._pass.wait_for(source).get(index)
 
     def _go_on(self) -> None:
         """To the next source. What the last one set off at this worker is done."""
@@ -38,18 +37,16 @@ class SharedRun:
         self._pass.wait_for(self._running)
 
     def leave(self, node: Node, gradient: Tensor | None) -> bool:
-        found = self._pass.message_of(node)
-        if found is None:
+        receive = self._pass.receive_of(node)
+        if receive is None:
             return False
-        receive, others = found
+        assert self._running is not None, "an exit has its gradient from an entry"
         self._arrived[node] = gradient
-        if self._running is not None and all(other in self._arrived for other in others):
-            self._pass.send(self._running, receive, self._arrived)
+        self._pass.left(self._running, receive, self._arrived)
         return True
 
     def finish(self) -> None:
         """The run is over. Sources that lead nowhere were not asked for."""
-        while self._running is not self._last:
+        while self._running != self._last:
             self._go_on()
-        assert self._running is not None
-        self._pass.ran(self._running)
+        self._pass.ran(self._last)

@@ -6,14 +6,30 @@ handler that still runs, must not revive a context that has ended: its id is rem
 Ids of one creator only grow, and each release says below which id all of them are dead (the
 `floor`), so the memory is no larger than the number of contexts that the creator has open.
 
-When the creator dies, whoever notices ends the context in its place. When another worker dies,
-those whom it gave the context to might not be told of its end: they report to the creator, which
-then tells them itself. Not thread-safe: whoever owns it holds one lock.
+    state    event                        next     effect
+    -------  ---------------------------  -------  ---------------------------------------------
+    unseen   create, enter                OPEN
+    OPEN     enter, tell                  OPEN     the giver, or who is told, is remembered
+    OPEN     end, released                DEAD     DropContext, Tell those that were told
+    OPEN     lost: the creator            DEAD     as after released: in the creator's place
+    OPEN     lost: another giver          OPEN     Report to the creator, which tells us of the end
+    OPEN     lost: a giver, creator gone  DEAD     as after released
+    OPEN     held                         OPEN     TellFailures: what the peer may have missed
+    DEAD     enter, tell                  DEAD     refused
+    DEAD     held                         DEAD     Tell the peer that reports
+
+Invariant (tests cite it):
+
+BWD-4  When a context has ended, or its creator is lost, it is dropped by every living worker that
+       had it, once, and by nobody revived.
+
+A worker that enters a context and finds that its giver is lost reports `lost` once more. Not
+thread-safe: whoever owns it holds one lock, and carries out the instructions without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -23,11 +39,34 @@ NUMBERS = 1 << CREATOR_SHIFT
 CREATORS = 1 << 16
 
 
-class Dropped(NamedTuple, Generic[T]):
-    """A context that ends here: what it held, and which peers are to be told."""
+class DropContext(NamedTuple, Generic[T]):
+    """The context has ended here: stop its passes, and let go of what it held."""
 
+    context: int
     content: T
-    told: tuple[int, ...]
+
+
+class TellEnd(NamedTuple):
+    """Tell a peer that the context has ended (RELEASE_CONTEXT)."""
+
+    peer: int
+    context: int
+    floor: int
+
+
+class ReportHeld(NamedTuple):
+    """Tell the creator of a context, by its worker id, that we have it (HOLD_CONTEXT)."""
+
+    creator: int
+    context: int
+
+
+class TellFailures(NamedTuple, Generic[T]):
+    """Tell a peer which passes of the context are known to have failed (`abort`)."""
+
+    peer: int
+    context: int
+    content: T
 
 
 class _Entry(Generic[T]):
@@ -109,30 +148,49 @@ class Contexts(Generic[T]):
         entry = self._entries.get(context)
         return () if entry is None else tuple(entry.told | entry.givers)
 
-    def end(self, context: int) -> tuple[Dropped[T], int] | None:
-        """The creator ends its context. Also gives the floor that the others are told."""
+    def end(self, context: int) -> list[DropContext[T] | TellEnd]:
+        """The creator ends its context."""
         if context not in self._entries:
-            return None
-        dropped = self._drop(context)
-        mine = [number for number, entry in self._entries.items() if entry.mine]
-        floor = min(mine, default=self._base | self._next)
-        return dropped, self._bury(context, floor)
+            return []
+        others = (n for n, entry in self._entries.items() if entry.mine and n != context)
+        return self._drop(context, min(others, default=self._base | self._next))
 
-    def released(self, context: int, floor: int) -> Dropped[T] | None:
-        """A peer says that the context has ended. None: there was nothing of it here."""
-        self._bury(context, floor)
-        return self._drop(context) if context in self._entries else None
+    def released(self, context: int, floor: int) -> list[DropContext[T] | TellEnd]:
+        """A peer says that the context has ended."""
+        return self._drop(context, floor)
 
-    def held(self, context: int, peer: int) -> int:
-        """A peer says that it has a context of ours: 0, or the floor to tell it that it ended."""
+    def held(self, context: int, peer: int) -> list[TellEnd | TellFailures[T]]:
+        """A peer says that it has a context of ours."""
         entry = self._entries.get(context)
-        if entry is not None:
-            entry.told.add(peer)
-            return 0
-        return self._floors.get(context >> CREATOR_SHIFT, 0) or 1
+        if entry is None:
+            return [TellEnd(peer, context, self._floors.get(context >> CREATOR_SHIFT, 0) or 1)]
+        entry.told.add(peer)
+        return [TellFailures(peer, context, entry.content)]
 
-    def lost(self, peer: int) -> list[int]:
-        """A peer died: the contexts of others that it gave us."""
+    def lost(
+        self, peer: int, id: int, *, is_replaced: bool, is_gone: Callable[[int], bool]
+    ) -> list[DropContext[T] | TellEnd | ReportHeld]:
+        """A peer died.
+
+        Args:
+            peer: its incarnation.
+            id: its worker id.
+            is_replaced: whether a newer worker has that id: contexts of the same creator that the
+                dead one did not give us are the newer one's.
+            is_gone: whether nobody alive has this worker id.
+        """
+        given = self._given_by(peer)
+        made = self.made_by(id)
+        ended = [context for context in made if not is_replaced or context in given]
+        ended += [each for each in given if each not in ended and is_gone(each >> CREATOR_SHIFT)]
+        todo: list[DropContext[T] | TellEnd | ReportHeld] = []
+        for context in ended:
+            todo += self._drop(context, floor=1)
+        todo += [ReportHeld(each >> CREATOR_SHIFT, each) for each in given if each not in ended]
+        return todo
+
+    def _given_by(self, peer: int) -> list[int]:
+        """The contexts of others that a peer gave us, which has no part in any from now on."""
         given = []
         for number, entry in self._entries.items():
             entry.told.discard(peer)
@@ -153,15 +211,17 @@ class Contexts(Generic[T]):
         self._entries.clear()
         return contents
 
-    def _drop(self, context: int) -> Dropped[T]:
-        entry = self._entries.pop(context)
-        return Dropped(entry.content, tuple(entry.told))
-
-    def _bury(self, context: int, floor: int) -> int:
+    def _drop(self, context: int, floor: int) -> list[DropContext[T] | TellEnd]:
         creator = context >> CREATOR_SHIFT
         dead = self._dead.setdefault(creator, set())
         dead.add(context)
         if floor > self._floors.get(creator, 0):
             self._floors[creator] = floor
             self._dead[creator] = {number for number in dead if number >= floor}
-        return floor
+        entry = self._entries.pop(context, None)
+        if entry is None:
+            return []
+        return [
+            DropContext(context, entry.content),
+            *(TellEnd(peer, context, floor) for peer in entry.told),
+        ]

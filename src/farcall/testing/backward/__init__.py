@@ -5,7 +5,7 @@
     print(simulate_backward(seed=1).violations)  # ()
 
 `history` draws what forward passes leave behind: graphs of simulated nodes, sends and receives.
-`worker` is a worker around the machines of `farcall.protocol.backward` and `contexts`, and
+`worker` is a worker around the machines of `farcall.protocol.passes` and `contexts`, and
 `simulation` lets messages, runs and deaths happen in random order. `planted` has mistakes that are
 found. Many: `python -m farcall.testing.sim --protocol backward`.
 """

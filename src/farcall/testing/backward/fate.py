@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from farcall.testing.backward.history import History, Node, Receive
+from farcall.testing.backward.history import History, Leaf, Node, Receive
 from farcall.testing.backward.messages import Options
 
 ROOT_DIED = "its root died"
@@ -30,7 +30,7 @@ class Fate:
         self.roots = roots
         self.options = options
         totals = history.gradients(roots)
-        self.expected = {node: total for node, total in totals.items() if node.is_leaf}
+        self.expected = {node: total for node, total in totals.items() if isinstance(node, Leaf)}
         self.live = {node.receive for node in totals if node.receive is not None}
         self.may_fail = options.fast and not uses_all(history, roots)
         self.found: Counter[Node] = Counter()

@@ -8,33 +8,57 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from random import Random
+from typing import NamedTuple
 
 
 class Node:
     """A node of the graph on one worker. Later nodes have higher numbers than what they come from.
 
     Attributes:
-        children: what it comes from, with factors.
+        next_functions: what it comes from, with factors.
         receive: the message it came in, if it is a received tensor.
         raises: whether its backward function raises.
     """
 
-    __slots__ = ("children", "number", "raises", "receive", "worker")
+    __slots__ = ("next_functions", "number", "raises", "receive", "worker")
 
     def __init__(self, number: int, worker: int, children: Sequence[tuple[Node, int]]) -> None:
         self.number = number
         self.worker = worker
-        self.children = children
+        self.next_functions = children
         self.receive: Receive | None = None
         self.raises = False
 
-    @property
-    def is_leaf(self) -> bool:
-        """Whether gradients end here."""
-        return not self.children and self.receive is None
-
     def __repr__(self) -> str:
         return f"n{self.number}"
+
+
+class Leaf(Node):
+    """A node where gradients end.
+
+    Attributes:
+        has_hooks: which must see its whole gradient.
+    """
+
+    __slots__ = ("has_hooks",)
+
+    def __init__(self, number: int, worker: int) -> None:
+        super().__init__(number, worker, ())
+        self.has_hooks = False
+
+
+class Edge(NamedTuple):
+    """A place in the graph, as torch names it."""
+
+    node: Node
+
+
+class Source:
+    """Tensors whose gradients enter the graph: the roots, or those sent in one message."""
+
+    def __init__(self, number: int, nodes: Sequence[Node]) -> None:
+        self.number = number
+        self.edges = [Edge(node) for node in nodes]
 
 
 class Receive:
@@ -79,9 +103,15 @@ class History:
 
     def add(self, worker: int, children: Sequence[tuple[Node, int]] = ()) -> Node:
         """A new node."""
+        number = self._number()
+        return self._keep(Node(number, worker, children) if children else Leaf(number, worker))
+
+    def _number(self) -> int:
         self._count += 1
-        node = Node(self._count, worker, children)
-        self.nodes.setdefault(worker, []).append(node)
+        return self._count
+
+    def _keep(self, node: Node) -> Node:
+        self.nodes.setdefault(node.worker, []).append(node)
         return node
 
     def send(self, sender: int, worker: int, tensors: Sequence[Node]) -> Receive:
@@ -90,7 +120,13 @@ class History:
         number = len(sends) + 1
         sends[number] = list(tensors)
         self.messages.append((sender, worker))
-        return Receive(worker, sender, number, [self.add(worker) for _ in tensors])
+        received = [self._keep(Node(self._number(), worker, ())) for _ in tensors]
+        return Receive(worker, sender, number, received)
+
+    def receives(self) -> dict[Node, Receive]:
+        """The receive of each received tensor."""
+        nodes = [node for nodes in self.nodes.values() for node in nodes]
+        return {node: node.receive for node in nodes if node.receive is not None}
 
     def gradients(self, roots: Iterable[Node]) -> dict[Node, int]:
         """The right gradients of all nodes that these depend on."""
@@ -106,7 +142,7 @@ class History:
 
     def _sources(self, node: Node) -> Sequence[tuple[Node, int]]:
         if node.receive is None:
-            return node.children
+            return node.next_functions
         sent = self.sends[node.receive.sender][node.receive.number]
         return [(sent[node.receive.nodes.index(node)], 1)]
 
@@ -120,7 +156,9 @@ def draw_history(random: Random, workers: int) -> History:
         worker = random.choice(knowing)
         nodes = history.nodes.get(worker, [])
         if not nodes or random.random() < 0.15:
-            history.add(worker)
+            leaf = history.add(worker)
+            assert isinstance(leaf, Leaf)
+            leaf.has_hooks = random.random() < 0.1
         elif random.random() < messages:
             to = random.randint(1, workers)
             tensors = [_late(random, nodes) for _ in range(random.choice((1, 1, 2, 3)))]
@@ -136,9 +174,8 @@ def draw_history(random: Random, workers: int) -> History:
 
 def gather(history: History, worker: int) -> Node:
     """A new node at this worker that depends on everything."""
-    used = {
-        child for nodes in history.nodes.values() for node in nodes for child, _ in node.children
-    }
+    every = [node for nodes in history.nodes.values() for node in nodes]
+    used = {child for node in every for child, _ in node.next_functions}
     used.update(
         node for sends in history.sends.values() for sent in sends.values() for node in sent
     )

@@ -1,8 +1,13 @@
-"""What simulated workers say to each other about backward passes."""
+"""What simulated workers say to each other about backward passes.
+
+The instructions `TellEnd` and `ReportHeld` are sent as they are.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnShare, TellRoot
 
 
 class Options(NamedTuple):
@@ -16,84 +21,37 @@ class Options(NamedTuple):
 class Prepare(NamedTuple):
     """Of what was sent with this number, the tensors with these indices are used."""
 
-    context: int
-    options: Options
     number: int
     live: tuple[int, ...]
 
 
 class Grad(NamedTuple):
-    """The gradients of what was sent with this number: (index, gradient) of what is used.
+    """The gradients of what was sent with this number: (index, gradient) of what is used."""
 
-    2**-share of the pass goes with it.
-    """
-
-    context: int
-    options: Options
     number: int
     share: int
     gradients: tuple[tuple[int, int], ...]
 
 
-class Ran(NamedTuple):
-    """To the root: 2**-share of the pass is done.
-
-    In fast mode, so many sources of the sender have no gradient yet (`missing`).
-    """
-
-    context: int
-    options: Options
-    share: int
-    missing: int
-
-
-class Broken(NamedTuple):
-    """To the root: the pass has failed here."""
-
-    context: int
-    options: Options
-
-
-class Cause(NamedTuple):
-    """From the root: why has the pass failed there?"""
-
-    context: int
-    options: Options
-
-
-class Survey(NamedTuple):
-    """To the root: find out which sources are live."""
-
-    context: int
-    options: Options
-
-
-class Answer(NamedTuple):
-    """To a call. `error`: of what was called or, to a Cause, of the pass."""
-
-    call: int
-    error: str
-
-
 class Abort(NamedTuple):
-    """A pass has failed elsewhere."""
+    """The pass has failed elsewhere."""
 
-    context: int
-    options: Options
     reason: str
 
 
-class Released(NamedTuple):
-    """A context has ended."""
+class AboutPass(NamedTuple):
+    """A message of a pass. Some are the instruction that had them sent."""
 
     context: int
-    floor: int
+    options: Options
+    what: Prepare | Grad | Abort | AskRoot | AskCause | ReturnShare | TellRoot
 
 
-class Holds(NamedTuple):
-    """To the creator of a context: the sender has it, and lost who gave it."""
+class Answered(NamedTuple):
+    """To a call. `error`: of what was called or, to an AskCause, of the pass."""
 
-    context: int
+    call: int
+    error: str
 
 
 class Forward(NamedTuple):

@@ -1,21 +1,7 @@
-"""One backward pass at a simulated worker: the pure counterpart of `farcall.autograd.passes`.
+"""One backward pass at a simulated worker: executes what `farcall.protocol.passes` says.
 
-Its nodes only add up whole numbers. Rules that `Backward` relies on, all of them here:
-
-- A received tensor that several sources reach gets its gradient when all of them have theirs.
-- Where no two sources could share a node, each is run when its gradient comes. Elsewhere the worker
-  first has the root find out which sources are live; if they do share nodes, they are run together,
-  and the run waits for them in descending order.
-- Gradients of leaves are kept before the last share of their source goes away.
-- Where a pass fails, the root is told (Broken), and asks for the reason (Cause). Whom a gradient
-  was sent to is remembered: if that worker is lost, the pass fails.
-
-Why every death of a worker that holds a share is noticed: it was given the share with a gradient,
-by a worker that was given its own in the same way, and so on back to the root. Let the root be
-alive, and look at the first dead worker of that chain. The one before it is alive, knows that it
-sent a gradient there, and has a link to it. So it finds out, and fails; what it tells the root
-arrives, or it dies as well, and is the first dead one itself. A gradient on its way, or a share on
-its way back, belongs to its sender: if that dies, and the message is lost with it, the same holds.
+The counterpart of `farcall.autograd.passes`. Its nodes only add up whole numbers. Each node is a
+step of a run; between two steps anything else may happen.
 """
 
 from __future__ import annotations
@@ -24,19 +10,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from farcall.protocol.backward import ROOT, UnexpectedGradient
-from farcall.testing.backward.history import Node, Receive
-from farcall.testing.backward.messages import (
-    Answer,
-    Broken,
-    Cause,
-    Grad,
-    Options,
-    Prepare,
-    Ran,
-    Survey,
-)
-from farcall.testing.backward.reach import Reach, Sums
+from farcall.protocol import pass_instructions as do
+from farcall.protocol.passes import ROOT, SURVEY, State, UnexpectedGradient
+from farcall.protocol.shares import WHOLE
+from farcall.testing.backward.history import Leaf, Node, Receive, Source
+from farcall.testing.backward.messages import Abort, AboutPass, Answered, Grad, Options, Prepare
+from farcall.testing.backward.reach import SimulatedReach, Sums
 from farcall.testing.backward.world import Run
 
 if TYPE_CHECKING:
@@ -46,14 +25,29 @@ OnAnswer = Callable[[str], None]  # the error, if there is one
 
 
 class Content:
-    """A context at one worker."""
+    """A context at one worker.
 
-    def __init__(self, sends: dict[int, list[Node]]) -> None:
+    Attributes:
+        sends: by number, the nodes of the tensors that were sent.
+        receives: by the nodes of their tensors.
+        averages: whether other processes have replicas of the leaves.
+        passes: by their options.
+    """
+
+    def __init__(
+        self,
+        sends: dict[int, list[Node]],
+        receives: Mapping[Node, Receive],
+        *,
+        averages: bool = False,
+    ) -> None:
         self.sends = sends
-        self.passes: dict[Options, Pass] = {}
+        self.receives = receives
+        self.averages = averages
+        self.passes: dict[Options, SimulatedPass] = {}
 
 
-class Pass:
+class SimulatedPass:
     """One pass at one worker. `roots` are those of the pass, at the worker that began it."""
 
     def __init__(
@@ -65,150 +59,155 @@ class Pass:
         roots: Sequence[Node] = (),
     ) -> None:
         self.options = options
-        self.roots = roots
-        self.error = ""
-        self.has_ended = False  # at the root
-        self.announced = False
-        self.machine = worker.machines.backward()
+        self.machine = worker.machines.passes(
+            worker.id, options.root, is_fast=options.fast, averages=content.averages
+        )
+        self._roots = roots
         self._worker = worker
         self._world = worker.world
         self._context = context
         self._content = content
-        self._is_root = options.root == worker.id
-        self._is_alone: bool | None = None
-        self._all = Reach()
-        self._live = Reach()
-        self._survey: list[OnAnswer] | None = None
-        self._surveyed = False
-        self._early: list[tuple[int, int]] = []  # (source, share)
+        self._new_reach = worker.machines.reach
+        self._sources: dict[int, Source] = {}
+        self._live = self._new_reach(content.receives)
         self._gradients: dict[int, Mapping[int, int]] = {}
-        self._answers: dict[Any, OnAnswer] = {}
+        # Gradients of leaves, until all are there; None: they were averaged.
+        self._held: list[tuple[Node, int]] | None = []
         self._runs = 0
-        self._sent_to: set[int] = set()
-        self._returned = worker.machines.returned()
-        self._missing: dict[int, int] = {}  # worker -> how many of its sources have no gradient
+
+    @property
+    def error(self) -> str:
+        """What the pass failed with."""
+        return self.machine.error or ""
 
     @property
     def is_idle(self) -> bool:
         """Whether this worker has nothing to do, and nobody waits for it."""
-        return not (self._answers or self._early or self._runs)
+        return not (self.machine.is_asked or self._runs)
 
-    # Which sources are live.
+    # The machine.
 
-    def _nodes(self, source: int) -> Sequence[Node]:
-        return self.roots if source == ROOT else self._content.sends[source]
+    def report(self, event: Callable[..., list[do.Instruction]], *what: Any) -> None:
+        """Tell the machine of an event, and do what it says."""
+        try:
+            todo = event(*what)
+        except UnexpectedGradient as error:
+            todo = self.machine.fail(f"UnexpectedGradient: {error}")
+        self._worker.carry_out(todo, self._do)
 
-    def decide(self) -> bool:
-        """Whether sources can be run without knowing which others are live."""
-        sources = [*self._content.sends, *([ROOT] if self.roots else [])]
-        for source in sources:
-            reach = self._live if self.options.fast else self._all
-            reach.explore(source, self._nodes(source), range(len(self._nodes(source))))
-            if self.options.fast:
-                self.machine.reach(source, source, ())
-        self._is_alone = not (self.options.fast or self._all.is_shared)
-        return self._is_alone
+    def _do(self, instruction: do.Instruction) -> None:
+        worker, name = self._worker, (self._context, self.options)
+        match instruction:
+            case do.ExploreRoots():
+                self._explore_part(ROOT, range(len(self._roots)), SURVEY)
+            case do.AskPart(part=part):
+                receive, *used = part
+                then = partial(self.report, self.machine.prepared, part)
+                self._call(receive.sender, Prepare(receive.number, tuple(used)), then)
+            case do.AskRoot():
+                self._call(self.options.root, instruction, self._begin)
+            case do.AnswerAsker(asker=asker, error=error):
+                asker(error or "")
+            case do.RunSource(source=source):
+                reach = self._part(source) if self._is_alone else self._live
+                self._start(self._run_alone(source, reach))
+            case do.RunTogether(sources=sources):
+                self._start(self._run_shared(sources))
+            case do.AverageLeaves(source=source):
+                assert self._held is not None, "averaged twice"
+                for leaf, gradient in self._held:
+                    self._world.accumulated(*name, leaf, gradient)
+                self._held = None
+                self.report(self.machine.averaged, source)
+            case do.ReturnShare() | do.TellRoot():
+                worker.send(self.options.root, AboutPass(*name, instruction))
+            case do.FailUnused(missing=missing):
+                self.fail(_unused(missing))
+            case do.EndPass(error=error):
+                self._world.ended(*name, error or "")
+                if error:
+                    self.report(self.machine.abort, error)
+            case do.AskCause(peer=peer):
+                self._call(peer, instruction, lambda: None)
+            case do.TellAll():
+                for peer in worker.contexts.known_to(self._context):
+                    worker.send(peer, AboutPass(*name, Abort(self.error)))
 
-    def survey(self, answer: OnAnswer) -> None:
-        """At the root: find out which sources are live."""
-        if self.error or self._surveyed:
-            answer(self.error)
-            return
-        if self._survey is not None:
-            self._survey.append(answer)
-            return
-        self._survey = [answer]
-
-        def prepared(error: str) -> None:
-            self._surveyed = not error
-            for waiter in self._survey or ():
-                waiter(error)
-
-        self.prepare(ROOT, range(len(self.roots)), prepared)
-
-    def prepare(self, source: int, live: Sequence[int], answer: OnAnswer) -> None:
-        """A part of a source is live."""
-        if self.error:
-            answer(self.error)
-            return
-        part = (source, *live)
-        parts = self._live.explore(source, self._nodes(source), live)
-        self.machine.reach(source, part, parts)
-        if not parts:
-            answer("")
-            return
-        self._answers[part] = answer
-        for reached in parts:
-            receive, *used = reached
-            message = Prepare(self._context, self.options, receive.number, tuple(used))
-            self._worker.call(receive.sender, message, partial(self._prepared, reached))
-
-    def _prepared(self, reached: tuple[Any, ...], answer: Answer) -> None:
-        if answer.error:
-            self.fail(answer.error)
-        elif not self.error:
-            part = self.machine.prepared(reached)
-            if part is not None:
-                self._answers.pop(part)("")
-
-    def begin(self) -> None:
-        """The live sources are known: run what they share."""
-        if self.error or self.machine.has_begun:
-            return
-        sources = self.machine.begin()
-        early, self._early = self._early, []
-        arrived = [source for source, share in early if self._arrive(source, share)]
-        if self._live.is_shared:
-            self._start(self._run_shared(sources))
-        else:
-            for source in arrived:
-                self._start(self._run_alone(source, self._live))
-
-    def _ask_root(self) -> None:
-        def on_answer(answer: Answer) -> None:
+    def _call(self, peer: int, what: Any, then: Callable[[], None]) -> None:
+        def on_answer(answer: Answered) -> None:
             if answer.error:
                 self.fail(answer.error)
             else:
-                self.begin()
+                then()
 
-        message = Survey(self._context, self.options)
-        self._worker.call(self.options.root, message, on_answer)
+        self._worker.call(peer, AboutPass(self._context, self.options, what), on_answer)
+
+    def fail(self, error: str) -> None:
+        """Something went wrong, here or elsewhere."""
+        self.report(self.machine.fail, error)
+
+    # Which sources are live.
+
+    def start(self) -> None:
+        """At the root: deliver the gradients of the roots, as soon as they may come."""
+
+        def deliver(error: str = "") -> None:
+            if not error:
+                self._begin()
+                self.deliver(ROOT, dict.fromkeys(range(len(self._roots)), 1), WHOLE)
+
+        self._explore()
+        if self.machine.needs_survey:
+            self.report(self.machine.survey, deliver)
+        else:
+            deliver()
+
+    def _source(self, number: int) -> Source:
+        nodes = self._roots if number == ROOT else self._content.sends[number]
+        return self._sources.setdefault(number, Source(number, nodes))
+
+    def _explore(self) -> None:
+        if self.machine.state is not State.NEW:
+            return
+        reach = self._live if self.options.fast else self._new_reach(self._content.receives)
+        numbers = [*self._content.sends, *([ROOT] if self._roots else [])]
+        sources = [self._source(number) for number in numbers]
+        reached = {
+            source.number: reach.explore(source, range(len(source.edges))) for source in sources
+        }
+        if self.options.fast:
+            self.machine.explored_all(reach.is_shared, reached)
+        else:
+            self.machine.explored(reach.is_shared, has_sent=bool(self._content.sends))
+
+    def _begin(self) -> None:
+        self.report(self.machine.begin, self._live.is_shared)
+
+    def prepare(self, source: int, live: Sequence[int], answer: OnAnswer) -> None:
+        """A part of a source is live."""
+        self._explore_part(source, live, answer)
+
+    def _explore_part(self, source: int, live: Sequence[int], asker: object) -> None:
+        parts = self._live.explore(self._source(source), live)
+        todo = self.machine.reached(source, live, parts, asker)
+        self._worker.carry_out(todo, self._do)
 
     # Gradients.
 
     def deliver(self, source: int, gradients: Mapping[int, int], share: int) -> None:
         """The gradients of a source, and a share of the pass."""
-        if self.error:
-            return
+        self._explore()
         self._gradients[source] = gradients
-        if self._is_alone is None:
-            self.decide()
-        if not (self._is_alone or self.machine.has_begun):
-            self._early.append((source, share))
-            if len(self._early) > 1:
-                return  # the first one has seen to it
-            if self.options.fast:
-                self.begin()
-            else:
-                self._ask_root()
-        elif self._arrive(source, share):
-            if self._is_alone:
-                self._start(self._run_alone(source, self._part(source)))
-            elif not self._live.is_shared:
-                self._start(self._run_alone(source, self._live))
+        self.report(self.machine.arrive, source, share)
 
-    def _arrive(self, source: int, share: int) -> bool:
-        try:
-            self.machine.arrive(source, share)
-        except UnexpectedGradient as error:
-            self.fail(f"UnexpectedGradient: {error}")
-            return False
-        return True
+    @property
+    def _is_alone(self) -> bool:
+        return self.machine.state is State.ALONE
 
-    def _part(self, source: int) -> Reach:
+    def _part(self, source: int) -> SimulatedReach:
         """What the used tensors of a source lead to."""
-        reach = Reach()
-        reach.explore(source, self._nodes(source), list(self._gradients[source]))
+        reach = self._new_reach(self._content.receives)
+        reach.explore(self._source(source), list(self._gradients[source]))
         return reach
 
     def _start(self, run: Run) -> None:
@@ -220,41 +219,42 @@ class Pass:
         if self.options.fast:
             self.fail(_unused({self._worker.id: self.machine.missing}))
 
-    def _run_alone(self, source: int, reach: Reach) -> Run:
+    def _run_alone(self, source: int, reach: SimulatedReach) -> Run:
         """Run the graph of a source that shares no node with others; a step for each node."""
         found: dict[Node, int] = {}
-        sums = Sums([node for _, node in reach.entries[source]])
+        sums = Sums([node for _, node in self._entries(source, reach)])
         if not (yield from self._walk(source, reach, sums, found.__setitem__)):
             return
-        if not self._is_root:
-            self._accumulate(found)
-        receives = {node.receive: None for node in found if node.receive is not None}
-        left = len(receives)
-        for receive in receives:
-            left -= 1
-            # At the root giving back costs nothing, and in fast mode every source reports.
-            is_last = not (left or self._is_root or self.options.fast)
-            self._send(source, receive, found, is_last)
-            if not is_last:
+        receives = {node.receive: node.receive.sender for node in found if node.receive is not None}
+        for count, instruction in enumerate(self.machine.computed(source, receives)):
+            if count:
                 yield True
             if self.error:
                 return
-        if self._is_root:  # what others do with the gradients does not wait for this
-            self._accumulate(found)
+            match instruction:
+                case do.KeepLeaves():
+                    self._accumulate(found)
+                case do.SendGradients(receive=receive, share=share):
+                    self._send(receive, share, found)
+        if self._content.averages:  # then something is left to do
+            yield True
+            if self.error:
+                return
         self._runs -= 1
-        self._ran(source)
+        self.report(self.machine.ran, source)
 
     def _run_shared(self, sources: Sequence[int]) -> Run:
         """Run the graph of all sources, as their gradients come; a step for each node."""
         found: dict[Node, int] = {}
         reach = self._live
-        sums = Sums([node for source in sources for _, node in reach.entries[source]])
+        sums = Sums([node for source in sources for _, node in self._entries(source, reach)])
 
         def exit(source: int, node: Node, gradient: int) -> None:
             found[node] = gradient
             receive = node.receive
-            if receive is not None and found.keys() >= reach.received[receive].keys():
-                self._send(source, receive, found)
+            if receive is not None:
+                for send in self.machine.left(source, receive, receive.sender):
+                    self._send(receive, send.share, found)
 
         for source in sources:
             while source not in self._gradients:
@@ -266,17 +266,17 @@ class Pass:
             if source == sources[-1]:
                 self._accumulate(found)
                 self._runs -= 1
-            self._ran(source)
+            self.report(self.machine.ran, source)
             yield True
             if self.error:
                 return
 
     def _walk(
-        self, source: int, reach: Reach, sums: Sums, done: Callable[[Node, int], None]
+        self, source: int, reach: SimulatedReach, sums: Sums, done: Callable[[Node, int], None]
     ) -> Generator[bool, None, bool]:
         """Run what the gradients of a source complete. False: the pass has failed."""
         ready = []
-        for index, node in reach.entries[source]:
+        for index, node in self._entries(source, reach):
             gradient = self._gradients[source].get(index, 0)  # 0 in fast mode: it is not used
             ready += sums.give(node, gradient)
         while ready:
@@ -290,98 +290,38 @@ class Pass:
             self._world.ran(self._context, self.options, node)
             gradient = sums.totals[node]
             done(node, gradient)
-            for child, factor in node.children:
+            for child, factor in node.next_functions:
                 ready += sums.give(child, factor * gradient)
         return not self.error
 
+    def _entries(self, number: int, reach: SimulatedReach) -> list[tuple[int, Node]]:
+        """The tensors of a source that are used, by their indices."""
+        source = self._source(number)
+        return [(index, source.edges[index].node) for index in reach.exploration.live[source]]
+
     def _accumulate(self, found: Mapping[Node, int]) -> None:
         """Keep the gradients of those nodes that are leaves."""
-        for node, gradient in found.items():
-            if node.is_leaf:
-                self._world.accumulated(self._context, self.options, node, gradient)
+        leaves = [(node, gradient) for node, gradient in found.items() if isinstance(node, Leaf)]
+        if self._content.averages:
+            assert self._held is not None, "a gradient came after averaging"
+            self._held += leaves
+            return
+        for leaf, gradient in leaves:
+            self._world.accumulated(self._context, self.options, leaf, gradient)
 
-    def _send(
-        self, source: int, receive: Receive, found: Mapping[Node, int], last: bool = False
-    ) -> None:
-        """The gradients of a receive are complete: send them to where it came from."""
+    def _send(self, receive: Receive, share: int, found: Mapping[Node, int]) -> None:
+        """Send the gradients of a receive to where it came from."""
         peer = receive.sender
-        self._sent_to.add(peer)
         if peer in self._worker.lost:
-            self.lost(peer)
+            self.fail(f"lost {peer}")
         if self.error:
             return
-        share = self.machine.send(source, last)
         self._world.sent(self._context, self.options, receive)
         used = ((index, node) for index, node in enumerate(receive.nodes) if node in found)
         gradients = tuple((index, found[node]) for index, node in used)
-        grad = Grad(self._context, self.options, receive.number, share, gradients)
-        self._worker.send(peer, grad)
-
-    # Shares.
-
-    def _ran(self, source: int) -> None:
-        """The run of a source is over: what is left of its share goes back to the root."""
-        share = self.machine.ran(source)
-        if share is None:
-            return
-        missing = self.machine.missing if self.options.fast else -1
-        if self._is_root:
-            self.take_back(self._worker.id, share, missing)
-        else:
-            self._worker.send(self.options.root, Ran(self._context, self.options, share, missing))
-
-    def take_back(self, worker: int, share: int, missing: int) -> None:
-        """At the root: a share that nobody works on any more."""
-        if self.error or self.has_ended:
-            return
-        self._missing[worker] = min(missing, self._missing.get(worker, missing))
-        if not self._returned.add(share):
-            return
-        unused = {worker: count for worker, count in self._missing.items() if count > 0}
-        if unused:
-            self.fail(_unused(unused))
-        else:
-            self.has_ended = True
-            self._world.ended(self._context, self.options, "")
-
-    # Failure.
-
-    def lost(self, peer: int) -> None:
-        """A peer is lost: what it was sent, and has not passed on, is lost with it."""
-        if peer in self._sent_to:
-            self.fail(f"lost {peer}")
-
-    def broken(self, peer: int) -> None:
-        """At the root: the pass has failed there. Ask why."""
-        if self.error or self.has_ended:
-            return
-
-        def on_answer(answer: Answer) -> None:
-            self.fail(answer.error)
-
-        self._worker.call(peer, Cause(self._context, self.options), on_answer)
-
-    def fail(self, error: str) -> None:
-        """Something went wrong here, or at the root: it is the root that tells everybody."""
-        if self.error or self.has_ended:
-            return
-        self.stop(error)
-        if self._is_root:
-            self._worker.abort(self._context, self, error)
-        else:
-            self._worker.send(self.options.root, Broken(self._context, self.options))
-
-    def stop(self, error: str) -> None:
-        """Nothing more is done here, and who waits is told."""
-        if self.error or self.has_ended:
-            return
-        self.error = error
-        if self._is_root:
-            self._world.ended(self._context, self.options, error)
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            answer(error)
+        grad = Grad(receive.number, share, gradients)
+        self._worker.send(peer, AboutPass(self._context, self.options, grad))
 
 
-def _unused(missing: dict[int, int]) -> str:
-    return f"not all is used: {missing}"
+def _unused(missing: Mapping[int, int]) -> str:
+    return f"not all is used: {dict(missing)}"

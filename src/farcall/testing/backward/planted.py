@@ -2,68 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from enum import StrEnum
+from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
-from farcall.protocol.backward import WHOLE, Backward, Returned
-from farcall.protocol.contexts import Contexts, Dropped
-from farcall.testing.backward.history import Node
-from farcall.testing.backward.passes import Pass
+from farcall.protocol.contexts import Contexts, ReportHeld, TellEnd
+from farcall.protocol.pass_instructions import (
+    AnswerAsker,
+    AskCause,
+    AskRoot,
+    Instruction,
+    KeepLeaves,
+    Part,
+    RunSource,
+    SendGradients,
+    TellAll,
+    TellRoot,
+)
+from farcall.protocol.passes import PassMachine, State
+from farcall.protocol.shares import WHOLE, Returned, Shares
+from farcall.testing.backward.reach import SimulatedExploration, SimulatedReach
 from farcall.testing.backward.worker import Machines
 
+Todo = list[Instruction]
 
-class _GivesAllAndKeepsHalf(Backward):
+
+class _GivesAllAndKeepsHalf(Shares):
     def send(self, source: int, last: bool = False) -> int:
         share = self._shares[source]
         super().send(source, last)
         return share
 
 
-class _KeepsAShare(Backward):
+class _KeepsAShare(Shares):
     def ran(self, source: int) -> int | None:
         super().ran(source)
         return None
 
 
-class _GivesHalfAndKeepsAll(Backward):
+class _GivesHalfAndKeepsAll(Shares):
     def send(self, source: int, last: bool = False) -> int:
         return super().send(source, last=True) if last else self._shares[source] + 1
-
-
-class _PreparesInHaste(Backward):
-    def reach(self, source: int, part: Hashable, parts: Iterable[Hashable]) -> None:
-        parts = list(parts)
-        super().reach(source, part, parts)
-        if len(parts) > 1:
-            self._waiting[part] = 1
-
-    def prepared(self, reached: Hashable) -> Hashable | None:
-        came = self._causes.pop(reached)
-        return came if self._waiting.pop(came, None) is not None else None
-
-
-class _ForgetsAnswers(Backward):
-    def prepared(self, reached: Hashable) -> Hashable | None:
-        super().prepared(reached)
-        return None
-
-
-class _WaitsInAscendingOrder(Backward):
-    def begin(self) -> list[int]:
-        return super().begin()[::-1]
-
-
-class _OnlyNewestSources(Backward):
-    def begin(self) -> list[int]:
-        sources = super().begin()
-        return sources[: max(1, len(sources) - 1)]
-
-
-class _MissesNothing(Backward):
-    @property
-    def missing(self) -> int:
-        return 0
 
 
 class _AddsOnce(Returned):
@@ -82,25 +61,103 @@ class _TakesHalfForAll(Returned):
         return super().add(share) or WHOLE + 1 in self._shares
 
 
-class _IgnoresDeaths(Pass):
-    def lost(self, peer: int) -> None:
-        pass
+class _PreparesInHaste(PassMachine):
+    """Answers as soon as one of the parts is prepared."""
+
+    def prepared(self, reached: Part) -> Todo:
+        asked = self._askers.pop(self._causes.pop(reached), None)
+        return [] if asked is None else self._answer(asked[0])
 
 
-class _DoesNotAskWhy(Pass):
-    def broken(self, peer: int) -> None:
-        pass
+class _WaitsInAscendingOrder(PassMachine):
+    def _in_order(self) -> list[int]:
+        return super()._in_order()[::-1]
 
 
-class _AccumulatesLate(Pass):
+class _OnlyNewestSources(PassMachine):
+    def _in_order(self) -> list[int]:
+        sources = super()._in_order()
+        return sources[: max(1, len(sources) - 1)]
+
+
+class _MissesNothing(PassMachine):
+    @property
+    def missing(self) -> int:
+        return 0
+
+
+class _RunsInHaste(PassMachine):
+    """Runs each source when its gradient comes, though others share nodes with it."""
+
+    def explored(self, is_shared: bool, *, has_sent: bool = True) -> None:
+        super().explored(False, has_sent=has_sent)
+
+
+class _RunsSharedApart(PassMachine):
+    def begin(self, is_shared: bool) -> Todo:
+        return super().begin(False)
+
+
+class _AsksTheRootEachTime(PassMachine):
+    """Has every gradient begin what is shared."""
+
+    def begin(self, is_shared: bool) -> Todo:
+        begun = self.state
+        self.state = State.WAITING if begun is State.TOGETHER else begun
+        return super().begin(is_shared)
+
+    def arrive(self, source: int, share: int) -> Todo:
+        todo = super().arrive(source, share)
+        return todo or ([AskRoot()] if self.state is State.WAITING else [])
+
+
+class _SurveysOnce(PassMachine):
+    """Answers only the first worker that must know the live sources."""
+
+    def survey(self, asker: Any) -> Todo:
+        return [] if self._surveyors else super().survey(asker)
+
+
+class _SurveysInHaste(PassMachine):
+    def survey(self, asker: Any) -> Todo:
+        return [*super().survey(asker), AnswerAsker(asker, None)]
+
+
+class _SendsIncomplete(PassMachine):
+    """Sends the gradients of a receive when one of its tensors has its own."""
+
+    def left(self, source: int, receive: Any, peer: Any) -> list[SendGradients]:
+        self._incomplete[receive] = 1
+        return super().left(source, receive, peer)
+
+
+class _SendsOneReceive(PassMachine):
+    def computed(self, source: int, receives: Mapping[Any, Any]) -> list[Any]:
+        return super().computed(source, dict(list(receives.items())[:1]))
+
+
+class _GivesAllBeforeAveraging(PassMachine):
+    def computed(self, source: int, receives: Mapping[Any, Any]) -> list[Any]:
+        self._averages, averages = False, self._averages
+        todo = super().computed(source, receives)
+        self._averages = averages
+        return todo
+
+
+class _AccumulatesLate(PassMachine):
     """Leaves get their gradients after the last share has gone."""
 
-    def _accumulate(self, found: Mapping[Node, int]) -> None:
-        def later() -> Any:
-            yield True
-            super(_AccumulatesLate, self)._accumulate(found)
+    def computed(self, source: int, receives: Mapping[Any, Any]) -> list[Any]:
+        todo = super().computed(source, receives)
+        return sorted(todo, key=lambda each: type(each) is KeepLeaves)
 
-        self._world.start(self._worker.id, later(), self._expire)
+
+class _AveragesEarly(PassMachine):
+    def ran(self, source: int) -> Todo:
+        self._pending, pending = set(), self._pending
+        todo = super().ran(source)
+        self._pending = pending
+        return todo
 
 
 class _ForgetsTheDead(Contexts[Any]):
@@ -108,65 +165,95 @@ class _ForgetsTheDead(Contexts[Any]):
         return False
 
 
-class _ReleasesOnlyHere(Contexts[Any]):
-    def _drop(self, context: int) -> Dropped[Any]:
-        return super()._drop(context)._replace(told=())
+class _LooksForNoHooks(SimulatedReach):
+    """Gives a leaf with hooks its gradient in parts."""
+
+    class explorer(SimulatedExploration):  # noqa: N801
+        @staticmethod
+        def has_hooks(leaf: Any) -> bool:
+            return False
 
 
-class _DoesNotReport(Contexts[Any]):
-    def lost(self, peer: int) -> list[int]:
-        super().lost(peer)
-        return []
+class _SharesNoMessages(SimulatedReach):
+    """Lets two sources of a message that came send it back, each a part."""
+
+    @property
+    def is_shared(self) -> bool:
+        return bool(self.exploration.is_shared)
 
 
-class _IgnoresReports(Contexts[Any]):
-    def held(self, context: int, peer: int) -> int:
-        return 0
+def _without(instruction: Any, method: str, machine: type[Any] = PassMachine) -> type[Any]:
+    """A machine whose method leaves such instructions out of what it returns."""
+
+    def planted(self: Any, *args: Any, **options: Any) -> list[Any]:
+        todo = getattr(machine, method)(self, *args, **options)
+        return [each for each in todo if not isinstance(each, instruction)]
+
+    return type("_Without", (machine,), {method: planted})
 
 
-class BackwardBug(StrEnum):
-    """What to do wrong."""
-
-    GIVES_ALL_AND_KEEPS_HALF = "gives-all-and-keeps-half"
-    KEEPS_A_SHARE = "keeps-a-share"
-    GIVES_HALF_AND_KEEPS_ALL = "gives-half-and-keeps-all"
-    ADDS_ONCE = "adds-once"
-    TAKES_HALF_FOR_ALL = "takes-half-for-all"
-    PREPARES_IN_HASTE = "prepares-in-haste"
-    FORGETS_ANSWERS = "forgets-answers"
-    WAITS_IN_ASCENDING_ORDER = "waits-in-ascending-order"
-    ONLY_NEWEST_SOURCES = "only-newest-sources"
-    MISSES_NOTHING = "misses-nothing"
-    IGNORES_DEATHS = "ignores-deaths"
-    DOES_NOT_ASK_WHY = "does-not-ask-why"
-    ACCUMULATES_LATE = "accumulates-late"
-    FORGETS_THE_DEAD = "forgets-the-dead"
-    RELEASES_ONLY_HERE = "releases-only-here"
-    DOES_NOT_REPORT = "does-not-report"
-    IGNORES_REPORTS = "ignores-reports"
+def _ignoring(event: str, machine: type[Any] = PassMachine) -> type[Any]:
+    """A machine that does nothing at an event."""
+    return type("_Ignoring", (machine,), {event: lambda *_, **__: []})
 
 
-_PLANTS: dict[BackwardBug, Machines] = {
-    BackwardBug.GIVES_ALL_AND_KEEPS_HALF: Machines(backward=_GivesAllAndKeepsHalf),
-    BackwardBug.KEEPS_A_SHARE: Machines(backward=_KeepsAShare),
-    BackwardBug.GIVES_HALF_AND_KEEPS_ALL: Machines(backward=_GivesHalfAndKeepsAll),
-    BackwardBug.ADDS_ONCE: Machines(returned=_AddsOnce),
-    BackwardBug.TAKES_HALF_FOR_ALL: Machines(returned=_TakesHalfForAll),
-    BackwardBug.PREPARES_IN_HASTE: Machines(backward=_PreparesInHaste),
-    BackwardBug.FORGETS_ANSWERS: Machines(backward=_ForgetsAnswers),
-    BackwardBug.WAITS_IN_ASCENDING_ORDER: Machines(backward=_WaitsInAscendingOrder),
-    BackwardBug.ONLY_NEWEST_SOURCES: Machines(backward=_OnlyNewestSources),
-    BackwardBug.MISSES_NOTHING: Machines(backward=_MissesNothing),
-    BackwardBug.IGNORES_DEATHS: Machines(passes=_IgnoresDeaths),
-    BackwardBug.DOES_NOT_ASK_WHY: Machines(passes=_DoesNotAskWhy),
-    BackwardBug.ACCUMULATES_LATE: Machines(passes=_AccumulatesLate),
-    BackwardBug.FORGETS_THE_DEAD: Machines(contexts=_ForgetsTheDead),
-    BackwardBug.RELEASES_ONLY_HERE: Machines(contexts=_ReleasesOnlyHere),
-    BackwardBug.DOES_NOT_REPORT: Machines(contexts=_DoesNotReport),
-    BackwardBug.IGNORES_REPORTS: Machines(contexts=_IgnoresReports),
-}
+def _with(**attributes: type[Any]) -> type[PassMachine]:
+    """A machine that counts shares in a wrong way."""
+    return type("_With", (PassMachine,), attributes)
+
+
+class BackwardBug(Enum):
+    """What to do wrong: the name on the command line, and the machine that does it."""
+
+    planted: type[Any]
+
+    def __new__(cls, value: str, planted: type[Any] = PassMachine) -> BackwardBug:
+        bug = object.__new__(cls)
+        bug._value_ = value
+        bug.planted = planted
+        return bug
+
+    GIVES_ALL_AND_KEEPS_HALF = "gives-all-and-keeps-half", _with(shares=_GivesAllAndKeepsHalf)
+    KEEPS_A_SHARE = "keeps-a-share", _with(shares=_KeepsAShare)
+    GIVES_HALF_AND_KEEPS_ALL = "gives-half-and-keeps-all", _with(shares=_GivesHalfAndKeepsAll)
+    ADDS_ONCE = "adds-once", _with(returned_shares=_AddsOnce)
+    TAKES_HALF_FOR_ALL = "takes-half-for-all", _with(returned_shares=_TakesHalfForAll)
+    PREPARES_IN_HASTE = "prepares-in-haste", _PreparesInHaste
+    FORGETS_ANSWERS = "forgets-answers", _without(AnswerAsker, "prepared")
+    WAITS_IN_ASCENDING_ORDER = "waits-in-ascending-order", _WaitsInAscendingOrder
+    ONLY_NEWEST_SOURCES = "only-newest-sources", _OnlyNewestSources
+    MISSES_NOTHING = "misses-nothing", _MissesNothing
+    RUNS_IN_HASTE = "runs-in-haste", _RunsInHaste
+    RUNS_SHARED_APART = "runs-shared-apart", _RunsSharedApart
+    FORGETS_EARLY_GRADIENTS = "forgets-early-gradients", _without(RunSource, "begin")
+    ASKS_THE_ROOT_EACH_TIME = "asks-the-root-each-time", _AsksTheRootEachTime
+    SURVEYS_ONCE = "surveys-once", _SurveysOnce
+    SURVEYS_IN_HASTE = "surveys-in-haste", _SurveysInHaste
+    SENDS_INCOMPLETE = "sends-incomplete", _SendsIncomplete
+    SENDS_ONE_RECEIVE = "sends-one-receive", _SendsOneReceive
+    GIVES_ALL_BEFORE_AVERAGING = "gives-all-before-averaging", _GivesAllBeforeAveraging
+    ACCUMULATES_LATE = "accumulates-late", _AccumulatesLate
+    AVERAGES_EARLY = "averages-early", _AveragesEarly
+    IGNORES_DEATHS = "ignores-deaths", _ignoring("lost")
+    DOES_NOT_ASK_WHY = "does-not-ask-why", _without(AskCause, "broken")
+    FAILS_IN_SILENCE = "fails-in-silence", _without(TellRoot, "fail")
+    TELLS_NOBODY = "tells-nobody", _without(TellAll, "abort")
+    LEAVES_ASKERS_WAITING = "leaves-askers-waiting", _without(AnswerAsker, "stop")
+    LOOKS_FOR_NO_HOOKS = "looks-for-no-hooks", _LooksForNoHooks
+    SHARES_NO_MESSAGES = "shares-no-messages", _SharesNoMessages
+    FORGETS_THE_DEAD = "forgets-the-dead", _ForgetsTheDead
+    RELEASES_ONLY_HERE = "releases-only-here", _without(TellEnd, "_drop", Contexts)
+    DOES_NOT_REPORT = "does-not-report", _without(ReportHeld, "lost", Contexts)
+    LEAVES_CONTEXTS_OF_THE_DEAD = "leaves-contexts-of-the-dead", _ignoring("made_by", Contexts)
+    IGNORES_REPORTS = "ignores-reports", _ignoring("held", Contexts)
 
 
 def machines_with(bug: BackwardBug | None) -> Machines:
     """The machines as they are, or with one mistake."""
-    return Machines() if bug is None else _PLANTS[bug]
+    if bug is None:
+        return Machines()
+    if issubclass(bug.planted, Contexts):
+        return Machines(contexts=bug.planted)
+    if issubclass(bug.planted, SimulatedReach):
+        return Machines(reach=bug.planted)
+    return Machines(passes=bug.planted)

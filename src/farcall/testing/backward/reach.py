@@ -1,55 +1,28 @@
-"""What sources reach at one simulated worker; the counterpart of `farcall.autograd.reach`."""
+"""What sources reach in a simulated graph, and adding up gradients in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from farcall.testing.backward.history import Node, Receive
+from farcall.protocol.reach import Exploration, Reach
+from farcall.testing.backward.history import Edge, Leaf, Node
 
 
-class Reach:
-    """What sources reach.
+class SimulatedExploration(Exploration):
+    """Of simulated nodes."""
 
-    Attributes:
-        entries: of each source: the indices of its tensors, and their nodes.
-        received: the tensors of each receive that are reached, and by which source.
-        is_shared: whether some node, or some message, waits for several sources.
-    """
+    leaf = Leaf
+    edge = Edge
 
-    def __init__(self) -> None:
-        self.entries: dict[int, list[tuple[int, Node]]] = {}
-        self.received: dict[Receive, dict[Node, int]] = {}
-        self.is_shared = False
-        self._seen: dict[Node, int] = {}
+    @staticmethod
+    def has_hooks(leaf: Leaf) -> bool:
+        return leaf.has_hooks
 
-    def explore(
-        self, source: int, nodes: Sequence[Node], live: Iterable[int]
-    ) -> list[tuple[Any, ...]]:
-        """Parts of a source: the parts of receives that are reached now, as the first.
 
-        A part is a receive, and indices of its tensors.
-        """
-        entries = [(index, nodes[index]) for index in live]
-        self.entries.setdefault(source, []).extend(entries)
-        found: dict[Receive, list[int]] = {}
-        stack = [node for _, node in entries]
-        while stack:
-            node = stack.pop()
-            if node.is_leaf:  # may get its gradient in parts
-                continue
-            first = self._seen.get(node)
-            if first is not None:
-                self.is_shared |= first != source
-                continue
-            self._seen[node] = source
-            if node.receive is not None:
-                found.setdefault(node.receive, []).append(node.receive.nodes.index(node))
-                sources = self.received.setdefault(node.receive, {})
-                sources[node] = source
-                self.is_shared |= len(set(sources.values())) > 1
-            stack += [child for child, _ in node.children]
-        return [(receive, *used) for receive, used in found.items()]
+class SimulatedReach(Reach):
+    """Of simulated nodes and receives."""
+
+    explorer = SimulatedExploration
 
 
 class Sums:
@@ -63,7 +36,7 @@ class Sums:
             node = stack.pop()
             self._left[node] = self._left.get(node, 0) + 1
             if self._left[node] == 1:
-                stack += [child for child, _ in node.children]
+                stack += [child for child, _ in node.next_functions]
 
     def give(self, node: Node, gradient: int) -> list[Node]:
         """Add to the gradient of a node; itself, when that is complete."""

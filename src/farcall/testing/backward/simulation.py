@@ -2,20 +2,22 @@
 
 A schedule is drawn from one `random.Random(seed)`. One to three contexts come first, each with a
 history of forward calls. Then passes begin, late forward calls are on their way, messages arrive in
-any order, runs go on node by node, a backward function raises, workers die and are noticed, and
-contexts whose passes are over end. It goes on until nothing is left to do.
+any order, runs go on node by node, threads are slow to do what their machine said, a backward
+function raises, workers die and are noticed, and contexts whose passes are over end. It goes on
+until nothing is left to do.
 
-What is violated:
+What is violated; see `farcall.protocol.passes` and `contexts`:
 
 BWD-1  A pass succeeded, and a leaf's gradient is not what it should be.
-BWD-2  A receive sent two GRADs, or one that the roots don't depend on; or it sent none, and the
-       pass succeeded. A node was run twice.
+BWD-2  A receive sent two Grads, or one that the roots don't depend on; or it sent none, and the
+       pass succeeded. A node, or the hooks of a leaf, were run twice.
 BWD-3  A pass succeeded, and was not over at some worker, or gradients were on their way.
-FAST   A pass succeeded in fast mode, and something is unused at a worker that took part.
-ABORT  A pass failed, and goes on at some worker when all is quiet.
 BWD-4  In the end a worker knows of a context that has ended, or whose creator died.
-END    A pass did not end; or failed, though no worker died, no function raised, nothing had been
-       freed, and nothing was unused in fast mode; or failed with an error that is no reason.
+BWD-5  A pass did not end; or failed, though no worker died, no function raised, nothing had been
+       freed, and nothing was unused in fast mode; or failed with an error that is no reason. A call
+       got no answer.
+BWD-6  A pass failed, and goes on at some worker when all is quiet.
+BWD-7  A pass succeeded in fast mode, and something is unused at a worker that took part.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from farcall.testing.backward.fate import ROOT_DIED, Fate, uses_all
-from farcall.testing.backward.history import History, Node, Receive, draw_history, gather
-from farcall.testing.backward.messages import Forward, Grad, Options
+from farcall.testing.backward.history import History, Leaf, Node, Receive, draw_history, gather
+from farcall.testing.backward.messages import AboutPass, Forward, Grad, Options
 from farcall.testing.backward.passes import Content
 from farcall.testing.backward.planted import BackwardBug, machines_with
 from farcall.testing.backward.worker import Worker
@@ -97,13 +99,17 @@ class _Schedule:
         context = creator.contexts.next_id()
         self._histories[context] = history
         sends = {worker: dict(history.sends.get(worker, {})) for worker in self._workers}
-        creator.contexts.create(context, Content(sends[creator.id]))
+        averaging = [worker for worker in self._workers if random.random() < 0.15]
+        contents = {
+            worker: Content(sends[worker], history.receives(), averages=worker in averaging)
+            for worker in self._workers
+        }
+        creator.contexts.create(context, contents[creator.id])
         for sender, receiver in history.messages:
             giver, taker = self._workers[sender], self._workers[receiver]
             giver.give(context, taker.id)
             self._met(sender, receiver)
-            content = taker.contexts.get(context) or Content(sends[taker.id])
-            taker.enter(context, giver.id, content)
+            taker.enter(context, giver.id, contents[taker.id])
         for number in range(random.choice((1, 1, 2))):
             root = creator.id if random.random() < 0.5 else random.choice(list(history.nodes))
             nodes = history.nodes[root]
@@ -140,7 +146,7 @@ class _Schedule:
         try:
             while not self._violations and self._step():
                 if len(self._log) > MAX_EVENTS:
-                    self._violate("END", "no end in sight")
+                    self._violate("BWD-5", "no end in sight")
             if not self._violations:
                 self._check_end()
         except (KeyError, ValueError, AssertionError) as error:
@@ -184,8 +190,7 @@ class _Schedule:
         self._note(f"w{source} -> w{target}", message, "call", call)
         worker = self._workers.get(target)
         if worker is not None:
-            if isinstance(message, Grad):
-                self._fates[message.context, message.options].flying -= 1
+            self._count_flying(message, -1)
             worker.receive(source, message, call)
             if isinstance(message, Forward) and message.hops:
                 self._forward(worker, message.context, message.hops - 1)
@@ -276,20 +281,27 @@ class _Schedule:
         self._met(worker, peer)
         if peer not in self._workers:
             self._will_notice(worker, peer)
-        if isinstance(message, Grad):
-            self._fates[message.context, message.options].flying += 1
+        self._count_flying(message, 1)
         self._network.send(worker, peer, (message, call))
+
+    def _count_flying(self, message: Any, change: int) -> None:
+        if isinstance(message, AboutPass) and isinstance(message.what, Grad):
+            self._fates[message.context, message.options].flying += change
 
     def start(self, worker: int, run: Run, expire: Callable[[], None]) -> None:
         """A run begins."""
         self._runs.append(_Run(worker, run, expire))
+
+    def is_held_up(self) -> bool:
+        """Whether a thread is slow."""
+        return self._random.random() < 0.2
 
     def ran(self, context: int, options: Options, node: Node) -> None:
         """A node is run."""
         self._note(f"w{node.worker} runs", node)
         fate = self._fates[context, options]
         fate.ran[node] += 1
-        if fate.ran[node] > 1 and not node.is_leaf:
+        if fate.ran[node] > 1 and (not isinstance(node, Leaf) or node.has_hooks):
             self._violate("BWD-2", f"{node} is run twice in pass {options} of {context}")
 
     def accumulated(self, context: int, options: Options, leaf: Node, gradient: int) -> None:
@@ -310,13 +322,13 @@ class _Schedule:
         self._note("pass", options, "of", context, "ends:", error or "success")
         fate = self._fates[context, options]
         if fate.error is not None:
-            self._violate("END", f"pass {options} of {context} ends twice")
+            self._violate("BWD-5", f"pass {options} of {context} ends twice")
         fate.error = error
         if error:
             if not (self._raised or self._has_died() or fate.may_fail):
-                self._violate("END", f"pass {options} of {context} failed: {error}")
+                self._violate("BWD-5", f"pass {options} of {context} failed: {error}")
             if not any(reason in error for reason in REASONS):
-                self._violate("END", f"pass {options} of {context} failed, but not why: {error}")
+                self._violate("BWD-5", f"pass {options} of {context} failed, but not why: {error}")
             return
         if +fate.found != +Counter(fate.expected):
             text = f"pass {options} of {context}: {dict(fate.found)}, expected {fate.expected}"
@@ -342,7 +354,7 @@ class _Schedule:
                 self._violate("BWD-3", text)
             if backward is not None and options.fast and backward.machine.missing:
                 text = f"pass {options} of {context} does not use all that w{worker.id} sent"
-                self._violate("FAST", text)
+                self._violate("BWD-7", text)
 
     def _check_failed(self) -> None:
         """Once all is quiet, a pass that has failed must have failed everywhere."""
@@ -354,16 +366,18 @@ class _Schedule:
                 backward = None if content is None else content.passes.get(options)
                 if backward is not None and not (backward.error or backward.is_idle):
                     text = f"w{worker.id} does not know that it failed"
-                    self._violate("ABORT", f"pass {options} of {context}: {text}")
+                    self._violate("BWD-6", f"pass {options} of {context}: {text}")
 
     def _check_end(self) -> None:
         for (context, options), fate in self._fates.items():
             if fate.error is None:
-                self._violate("END", f"pass {options} of {context} does not end")
+                self._violate("BWD-5", f"pass {options} of {context} does not end")
         for worker in self._workers.values():
             if len(worker.contexts):
                 text = f"w{worker.id} keeps {len(worker.contexts)} contexts"
                 self._violate("BWD-4", text)
+            if worker.open_calls:
+                self._violate("BWD-5", f"w{worker.id} gets no answer to {worker.open_calls} calls")
 
     def _violate(self, invariant: str, text: str) -> None:
         self._violations.append(Violation(invariant, text))

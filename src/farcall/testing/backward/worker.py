@@ -1,47 +1,40 @@
-"""A simulated worker in backward passes: the pure counterpart of `farcall.autograd.recorder`.
+"""A simulated worker in backward passes: executes what its machines say.
 
-Rules of it that `Contexts` relies on, all of them here:
-
-- Who loses the creator of a context ends the context in its place. Who loses another worker that
-  gave it one reports to the creator.
-- A pass that fails is told, once, to all that the context was given to; and to who reports later.
-- A call that is not answered fails when the callee is lost.
-- A pass that sent gradients to a worker fails when that is lost.
+The counterpart of `farcall.autograd.recorder` and `runner`. A call that is not answered fails when
+the callee is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from farcall.protocol.backward import ROOT, WHOLE, Backward, Returned
-from farcall.protocol.contexts import CREATOR_SHIFT, Contexts, Dropped
+from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
+from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnShare, TellRoot
+from farcall.protocol.passes import PassMachine
 from farcall.testing.backward.history import Node
 from farcall.testing.backward.messages import (
     Abort,
-    Answer,
-    Broken,
-    Cause,
+    AboutPass,
+    Answered,
     Forward,
     Grad,
-    Holds,
     Options,
     Prepare,
-    Ran,
-    Released,
-    Survey,
 )
-from farcall.testing.backward.passes import Content, Pass
-from farcall.testing.backward.world import World
+from farcall.testing.backward.passes import Content, SimulatedPass
+from farcall.testing.backward.reach import SimulatedReach
+from farcall.testing.backward.world import Run, World
+
+T = TypeVar("T")
 
 
 class Machines(NamedTuple):
     """The classes a worker is made of; a planted bug replaces one."""
 
-    backward: type[Backward] = Backward
-    returned: type[Returned] = Returned
-    passes: type[Pass] = Pass
+    passes: type[PassMachine] = PassMachine
     contexts: type[Contexts[Any]] = Contexts
+    reach: type[SimulatedReach] = SimulatedReach
 
 
 class Worker:
@@ -53,7 +46,7 @@ class Worker:
         self.machines = machines
         self.world = world
         self.lost: set[int] = set()
-        self._calls: dict[int, tuple[int, Callable[[Answer], None]]] = {}
+        self._calls: dict[int, tuple[int, Callable[[Answered], None]]] = {}
         self._count = 0
 
     # Messages.
@@ -63,7 +56,7 @@ class Worker:
         if peer not in self.lost:
             self.world.send(self.id, peer, message, 0)
 
-    def call(self, peer: int, message: Any, on_answer: Callable[[Answer], None]) -> None:
+    def call(self, peer: int, message: Any, on_answer: Callable[[Answered], None]) -> None:
         """Send something that is answered, or fails."""
         self._count += 1
         self._calls[self._count] = (peer, on_answer)
@@ -72,76 +65,76 @@ class Worker:
         else:
             self.world.send(self.id, peer, message, self._count)
 
+    @property
+    def open_calls(self) -> int:
+        """How many calls have no answer yet."""
+        return len(self._calls)
+
     def _fail_call(self, call: int) -> None:
         peer, on_answer = self._calls.pop(call)
-        on_answer(Answer(call, f"lost {peer}"))
+        on_answer(Answered(call, f"lost {peer}"))
 
     def receive(self, peer: int, message: Any, call: int) -> None:
         """A message arrives."""
         if peer in self.lost:
             return
 
-        if isinstance(message, Prepare | Survey | Cause):
-            self._serve(peer, message, call)
-        elif isinstance(message, Grad):
-            self._deliver(message)
-        elif isinstance(message, Ran | Broken):
-            content = self.contexts.get(message.context)
-            backward = None if content is None else content.passes.get(message.options)
-            if backward is None:
-                return
-            if isinstance(message, Ran):
-                backward.take_back(peer, message.share, message.missing)
-            else:
-                backward.broken(peer)
-        elif isinstance(message, Answer):
-            waiting = self._calls.pop(message.call, None)
-            if waiting is not None:
-                waiting[1](message)
-        elif isinstance(message, Abort):
-            content = self.contexts.get(message.context)
-            if content is not None:
-                self.abort(message.context, self._pass(content, message), message.reason)
-        elif isinstance(message, Released):
-            self._release(message.context, message.floor)
-        elif isinstance(message, Holds):
-            self._held(message.context, peer)
-        elif isinstance(message, Forward):
-            self.enter(message.context, peer, Content({}))
+        match message:
+            case AboutPass():
+                self._about_pass(peer, message, call)
+            case Answered(call=answered):
+                waiting = self._calls.pop(answered, None)
+                if waiting is not None:
+                    waiting[1](message)
+            case TellEnd(context=context, floor=floor):
+                self._carry_out(self.contexts.released(context, floor))
+            case ReportHeld(context=context):
+                self._carry_out(self.contexts.held(context, peer))
+            case Forward(context=context):
+                self.enter(context, peer, Content({}, {}))
 
-    def _serve(self, peer: int, message: Prepare | Survey | Cause, call: int) -> None:
+    def _about_pass(self, peer: int, message: AboutPass, call: int) -> None:
         def answer(error: str) -> None:
-            self.send(peer, Answer(call, error))
+            self.send(peer, Answered(call, error))
 
-        content = self.contexts.get(message.context)
+        context, options, what = message
+        content = self.contexts.get(context)
         if content is None:
-            answer(f"no context {message.context}")
-        elif isinstance(message, Survey):
-            self._pass(content, message).survey(answer)
-        elif isinstance(message, Cause):
-            backward = content.passes.get(message.options)
-            answer((backward and backward.error) or f"no failed pass {message.options}")
-        elif message.number not in content.sends:
-            answer("backward a second time")
-        else:
-            self._pass(content, message).prepare(message.number, message.live, answer)
-
-    def _deliver(self, message: Grad) -> None:
-        content = self.contexts.get(message.context)
-        if content is None:
-            self.send(message.options.root, Broken(message.context, message.options))
+            if call:
+                answer(f"no context {context}")
+            elif isinstance(what, Grad):
+                self.send(options.root, AboutPass(context, options, TellRoot()))
             return
-        backward = self._pass(content, message)
-        if message.number in content.sends:
-            backward.deliver(message.number, dict(message.gradients), message.share)
-        else:
-            backward.fail("backward a second time")
+        known = content.passes.get(options)
+        match what:
+            case ReturnShare(share=share, missing=missing) if known is not None:
+                known.report(known.machine.returned, peer, share, missing)
+            case TellRoot() if known is not None:
+                known.report(known.machine.broken, peer)
+            case AskCause():
+                answer((known and known.error) or f"no failed pass {options}")
+            case AskRoot():
+                backward = self._pass(context, content, options)
+                backward.report(backward.machine.survey, answer)
+            case Abort(reason=reason):
+                backward = self._pass(context, content, options)
+                backward.report(backward.machine.abort, reason)
+            case Prepare(number=number, live=live):
+                if number in content.sends:
+                    self._pass(context, content, options).prepare(number, live, answer)
+                else:
+                    answer("backward a second time")
+            case Grad(number=number, share=share, gradients=gradients):
+                backward = self._pass(context, content, options)
+                if number in content.sends:
+                    backward.deliver(number, dict(gradients), share)
+                else:
+                    backward.fail("backward a second time")
 
-    def _pass(self, content: Content, message: Prepare | Grad | Survey | Abort) -> Pass:
-        found = content.passes.get(message.options)
+    def _pass(self, context: int, content: Content, options: Options) -> SimulatedPass:
+        found = content.passes.get(options)
         if found is None:
-            found = self.machines.passes(self, message.context, content, message.options)
-            content.passes[message.options] = found
+            found = content.passes[options] = SimulatedPass(self, context, content, options)
         return found
 
     # Passes.
@@ -150,31 +143,8 @@ class Worker:
         """Begin a pass; `World.ended` says when it ends."""
         content = self.contexts.get(context)
         assert content is not None
-        backward = self.machines.passes(self, context, content, options, roots)
-        content.passes[options] = backward
-
-        def known(error: str) -> None:
-            if error:
-                backward.fail(error)
-            else:
-                backward.begin()
-                deliver()
-
-        def deliver() -> None:
-            backward.deliver(ROOT, dict.fromkeys(range(len(roots)), 1), WHOLE)
-
-        if backward.decide() or options.fast:
-            deliver()
-        else:
-            backward.survey(known)
-
-    def abort(self, context: int, backward: Pass, reason: str) -> None:
-        """End a pass here, and tell everybody who may take part in it, once."""
-        backward.stop(reason)
-        if not backward.announced:
-            backward.announced = True
-            for peer in self.contexts.known_to(context):
-                self.send(peer, Abort(context, backward.options, reason))
+        backward = content.passes[options] = SimulatedPass(self, context, content, options, roots)
+        backward.start()
 
     # Contexts.
 
@@ -192,30 +162,43 @@ class Worker:
 
     def end(self, context: int) -> None:
         """A context that was made here ends."""
-        ended = self.contexts.end(context)
-        assert ended is not None
-        self._drop(context, *ended)
+        self._carry_out(self.contexts.end(context))
 
-    def _release(self, context: int, floor: int) -> None:
-        dropped = self.contexts.released(context, floor)
-        if dropped is not None:
-            self._drop(context, dropped, floor)
+    def _carry_out(
+        self, todo: Sequence[DropContext[Content] | TellEnd | ReportHeld | TellFailures[Content]]
+    ) -> None:
+        self.carry_out(todo, self._do)
 
-    def _drop(self, context: int, dropped: Dropped[Content], floor: int) -> None:
-        for backward in list(dropped.content.passes.values()):
-            backward.stop("the context ended")
-        for peer in dropped.told:
-            self.send(peer, Released(context, floor))
+    def carry_out(self, todo: Sequence[T], do: Callable[[T], None]) -> None:
+        """Do what a machine said. As in threads, other events may come before and between."""
 
-    def _held(self, context: int, peer: int) -> None:
-        floor = self.contexts.held(context, peer)
-        if floor:
-            self.send(peer, Released(context, floor))
-            return
-        content = self.contexts.get(context)
-        for backward in content.passes.values() if content is not None else ():
-            if backward.announced:  # before we knew of the peer
-                self.send(peer, Abort(context, backward.options, backward.error))
+        def slowly() -> Run:
+            for instruction in todo:
+                yield True
+                do(instruction)
+
+        if self.world.is_held_up():
+            self.world.start(self.id, slowly(), lambda: None)
+        else:
+            for instruction in todo:
+                do(instruction)
+
+    def _do(
+        self, instruction: DropContext[Content] | TellEnd | ReportHeld | TellFailures[Content]
+    ) -> None:
+        match instruction:
+            case DropContext(content=content):
+                for backward in list(content.passes.values()):
+                    backward.report(backward.machine.stop, "the context ended")
+            case TellEnd(peer=peer):
+                self.send(peer, instruction)
+            case ReportHeld(creator=creator):
+                self.send(creator, instruction)
+            case TellFailures(peer=peer, context=context, content=content):
+                for backward in content.passes.values():
+                    abort = Abort(backward.error)
+                    if backward.machine.is_announced:
+                        self.send(peer, AboutPass(context, backward.options, abort))
 
     def lose(self, peer: int) -> None:
         """Declare a peer dead."""
@@ -225,17 +208,9 @@ class Worker:
                 self._fail_call(call)
         for content in list(self.contexts):
             for backward in list(content.passes.values()):
-                backward.lost(peer)
+                backward.report(backward.machine.lost, peer, peer, f"lost {peer}")
         self._lose_contexts(peer)
 
     def _lose_contexts(self, peer: int) -> None:
-        given = self.contexts.lost(peer)
-        made = self.contexts.made_by(peer)
-        for context in made:
-            self._release(context, floor=1)
-        for context in given:
-            creator = context >> CREATOR_SHIFT
-            if creator in self.lost:
-                self._release(context, floor=1)
-            else:
-                self.send(creator, Holds(context))
+        gone = self.lost.__contains__
+        self._carry_out(self.contexts.lost(peer, peer, is_replaced=False, is_gone=gone))

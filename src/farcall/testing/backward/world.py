@@ -20,6 +20,9 @@ class World(Protocol):
     def start(self, worker: int, run: Run, expire: Callable[[], None]) -> None:
         """A run begins. If it waits for too long, it is to `expire`."""
 
+    def is_held_up(self) -> bool:
+        """Whether other things happen before a thread that was told what to do has done it."""
+
     def ran(self, context: int, options: Options, node: Node) -> None:
         """A node is run."""
 

@@ -1,0 +1,79 @@
+"""Autograd contexts of one worker: rows of their state table that simulations hardly reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from farcall.protocol.contexts import (
+    CREATOR_SHIFT,
+    Contexts,
+    DropContext,
+    ReportHeld,
+    TellEnd,
+    TellFailures,
+)
+
+ME, CREATOR, THIRD, FOURTH = 1, 2, 3, 4  # ids; an incarnation is ten times as much
+CONTEXT = CREATOR << CREATOR_SHIFT | 5
+
+
+@pytest.fixture
+def contexts() -> Contexts[str]:
+    """Those of a worker that got one context, of another creator, from a third worker."""
+    contexts: Contexts[str] = Contexts(ME, 0)
+    assert contexts.enter(CONTEXT, 10 * THIRD, "content") == "content"
+    return contexts
+
+
+def lose(
+    contexts: Contexts[str], id: int, *, is_replaced: bool = False, gone: tuple[int, ...] = ()
+) -> list[object]:
+    return list(
+        contexts.lost(10 * id, id, is_replaced=is_replaced, is_gone=lambda each: each in gone)
+    )
+
+
+def test_lost_giver_is_reported_to_the_creator(contexts):  # BWD-4
+    assert lose(contexts, THIRD) == [ReportHeld(CREATOR, CONTEXT)]
+    assert contexts.get(CONTEXT) == "content"
+
+
+def test_lost_giver_ends_the_context_if_the_creator_is_gone(contexts):  # BWD-4
+    contexts.tell(CONTEXT, 10 * FOURTH)
+    told = TellEnd(10 * FOURTH, CONTEXT, 1)
+    assert lose(contexts, THIRD, gone=(CREATOR,)) == [DropContext(CONTEXT, "content"), told]
+    assert contexts.enter(CONTEXT, 10 * FOURTH, "again") is None
+
+
+def test_lost_creator_ends_the_context_whoever_gave_it(contexts):  # BWD-4
+    assert lose(contexts, CREATOR, gone=(CREATOR,)) == [DropContext(CONTEXT, "content")]
+
+
+def test_loss_of_an_earlier_life_leaves_contexts_of_the_newer_one(contexts):
+    assert lose(contexts, CREATOR, is_replaced=True) == []
+    assert contexts.get(CONTEXT) == "content"
+
+
+def test_loss_of_an_earlier_life_ends_what_it_gave(contexts):  # BWD-4
+    contexts.enter(CONTEXT, 10 * CREATOR, "content")
+    assert lose(contexts, CREATOR, is_replaced=True) == [DropContext(CONTEXT, "content")]
+
+
+def test_own_contexts_survive_the_loss_of_an_earlier_life_of_this_worker():
+    contexts: Contexts[str] = Contexts(ME, 0)
+    mine = contexts.next_id()
+    contexts.create(mine, "mine")
+    contexts.enter(mine, 10 * ME, "mine")  # it came back to us from there
+    assert lose(contexts, ME, is_replaced=True) == []
+    assert contexts.get(mine) == "mine"
+
+
+def test_who_reports_a_context_is_told_of_failed_passes_and_later_of_the_end():  # BWD-4
+    contexts: Contexts[str] = Contexts(ME, 0)
+    mine = contexts.next_id()
+    contexts.create(mine, "mine")
+    assert contexts.held(mine, 10 * THIRD) == [TellFailures(10 * THIRD, mine, "mine")]
+    drop, told = contexts.end(mine)
+    assert drop == DropContext(mine, "mine")
+    assert told == TellEnd(10 * THIRD, mine, mine)  # no context of ours is open below
+    assert contexts.held(mine, 10 * FOURTH) == [TellEnd(10 * FOURTH, mine, mine)]
