@@ -25,7 +25,7 @@ from farcall.ids import Worker, new_incarnation
 from farcall.transport import dialling, handshake
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
-from farcall.transport.connections import Connection
+from farcall.transport.connection import Connection
 from farcall.transport.handshake import Identity
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
@@ -296,40 +296,6 @@ def test_connection_that_can_not_be_made_for_a_moment_is_no_death(
     near, distant = side("near"), side("distant")
     monkeypatch.setattr(dialling, "dial", fail_at_first)
     assert near.connect(distant).started == 1
-
-
-class Attempt:
-    """What `Silence` looks at in an attempt to dial."""
-
-    def __init__(self, *, is_silent: bool) -> None:
-        self.is_silent = is_silent
-
-    def gone(self, seconds: float) -> LinkError:
-        return LinkError(f"no connection for {seconds:.0f} s")
-
-
-@pytest.mark.parametrize("bound", [0.0, 30.0])
-def test_host_that_is_silent_for_long_is_dead(
-    monkeypatch: pytest.MonkeyPatch, bound: float
-) -> None:
-    """What counts is the time of the attempts, since one that gave a connection."""
-    now = 100.0
-    monkeypatch.setattr(dialling.time, "monotonic", lambda: now)
-    silence = dialling.Silence(bound)
-
-    def note(seconds: float, *, is_silent: bool = True) -> None:
-        nonlocal now
-        began = now
-        now += seconds
-        silence.note(Attempt(is_silent=is_silent), began)  # type: ignore[arg-type]
-        now += 1_000.0  # until the next call
-
-    note(20.0)
-    note(9.0)
-    note(1.0, is_silent=False)
-    note(29.0)
-    with pytest.raises(LinkError, match="for 30 s") if bound else contextlib.nullcontext():
-        note(1.0)
 
 
 def test_closing_ends_a_dial_that_begins_again_and_again(side: SideMaker, threads: Threads) -> None:
