@@ -124,6 +124,7 @@ format: $(INSTALLED) ## Reformat, and fix what ruff can fix.
 sim: $(NATIVE) ## Simulate protocols, run random programs. Options: SCHEDULES=100000 PROGRAMS=10000 SEED=0 JOBS=2
 	$(BIN)/python -m farcall.testing.sim --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python -m farcall.testing.sim --protocol backward --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
+	$(BIN)/python -m farcall.testing.sim --protocol connecting --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
 bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"

@@ -558,3 +558,90 @@ def test_versions_that_differ_are_one_warning_that_names_both(
         "distant runs torch 2.4, but near runs torch 2.13",
         "near runs torch 2.13, but distant runs torch 2.4",
     ]
+
+
+# Several callers dial the same worker.
+
+
+def test_callers_with_deadlines_of_their_own_share_one_dialler(
+    side: SideMaker, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dial, dialled, go_on = dialling.dial, threading.Event(), threading.Event()
+    count = 0
+
+    def dial_when_told(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        dialled.set()
+        assert go_on.wait(PATIENCE)
+        return dial(*args)
+
+    monkeypatch.setattr(dialling, "dial", dial_when_told)
+    near, distant = side("near"), side("distant")
+    links: queue.Queue[BareLink] = queue.Queue()
+    threads.start(lambda: links.put(near.connect(distant)))
+    assert dialled.wait(PATIENCE)
+    with pytest.raises(NotSent, match="another call is still dialling"):
+        near.connect(distant, time.monotonic() + 0.1)
+    threads.start(lambda: links.put(near.connect(distant)))
+    go_on.set()
+    threads.join()
+    assert links.get_nowait() is links.get_nowait()
+    assert count == 1
+
+
+def test_caller_that_ends_lets_another_one_dial(
+    side: SideMaker, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dial, dialled, go_on = dialling.dial, threading.Event(), threading.Event()
+
+    def fail_at_first(*args: Any) -> Any:
+        if not dialled.is_set():
+            dialled.set()
+            assert go_on.wait(PATIENCE)
+            raise RuntimeError("no fault of the worker")
+        return dial(*args)
+
+    def fail() -> None:
+        with pytest.raises(RuntimeError):
+            near.connect(distant)
+
+    monkeypatch.setattr(dialling, "dial", fail_at_first)
+    near, distant = side("near"), side("distant")
+    links: queue.Queue[BareLink] = queue.Queue()
+    threads.start(fail)
+    assert dialled.wait(PATIENCE)
+    threads.start(lambda: links.put(near.connect(distant)))
+    go_on.set()
+    threads.join()
+    assert links.get_nowait().started == 1
+
+
+def test_dead_worker_is_dead_for_all_callers_that_wait(
+    side: SideMaker, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialled, go_on = threading.Event(), threading.Event()
+    count = 0
+
+    def refuse_when_told(url: str, *_: Any) -> None:
+        nonlocal count
+        count += 1
+        dialled.set()
+        assert go_on.wait(PATIENCE)
+
+    def fail() -> None:
+        with pytest.raises(LinkError, match="nobody listens there"):
+            near.connect(distant)
+
+    monkeypatch.setattr(dialling, "dial", refuse_when_told)
+    near, distant = side("near"), side("distant")
+    threads.start(fail)
+    assert dialled.wait(PATIENCE)
+    dialler = near.connections._diallers[distant.worker.incarnation]
+    threads.start(fail)
+    while not dialler._machine._waiting:
+        time.sleep(0.001)
+    go_on.set()
+    threads.join()
+    assert count == len(distant.worker.addresses)
+    assert near.connections._diallers == {}

@@ -51,7 +51,8 @@ CON-4 (refusal) What a worker's own address refuses is final. Elsewhere it is fi
 CON-5 (dark hosts end) A host that has given no connection for `dead_after` seconds of attempts is
       dead, up to the end of the round. Rounds of this machine's own failures don't count, in either
       direction, and neither do those whose callers had no time for a connection.
-CON-6 (one dialler) One caller dials at a time. When it ends, another one goes on.
+CON-6 (one dialler) One caller dials at a time. When it ends, the one with the latest deadline goes
+      on: callers with little time, of whom more and more come, keep nobody from dialling.
 
 Pure; not thread-safe: whoever owns a machine holds a lock around each event. Times are seconds on
 any one monotonic clock; callers are compared by identity.
@@ -70,7 +71,8 @@ TRIES = 4  # for which `dead_after` has to suffice, if they aren't shorter than 
 # What a connection takes that is slow. One that had less time and was not made says nothing. If
 # `dead_after` is short, its user says that connections are quick.
 PROOF_SECONDS, PROOF_SHARE = 1.0, 1 / 20
-HANDSHAKE_SECONDS = 10.0  # at an address behind which there is another one to try
+# For a handshake, where another address may be the right one. Twice what the other side gives it.
+HANDSHAKE_SECONDS = 20.0
 
 
 class Failure(Enum):
@@ -185,6 +187,7 @@ class Connecting:
         self._proof = min(PROOF_SECONDS, dead_after * PROOF_SHARE)
         self._rounds = 0  # silent ones, in a row
         self._dead: Dead | None = None
+        self._waiting: dict[object, float] = {}  # callers, with their deadlines
         # Of the caller that dials.
         self._dialler: object = None
         self._deadline = 0.0
@@ -213,8 +216,10 @@ class Connecting:
             return Linked()
         if now >= deadline:
             return Late()
-        if self._dialler is not None:
+        if self._dialler is not None or deadline < max(self._waiting.values(), default=0.0):
+            self._waiting[caller] = deadline
             return Wait(deadline)
+        self._waiting.pop(caller, None)
         if not self._addresses:
             return self._die(Cause.ABSENT)
         self._dialler = caller
@@ -236,8 +241,8 @@ class Connecting:
         """There is a connection to the address."""
         self.state = State.TALKING
         address = self._addresses[self._index]
-        if not address.is_exclusive and self._left > 1:
-            until = now + min(HANDSHAKE_SECONDS, self._share(now))
+        if not address.is_exclusive and len(self._addresses) > 1:
+            until = min(self._deadline, now + min(HANDSHAKE_SECONDS, self._share(now)))
         else:
             until = self._deadline
         return Talk(until)
@@ -268,7 +273,8 @@ class Connecting:
         self._dialler = None
 
     def left(self, caller: object) -> None:
-        """A caller ends, in whatever way: if it dials, another one may."""
+        """A caller ends, in whatever way. Those that wait have to say `woke` then."""
+        self._waiting.pop(caller, None)
         if self._dialler is caller:
             self._dialler = None
             if self.state not in (State.LINKED, State.DEAD):
@@ -338,18 +344,16 @@ class Connecting:
         given = self._until - self._began
         if failure is Failure.NO_ANSWER or (failure is Failure.TIMED_OUT and given >= self._proof):
             self._round_silent += min(now - self._began, given)
+        elif failure is Failure.HANDSHAKE_UNFINISHED:
+            self.silent, self._rounds = 0.0, 0  # even if the round is not finished, either
         elif failure is Failure.TIMED_OUT:
             self._failures[-1] = Failure.OF_THIS_MACHINE  # the time was ours
 
     def _settle_silence(self) -> None:
         """Add what the round says."""
         failures = set(self._failures)
-        if Failure.HANDSHAKE_UNFINISHED in failures:
-            self.silent, self._rounds = 0.0, 0
-        elif Failure.OF_THIS_MACHINE not in failures and not failures <= {
-            Failure.ABSENT,
-            Failure.REFUSED,
-        }:
+        is_silent = bool(failures & {Failure.NO_ANSWER, Failure.TIMED_OUT})
+        if is_silent and not failures & {Failure.OF_THIS_MACHINE, Failure.HANDSHAKE_UNFINISHED}:
             self._counts = True
             self.silent += self._round_silent
             self._rounds += 1

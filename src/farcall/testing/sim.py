@@ -4,6 +4,7 @@
     python -m farcall.testing.sim --seed 1234 --replay
     python -m farcall.testing.sim --schedules 5000 --plant does-not-pin
     python -m farcall.testing.sim --protocol backward --schedules 100000
+    python -m farcall.testing.sim --protocol connecting --schedules 100000
 
 Exit code 0: every schedule kept the invariants; 1: some did not, and how to replay them is said.
 """
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import click
 
 from farcall.testing.backward import BackwardBug, simulate_backward
+from farcall.testing.connecting import ConnectingBug, simulate_connecting
 from farcall.testing.oracle import Violation
 from farcall.testing.planted import PlantedBug
 from farcall.testing.seeds import Advance, print_failures, progress_bar
@@ -27,6 +29,7 @@ CHUNK = 250  # schedules a process runs between two reports
 BUGS = {
     "calls": [bug.value for bug in PlantedBug],
     "backward": [bug.value for bug in BackwardBug],
+    "connecting": [bug.value for bug in ConnectingBug],
 }
 
 
@@ -55,6 +58,8 @@ class Chosen(NamedTuple):
         """One schedule."""
         if self.protocol == "backward":
             return simulate_backward(seed, bug=BackwardBug(self.bug) if self.bug else None)
+        if self.protocol == "connecting":
+            return simulate_connecting(seed, bug=ConnectingBug(self.bug) if self.bug else None)
         return simulate(seed, bug=PlantedBug(self.bug) if self.bug else None)
 
     @property
@@ -134,7 +139,8 @@ def main(
 ) -> None:
     """Simulate protocols under faults, and check their invariants.
 
-    "calls" is the protocol of calls and references, "backward" that of distributed backward passes.
+    "calls" is the protocol of calls and references, "backward" that of distributed backward passes,
+    "connecting" the rules by which a worker is reached, or declared dead.
     """
     if plant and plant not in BUGS[protocol]:
         raise click.BadParameter(f"{plant!r} is none of {', '.join(BUGS[protocol])}")
