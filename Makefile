@@ -125,6 +125,7 @@ sim: $(NATIVE) ## Simulate protocols, run random programs. Options: SCHEDULES=10
 	$(BIN)/python -m farcall.testing.sim --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python -m farcall.testing.sim --schedules 3000 --coverage
 	$(BIN)/python -m farcall.testing.sim --protocol backward --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
+	$(BIN)/python -m farcall.testing.sim --protocol connecting --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
 bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"

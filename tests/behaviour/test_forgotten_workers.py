@@ -35,8 +35,7 @@ def tables(agent: Agent) -> dict[str, int]:
     }
     connections = getattr(agent.endpoint, "_connections", None)
     if connections is not None:
-        found["dialling"] = len(connections._dialling)
-        found["silences"] = len(connections._silences)
+        found["diallers"] = len(connections._diallers)
         found["dialled"] = len(connections._dialled)
     return found
 

@@ -15,7 +15,7 @@ from sides import BareLink, Side, SideMaker
 from stations import GroupNet, InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
 
 from farcall.testing.cluster import connected
-from farcall.transport.connections import Connection
+from farcall.transport.connection import Connection
 
 StationMaker = Callable[..., Station]
 

@@ -8,7 +8,8 @@ from typing import Any
 from stations import PATIENCE, soon
 
 from farcall.ids import Worker, new_incarnation
-from farcall.transport.connections import Connection, Connections
+from farcall.transport.connection import Connection
+from farcall.transport.connections import Connections
 from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
 

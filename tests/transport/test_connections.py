@@ -25,7 +25,7 @@ from farcall.ids import Worker, new_incarnation
 from farcall.transport import dialling, handshake
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
-from farcall.transport.connections import Connection
+from farcall.transport.connection import Connection
 from farcall.transport.handshake import Identity
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
@@ -298,40 +298,6 @@ def test_connection_that_can_not_be_made_for_a_moment_is_no_death(
     assert near.connect(distant).started == 1
 
 
-class Attempt:
-    """What `Silence` looks at in an attempt to dial."""
-
-    def __init__(self, *, is_silent: bool) -> None:
-        self.is_silent = is_silent
-
-    def gone(self, seconds: float) -> LinkError:
-        return LinkError(f"no connection for {seconds:.0f} s")
-
-
-@pytest.mark.parametrize("bound", [0.0, 30.0])
-def test_host_that_is_silent_for_long_is_dead(
-    monkeypatch: pytest.MonkeyPatch, bound: float
-) -> None:
-    """What counts is the time of the attempts, since one that gave a connection."""
-    now = 100.0
-    monkeypatch.setattr(dialling.time, "monotonic", lambda: now)
-    silence = dialling.Silence(bound)
-
-    def note(seconds: float, *, is_silent: bool = True) -> None:
-        nonlocal now
-        began = now
-        now += seconds
-        silence.note(Attempt(is_silent=is_silent), began)  # type: ignore[arg-type]
-        now += 1_000.0  # until the next call
-
-    note(20.0)
-    note(9.0)
-    note(1.0, is_silent=False)
-    note(29.0)
-    with pytest.raises(LinkError, match="for 30 s") if bound else contextlib.nullcontext():
-        note(1.0)
-
-
 def test_closing_ends_a_dial_that_begins_again_and_again(side: SideMaker, threads: Threads) -> None:
     near, distant = side("near"), side("distant")
     cutting = Cutting(distant.worker.addresses[-1], 0, 1 << 30)
@@ -592,3 +558,90 @@ def test_versions_that_differ_are_one_warning_that_names_both(
         "distant runs torch 2.4, but near runs torch 2.13",
         "near runs torch 2.13, but distant runs torch 2.4",
     ]
+
+
+# Several callers dial the same worker.
+
+
+def test_callers_with_deadlines_of_their_own_share_one_dialler(
+    side: SideMaker, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dial, dialled, go_on = dialling.dial, threading.Event(), threading.Event()
+    count = 0
+
+    def dial_when_told(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        dialled.set()
+        assert go_on.wait(PATIENCE)
+        return dial(*args)
+
+    monkeypatch.setattr(dialling, "dial", dial_when_told)
+    near, distant = side("near"), side("distant")
+    links: queue.Queue[BareLink] = queue.Queue()
+    threads.start(lambda: links.put(near.connect(distant)))
+    assert dialled.wait(PATIENCE)
+    with pytest.raises(NotSent, match="another call is still dialling"):
+        near.connect(distant, time.monotonic() + 0.1)
+    threads.start(lambda: links.put(near.connect(distant)))
+    go_on.set()
+    threads.join()
+    assert links.get_nowait() is links.get_nowait()
+    assert count == 1
+
+
+def test_caller_that_ends_lets_another_one_dial(
+    side: SideMaker, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dial, dialled, go_on = dialling.dial, threading.Event(), threading.Event()
+
+    def fail_at_first(*args: Any) -> Any:
+        if not dialled.is_set():
+            dialled.set()
+            assert go_on.wait(PATIENCE)
+            raise RuntimeError("no fault of the worker")
+        return dial(*args)
+
+    def fail() -> None:
+        with pytest.raises(RuntimeError):
+            near.connect(distant)
+
+    monkeypatch.setattr(dialling, "dial", fail_at_first)
+    near, distant = side("near"), side("distant")
+    links: queue.Queue[BareLink] = queue.Queue()
+    threads.start(fail)
+    assert dialled.wait(PATIENCE)
+    threads.start(lambda: links.put(near.connect(distant)))
+    go_on.set()
+    threads.join()
+    assert links.get_nowait().started == 1
+
+
+def test_dead_worker_is_dead_for_all_callers_that_wait(
+    side: SideMaker, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialled, go_on = threading.Event(), threading.Event()
+    count = 0
+
+    def refuse_when_told(url: str, *_: Any) -> None:
+        nonlocal count
+        count += 1
+        dialled.set()
+        assert go_on.wait(PATIENCE)
+
+    def fail() -> None:
+        with pytest.raises(LinkError, match="nobody listens there"):
+            near.connect(distant)
+
+    monkeypatch.setattr(dialling, "dial", refuse_when_told)
+    near, distant = side("near"), side("distant")
+    threads.start(fail)
+    assert dialled.wait(PATIENCE)
+    dialler = near.connections._diallers[distant.worker.incarnation]
+    threads.start(fail)
+    while not dialler._machine._waiting:
+        time.sleep(0.001)
+    go_on.set()
+    threads.join()
+    assert count == len(distant.worker.addresses)
+    assert near.connections._diallers == {}

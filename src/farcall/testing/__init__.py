@@ -1,7 +1,8 @@
 """Tools for tests: a clock moved by hand, a network with faults, and the protocol's simulator.
 
 Product code: test your own programs with them. `python -m farcall.testing.sim` runs the simulator,
-of calls and references or, in `farcall.testing.backward`, of backward passes. Two things need
+of calls and references; in `farcall.testing.backward`, of backward passes; in
+`farcall.testing.connecting`, of how workers are reached. Two things need
 torch: `farcall.testing.cluster` starts several workers in one process, and
 `farcall.testing.gradients` runs random autograd programs on them.
 """

@@ -4,6 +4,7 @@
     python -m farcall.testing.sim --seed 1234 --replay
     python -m farcall.testing.sim --schedules 5000 --plant does-not-pin
     python -m farcall.testing.sim --protocol backward --schedules 100000
+    python -m farcall.testing.sim --protocol connecting --schedules 100000
     python -m farcall.testing.sim --schedules 5000 --coverage
 
 Exit code 0: every schedule kept the invariants; 1: some did not, and how to replay them is said.
@@ -24,6 +25,7 @@ import click
 
 from farcall.protocol import calls, instructions, ref_entries, refs, worker
 from farcall.testing.backward import BackwardBug, simulate_backward
+from farcall.testing.connecting import ConnectingBug, simulate_connecting
 from farcall.testing.coverage import Reached
 from farcall.testing.network import Faults
 from farcall.testing.oracle import Violation
@@ -36,6 +38,7 @@ CHUNK = 250  # schedules a process runs between two reports
 BUGS = {
     "calls": [bug.value for bug in PlantedBug],
     "backward": [bug.value for bug in BackwardBug],
+    "connecting": [bug.value for bug in ConnectingBug],
 }
 
 
@@ -84,6 +87,8 @@ class Chosen(NamedTuple):
         """One schedule."""
         if self.protocol == "backward":
             return simulate_backward(seed, bug=BackwardBug(self.bug) if self.bug else None)
+        if self.protocol == "connecting":
+            return simulate_connecting(seed, bug=ConnectingBug(self.bug) if self.bug else None)
         faults = None
         if self.without:
             faults = but_for(self._run(seed, None, 0).faults, self.without)
@@ -202,7 +207,8 @@ def main(
 ) -> None:
     """Simulate protocols under faults, and check their invariants.
 
-    "calls" is the protocol of calls and references, "backward" that of distributed backward passes.
+    "calls" is the protocol of calls and references, "backward" that of distributed backward passes,
+    "connecting" the rules by which a worker is reached, or declared dead.
     """
     if plant and plant not in BUGS[protocol]:
         raise click.BadParameter(f"{plant!r} is none of {', '.join(BUGS[protocol])}")

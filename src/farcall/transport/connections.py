@@ -22,19 +22,19 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.log import get_logger
-from farcall.transport import addresses, dark_hosts, dialling, handshake, joining, presence
+from farcall.transport import addresses, dark_hosts, handshake, joining, presence
 from farcall.transport.acceptor import Acceptor
-from farcall.transport.base import NotSent
 from farcall.transport.brief_threads import BriefThreads
+from farcall.transport.connection import Connection, KeptLink
 from farcall.transport.dark_hosts import HostWatch
-from farcall.transport.dialling import Dial, Silence, seconds_until
+from farcall.transport.dialling import Dialled, Dialler
 from farcall.transport.forks import keep_from_children
 from farcall.transport.handshake import Ended, Identity, Unfinished
 from farcall.transport.introductions import MAX_ADDRESSES
@@ -52,59 +52,7 @@ ESTABLISH_SECONDS = 60.0
 MAX_HANDSHAKES = 32
 
 
-class KeptLink(Protocol):
-    """What has to be known of a link to keep it."""
-
-    @property
-    def peer(self) -> Worker:
-        """Who is at the other end."""
-
-    @property
-    def description(self) -> str:
-        """Which path it takes, for people."""
-
-    @property
-    def lost(self) -> str | None:
-        """Why the link ended, or None while it has not."""
-
-    def lose(self, cause: str) -> None:
-        """End the link."""
-
-    def start(self) -> None:
-        """Called once, when the link is in the tables: from now on it may receive."""
-
-
 L = TypeVar("L", bound=KeptLink)
-
-
-class Connection(NamedTuple):
-    """A stream socket that is ours alone, and who is at its other end: the handshake is done.
-
-    Attributes:
-        sock: nothing beyond the handshake was read from it. Its timeout may be anything.
-        peer: what it said of itself, proven if there is a secret.
-        description: which path this is, for people; see `base.Link.description`.
-        dialled: by us, not by the peer.
-        deadline: for `open_link`, on `time.monotonic()` in seconds.
-        streams: how many connections the link may have, this one included.
-        way: if there may be more, and we dialled: how to dial them, for `widen`.
-    """
-
-    sock: socket.socket
-    peer: Identity
-    description: str
-    dialled: bool
-    deadline: float
-    streams: int = 1
-    way: Way | None = None
-
-    @property
-    def worker(self) -> Worker:
-        """The peer as the rest of farcall names it."""
-        peer = self.peer
-        return Worker(
-            peer.name, peer.id, peer.incarnation, peer.addresses, peer.host, main=peer.main
-        )
 
 
 class Connections(Generic[L]):
@@ -147,8 +95,7 @@ class Connections(Generic[L]):
         self._lock = threading.Lock()  # guards the tables of links
         self._links: set[L] = set()
         self._dialled: dict[int, L] = {}
-        self._dialling: dict[int, threading.Lock] = {}
-        self._silences: dict[int, Silence] = {}  # each for who dials that worker
+        self._diallers: dict[int, Dialler[L]] = {}  # of workers without a link
         self._joinable: Joinable[L] = Joinable()
         self._shaking: set[socket.socket] = set()
         self._closed = False
@@ -204,76 +151,48 @@ class Connections(Generic[L]):
         )
 
     def _connect(self, worker: Worker, deadline: float) -> L:
+        incarnation = worker.incarnation
         with self._lock:
-            lock = self._dialling.setdefault(worker.incarnation, threading.Lock())
-        if not lock.acquire(timeout=seconds_until(deadline)):
-            raise NotSent("another call is still dialling it")
-        try:
-            link = self._dialled.get(worker.incarnation)
-            if link is None or link.lost is not None:
-                link = self._dial(worker, deadline)
-                self._dialled[worker.incarnation] = link
-            return link
-        finally:
-            lock.release()
-
-    def _dial(self, worker: Worker, deadline: float) -> L:
-        silence = self._silences.setdefault(
-            worker.incarnation, Silence(self._listening.dead_host_timeout)
-        )
-        for attempt in dialling.attempts(
-            lambda: Dial(worker, self.me, self._listening, deadline),
-            deadline,
-            self._closing,
-            silence,
-        ):
-            link = self._try_addresses(worker, attempt, deadline)
-            if link is not None:
-                del self._silences[worker.incarnation]
+            link = self._dialled.get(incarnation)
+            if link is not None and link.lost is None:
                 return link
-            logger.debug("%s: no link to %r: %s", self.me.name, worker.name, attempt.error())
-        raise LinkError("this worker has shut down")
+            dialler = self._diallers.get(incarnation)
+            if dialler is None or (dialler.is_idle and dialler.urls != worker.addresses):
+                dialler = Dialler(worker, self.me, self._listening, self._closing)
+                self._diallers[incarnation] = dialler
+        try:
+            return dialler.reach(
+                deadline, lambda dialled: self._introduce(worker, dialled, deadline)
+            )
+        except LinkError as error:  # if it was late, what is known of its silence is kept
+            logger.debug("%s: no link to %r: %s", self.me.name, worker.name, error)
+            with self._lock:
+                if self._diallers.get(incarnation) is dialler:
+                    del self._diallers[incarnation]
+            raise
 
-    def _try_addresses(self, worker: Worker, attempt: Dial, deadline: float) -> L | None:
-        for url, sock, description, until in attempt:
-            logger.debug("%s: dialled %r at %s", self.me.name, worker.name, url)
-            try:
-                return self._introduce(worker, sock, description, until, deadline)
-            except BaseException as error:
-                sock.close()
-                # One that is silent may be busy, or stopped; only one that refuses is gone.
-                if isinstance(error, LinkError | TimeoutError) and time.monotonic() >= deadline:
-                    raise attempt.late(url, error) from error
-                if not isinstance(error, OSError):
-                    raise
-                attempt.failed(url, error)
-        return None
-
-    def _introduce(
-        self,
-        worker: Worker,
-        sock: socket.socket,
-        description: str,
-        until: float,
-        deadline: float,
-    ) -> L:
-        me = self.me
+    def _introduce(self, worker: Worker, dialled: Dialled, deadline: float) -> L:
+        logger.debug("%s: dialled %r at %s", self.me.name, worker.name, dialled.url)
+        sock, me = dialled.sock, self.me
         if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
             me = joining.naming_a_link(me)
         peer = handshake.connect(
-            sock, me, self._listening.secret, expects=worker.incarnation, deadline=until
+            sock, me, self._listening.secret, expects=worker.incarnation, deadline=dialled.until
         )
         # The peer has a link now, whose end it would take for our death. So we want it, too, even
         # if that is too late for who has asked.
         until = max(deadline, time.monotonic() + ESTABLISH_SECONDS)
         streams = joining.streams_of(me, peer, me.link)
         way = joining.way_of(sock, me, peer) if streams > 1 else None
+        connection = Connection(sock, peer, dialled.description, True, until, streams, way)
         try:
-            return self._keep(Connection(sock, peer, description, True, until, streams, way))
+            link = self._keep(connection)
         except OSError as error:  # LinkError is one
-            if self._closed:
-                raise
             raise Unfinished(f"the connection to {peer.name!r} broke: {error}") from error
+        with self._lock:
+            self._dialled[worker.incarnation] = link
+            self._diallers.pop(worker.incarnation, None)
+        return link
 
     def _gains_by_streams(self, sock: socket.socket, worker: Worker) -> bool:
         # Over loopback the memory is what is slow, and several connections make it slower.
@@ -430,10 +349,9 @@ class Connections(Generic[L]):
     def forget_peer(self, incarnation: int) -> None:
         """An incarnation is lost: keep nothing of it but the links that there are."""
         with self._lock:
-            dialling = self._dialling.get(incarnation)
-            if dialling is not None and not dialling.locked():
-                del self._dialling[incarnation]
-                self._silences.pop(incarnation, None)
+            dialler = self._diallers.get(incarnation)
+            if dialler is not None and dialler.is_idle:
+                del self._diallers[incarnation]
         self._versions.forget(incarnation)
 
     def removed(self, link: L) -> None:

@@ -1,4 +1,7 @@
-"""Dialling a worker: which of its addresses to try, in which order, and what each try gave."""
+"""Dialling a worker: the sockets, what each failure is, and who is told how it went.
+
+When to try which address, and what failures mean, is decided by `protocol/connecting.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,42 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from farcall.errors import LinkError
+from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
+from farcall.protocol.connecting import (
+    Address,
+    Cause,
+    Connecting,
+    Dead,
+    Failure,
+    Instruction,
+    Late,
+    Linked,
+    Pause,
+    Talk,
+    Try,
+    Wait,
+)
 from farcall.transport import addresses, dark_hosts
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
 from farcall.transport.forks import keep_from_children
 from farcall.transport.handshake import Identity, Unfinished
+from farcall.transport.introductions import NotHere
 from farcall.transport.listening import Listening
 
 MAX_SECONDS = 3600.0
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # between attempts to reach a worker that may be alive
-MAX_REDIAL_SECONDS = 300.0  # for calls without a timeout
 
 NO_SUCH_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 # What connecting fails with for a reason of this machine's, such as too many open files or, on a
 # Unix socket, too many that dial at once.
 OF_THIS_MACHINE = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+T = TypeVar("T")
 
 
 def seconds_until(deadline: float) -> float:
@@ -98,41 +116,42 @@ def _dial_tcp(host: str, port: int, deadline: float, bound: float) -> socket.soc
     raise failure or OSError(f"{host} has no address")
 
 
-class Dial:
-    """One attempt to reach a worker, over all its addresses.
+class Dialled(NamedTuple):
+    """A connection to a worker's address, before the handshake.
 
-        for url, sock, description, until in attempt: ...
+    Attributes:
+        url: of the address.
+        description: which path this is, for people.
+        until: when the handshake must be over, in seconds of `time.monotonic()`.
+    """
 
-    Whoever iterates returns when a connection will do, and else says why not by `failed`.
+    sock: socket.socket
+    url: str
+    description: str
+    until: float
+
+
+class Ways:
+    """The addresses of a worker that may be tried.
 
     Args:
         worker: whom to reach.
         me: who dials.
         listening: which ways may be taken.
-        deadline: on `time.monotonic()`, in seconds.
-
-    Attributes:
-        has_addresses: there is an address that may be tried.
-        is_unfinished: it came to nothing in a way that proves nothing about the worker: it may be
-            alive and busy, or its host away for a moment, so dialling again makes sense.
-        is_silent: no address gave a connection, and not for a reason of this machine's.
     """
 
-    def __init__(self, worker: Worker, me: Identity, listening: Listening, deadline: float) -> None:
+    def __init__(self, worker: Worker, me: Identity, listening: Listening) -> None:
         self._worker = worker
         self._listening = listening
-        self._deadline = deadline
         self._elsewhere = bool(worker.host and me.host and worker.host != me.host)
-        self._urls = [url for url in worker.addresses if self._may_try(url)]
-        self.has_addresses = bool(self._urls)
-        self._tried: list[str] = []
-        self.is_unfinished = False
-        self.is_silent = True
-        self._is_over = False
-        self._refusal: LinkError | None = None  # what the first that answered said
+        self.urls = [url for url in worker.addresses if self._may_try(url)]
+
+    def addresses(self) -> list[Address]:
+        """The addresses for the machine. A Unix name is the worker's alone."""
+        return [Address(url, url.startswith(UNIX)) for url in self.urls]
 
     def _may_try(self, url: str) -> bool:
-        """Whether an address is a way that may be taken, and can lead to that worker.
+        """Return whether an address is a way that may be taken, and can lead to that worker.
 
         Both kinds of addresses that name this host are free on it if the worker runs elsewhere:
         whoever has seen them in the rendezvous could listen there, and be taken for that worker, or
@@ -145,84 +164,16 @@ class Dial:
         near = addresses.is_loopback_name(urlsplit(url).hostname or "")
         return not self._elsewhere if near else not self._listening.confined
 
-    def __iter__(self) -> Iterator[tuple[str, socket.socket, str, float]]:
-        for index, url in enumerate(self._urls):
-            if self._is_over:
-                return
-            # The last address has all the time that is left; one before it leaves some to others.
-            share = seconds_until(self._deadline) / (len(self._urls) - index)
-            try:
-                dialled = dial(url, share, self._listening.dead_host_timeout)
-            except OSError as error:
-                self._tried.append(f"{url}: {_reason(error)}")
-                self.is_unfinished = self.is_unfinished or not _is_refusal(error)
-                if error.errno in OF_THIS_MACHINE:
-                    self.is_silent = False
-                continue
-            if dialled is None:
-                self._tried.append(f"{url}: nobody listens there")
-                continue
-            sock, description = dialled
-            self.is_silent = False
-            # A Unix name is the worker's alone: one that is silent there is silent everywhere.
-            left = seconds_until(self._deadline)
-            share = left if url.startswith(UNIX) else min(share, left)
-            yield url, sock, description, time.monotonic() + share
-
-    def failed(self, url: str, error: OSError) -> None:
-        """The handshake over the connection that was last given out failed.
-
-        Raises:
-            LinkError: the worker refused, and no other address will do better.
-        """
-        if isinstance(error, Unfinished) or not isinstance(error, LinkError):
-            self._tried.append(f"{url}: {error}")
-            self.is_unfinished = True
-            self._is_over = url.startswith(UNIX)  # TCP would be no faster, and slower for good
-            return
-        refusal = error
-        if url.startswith(UNIX) or url == self._urls[-1]:
-            raise self._refusal or refusal
-        # A host may have an address that is another host's, too, such as that of a bridge.
-        self._refusal = self._refusal or refusal
-        self._tried.append(f"{url}: {error}")
-
-    def __str__(self) -> str:
-        return "; ".join(self._tried)
-
-    def late(self, url: str = "", error: BaseException | None = None) -> NotSent:
-        """What a call that wants the link ends with when the deadline has passed.
-
-        Args:
-            url, error: a handshake that was under way then, and how it ended.
-        """
-        if url:
-            self._tried.append(f"{url}: {error}")
-        return NotSent(str(self))
-
-    def gone(self, seconds: float) -> LinkError:
-        """What to raise when the worker's host counts as dead."""
-        return LinkError(
-            f"can't reach worker {self._worker.name!r}: no connection for {seconds:.0f} s ({self})"
-        )
-
-    def error(self) -> Exception:
-        """What to raise when no address has led to the worker."""
-        if self._refusal is not None:
-            return self._refusal
-        if time.monotonic() >= self._deadline:
-            return self.late()
-        return LinkError(f"can't reach worker {self._worker.name!r}: {self._why()}")
-
-    def _why(self) -> str:
-        why = "; ".join(self._tried)
-        left_out = [url for url in self._worker.addresses if url not in self._urls]
+    def explain(self, tried: str) -> str:
+        """Return why no address has led to the worker, given what those that were tried said."""
+        left_out = [url for url in self._worker.addresses if url not in self.urls]
+        why = tried
         if not why:
             why = "none of its addresses may be tried" if left_out else "it has no address"
         paths = self._listening.paths
         if "tcp" not in paths:
             return f"{why} (TCP is not tried: it is not among our paths, {', '.join(paths)})"
-        if left_out and not self._urls:
+        if left_out and not self.urls:
             why += f" ({', '.join(left_out)}): "
             if self._listening.confined:
                 why += (
@@ -234,80 +185,166 @@ class Dial:
         return why
 
 
-class Silence:
-    """For how long a worker has given no connection, over all attempts to dial it.
+class Dialler(Generic[T]):
+    """Reaches one incarnation of a worker, for all callers that want it. Any thread may call.
 
-    Only the attempts count, and not the time between those of two calls.
+    It carries out the instructions of `protocol.connecting`, and has no rules of its own.
 
     Args:
-        bound: after how many seconds its host counts as dead; 0: never.
+        worker: whom to reach.
+        me: who dials.
+        listening: which ways may be taken.
+        closing: ends all attempts.
+
+    Attributes:
+        urls: all addresses of the worker.
     """
 
-    def __init__(self, bound: float) -> None:
-        self._bound = bound
-        self._seconds = 0.0
+    def __init__(
+        self, worker: Worker, me: Identity, listening: Listening, closing: threading.Event
+    ) -> None:
+        self.urls = worker.addresses
+        self._worker = worker
+        self._bound = listening.dead_host_timeout
+        self._closing = closing
+        self._ways = Ways(worker, me, listening)
+        self._changed = threading.Condition()  # guards the machine and the rest
+        self._machine = Connecting(self._ways.addresses(), self._bound)
+        self._results: list[T] = []
+        self._refusals: list[LinkError] = []  # of the handshakes of a round
+        self._tried: dict[str, str] = {}  # by address: what the last round gave
 
-    def note(self, attempt: Dial, began: float) -> None:
-        """An attempt is over that began then, `time.monotonic()` seconds.
+    @property
+    def has_addresses(self) -> bool:
+        """Whether there is an address that may be tried."""
+        return bool(self._ways.urls)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody dials now."""
+        return self._machine.is_idle
+
+    def reach(self, deadline: float, talk: Callable[[Dialled], T]) -> T:
+        """Return what `talk` returned, here or for another caller at the same time.
+
+        Args:
+            deadline: on `time.monotonic()`, in seconds.
+            talk: shakes hands over a connection, or raises an OSError. The connection is closed if
+                it raises anything.
 
         Raises:
-            LinkError: that was long enough.
+            LinkError: the worker is dead, or refuses us, or this worker has shut down.
+            NotSent: the worker may be alive, but the deadline has passed.
         """
-        if not attempt.is_silent:
-            self._seconds = 0.0
-            return
-        self._seconds += time.monotonic() - began
-        if 0 < self._bound <= self._seconds:
-            raise attempt.gone(self._seconds)
+        caller = object()
+        try:
+            with self._changed:
+                step = self._machine.begin(caller, time.monotonic(), deadline)
+            while True:
+                match step:
+                    case Linked():
+                        return self._results[0]
+                    case Dead():
+                        raise self._death(step)
+                    case Late():
+                        raise NotSent(self._said() or "another call is still dialling it")
+                    case Wait(until):
+                        step = self._wait(caller, until, deadline)
+                    case Pause(until):
+                        self._closing.wait(seconds_until(until))
+                        self._check_open()
+                        with self._changed:
+                            step = self._machine.woke(caller, time.monotonic(), deadline)
+                    case Try(url, until):
+                        self._check_open()
+                        step = self._try(url, until, talk)
+                    case Talk():
+                        raise AssertionError("a connection is talked over where it was made")
+        finally:
+            with self._changed:
+                self._machine.left(caller)
+                self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise LinkError("this worker has shut down")
+
+    def _wait(self, caller: object, until: float, deadline: float) -> Instruction:
+        with self._changed:
+            step = self._machine.woke(caller, time.monotonic(), deadline)
+            if isinstance(step, Wait):  # nobody has ended in between
+                self._changed.wait(seconds_until(until))
+                step = self._machine.woke(caller, time.monotonic(), deadline)
+            return step
+
+    def _try(self, url: str, until: float, talk: Callable[[Dialled], T]) -> Instruction:
+        if url == self._ways.urls[0]:
+            self._refusals.clear()
+        try:
+            found = dial(url, seconds_until(until), self._bound)
+        except OSError as error:
+            return self._failed(url, failure_of(error), _reason(error))
+        if found is None:
+            return self._failed(url, Failure.ABSENT, "nobody listens there")
+        sock, description = found
+        with self._changed:
+            left = seconds_until(self._machine.connected(time.monotonic()).until)
+        try:
+            result = talk(Dialled(sock, url, description, time.monotonic() + left))
+        except BaseException as error:
+            sock.close()
+            self._check_open()
+            if not isinstance(error, OSError):
+                raise
+            failure = failure_of_handshake(error)
+            if isinstance(error, LinkError) and failure is not Failure.HANDSHAKE_UNFINISHED:
+                self._refusals.append(error)
+            return self._failed(url, failure, str(error))
+        with self._changed:
+            self._results.append(result)
+            self._machine.linked()
+        return Linked()
+
+    def _failed(self, url: str, failure: Failure, why: str) -> Instruction:
+        with self._changed:
+            self._tried[url] = why
+            return self._machine.failed(time.monotonic(), failure, random.random())
+
+    def _said(self) -> str:
+        with self._changed:
+            return "; ".join(f"{url}: {why}" for url, why in self._tried.items())
+
+    def _death(self, dead: Dead) -> LinkError:
+        name, said = self._worker.name, self._said()
+        if dead.cause is Cause.SILENT:
+            seconds = f"{dead.seconds:.0f} s"
+            return LinkError(f"can't reach worker {name!r}: no connection for {seconds} ({said})")
+        if self._refusals:
+            refusal = self._refusals[0]
+            return type(refusal)(*refusal.args)  # its own for each caller
+        return LinkError(f"can't reach worker {name!r}: {self._ways.explain(said)}")
 
 
-def attempts(
-    make: Callable[[], Dial], deadline: float, closing: threading.Event, silence: Silence
-) -> Iterator[Dial]:
-    """Attempts to reach a worker, until one says that the worker can't be reached.
-
-    A connection that was never established is no proof of death: on a busy machine a handshake may
-    take longer than the other side waits for it, and a host may be out of reach for a moment. A
-    worker that is dead listens no more, which the next attempt finds out; a host that is dead is
-    silent for long.
-
-    Args:
-        make: makes an attempt. Whoever iterates tries its addresses.
-        deadline: on `time.monotonic()`, in seconds.
-        closing: ends the attempts.
-        silence: of the worker, up to now.
-
-    Raises:
-        LinkError: the worker can't be reached.
-        NotSent: it may be alive, but the deadline has passed.
-    """
-    began = time.monotonic()
-    pause = FIRST_PAUSE
-    give_up_at = time.monotonic() + MAX_REDIAL_SECONDS
-    while True:
-        attempt = make()
-        yield attempt
-        silence.note(attempt, began)
-        now = began = time.monotonic()
-        if not attempt.is_unfinished or now >= give_up_at:
-            raise attempt.error()
-        if now + pause >= deadline:
-            raise attempt.late()
-        if closing.wait(pause * random.uniform(0.5, 1.0)):
-            return
-        pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def _is_refusal(error: OSError) -> bool:
-    """Return whether the worker does not listen there.
-
-    Its host says so, or another user's process listens, or no host has that name.
-    """
-    if isinstance(error, PermissionError):
-        return error.errno is None
+def failure_of(error: OSError) -> Failure:
+    """Return what it says of a worker that connecting to its address failed so."""
+    if isinstance(error, PermissionError) and error.errno is None:
+        return Failure.ABSENT  # a process of another user listens there
     if isinstance(error, socket.gaierror):
-        return error.errno in NO_SUCH_NAME
-    return isinstance(error, ConnectionRefusedError)
+        return Failure.ABSENT if error.errno in NO_SUCH_NAME else Failure.NO_ANSWER
+    if isinstance(error, ConnectionRefusedError):
+        return Failure.ABSENT
+    if error.errno in OF_THIS_MACHINE:
+        return Failure.OF_THIS_MACHINE
+    return Failure.TIMED_OUT if isinstance(error, TimeoutError) else Failure.NO_ANSWER
+
+
+def failure_of_handshake(error: OSError) -> Failure:
+    """Return what it says of a worker that a handshake over a connection failed so."""
+    if isinstance(error, NotHere | BadFrame):
+        return Failure.ABSENT  # somebody else has the address now
+    if isinstance(error, LinkError) and not isinstance(error, Unfinished):
+        return Failure.REFUSED
+    return Failure.HANDSHAKE_UNFINISHED
 
 
 def _reason(error: OSError) -> str:

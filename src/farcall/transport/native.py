@@ -23,7 +23,8 @@ from farcall.ids import Worker
 from farcall.transport import addresses
 from farcall.transport.addresses import DEFAULT_STREAMS
 from farcall.transport.base import Arrived, Event, Link, LinkLost, NotSent, Watch
-from farcall.transport.connections import Connection, Connections
+from farcall.transport.connection import Connection
+from farcall.transport.connections import Connections
 from farcall.transport.handshake import Identity
 from farcall.transport.joining import Way
 from farcall.transport.listening import Listening

@@ -15,12 +15,12 @@ from farcall.ids import Worker
 from farcall.transport import handshake
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
-from farcall.transport.dialling import Dial, Silence, attempts
+from farcall.transport.dialling import Dialled, Dialler
 from farcall.transport.handshake import Identity
 from farcall.transport.introductions import Ended, NotHere
 from farcall.transport.listening import Listening
 
-PROBE_SECONDS = 2.0  # for one attempt; one that listens and says nothing in that time is busy
+PROBE_SECONDS = 2.0  # for an answer; one that listens and says nothing in that time is busy
 
 
 def is_gone(
@@ -45,37 +45,26 @@ def is_gone(
     """
     if not all(url.startswith((UNIX, "tcp:")) for url in worker.addresses):
         return False  # it can be reached in ways that are unknown here
-    silence = Silence(listening.dead_host_timeout)
-
-    def new_attempt() -> Dial:
-        until = min(deadline, time.monotonic() + PROBE_SECONDS)
-        return Dial(worker, me, listening, until)
-
-    try:
-        for attempt in attempts(new_attempt, deadline, closing, silence):
-            if not attempt.has_addresses or _answers(worker, me, listening, attempt):
-                return False
-    except NotSent:
+    dialler: Dialler[None] = Dialler(worker, me, listening, closing)
+    if not dialler.has_addresses:
         return False
-    except LinkError:
-        return True
-    return False
 
-
-def _answers(worker: Worker, me: Identity, listening: Listening, attempt: Dial) -> bool:
-    """Whether somebody answers at one of the addresses who may be that worker."""
-    for url, sock, _, until in attempt:
-        with sock:
+    def ask(dialled: Dialled) -> None:
+        until = min(dialled.until, time.monotonic() + PROBE_SECONDS)
+        with dialled.sock as sock:
             try:
                 handshake.ask(
                     sock, me, listening.secret, expects=worker.incarnation, deadline=until
                 )
-            except (NotHere, BadFrame):
-                continue
-            except Ended as error:
-                attempt.failed(url, error)
-                continue
+            except (NotHere, BadFrame, Ended):
+                raise
             except LinkError:
-                pass
-            return True
+                return  # it refuses us, or is busy: it is there
+
+    try:
+        dialler.reach(deadline, ask)
+    except NotSent:
+        return False
+    except LinkError:
+        return not closing.is_set()
     return False

@@ -14,7 +14,8 @@ from functools import partial
 
 from farcall.ids import Worker
 from farcall.transport.base import Arrived, Event, Link, LinkLost
-from farcall.transport.connections import Connection, Connections
+from farcall.transport.connection import Connection
+from farcall.transport.connections import Connections
 from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
 from farcall.transport.poller import WRITE, new_poller
