@@ -122,10 +122,11 @@ format: $(INSTALLED) ## Reformat, and fix what ruff can fix.
 	$(BIN)/ruff format .
 
 sim: $(NATIVE) ## Simulate protocols, run random programs. Options: SCHEDULES=100000 PROGRAMS=10000 SEED=0 JOBS=2
-	$(BIN)/python -m farcall.testing.sim --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
-	$(BIN)/python -m farcall.testing.sim --schedules 3000 --coverage
-	$(BIN)/python -m farcall.testing.sim --protocol backward --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
-	$(BIN)/python -m farcall.testing.sim --protocol connecting --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS)
+	for protocol in calls backward connecting; do \
+	    $(BIN)/python -m farcall.testing.sim --protocol $$protocol --schedules 3000 --coverage && \
+	    $(BIN)/python -m farcall.testing.sim --protocol $$protocol --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS) \
+	    || exit 1; \
+	done
 	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
 bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"

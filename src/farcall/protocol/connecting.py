@@ -20,6 +20,7 @@ every address of the worker once, in order.
     any of the | left: the dialler ends in any way       | IDLE       | none; a waiting caller woke
     above      | begin, woke by another caller           | the same   | Wait
     LINKED     | begin, woke                             | LINKED     | Linked
+    -          | there are no addresses                  | DEAD       | none
     DEAD       | begin, woke                             | DEAD       | Dead, as before
 
 Callers whose deadline has passed are Late in every state but LINKED and DEAD.
@@ -178,7 +179,7 @@ class Connecting:
     """
 
     def __init__(self, addresses: Sequence[Address], dead_after: float) -> None:
-        self.state = State.IDLE
+        self.state = State.IDLE if addresses else State.DEAD
         self.silent = 0.0
         self._addresses = addresses
         self._dead_after = dead_after
@@ -186,7 +187,7 @@ class Connecting:
         self._longest_try = min(LONGEST_TRY, max(SHORTEST_TRY, share)) if share else LONGEST_TRY
         self._proof = min(PROOF_SECONDS, dead_after * PROOF_SHARE)
         self._rounds = 0  # silent ones, in a row
-        self._dead: Dead | None = None
+        self._dead = None if addresses else Dead(Cause.ABSENT)
         self._waiting: dict[object, float] = {}  # callers, with their deadlines
         # Of the caller that dials.
         self._dialler: object = None
@@ -220,8 +221,6 @@ class Connecting:
             self._waiting[caller] = deadline
             return Wait(deadline)
         self._waiting.pop(caller, None)
-        if not self._addresses:
-            return self._die(Cause.ABSENT)
         self._dialler = caller
         self._deadline = deadline
         self._pause = FIRST_PAUSE

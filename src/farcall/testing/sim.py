@@ -23,7 +23,17 @@ from typing import NamedTuple
 
 import click
 
-from farcall.protocol import calls, instructions, ref_entries, refs, worker
+from farcall.protocol import (
+    calls,
+    connecting,
+    contexts,
+    instructions,
+    passes,
+    ref_entries,
+    refs,
+    shares,
+    worker,
+)
 from farcall.testing.backward import BackwardBug, simulate_backward
 from farcall.testing.connecting import ConnectingBug, simulate_connecting
 from farcall.testing.coverage import Reached
@@ -45,10 +55,13 @@ BUGS = {
 # The machines of each protocol, and what agents ask them that no simulated worker does.
 MACHINES: dict[str, Sequence[ModuleType]] = {
     "calls": (worker, calls, refs, ref_entries, instructions),
+    "backward": (passes, contexts, shares),
+    "connecting": (connecting,),
 }
 FAULTS = {field.name for field in fields(Faults)}
 QUERIES = {
     *("Outgoing.find", "Outgoing.records", "Incoming.__len__", "Refs.take", "Refs.state"),
+    *("Contexts.is_dead", "Contexts.close", "Connecting.is_idle"),
     *("Refs.void_cause", "Refs.is_void", "Refs.knows", "Refs.holders"),
 }
 

@@ -175,10 +175,11 @@ class SimulatedPass:
         reached = {
             source.number: reach.explore(source, range(len(source.edges))) for source in sources
         }
-        if self.options.fast:
-            self.machine.explored_all(reach.is_shared, reached)
-        else:
-            self.machine.explored(reach.is_shared, has_sent=bool(self._content.sends))
+        for _ in range(2):  # two threads may find it out
+            if self.options.fast:
+                self.machine.explored_all(reach.is_shared, reached)
+            else:
+                self.machine.explored(reach.is_shared, has_sent=bool(self._content.sends))
 
     def _begin(self) -> None:
         self.report(self.machine.begin, self._live.is_shared)

@@ -163,6 +163,7 @@ class Worker:
     def end(self, context: int) -> None:
         """A context that was made here ends."""
         self._carry_out(self.contexts.end(context))
+        self._carry_out(self.contexts.end(context))  # no effect
 
     def _carry_out(
         self, todo: Sequence[DropContext[Content] | TellEnd | ReportHeld | TellFailures[Content]]
