@@ -122,41 +122,47 @@ class Pass:
     def _carry_out(self, todo: Iterable[do.Instruction]) -> None:
         """Not with the lock held."""
         for instruction in todo:
-            match instruction:
-                case do.RunSource(source=source):
-                    self._run(source)
-                case do.ReturnShare(share=share, missing=missing):
-                    self._runner.give_back(self._context, self.options, share, missing)
-                case do.EndPass(error=error):
-                    if self.ending is not None:
-                        self.ending.end(error)
-                case do.RunTogether(sources=sources):
-                    self._agent.executor.submit(partial(self._run_shared, sources))
-                case do.AskPart(part=part):
-                    self._ask_part(part)
-                case do.AskRoot():
-                    self._call(self.options.root, handlers.survey, self._name, self._begin)
-                case do.AnswerAsker(asker=asker, error=error):
-                    if error is None:
-                        asker.set_result(None)
-                    else:
-                        asker.set_exception(error.error())
-                case do.ExploreRoots():
-                    assert self._roots is not None
-                    self._explore_part(self._roots, range(len(self._roots.edges)), SURVEY)
-                case do.AverageLeaves(source=source):
-                    self._average(source)
-                case do.FailUnused(missing=counts):
-                    self.fail(unused(counts))
-                case do.StopPass():
-                    self._let_go()
-                case do.TellRoot():
-                    self._runner.tell_root(self._context.id, self.options)
-                case do.AskCause(peer=peer):
-                    name = self._context.id, self.options.id
-                    self._call(peer, handlers.cause, name, lambda: None)
-                case do.TellAll():
-                    self._runner.tell_all(self._context.id, self)
+            # What every pass needs comes first, and by `isinstance`: a `match` takes longer.
+            if isinstance(instruction, do.RunSource):
+                self._run(instruction.source)
+            elif isinstance(instruction, do.ReturnShare):
+                share, missing = instruction
+                self._runner.give_back(self._context, self.options, share, missing)
+            elif isinstance(instruction, do.EndPass):
+                if self.ending is not None:
+                    self.ending.end(instruction.error)
+            else:
+                self._carry_out_rare(instruction)
+
+    def _carry_out_rare(self, instruction: do.Instruction) -> None:
+        match instruction:
+            case do.RunTogether(sources=sources):
+                self._agent.executor.submit(partial(self._run_shared, sources))
+            case do.AskPart(part=part):
+                self._ask_part(part)
+            case do.AskRoot():
+                self._call(self.options.root, handlers.survey, self._name, self._begin)
+            case do.AnswerAsker(asker=asker, error=error):
+                if error is None:
+                    asker.set_result(None)
+                else:
+                    asker.set_exception(error.error())
+            case do.ExploreRoots():
+                assert self._roots is not None
+                self._explore_part(self._roots, range(len(self._roots.edges)), SURVEY)
+            case do.AverageLeaves(source=source):
+                self._average(source)
+            case do.FailUnused(missing=counts):
+                self.fail(unused(counts))
+            case do.StopPass():
+                self._let_go()
+            case do.TellRoot():
+                self._runner.tell_root(self._context.id, self.options)
+            case do.AskCause(peer=peer):
+                name = self._context.id, self.options.id
+                self._call(peer, handlers.cause, name, lambda: None)
+            case do.TellAll():
+                self._runner.tell_all(self._context.id, self)
 
     def _call(
         self, worker: str, function: Callable[..., Any], what: Any, then: Callable[[], None]
@@ -297,11 +303,11 @@ class Pass:
             with self._lock:
                 todo = machine.computed(number, {each: each.peer.incarnation for each in exits})
             for instruction in todo:
-                match instruction:
-                    case do.SendGradients(receive=receive, share=share):
-                        self._send(receive, share, exits[receive])
-                    case do.KeepLeaves():
-                        self._accumulate(sinks, found)
+                if isinstance(instruction, do.KeepLeaves):
+                    self._accumulate(sinks, found)
+                else:
+                    receive = instruction.receive
+                    self._send(receive, instruction.share, exits[receive])
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         else:
@@ -434,5 +440,5 @@ class Pass:
         del kept, more  # not under the lock: destructors of what is in it may be the user's
 
     def _check(self) -> None:
-        if self.error is not None:
-            raise self.error.error()
+        if self._machine.error is not None:
+            raise self._machine.error.error()

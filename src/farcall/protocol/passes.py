@@ -101,6 +101,7 @@ class PassMachine:
         error: what the pass failed with.
         is_over: at the root, whether it has ended without an error.
         is_announced: whether its failure was told to all.
+        is_root: whether the pass began here.
     """
 
     shares = Shares
@@ -111,6 +112,7 @@ class PassMachine:
         self.error: Any = None
         self.is_over = False
         self.is_announced = False
+        self.is_root = me == root
         self._me = me
         self._root = root
         self._is_fast = is_fast
@@ -130,11 +132,6 @@ class PassMachine:
         self._sent_to: set[Any] = set()
         self._returned = self.returned_shares()
         self._missing: dict[Any, int] = {}
-
-    @property
-    def is_root(self) -> bool:
-        """Whether the pass began here."""
-        return self._me == self._root
 
     @property
     def needs_survey(self) -> bool:
