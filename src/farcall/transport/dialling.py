@@ -256,7 +256,6 @@ class Dialler(Generic[T]):
                         with self._changed:
                             step = self._machine.woke(caller, time.monotonic(), deadline)
                     case Try(url, until):
-                        self._check_open()
                         step = self._try(url, until, talk)
                     case Talk():
                         raise AssertionError("a connection is talked over where it was made")
