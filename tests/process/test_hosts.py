@@ -100,6 +100,5 @@ def test_call_that_gets_no_link_names_what_was_tried(crew: Crew, ends: type[Exce
         members[0].start(call_within, timeout)
         error = members[0].fails()
         assert type(error) is ends
-        reason = "no answer in time" if ends is RpcTimeout else "[Errno 110] Connection timed out"
         assert f"tcp://{net.addresses[net.b]}:" in str(error)
-        assert reason in str(error)
+        assert "no answer in time" in str(error)
