@@ -81,12 +81,7 @@ class Machine:
 
     def run(self) -> None:
         """`tell` without an event: the machine was told of some before."""
-        with self.lock:
-            instructions = self.state.take()
-            if self._confirmations:
-                self._announce()
-        if instructions:
-            self._do(instructions)
+        self.tell(_nothing)
 
     def _do(self, instructions: Sequence[Instruction]) -> None:
         self._executor.may_pass_lead()
@@ -194,3 +189,7 @@ class Machine:
             confirmed.deliver(None)
         for then in parked.values():
             then(OwnerDied(self._agent.me.name, str(error)))
+
+
+def _nothing() -> None:
+    pass
