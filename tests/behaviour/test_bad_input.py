@@ -12,11 +12,13 @@ import torch
 
 from behaviour.helpers import WAYS, Box, echo, fail_with
 from farcall import rpc
-from farcall.errors import FunctionNotFound, Refused, SerializationError, UnknownWorker
+from farcall.errors import BadFrame, FunctionNotFound, Refused, SerializationError, UnknownWorker
 from farcall.runtime.agent import Agent
 from farcall.runtime.policy import Policy
 from farcall.serde import Serializer
 from farcall.testing.cluster import acting_as
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Accepted
 
 Way = Callable[..., Any]
 each_way = pytest.mark.parametrize("call", WAYS)
@@ -175,6 +177,15 @@ def test_wrong_arguments_are_the_functions_own_error(pair: list[Agent], call: Wa
 
 
 # Before init_rpc and after shutdown.
+
+
+@each_way
+def test_an_answer_of_another_kind_ends_the_call(pair: list[Agent], call: Way) -> None:
+    answers = pair[1].answers
+    send = answers.send
+    answers.send = lambda job, frame: send(job, Frame(Accepted(), frame.call_id))  # type: ignore[method-assign]
+    with pytest.raises(BadFrame, match="worker 'w1' answered a call for a value with Accepted"):
+        call("w1", echo, (1,))
 
 
 @each_way

@@ -382,7 +382,9 @@ class Outcomes:
         message = answer.message
         if type(message) is Reply and not message.references and not message.sent:
             return self._agent.serializer.load(answer.body, answer.buffers)
-        assert isinstance(message, Reply | Failure)
+        if not isinstance(message, Reply | Failure):
+            kind = type(message).__name__
+            raise BadFrame(f"worker {peer.name!r} answered a call for a value with {kind}")
         handles = self._references.handles(message.references) if message.references else ()
         try:
             if isinstance(message, Reply):

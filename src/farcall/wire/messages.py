@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import ClassVar
 
 import msgspec
 
@@ -129,6 +130,8 @@ class Cancel(Message):
 
 class Accepted(Message):
     """The owner has made the reference that the request creates."""
+
+    references: ClassVar[tuple[Reference, ...]] = ()  # as in other answers
 
 
 class Register(Message):
