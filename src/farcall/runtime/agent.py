@@ -387,6 +387,7 @@ class Agent:
         Raises:
             RpcTimeout: the others were not ready in time. This agent is shut down nevertheless.
         """
+        self.executor.collecting.refuse("shutdown")
         try:
             if graceful and not self.is_closed:
                 self._leave(time.monotonic() + timeout if timeout else math.inf, timeout)

@@ -44,6 +44,7 @@ import torch
 from farcall.errors import FarcallError
 from farcall.log import get_logger
 from farcall.runtime.bell import Bell
+from farcall.runtime.collecting import Collecting
 from farcall.runtime.event_source import EventSource, Handler
 from farcall.runtime.followers import Followers
 from farcall.runtime.frames import current_frames
@@ -110,6 +111,7 @@ class Executor:
         self._name = name
         self._endpoint = endpoint
         self._handler = handler
+        self.collecting = Collecting()
         self._floats = float_control()
         self._source = EventSource(name, endpoint, handler)
         self._max_running = max_running
@@ -155,6 +157,7 @@ class Executor:
             self._stopping = True
             self._queue.clear()
             threads = self._followers.stop()
+        self.collecting.close()
         self._endpoint.wake()
         self._watch.stop()
         deadline = time.monotonic() + timeout

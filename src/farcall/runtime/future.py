@@ -107,10 +107,13 @@ class Future(torch.futures.Future[T]):
 
     def _wait_for_end(self) -> Any:
         executor = self.executor
-        if executor is not None and executor.is_completing:
-            executor.let_complete()
-            if self.done():
-                return self._wait()
+        if executor is not None:
+            if executor.collecting.thread:
+                executor.collecting.refuse("Future.wait")
+            if executor.is_completing:
+                executor.let_complete()
+                if self.done():
+                    return self._wait()
         run_waiting_callbacks(self)
         wait = self._wait_interruptibly if is_main_thread() else self._wait
         context = current_context()

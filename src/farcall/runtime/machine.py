@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -60,8 +60,8 @@ class Machine:
         self._values = values
         self.lock = threading.Lock()
         self.state: WorkerMachine[PendingCall, Job] = WorkerMachine(agent.me.incarnation)
-        self._parked: dict[TransferKey, Continuation] = {}
-        self.ready: deque[tuple[TransferKey, OwnerDied | None]] = deque()
+        self._parked: dict[Hashable, Continuation] = {}  # by the key of the message
+        self.ready: deque[tuple[Hashable, OwnerDied | None]] = deque()
         self._confirmations: dict[Waiter[None], tuple[list[RefId], int]] = {}
 
     def tell(self, event: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -179,6 +179,16 @@ class Machine:
                 then = self._parked.pop(key, None)
             if then is not None:  # else the agent is closing
                 then(error)
+
+    def soon(self, then: Continuation) -> None:
+        """Have the leader call `then(None)`; it must not wait. Destructors may call this: no locks.
+
+        If the agent shuts down before, it is called with an error.
+        """
+        key = object()
+        self._parked[key] = then
+        self.ready.append((key, None))
+        self._agent.endpoint.wake()
 
     def close(self, error: CallError) -> None:
         """The agent shuts down: nobody waits any more."""

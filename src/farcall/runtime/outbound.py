@@ -35,7 +35,7 @@ from farcall.runtime.call_names import (
     readable,
 )
 from farcall.runtime.context import current_context
-from farcall.runtime.future import Future, FutureOfCall
+from farcall.runtime.future import Future, FutureOfCall, complete_with
 from farcall.runtime.outboxes import GRACE
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle
@@ -67,6 +67,7 @@ class Outbound:
         self._outcomes = agent.outcomes
         self._leaver = agent.leaver
         self._idle_team = agent.idle_team
+        self._collecting = agent.executor.collecting
         self._waiting = WaitingRequests(agent)
 
     # Calls.
@@ -90,6 +91,8 @@ class Outbound:
             RpcTimeout, PeerLost, Cancelled, SerializationError: see `farcall.errors`.
             BaseException: what the function raised, as itself if it can be rebuilt here.
         """
+        if self._collecting.thread:
+            self._collecting.refuse("rpc_sync")
         peer = self._peer(to, args, timeout)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
         link: Link | None = None
@@ -144,6 +147,8 @@ class Outbound:
         Args:
             maker: the frame that makes the call, for the log; None for the caller's.
         """
+        if self._collecting.thread and self._collecting.is_here:
+            return self._call_soon(to, function, args, kwargs, timeout)
         executor = self._agent.executor
         if executor.is_completing:
             executor.let_complete()
@@ -187,6 +192,34 @@ class Outbound:
             pending.recording()
         return future
 
+    def _call_soon(self, *call: Any) -> Future[Any]:
+        """`call_async` in a destructor that the garbage collector runs: another thread makes it."""
+        executor = self._agent.executor
+        future: FutureOfCall[Any] = FutureOfCall(())
+        future.executor = executor
+        future.note_maker(sys._getframe(2))
+
+        def make() -> None:
+            try:
+                self.call_async(*call).add_done_callback(hand_on)
+            except BaseException as error:
+                complete_with(future, error)
+
+        def hand_on(made: torch.futures.Future[Any]) -> None:
+            try:
+                future.set_result(made.value())
+            except BaseException as error:
+                complete_with(future, error)
+
+        def then(error: CallError | None) -> None:
+            if error is None:
+                executor.submit(make)
+            else:
+                complete_with(future, error)
+
+        self._agent.machine.soon(then)
+        return future
+
     def remote(
         self,
         to: To,
@@ -200,6 +233,8 @@ class Outbound:
         `timeout` bounds the making of the reference, not the function, nor the sending of the
         request: that takes `SECONDS_TO_SEND` at most, or the timeout if that is longer.
         """
+        if self._collecting.thread:
+            self._collecting.refuse("remote")
         peer = self._peer(to, args, timeout)
         if peer.worker is self._agent.me:
             handle, _ = self._references.own()

@@ -52,6 +52,7 @@ class References:
         self.agent = agent
         self.me = agent.me
         self._machine = machine
+        self._collecting = agent.executor.collecting
         self._lock = machine.lock
         self._refs = machine.state.refs
         self._values = values
@@ -62,6 +63,8 @@ class References:
 
     def own(self) -> tuple[RefHandle, OwnedValue]:
         """A new value of this process, empty yet."""
+        if self._collecting.thread:
+            self._collecting.refuse("RRef")
         value = OwnedValue()
         with self._lock:
             ref = self._refs.mint()
