@@ -8,13 +8,14 @@ import pytest
 
 from farcall.errors import OwnerDied, PeerLost
 from farcall.ids import Worker
+from farcall.protocol.worker import Calls
 from farcall.runtime.peers import Peer, PendingCall
 
 WORKER = Worker("w1", 1, 77, host="box/boot/ns", pid=4711)
 
 
 def lost_with(*functions: str) -> Peer:
-    peer = Peer(WORKER, same_program=True)
+    peer = Peer(WORKER, same_program=True, calls=Calls())
     for function in functions:
         peer.outgoing.begin(PendingCall(peer, function, 0.0, 0.0))
     with peer.lock:
@@ -53,6 +54,6 @@ def test_error_travels_with_all_that_it_says() -> None:
 
 def test_error_says_no_more_than_is_known() -> None:
     assert str(PeerLost("w1", "reset")) == "lost worker 'w1': reset"
-    assert str(Peer(Worker("w1", 3, 7), same_program=True).loss()) == (
+    assert str(Peer(Worker("w1", 3, 7), same_program=True, calls=Calls()).loss()) == (
         "lost worker 'w1' (rank 3): its connection ended"
     )

@@ -150,10 +150,7 @@ class Contexts(Generic[T]):
 
     def end(self, context: int) -> list[DropContext[T] | TellEnd]:
         """The creator ends its context."""
-        if context not in self._entries:
-            return []
-        others = (n for n, entry in self._entries.items() if entry.mine and n != context)
-        return self._drop(context, min(others, default=self._base | self._next))
+        return self._drop(context, None) if context in self._entries else []
 
     def released(self, context: int, floor: int) -> list[DropContext[T] | TellEnd]:
         """A peer says that the context has ended."""
@@ -211,14 +208,19 @@ class Contexts(Generic[T]):
         self._entries.clear()
         return contents
 
-    def _drop(self, context: int, floor: int) -> list[DropContext[T] | TellEnd]:
+    def _drop(self, context: int, floor: int | None) -> list[DropContext[T] | TellEnd]:
+        """Forget a context. `floor` is its creator's; None: that is this worker."""
         creator = context >> CREATOR_SHIFT
+        # First: who is interrupted after that leaves nothing for those who come later.
+        entry = self._entries.pop(context, None)
+        if floor is None:
+            mine = [number for number, other in self._entries.items() if other.mine]
+            floor = min(mine, default=self._base | self._next)
         dead = self._dead.setdefault(creator, set())
         dead.add(context)
         if floor > self._floors.get(creator, 0):
             self._floors[creator] = floor
             self._dead[creator] = {number for number in dead if number >= floor}
-        entry = self._entries.pop(context, None)
         if entry is None:
             return []
         return [
