@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from farcall.errors import Cancelled, LinkError, PeerLost, RpcTimeout
+from farcall.errors import CallError, Cancelled, LinkError, PeerLost, RpcTimeout
 from farcall.ids import RefId, Worker
 from farcall.log import get_logger
 from farcall.runtime.advice import Advice
@@ -288,16 +288,20 @@ class Agent:
         peer.linked = True
         return link
 
-    def meet_owners(self, references: Iterable[Reference]) -> None:
-        """Learn of the owners of references that arrived, if they joined after us."""
+    def meet_owners(self, references: Iterable[Reference]) -> CallError | None:
+        """Learn of the owners of references that arrived, if they joined after us.
+
+        Returns:
+            Why one is not known; None if all are.
+        """
         for reference in references:
             if self.directory.of_incarnation(reference.owner) is None:
                 self.executor.may_pass_lead()  # the rendezvous may take its time
                 until = time.monotonic() + LOOKUP_SECONDS
-                worker = self.directory.find(reference.owner_name, until)
-                if worker is None or worker.incarnation != reference.owner:
-                    gone = "it is not in the group any more"
-                    self.machine.tell(self.machine.state.lost, reference.owner, gone)
+                error = self.directory.meet(reference.owner_name, reference.owner, until)
+                if error is not None:
+                    return error
+        return None
 
     # Deaths, and the end.
 

@@ -83,7 +83,6 @@ class Job(msgspec.Struct, eq=False):
         if not (request.references or request.creates) or self._admit(request):
             self.agent.executor.submit(self.run, request.depth, self.peer)
         else:
-            self.agent.meet_owners(request.references)
             self.agent.machine.arrive(self.key, request.references, self._admitted)
             if self.cancelled:  # perhaps before it could be found there
                 self.cancel()

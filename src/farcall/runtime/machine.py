@@ -145,7 +145,15 @@ class Machine:
     # Messages with references.
 
     def arrive(self, key: TransferKey, references: Sequence[Reference], then: Continuation) -> None:
-        """A message with references arrived. `then(None)` when it may be rebuilt, now or later."""
+        """A message with references arrived. `then(None)` when it may be rebuilt, now or later.
+
+        If an owner can't be found, the message is refused, and nothing else: that is no death.
+        """
+        error = self._agent.meet_owners(references)
+        if error is not None:
+            self.tell(self.state.refs.asked, key)  # its sender keeps them no longer for us
+            then(error)
+            return
         self._parked[key] = then
         self.tell(self.state.refs.arrive, key, references)
 

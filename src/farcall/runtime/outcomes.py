@@ -373,7 +373,6 @@ class Outcomes:
 
     def _arrive(self, peer: Peer, answer: Frame, then: Continuation) -> None:
         references = answer.message.references  # type: ignore[attr-defined]
-        self._agent.meet_owners(references)
         key = TransferKey(peer.incarnation, answer.call_id, True)
         self._machine.arrive(key, references, then)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from farcall.errors import OwnerDied, PeerLost, RpcTimeout, UnknownWorker
+from farcall.errors import CallError, OwnerDied, PeerLost, RpcTimeout, UnknownWorker
 from farcall.ids import RefId, Worker, WorkerInfo
 from farcall.log import get_logger
 from farcall.protocol.admission import Admission
@@ -278,6 +278,27 @@ class Directory:
         if worker is not None:
             self.add(worker)
         return worker
+
+    def meet(self, name: str, incarnation: int, deadline: float) -> CallError | None:
+        """Learn of an incarnation that was heard of, from the rendezvous.
+
+        Returns:
+            Why it is not known here; None if it is.
+        """
+        if incarnation in self._by_incarnation:
+            return None
+        try:
+            worker = self._find(name, deadline) if self._find is not None else None
+        except NotAsked as error:
+            return RpcTimeout(
+                f"worker {name!r}, to which a reference leads, is not known here, and the store at "
+                f"which workers meet could not be asked: {error}"
+            )
+        if worker is not None:
+            self.add(worker)
+        if worker is None or worker.incarnation != incarnation:
+            return OwnerDied(name, "it is not in the group any more")
+        return None
 
     def live(self) -> list[Peer]:
         """Peers that are not lost, by id; this worker is among them."""

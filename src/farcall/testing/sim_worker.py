@@ -399,11 +399,13 @@ class SimWorker:
     # Inside: references.
 
     def _arrive(self, key: TransferKey, task: Task | None, references: Sequence[Reference]) -> None:
-        for reference in references:
-            if reference.owner in self.forgotten:  # whom the agent looks up, and does not find
-                self.machine.lost(reference.owner, "it is not in the group any more")
         self.received[key] = (task, references)
-        self.refs.arrive(key, references)
+        if any(reference.owner in self.forgotten for reference in references):
+            # The agent looks them up, and does not find them.
+            self.refs.asked(key)
+            self._refuse(key, "an owner is not in the group any more")
+        else:
+            self.refs.arrive(key, references)
 
     def _ready(self, key: TransferKey) -> None:
         self.rebuildable.append(key)

@@ -1,0 +1,92 @@
+"""References whose owner the receiver has not met, and can't look up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from behaviour.helpers import echo, wait_until
+from farcall import rpc
+from farcall.errors import OwnerDied, RpcTimeout
+from farcall.ids import Worker
+from farcall.runtime.agent import Agent
+from farcall.runtime.lookup import NotAsked
+
+
+def fetch(reference: Any) -> Any:
+    return reference.to_here()
+
+
+def give_back(reference: Any) -> Any:
+    return reference
+
+
+class Store:
+    """Where workers meet, for a worker that has not met one of the others yet."""
+
+    def __init__(self, agent: Agent, unknown: Worker) -> None:
+        self.worker: Worker | None = unknown
+        self.is_dark = False
+        agent.directory._by_incarnation.pop(unknown.incarnation)
+        agent.directory._find = self.find
+
+    def find(self, name: str | int, deadline: float) -> Worker | None:
+        if self.is_dark:
+            raise NotAsked("nobody hosts it")
+        return self.worker
+
+
+@pytest.fixture
+def store(trio: list[Agent]) -> Store:
+    """Of w1, which does not know w2."""
+    return Store(trio[1], trio[2].me)
+
+
+def test_owner_that_is_found(store: Store) -> None:
+    assert rpc.rpc_sync("w1", fetch, args=(rpc.remote("w2", echo, args=(3,)),)) == 3
+
+
+def test_owner_that_can_not_be_looked_up_is_not_dead(trio: list[Agent], store: Store) -> None:
+    reference = rpc.remote("w2", echo, args=(3,))
+    store.is_dark = True
+    for _ in range(2):
+        with pytest.raises(RpcTimeout, match=r"worker 'w2', .* asked: nobody hosts it"):
+            rpc.rpc_sync("w1", fetch, args=(reference,))
+    store.is_dark = False
+    assert rpc.rpc_sync("w1", fetch, args=(reference,)) == 3
+    del reference
+    wait_until(lambda: not trio[2].references._values)
+    for agent in trio:
+        wait_until(lambda agent=agent: not any(agent.references.statistics().values()))
+
+
+def test_owner_that_is_not_there_yet_is_not_dead(trio: list[Agent], store: Store) -> None:
+    """It may be that the store was restarted, and the owner has not told it yet."""
+    reference = rpc.remote("w2", echo, args=(3,))
+    store.worker, worker = None, store.worker
+    with pytest.raises(OwnerDied, match="not in the group any more"):
+        rpc.rpc_sync("w1", fetch, args=(reference,))
+    store.worker = worker
+    assert rpc.rpc_sync("w1", fetch, args=(reference,)) == 3
+
+
+def by_async(*call: Any, **options: Any) -> Any:
+    return rpc.rpc_async(*call, **options).wait()
+
+
+@pytest.mark.parametrize("way", [rpc.rpc_sync, by_async])
+def test_answer_with_a_reference_whose_owner_can_not_be_looked_up(
+    trio: list[Agent], way: Any
+) -> None:
+    reference = rpc.remote("w2", echo, args=(3,))
+    kept = rpc.remote("w1", give_back, args=(reference,))
+    assert kept.to_here().to_here() == 3
+    del reference
+    wait_until(lambda: trio[0].references.statistics()["held"] == 1)
+    store = Store(trio[0], trio[2].me)
+    store.is_dark = True
+    with pytest.raises(RpcTimeout, match="nobody hosts it"):
+        way("w1", fetch, args=(kept,))
+    store.is_dark = False
+    assert way("w1", fetch, args=(kept,)).to_here() == 3
