@@ -51,18 +51,26 @@ BUGS = {
     "connecting": [bug.value for bug in ConnectingBug],
 }
 
-
-# The machines of each protocol, and what agents ask them that no simulated worker does.
+FAULTS = {field.name for field in fields(Faults)}
 MACHINES: dict[str, Sequence[ModuleType]] = {
     "calls": (worker, calls, refs, ref_entries, instructions),
     "backward": (passes, contexts, shares),
     "connecting": (connecting,),
 }
-FAULTS = {field.name for field in fields(Faults)}
+# What agents ask the machines, and no simulated worker does.
 QUERIES = {
-    *("Outgoing.find", "Outgoing.records", "Incoming.__len__", "Refs.take", "Refs.state"),
-    *("Contexts.is_dead", "Contexts.close", "Connecting.is_idle"),
-    *("Refs.void_cause", "Refs.is_void", "Refs.knows", "Refs.holders"),
+    "Connecting.is_idle",
+    "Contexts.close",
+    "Contexts.is_dead",
+    "Incoming.__len__",
+    "Outgoing.find",
+    "Outgoing.records",
+    "Refs.holders",
+    "Refs.is_void",
+    "Refs.knows",
+    "Refs.state",
+    "Refs.take",
+    "Refs.void_cause",
 }
 
 
