@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from behaviour.helpers import wait_until
 from patience import PATIENCE
 
 from farcall.errors import RpcTimeout, UnknownWorker
 from farcall.ids import Worker
+from farcall.runtime import lookup as lookup_module
 from farcall.runtime.lookup import Lookup, NotAsked
 from farcall.runtime.peers import Directory
 
@@ -102,6 +104,57 @@ def test_many_who_ask_the_same_ask_once(store: Store) -> None:
     store.answers.set()
     assert lookup.find("other", soon()) is OTHER
     assert store.asked <= 2
+
+
+class StuckStore(Store):
+    """A rendezvous that does not answer by its first connections."""
+
+    def __init__(self, stuck: int) -> None:
+        super().__init__()
+        self.stuck = stuck
+        self.answers.clear()
+
+    def ask(self, key: str | int) -> Worker | None:
+        if self.reopened < self.stuck:
+            super().ask(key)
+            raise RuntimeError("the connection of before broke")
+        self.asked += 1
+        return Worker(str(key), 1, hash(key))
+
+
+def test_a_connection_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_module, "STUCK_SECONDS", 0.05)
+    store = StuckStore(stuck=1)
+    lookup = Lookup("me", store.ask, store.reopen)
+    with pytest.raises(NotAsked, match="not answered in time"):
+        lookup.find("first", time.monotonic())
+    wait_until(lambda: bool(lookup._asked_at))
+    with pytest.raises(NotAsked, match="not answered in time"):
+        lookup.find("second", time.monotonic())
+    for name in ("first", "third", "second"):
+        found = lookup.find(name, soon())
+        assert found is not None
+        assert found.name == name
+    assert store.reopened == 1
+    assert lookup._stuck == 1
+    store.answers.set()
+    wait_until(lambda: lookup._stuck == 0)
+    assert lookup.find("fourth", soon()) is not None
+    assert not lookup._questions
+
+
+def test_a_store_that_stays_silent_costs_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_module, "STUCK_SECONDS", 0.0)
+    store = StuckStore(stuck=100)
+    lookup = Lookup("me", store.ask, store.reopen)
+    for number in range(20):
+        with pytest.raises(NotAsked):
+            lookup.find(number, time.monotonic() + 0.01)
+    assert store.asked <= 1 + lookup_module.MOST_STUCK
+    assert len(lookup._questions) == 20
+    store.answers.set()
+    wait_until(lambda: not lookup._questions)
+    wait_until(lambda: lookup._stuck == 0)
 
 
 @pytest.mark.parametrize("to", [True, 0.0, None, b"me"])

@@ -18,6 +18,8 @@ from farcall.transport.uninterrupted import uninterrupted
 logger = get_logger("farcall")
 
 LOOK_AGAIN = 1.0  # seconds between looks at what a bell should have told
+STUCK_SECONDS = 5.0  # for an answer; then the connection to the store may lead nowhere
+MOST_STUCK = 2  # threads that wait for such answers
 
 Ask = Callable[[str | int], Worker | None]
 
@@ -27,7 +29,8 @@ class NotAsked(Exception):
 
 
 class _Question:
-    def __init__(self) -> None:
+    def __init__(self, key: str | int) -> None:
+        self.key = key
         self.bell = Bell()
         self.answer: Worker | None = None
         self.error: Exception | None = None
@@ -35,6 +38,10 @@ class _Question:
 
 class Lookup:
     """Finds workers by name or id. Thread-safe.
+
+    A thread asks one question after the other. If the store does not answer it for long, another
+    thread connects to the store anew and asks all that is open; what the first one hears after that
+    does not count.
 
     Args:
         name: of this worker.
@@ -47,10 +54,16 @@ class Lookup:
         self._name = name
         self._ask = ask
         self._reopen = reopen
-        self._lock = threading.Lock()  # guards the questions
-        self._questions: dict[str | int, _Question] = {}
+        self._lock = threading.Lock()  # guards what follows
+        self._questions: dict[str | int, _Question] = {}  # that are open
+        self._connection = 0  # its number
+        self._asked_at = 0.0  # when the question was asked by it that has no answer yet; 0: none
+        self._stuck = 0
+        self._threads = self._new_thread()
+
+    def _new_thread(self) -> BriefThreads:
         # One, since a client of a store takes one operation after the other.
-        self._threads = BriefThreads(f"farcall-find-{name}", 1)
+        return BriefThreads(f"farcall-find-{self._name}", 1)
 
     def find(self, key: str | int, deadline: float) -> Worker | None:
         """The live worker of this name or id, or None if there is none.
@@ -65,29 +78,65 @@ class Lookup:
         while not question.bell.wait(max(0.0, min(deadline - time.monotonic(), LOOK_AGAIN))):
             if time.monotonic() >= deadline:
                 raise NotAsked("it has not answered in time")
+            uninterrupted(self._ask_anew_if_stuck, f"farcall-ask-{self._name}")
         if question.error is not None:
             raise NotAsked(str(question.error).partition("\n")[0]) from question.error
         return question.answer
 
     def _question(self, key: str | int) -> _Question:
         """The question about this key that is open, or a new one."""
+        self._ask_anew_if_stuck()
         with self._lock:
             known = self._questions.get(key)
             if known is not None:
                 return known
-            question = self._questions[key] = _Question()
-        self._threads.run(partial(self._answer, key, question))
+            question = self._questions[key] = _Question(key)
+            threads, connection = self._threads, self._connection
+        threads.run(partial(self._answer, question, connection))
         return question
 
-    def _answer(self, key: str | int, question: _Question) -> None:
+    def _ask_anew_if_stuck(self) -> None:
+        with self._lock:
+            waits = time.monotonic() - self._asked_at
+            if not self._asked_at or waits < STUCK_SECONDS or self._stuck == MOST_STUCK:
+                return
+            self._stuck += 1
+            self._asked_at = 0.0
+            self._connection += 1
+            threads = self._threads = self._new_thread()
+            again = list(self._questions.values())
+            connection = self._connection
+        logger.debug("%s: the store has not answered for %.0f s", self._name, waits)
+        for question in again:
+            threads.run(partial(self._answer, question, connection, is_new=question is again[0]))
+
+    def _answer(self, question: _Question, connection: int, *, is_new: bool = False) -> None:
+        """Ask the store.
+
+        Args:
+            connection: by which; nothing is asked any more if it is not the latest.
+            is_new: it is to be made first.
+        """
+        with self._lock:
+            if connection != self._connection:
+                return
+            self._asked_at = time.monotonic()
+        answer: Worker | None = None
+        failure: Exception | None = None
         try:
-            question.answer = self._ask_twice(key)
+            if is_new:
+                self._reopen()
+            answer = self._ask_twice(question.key)
         except Exception as error:
-            question.error = error
-        finally:
-            with self._lock:
-                del self._questions[key]
-            question.bell.ring()
+            failure = error
+        with self._lock:
+            if connection != self._connection:
+                self._stuck -= 1
+                return
+            self._asked_at = 0.0
+            question.answer, question.error = answer, failure
+            del self._questions[question.key]
+        question.bell.ring()
 
     def _ask_twice(self, key: str | int) -> Worker | None:
         try:
