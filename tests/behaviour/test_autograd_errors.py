@@ -22,7 +22,9 @@ from behaviour.autograd_helpers import (
 from behaviour.helpers import PATIENCE, WAYS, Gate, Here, by_async, by_sync, in_threads
 from farcall import autograd as dist_autograd
 from farcall import rpc
+from farcall.autograd.passes import Pass
 from farcall.errors import GradientWarning, RemoteError
+from farcall.protocol.pass_instructions import EndPass
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
 
@@ -382,3 +384,28 @@ def test_a_call_outside_of_a_context_warns_once_that_no_gradient_comes_back(
             rpc.rpc_sync("w1", torch.neg, args=(leaf,))
     assert [one.category for one in caught] == [GradientWarning]
     assert "torch:neg on worker 'w1'" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("cut", ["over", "failed"])
+def test_pass_whose_end_a_ctrl_c_cuts_ends_at_once(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:  # BWD-5
+    """It comes after the machine has said that the pass is over, and before that is done."""
+    carry_out = Pass._carry_out
+    interrupted = []
+
+    def cut_once(self: Pass, todo: Any) -> None:
+        if not interrupted and any(isinstance(each, EndPass) for each in todo):
+            interrupted.append(todo)
+            raise KeyboardInterrupt("between two steps")
+        carry_out(self, todo)
+
+    monkeypatch.setattr(Pass, "_carry_out", cut_once)
+    fuse = Fuse(ValueError("blown") if cut == "failed" else None)
+    with dist_autograd.context() as context:
+        x = torch.ones(2, requires_grad=True)
+        sent = fuse(x)  # its gradient comes back from w1, and ends the pass
+        loss = rpc.rpc_sync("w1", torch.add, args=(sent, sent), timeout=PATIENCE).sum()
+        with pytest.raises(KeyboardInterrupt if cut == "over" else ValueError):
+            dist_autograd.backward(context, [loss])
+    assert interrupted

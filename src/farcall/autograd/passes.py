@@ -421,6 +421,9 @@ class Pass:
         """Something went wrong, here or elsewhere."""
         if self.error is None:
             self._report(self._machine.fail, StoredError(error))
+        # What the machine said before may have been cut by a Ctrl-C, its EndPass among it.
+        if self.ending is not None and not self.ending.is_over:
+            self.ending.end(self.error or StoredError(error))
 
     def abort(self, error: BaseException) -> None:
         """The pass has failed at the root: end it here, and tell everybody who may take part."""
