@@ -69,9 +69,13 @@ def prepare() -> Held:
 
 
 def remember() -> None:
-    """What is held now is what has to be held at `settle`."""
+    """What is held now is what has to be held at `settle`, as soon as no thread begins or ends."""
     _kept["agent"] = current_agent()
-    _kept["before"] = held()
+    pause = threading.Event()
+    deadline = time.monotonic() + PATIENCE / 2
+    while (before := held())["threads not of Python"] and time.monotonic() < deadline:
+        pause.wait(0.01)
+    _kept["before"] = before
 
 
 def settle() -> Differences:
