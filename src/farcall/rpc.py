@@ -181,7 +181,7 @@ def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:
     try:
         agent.shutdown(graceful, seconds)
     finally:
-        if default_agent() is agent:
+        if agent.is_closed and default_agent() is agent:
             set_default_agent(None)
 
 
@@ -197,6 +197,7 @@ def get_worker_info(worker_name: str | int | WorkerInfo | None = None) -> Worker
     agent = current_agent()
     if worker_name is None:
         return agent.me.info
+    agent.executor.collecting.refuse("get_worker_info")
     return agent.directory.resolve(worker_name).worker.info
 
 

@@ -335,6 +335,7 @@ def _value(place: OwnedValue, limit: Limit | None = None) -> Any:
 
 def _wait(place: OwnedValue, limit: Limit, job: Job | None) -> None:
     deadline, seconds, inherited = limit
+    current_agent().executor.collecting.refuse("the value of an RRef that is not made yet")
     done = threading.Event()
     stopping = contextlib.nullcontext() if job is None else job.stopped_by(done.set)
     with Agent.waiting(), stopping:

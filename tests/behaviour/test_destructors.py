@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from behaviour.helpers import Gate, echo, wait_until
-from farcall import rpc
+from farcall import autograd, rpc
 from farcall.errors import Cancelled, UnknownWorker
 from farcall.runtime.agent import Agent
+from farcall.runtime.context import default_agent, set_default_agent
 from farcall.testing.cluster import acting_as
 
 ROUNDS = 300
@@ -57,17 +59,24 @@ def test_collected_destructor_may_call_in_the_middle_of_anything(pair: list[Agen
     assert [future.wait().to_here() for future in futures[1::2]] == [3] * ROUNDS
 
 
-def test_collected_destructor_can_not_wait(pair: list[Agent]) -> None:
+def test_collected_destructor_can_not_wait(pair: list[Agent], gate: Gate) -> None:
+    ready, unready = rpc.RRef(1), rpc.remote("w0", gate.wait)
     uses: dict[str, Callable[[], object]] = {
         "rpc_sync": lambda: rpc.rpc_sync("w1", echo, args=(1,)),
         "remote": lambda: rpc.remote("w1", echo, args=(1,)),
         "RRef": lambda: rpc.RRef(1),
-        "Future.wait": lambda: rpc.rpc_async("w1", echo, args=(1,)).wait(),
-        "shutdown": pair[0].shutdown,
+        "the value of an RRef that is not made yet": unready.to_here,
+        "Future.wait": lambda: rpc.rpc_async("w1", gate.wait).wait(),
+        "get_worker_info": lambda: rpc.get_worker_info("w1"),
+        "farcall.autograd": autograd.context().__enter__,
+        "shutdown": rpc.shutdown,
     }
+    functions = {name for name in rpc.__all__ if inspect.isfunction(getattr(rpc, name))}
+    assert functions - uses.keys() == {"rpc_async", "init_rpc"}  # the second has no agent
     refused: list[str] = []
 
     def try_all() -> None:
+        assert ready.to_here() == 1
         for name, use in uses.items():
             with pytest.raises(RuntimeError, match=f"{name} can't be used in a destructor"):
                 use()
@@ -76,7 +85,26 @@ def test_collected_destructor_can_not_wait(pair: list[Agent]) -> None:
     Ending(try_all)
     gc.collect()
     assert refused == list(uses)
+    gate.open()
     assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+
+
+def test_refused_shutdown_leaves_the_agent_in_its_place(pair: list[Agent]) -> None:
+    refused: list[str] = []
+
+    def shut_down() -> None:
+        with pytest.raises(RuntimeError, match="can't be used in a destructor"):
+            rpc.shutdown()
+        refused.append("shutdown")
+
+    set_default_agent(pair[0])
+    try:
+        Ending(shut_down)
+        gc.collect()
+        assert refused
+        assert default_agent() is pair[0]
+    finally:
+        set_default_agent(None)
 
 
 def test_destructor_that_is_not_collected_may_do_anything(pair: list[Agent]) -> None:
@@ -103,6 +131,15 @@ def test_call_of_a_collected_destructor_ends_with_the_agent(pair: list[Agent], g
     pair[0].close()
     gate.open()
     with pytest.raises(Cancelled):
+        futures[0].wait()
+
+
+def test_call_of_a_collected_destructor_after_the_end(pair: list[Agent]) -> None:
+    futures: list[rpc.Future[Any]] = []
+    pair[0].close()
+    # Closed agents don't listen, so this is how the moment between both looks.
+    futures.append(pair[0].outbound._call_soon("w1", echo, (1,), None, None))
+    with pytest.raises(Cancelled, match="was shut down"):
         futures[0].wait()
 
 

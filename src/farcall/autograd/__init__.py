@@ -40,7 +40,10 @@ def __dir__() -> list[str]:
 
 
 def _autograd() -> Autograd:
-    return current_agent().gradients  # type: ignore[return-value]
+    agent = current_agent()
+    if agent.executor.collecting.thread:
+        agent.executor.collecting.refuse("farcall.autograd")
+    return agent.gradients  # type: ignore[return-value]
 
 
 def contents_of(context_id: int) -> Context:

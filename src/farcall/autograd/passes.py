@@ -343,7 +343,7 @@ class Pass:
             return self._gradients[number]
 
     def receive_of(self, node: Node) -> Receive | None:
-        """What an exit belongs to. None: to none of this."""
+        """Return the receive that an exit belongs to, or None if it is no exit of this context."""
         return self._context.receives.get(node)
 
     @property

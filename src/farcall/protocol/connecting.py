@@ -79,7 +79,7 @@ HANDSHAKE_SECONDS = 20.0
 class Failure(Enum):
     """Why an address gave no link."""
 
-    ABSENT = auto()  # the worker is not there: the host or who answers says so
+    ABSENT = auto()  # the worker is not there: the host says so, or the process that answers there
     NO_ANSWER = auto()  # the network or a name server says that it can't be reached now
     TIMED_OUT = auto()  # nothing came back
     OF_THIS_MACHINE = auto()  # such as too many open files

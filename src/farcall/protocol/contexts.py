@@ -9,7 +9,7 @@ Ids of one creator only grow, and each release says below which id all of them a
     state    event                        next     effect
     -------  ---------------------------  -------  ---------------------------------------------
     unseen   create, enter                OPEN
-    OPEN     enter, tell                  OPEN     the giver, or who is told, is remembered
+    OPEN     enter, tell                  OPEN     the giver or receiver is remembered
     OPEN     end, released                DEAD     DropContext, Tell those that were told
     OPEN     lost: the creator            DEAD     as after released: in the creator's place
     OPEN     lost: another giver          OPEN     Report to the creator, which tells us of the end
@@ -209,9 +209,13 @@ class Contexts(Generic[T]):
         return contents
 
     def _drop(self, context: int, floor: int | None) -> list[DropContext[T] | TellEnd]:
-        """Forget a context. `floor` is its creator's; None: that is this worker."""
+        """Forget a context.
+
+        Args:
+            floor: the creator's, below which its contexts have ended; None if this worker made it.
+        """
         creator = context >> CREATOR_SHIFT
-        # First: who is interrupted after that leaves nothing for those who come later.
+        # First: a Ctrl-C after that leaves no entry behind.
         entry = self._entries.pop(context, None)
         if floor is None:
             mine = [number for number, other in self._entries.items() if other.mine]

@@ -35,7 +35,7 @@ tensors that are used. Two waves go through the workers of a pass:
     any       lost: the root, or stop         FAILED    the same, and the root is not told
     any       abort                           FAILED    the same, and TellAll, once
     FAILED    abort, the first                FAILED    TellAll
-    FAILED    all else                        FAILED    nothing; who asks gets the error
+    FAILED    all else                        FAILED    nothing; an asker gets the error
     OVER      any                             OVER      nothing
 
 Invariants (tests cite them):
@@ -45,8 +45,8 @@ BWD-1  Gradients are those of the same model in one process: a receive's are sen
 BWD-2  Each receive that is used sends its gradients once, and no other does.
 BWD-3  At the root, OVER means that no worker has a share, so none has anything left to do. Leaf
        gradients are kept before the last share of their source goes.
-BWD-5  At the root every pass is OVER or FAILED in the end, and who asks is answered. Every death of
-       a worker that has a share is noticed: it was given the share by one that was given its own,
+BWD-5  At the root every pass is OVER or FAILED in the end, and each asker is answered. Every death
+       of a worker that has a share is noticed: it was given the share by one that was given its own
        and so on from the root. The first dead worker of that chain got it from a living one, which
        remembers whom it sent gradients.
 BWD-6  Once a pass has FAILED at the root, everybody who has the context is told.

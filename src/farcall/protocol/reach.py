@@ -7,6 +7,7 @@ received tensors. See `passes` for sources, receives and parts.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ Source = Any  # its `edges` have the `node` of each tensor
 Receive = Any  # its `nodes` are the exits of its tensors
 
 
-class Exploration:
+class Exploration(ABC):
     """Finds what each source reaches in the graph. Not thread-safe.
 
     Subclasses say of what kind of graph. As in torch's, `next_functions` of a node are pairs of
@@ -35,14 +36,14 @@ class Exploration:
     leaf: type[Any]  # nodes where gradients end
 
     @staticmethod
+    @abstractmethod
     def edge(node: Any) -> Any:
-        """A sink, for whoever runs the graph; its `node` is this one."""
-        raise NotImplementedError
+        """A sink, for the code that runs the graph; its `node` is this one."""
 
     @staticmethod
+    @abstractmethod
     def has_hooks(leaf: Any) -> bool:
         """Whether a leaf has hooks, which must see its whole gradient."""
-        raise NotImplementedError
 
     def __init__(self, exits: Collection[Node], base: Exploration | None = None) -> None:
         self.live: dict[Source, list[int]] = {}

@@ -148,7 +148,7 @@ class Refs:
         )
 
     def is_usable(self, ref: RefId) -> bool:
-        """False: it is void, or its creation has failed for all that is known here."""
+        """Return whether a reference is not void, and its creation is not known to have failed."""
         held = self._held.get(ref)
         return held is None or not (held.cause or held.state is HeldState.VOID)
 

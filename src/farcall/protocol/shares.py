@@ -1,8 +1,9 @@
 """Shares of a backward pass, which show when it is over.
 
-The root of a pass begins with all of it. Who sends gradients gives away half of what it has, or, as
-the last thing it does, all; who has nothing to send gives its share back to the root. When the root
-has all of it again, the pass is over everywhere (BWD-3), and a chain of workers needs no answers.
+The root of a pass begins with all of it. A worker that sends gradients gives away half of its
+share, or all with its last message; one that has nothing to send gives its share back. When the
+root has all of it again, the pass is over everywhere (BWD-3), and a chain of workers needs no
+answers.
 Every share is 2**-n of the pass, and is written as n. (F. Mattern, "Global quiescence detection
 based on credit distribution and recovery", 1989.)
 """
@@ -30,7 +31,7 @@ class Shares:
         return self._shares[source]
 
     def ran(self, source: int) -> int | None:
-        """The share to give back to the root. None: all of it went with messages."""
+        """Return the share to give back to the root, or None if all of it went with messages."""
         return self._shares.pop(source, None)
 
 
@@ -41,7 +42,7 @@ class Returned:
         self._shares: set[int] = set()
 
     def add(self, share: int) -> bool:
-        """A share came back. True: that was the last one, the pass is over everywhere."""
+        """A share came back. Returns whether that was the last one: the pass is over everywhere."""
         while share in self._shares:
             self._shares.remove(share)
             share -= 1

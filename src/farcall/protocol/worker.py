@@ -34,7 +34,7 @@ WRK-2  While a request is on its way, what keeps its references is a pin, or, if
        receiver's and it makes none, their use by the caller until the call ends.
 WRK-3  A creation that failed is asked for after the call was closed, and not before: the REGISTER
        goes another way than the request, and could overtake it.
-WRK-4  References in an answer that nobody waits for are not kept by its sender for ever.
+WRK-4  References in an answer that nobody waits for are not kept by its sender forever.
 WRK-5  Of a lost incarnation nothing is heard, and to it nothing is sent.
 
 Methods take events, and `take` gives what has to be done, in order. Not thread-safe: one lock is
@@ -245,7 +245,7 @@ class WorkerMachine(Generic[Call, Job]):
     ) -> bool:
         """An answer arrived.
 
-        It changes nothing here if the call was open and is not noted, but for its references.
+        If the call was open and is not noted, an answer without references changes nothing here.
 
         Args:
             call: what `Outgoing.outcome` gave: the record, or None if the call had ended.

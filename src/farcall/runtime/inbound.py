@@ -433,7 +433,7 @@ class Job(msgspec.Struct, eq=False):
         self.agent.leaver.end(self)
 
     def _answer_with(self, message: Reply | Failure, handles: Sequence[RefHandle]) -> bool:
-        """Put references into the answer, and pin them. False: it must not be sent."""
+        """Put references into the answer, and pin them. Returns whether it is to be sent."""
         call_id = self.frame.call_id
         try:
             refs = [handle.ref for handle in handles]

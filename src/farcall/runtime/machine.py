@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from farcall.errors import CallError, OwnerDied
+from farcall.errors import CallError, Cancelled, OwnerDied
 from farcall.ids import RefId
 from farcall.protocol.instructions import (
     Answer,
@@ -197,6 +197,8 @@ class Machine:
         self._parked[key] = then
         self.ready.append((key, None))
         self._agent.endpoint.wake()
+        if self._agent.is_closed and self._parked.pop(key, None) is not None:
+            then(Cancelled(f"the agent of {self._agent.me.name!r} was shut down"))
 
     def close(self, error: CallError) -> None:
         """The agent shuts down: nobody waits any more."""

@@ -179,7 +179,7 @@ class Program:
     def _may_call(self, worker: SimWorker, peer: int) -> bool:
         if peer in worker.forgotten:
             return False
-        # Who is just being lost may be called, by a thread that does not know yet.
+        # A thread may call a peer that another thread is just declaring lost.
         return not worker.machine.is_lost(peer) or self._draw() < 0.1
 
     def _references(self, worker: SimWorker, peer: int, of_reply: bool) -> list[RefId]:

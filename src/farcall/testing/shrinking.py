@@ -29,10 +29,13 @@ class Small(NamedTuple):
 
 
 def shrink(simulate: Simulate) -> Small | None:
-    """Leave out of a schedule what is not needed for its first violation. None: it has none.
+    """Leave out of a schedule what is not needed for its first violation.
 
     Args:
         simulate: runs it; equal arguments give equal results.
+
+    Returns:
+        What is left; None if the schedule has no violation.
     """
     first = simulate(None, None)
     if not first.violations:

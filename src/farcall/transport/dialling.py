@@ -1,4 +1,4 @@
-"""Dialling a worker: the sockets, what each failure is, and who is told how it went.
+"""Dialling a worker: the sockets, what each failure is, and the callers that wait for the link.
 
 When to try which address, and what failures mean, is decided by `protocol/connecting.py`.
 """
