@@ -9,7 +9,7 @@ import pytest
 from behaviour.helpers import by_remote, by_sync, echo, wait_until
 from farcall import rpc
 from farcall.errors import UnknownWorker
-from farcall.runtime import peers
+from farcall.runtime import directory
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
 
@@ -21,7 +21,7 @@ def crowd(
     start: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], list[Agent]]:
     """Starts agents that forget each other at once."""
-    monkeypatch.setattr(peers, "FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(directory, "FORGET_SECONDS", 0.0)
     return lambda: start(COMING_AND_GOING + 1, find=lambda name, deadline: None)
 
 
@@ -70,7 +70,7 @@ def test_those_that_are_gone_are_forgotten(crowd: Callable[[], list[Agent]]) -> 
 def test_workers_of_a_fixed_group_are_not_forgotten(
     start: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(directory, "FORGET_SECONDS", 0.0)
     agents = start(4)
     for agent in agents[1:]:
         assert by_sync(agent.me.name, echo, args=(1,)) == 1

@@ -13,8 +13,8 @@ from patience import PATIENCE
 from farcall.errors import RpcTimeout, UnknownWorker
 from farcall.ids import Worker
 from farcall.runtime import lookup as lookup_module
+from farcall.runtime.directory import Directory
 from farcall.runtime.lookup import Lookup, NotAsked
-from farcall.runtime.peers import Directory
 
 ME = Worker("me", 0, 1)
 OTHER = Worker("other", 1, 2)

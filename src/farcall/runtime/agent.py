@@ -29,6 +29,7 @@ from farcall.runtime.answers import Answers
 from farcall.runtime.context import CallContext, current_context, set_context
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.deadlines import Deadlines
+from farcall.runtime.directory import LOOKUP_SECONDS, Directory, Find
 from farcall.runtime.executor import Executor
 from farcall.runtime.function_queue import max_threads_of
 from farcall.runtime.gradients import Gradients
@@ -40,7 +41,7 @@ from farcall.runtime.openmp import IdleTeam
 from farcall.runtime.outbound import Outbound
 from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Outboxes
 from farcall.runtime.outcomes import Outcomes
-from farcall.runtime.peers import LOOKUP_SECONDS, Directory, Find, Peer, PendingCall
+from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.policy import Policy
 from farcall.runtime.references import References, RefHandle
 from farcall.runtime.values import OwnedValue

@@ -1,26 +1,22 @@
-"""The workers that an agent knows, and the calls between it and each of them."""
+"""One other worker, as an agent sees it, and the calls between the two."""
 
 from __future__ import annotations
 
 import math
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from farcall.errors import CallError, OwnerDied, PeerLost, RpcTimeout, UnknownWorker
-from farcall.ids import RefId, Worker, WorkerInfo
-from farcall.log import get_logger
+from farcall.errors import OwnerDied, PeerLost
+from farcall.ids import RefId, Worker
 from farcall.protocol.admission import Admission
 from farcall.protocol.outbox import Outbox
 from farcall.protocol.worker import Calls
 from farcall.runtime.call_names import Served, readable
 from farcall.runtime.future import Future, complete_with
 from farcall.runtime.hosts import host_name
-from farcall.runtime.lookup import NotAsked
 from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Box
 from farcall.transport.base import Link
 
@@ -28,16 +24,10 @@ if TYPE_CHECKING:
     from farcall.runtime.inbound import Job
     from farcall.runtime.references import RefHandle
 
-logger = get_logger("farcall")
 
-Find = Callable[[str | int, float], Worker | None]  # up to a deadline; raises `NotAsked`
 L = TypeVar("L", bound=PeerLost)
 
-LOOKUP_SECONDS = 60.0  # for a rendezvous, where no call says how long
-FORGET_SECONDS = 600.0  # after which a lost worker is forgotten, where workers come and go
 NAMED_CALLS = 5  # of the calls that were in flight: how many a `PeerLost` names
-
-_KEY_TYPES = frozenset((str, int, WorkerInfo))
 
 
 class PendingCall(msgspec.Struct, eq=False, gc=False):
@@ -132,181 +122,3 @@ class Peer:
         error.calls = len(self._in_flight)
         error.functions = tuple(self._in_flight[:NAMED_CALLS])
         return error
-
-
-class Directory:
-    """Workers by name, id and incarnation. Thread-safe.
-
-    `find` asks the rendezvous about workers that joined later, up to a deadline.
-    """
-
-    def __init__(
-        self,
-        me: Worker,
-        workers: Iterable[Worker],
-        find: Find | None,
-        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
-        calls_with: Callable[[int], Calls[PendingCall, Job]] = lambda _: Calls(),
-    ) -> None:
-        self._me = me
-        self._calls_with = calls_with
-        self._max_in_flight_bytes = max_in_flight_bytes
-        self._find = find
-        self._lock = threading.Lock()
-        self._by_incarnation: dict[int, Peer] = {}
-        self._lost: deque[tuple[float, Peer]] = deque()  # each with when that was
-        self._forgotten: deque[tuple[float, int]] = deque()
-        self._by_key: dict[str | int | WorkerInfo, Peer] = {}
-        # Of each message: without a step of Python.
-        self.of_incarnation: Callable[[int], Peer | None] = self._by_incarnation.get
-        for worker in workers:
-            self.add(worker)
-
-    def add(self, worker: Worker) -> Peer:
-        """Learn of a worker, or more about one. A new incarnation takes its name over."""
-        with self._lock:
-            peer = self._by_incarnation.get(worker.incarnation)
-            if peer is None:
-                peer = Peer(
-                    worker,
-                    self._runs_same_program(worker),
-                    self._calls_with(worker.incarnation),
-                    self._max_in_flight_bytes,
-                )
-                self._by_incarnation[worker.incarnation] = peer
-            elif (worker.pid and not peer.worker.pid) or (
-                worker.addresses and not peer.worker.addresses
-            ):  # until now it was known from its hello, which says less
-                peer.worker = worker
-            for key in (worker.name, worker.id, worker.info):
-                self._by_key[key] = peer
-            return peer
-
-    def note_lost(self, peer: Peer, now: float) -> list[int]:
-        """A peer was lost, at `now` (`time.monotonic()` seconds).
-
-        Where workers come and go those that are gone would fill the memory. So they are forgotten
-        here after `FORGET_SECONDS`, and everywhere else after as much again: by then all has been
-        handled that was told of them while they were known.
-
-        Returns:
-            The incarnations that are to be forgotten everywhere now.
-        """
-        if self._find is None:
-            return []  # a group of fixed size: nobody takes their places
-        before = now - FORGET_SECONDS
-        with self._lock:
-            self._lost.append((now, peer))
-            while self._lost and self._lost[0][0] < before:
-                old = self._lost.popleft()[1]
-                self._by_incarnation.pop(old.incarnation, None)
-                for key in [key for key, known in self._by_key.items() if known is old]:
-                    del self._by_key[key]
-                self._forgotten.append((now, old.incarnation))
-            gone = []
-            while self._forgotten and self._forgotten[0][0] < before:
-                gone.append(self._forgotten.popleft()[1])
-        return gone
-
-    def _runs_same_program(self, worker: Worker) -> bool:
-        if worker.main and worker.main == self._me.main:
-            return True
-        return bool(worker.pid) and (worker.host, worker.pid) == (self._me.host, self._me.pid)
-
-    def of_id(self, worker_id: int) -> Peer | None:
-        """The newest worker of this id that is known, lost or not."""
-        return self._by_key.get(worker_id)
-
-    def known(self, to: object) -> Peer | None:
-        """The live worker of that name, id or info, if it is known here. Never waits."""
-        # Not a bool: True would be found as worker 1.
-        peer = self._by_key.get(to) if type(to) in _KEY_TYPES else None  # type: ignore[call-overload]
-        return peer if peer is not None and peer.lost is None else None
-
-    def resolve(self, to: str | int | WorkerInfo, seconds: float = LOOKUP_SECONDS) -> Peer:
-        """The live worker of that name, id or info.
-
-        Args:
-            to: whom.
-            seconds: what the rendezvous has to answer if the worker is not known here.
-
-        Raises:
-            UnknownWorker: there is none, or `to` is something else.
-            PeerLost: there was one, and it is gone.
-            RpcTimeout: it is not known here, and the rendezvous has not answered in time.
-        """
-        return self.known(to) or self.look_up(to, time.monotonic() + seconds)
-
-    def look_up(self, to: object, deadline: float) -> Peer:
-        """`resolve` for one that is not `known`, with a deadline in `time.monotonic()` seconds."""
-        if not isinstance(to, str | int | WorkerInfo) or isinstance(to, bool):
-            raise UnknownWorker(
-                f"a worker is named by a str, an int or a WorkerInfo, not by {type(to).__name__}"
-            )
-        known = self._by_key.get(to)
-        if known is not None and known.lost is None:
-            return known
-        if isinstance(to, WorkerInfo):
-            to = to.name
-        doubt = ""
-        try:
-            worker = self._find(to, deadline) if self._find is not None else None
-        except NotAsked as error:
-            worker = None
-            doubt = f"; the store at which workers meet could not be asked: {error}"
-        if worker is not None:
-            known = self.add(worker)
-            if known.lost is None:
-                return known
-        if known is not None:
-            raise known.loss()
-        kind = "name" if isinstance(to, str) else "id"
-        names = ", ".join(f"{p.name!r} (id {p.worker.id})" for p in self.live())
-        error_type = RpcTimeout if doubt and time.monotonic() >= deadline else UnknownWorker
-        raise error_type(
-            f"{self._me.name!r} could not find destination {kind} {to!r}{doubt}; known workers: "
-            f"{names}"
-        )
-
-    def find(self, name: str, deadline: float) -> Worker | None:
-        """Ask the rendezvous about a worker, and remember it. None also if it can't be asked."""
-        try:
-            worker = self._find(name, deadline) if self._find is not None else None
-        except NotAsked as error:
-            logger.warning("%s: can't look up worker %r: %s", self._me.name, name, error)
-            return None
-        if worker is not None:
-            self.add(worker)
-        return worker
-
-    def meet(self, name: str, incarnation: int, deadline: float) -> CallError | None:
-        """Learn of an incarnation that was heard of, from the rendezvous.
-
-        Returns:
-            Why it is not known here; None if it is.
-        """
-        if incarnation in self._by_incarnation:
-            return None
-        try:
-            worker = self._find(name, deadline) if self._find is not None else None
-        except NotAsked as error:
-            return RpcTimeout(
-                f"worker {name!r}, to which a reference leads, is not known here, and the store at "
-                f"which workers meet could not be asked: {error}"
-            )
-        if worker is not None:
-            self.add(worker)
-        if worker is None or worker.incarnation != incarnation:
-            return OwnerDied(name, "it is not in the group any more")
-        return None
-
-    def live(self) -> list[Peer]:
-        """Peers that are not lost, by id; this worker is among them."""
-        with self._lock:
-            peers = [peer for peer in self._by_incarnation.values() if peer.lost is None]
-        return sorted(peers, key=lambda peer: peer.worker.id)
-
-    def all(self) -> list[Peer]:
-        """Every incarnation that was met and is not forgotten."""
-        with self._lock:
-            return list(self._by_incarnation.values())
