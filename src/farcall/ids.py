@@ -3,6 +3,11 @@
 An *incarnation* is a random number drawn once for each life of a worker. A name may come back
 after a crash; its incarnation never does. Everything that must not be mistaken across a restart
 (links, references, calls) is keyed by incarnation, never by name.
+
+Two living workers may lose each other by mistake, and meet again. To each the other is a new
+incarnation then, as if it had been started anew: the number with which it began, and above that
+how often the two have met again (`nth_incarnation`). That is between the two, and inside each of
+them; what travels is the number with which a worker began (`original`).
 """
 
 from __future__ import annotations
@@ -19,9 +24,28 @@ from farcall.errors import InvalidName
 Incarnation = NewType("Incarnation", int)
 
 
+_BITS = 51
+MAX_MEETINGS = (1 << 63 - _BITS) - 1  # of two workers that lose each other again and again
+
+
 def new_incarnation() -> Incarnation:
-    """A fresh incarnation: 63 random bits, never 0 (so that 0 can mean "anyone")."""
-    return Incarnation(secrets.randbits(63) | 1)
+    """A fresh incarnation: 51 random bits, never 0 (so that 0 can mean "anyone")."""
+    return Incarnation(secrets.randbits(_BITS) | 1)
+
+
+def nth_incarnation(incarnation: int, meeting: int) -> int:
+    """Return what a worker is to another when the two have met again so many times."""
+    return original(incarnation) | meeting << _BITS
+
+
+def original(incarnation: int) -> int:
+    """Return the incarnation with which a worker began, and which travels."""
+    return incarnation & ((1 << _BITS) - 1)
+
+
+def meeting_of(incarnation: int) -> int:
+    """Return how many times a worker has been met again as that incarnation."""
+    return incarnation >> _BITS
 
 
 MAX_NAME_LENGTH = 127

@@ -20,6 +20,8 @@ A holder's entry for a reference it does not own:
     any          owner lost                    VOID         messages waiting for it are refused
     CONFIRMED    no local use, no pin          -            RELEASE to the owner
     VOID         no local use, no pin          -
+    VOID         arrive; the owner, which was  REGISTERING  REGISTER to the owner
+                 lost, was met again
 
 A message that carries references is a *transfer*. Its sender pins them until the receiver says
 RECEIVED, which it does when it is registered (or is the owner). A reference that arrives from a
@@ -257,7 +259,14 @@ class Refs:
             else:
                 held = self._held.get(ref)
                 if held is None:
-                    held = self._start_registration(ref, wire_ref)
+                    held = self._hold(
+                        ref, wire_ref.owner, wire_ref.owner_name, HeldState.REGISTERING
+                    )
+                    self._register(ref, held)
+                elif held.owner != wire_ref.owner:
+                    held.owner, held.sequence = wire_ref.owner, self._next_sequence()
+                    held.state, held.cause = HeldState.REGISTERING, ""
+                    self._register(ref, held)
                 held.local += 1
                 if held.state is HeldState.VOID:
                     gone = (held.owner_name, held.cause)
@@ -430,13 +439,11 @@ class Refs:
         self._releasing.pop(ref, None)
         return held
 
-    def _start_registration(self, ref: RefId, wire_ref: Reference) -> Held:
-        held = self._hold(ref, wire_ref.owner, wire_ref.owner_name, HeldState.REGISTERING)
-        if wire_ref.owner in self.losses:
-            held.state, held.cause = HeldState.VOID, self.losses[wire_ref.owner]
+    def _register(self, ref: RefId, held: Held) -> None:
+        if held.owner in self.losses:
+            held.state, held.cause = HeldState.VOID, self.losses[held.owner]
         else:
-            self._to_do.register(wire_ref.owner, (*ref, held.sequence))
-        return held
+            self._to_do.register(held.owner, (*ref, held.sequence))
 
     def _drop_if_free(self, ref: RefId, owned: Owned) -> None:
         if owned.is_free and self._owned.pop(ref, None) is not None:

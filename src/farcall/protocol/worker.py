@@ -24,6 +24,7 @@ request pins references.
       answer: the caller waits                  references of the answer are pinned
     both
       lost                                      every open call and every job comes out
+      met_again                                 a new incarnation, of which nothing is known yet
 
 Invariants (tests cite them):
 
@@ -36,6 +37,9 @@ WRK-3  A creation that failed is asked for after the call was closed, and not be
        goes another way than the request, and could overtake it.
 WRK-4  References in an answer that nobody waits for are not kept by its sender forever.
 WRK-5  Of a lost incarnation nothing is heard, and to it nothing is sent.
+WRK-6  Two workers that have lost each other and meet again begin anew: what belonged to an earlier
+       meeting has ended at both when they act on the next. What a third one sends of either
+       means the incarnation of now.
 
 Methods take events, and `take` gives what has to be done, in order. Not thread-safe: one lock is
 held around all of it, but for what `calls` says of `Outgoing` and `Incoming`.
@@ -46,7 +50,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from farcall.ids import RefId
+import msgspec
+
+from farcall.ids import RefId, original
 from farcall.protocol.calls import CancelResult, Incoming, Outgoing
 from farcall.protocol.instructions import (
     Answer,
@@ -140,6 +146,7 @@ class WorkerMachine(Generic[Call, Job]):
         self._outgoing = outgoing
         self._incoming = incoming
         self._calls: dict[int, Calls[Call, Job]] = {}
+        self._met_again: dict[int, int] = {}  # by the original incarnation: that of now
 
     def calls_with(self, peer: int) -> Calls[Call, Job]:
         """The calls between this worker and that incarnation. Needs no lock."""
@@ -164,6 +171,26 @@ class WorkerMachine(Generic[Call, Job]):
     def is_lost(self, peer: int) -> bool:
         """Whether an incarnation was lost, and nothing of it is heard any more."""
         return peer in self.refs.losses
+
+    # References in messages.
+
+    def localized(self, references: tuple[Reference, ...]) -> tuple[Reference, ...]:
+        """Return references that arrive with the incarnations that their owners have here now.
+
+        They keep these: what arrived in an earlier meeting is of no use in the next.
+        """
+        if not self._met_again:
+            return references
+        return tuple(
+            msgspec.structs.replace(one, owner=self._met_again.get(one.owner, one.owner))
+            for one in references
+        )
+
+    def on_wire(self, references: tuple[Reference, ...]) -> tuple[Reference, ...]:
+        """Return references of this worker as they travel: the reverse of `localized`."""
+        if not self._met_again:
+            return references
+        return tuple(msgspec.structs.replace(one, owner=original(one.owner)) for one in references)
 
     # The caller.
 
@@ -288,7 +315,7 @@ class WorkerMachine(Generic[Call, Job]):
         may_run = self.refs.take_own(references)
         if request.creates:
             if peer != self._me:
-                ref = RefId(peer, request.creates)
+                ref = RefId(original(peer), request.creates)
                 self.refs.accept_creation(ref, peer, request.sequence)
             self.calls_with(peer).incoming.finish(call_id)
             self._to_do.say(Answer(peer, Accepted(), call_id))
@@ -354,10 +381,16 @@ class WorkerMachine(Generic[Call, Job]):
         calls.given_up.clear()
         return calls.outgoing.lost(), calls.incoming.lost()
 
+    def met_again(self, peer: int) -> None:
+        """A worker that was lost is here again, as this incarnation: see `ids`, and WRK-6."""
+        self._met_again[original(peer)] = peer
+
     def forget(self, peers: Iterable[int]) -> None:
         """Nothing more of these lost incarnations will arrive, see `Refs.forget`."""
         for peer in peers:
             self._calls.pop(peer, None)
+            if self._met_again.get(original(peer)) == peer:
+                del self._met_again[original(peer)]
         self.refs.forget(peers)
 
     def tick(self) -> None:

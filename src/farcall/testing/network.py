@@ -38,6 +38,7 @@ class Faults:
         restart: that a dead worker comes back, as a new incarnation.
         partition: that, instead of a step of the program, two workers are cut off each other.
         lasting: that a partition lasts until both have declared each other lost.
+        meeting: that, instead of a step of the program, two that have lost each other meet again.
     """
 
     loss: float = 0.0
@@ -47,6 +48,7 @@ class Faults:
     restart: float = 0.0
     partition: float = 0.0
     lasting: float = 0.5
+    meeting: float = 0.0
 
     @property
     def is_fifo(self) -> bool:
@@ -66,6 +68,7 @@ class Faults:
             restart=draw(),
             partition=0.0 if draw() < 0.5 else 0.06 * draw(),
             lasting=draw(),
+            meeting=0.0 if draw() < 0.5 else 0.2 * draw(),
         )
 
 

@@ -5,7 +5,8 @@ and what the machines ask for (values made and dropped), and judges by the invar
 `farcall.protocol.refs`, `calls` and `worker`. Two words:
 
 *lost*: one incarnation has declared the other dead, rightly or not. From that moment neither owes
-the other anything: an owner forgets that holder, a holder gives that owner up.
+the other anything: an owner forgets that holder, a holder gives that owner up. If both live they
+may meet again, and begin anew; each meeting of the two has its own number (see `farcall.ids`).
 
 *on its way*: a message with references, from the moment it is sent until its receiver's user code
 has the references, the receiver refuses it, or the receiver would not accept it any more (a
@@ -41,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
-from farcall.ids import RefId
+from farcall.ids import RefId, meeting_of, original
 from farcall.protocol.calls import Outgoing
 from farcall.protocol.refs import Refs
 
@@ -63,6 +64,7 @@ class Transfer(NamedTuple):
     receiver: int
     call_id: int
     of_reply: bool
+    meeting: int
 
 
 class Watched(Protocol):
@@ -74,6 +76,12 @@ class Watched(Protocol):
 
     def would_accept(self, transfer: Transfer) -> bool:
         """Whether this message would be accepted if it arrived now, or has been."""
+
+    def meeting_with(self, other: int) -> int:
+        """Which meeting with that worker is the present one, or was the last one, here."""
+
+    def meeting_with_owner(self, ref: RefId) -> int:
+        """In which meeting with its owner it has this reference."""
 
     @property
     def outgoing(self) -> Mapping[int, Outgoing[Any]]:
@@ -90,6 +98,15 @@ class Value:
         self.unsent = False
         self.made = False
         self.dropped = False
+
+
+CallKey = tuple[int, int, int, int]  # caller, callee, meeting, call id
+
+
+def _call_key(caller: int, callee: int, call_id: int) -> CallKey:
+    """Name a call. Of the two workers, one is named as the other knows it."""
+    meeting = max(meeting_of(caller), meeting_of(callee))
+    return original(caller), original(callee), meeting, call_id
 
 
 class CallFate:
@@ -113,9 +130,12 @@ class Oracle:
         self.workers: dict[int, Watched] = {}
         self.values: dict[RefId, Value] = {}
         self._declared: set[tuple[int, int]] = set()  # who, whom
-        self._lost: set[tuple[int, int]] = set()  # the same, either way
+        self._ended: dict[frozenset[int], int] = {}  # of two workers: meetings until now that ended
         self._on_the_way: dict[Transfer, tuple[RefId, ...]] = {}
-        self._calls: dict[tuple[int, int, int], CallFate] = {}
+        # Of each of these: in which meeting with its owner the sender had the reference, and how
+        # many meetings of the receiver with the owner had ended when it was sent.
+        self._sent_at: dict[Transfer, dict[RefId, tuple[int, int]]] = {}
+        self._calls: dict[CallKey, CallFate] = {}
 
     # Workers.
 
@@ -128,10 +148,10 @@ class Oracle:
         del self.workers[incarnation]
 
     def lost(self, worker: int, peer: int) -> None:
-        """`worker` has declared `peer` dead."""
+        """`worker` has declared `peer` dead, which is an incarnation as `worker` knows it."""
         self._declared.add((worker, peer))
-        self._lost.add((worker, peer))
-        self._lost.add((peer, worker))
+        two = frozenset((worker, original(peer)))
+        self._ended[two] = max(self._ended.get(two, 0), meeting_of(peer) + 1)
 
     # Values and references.
 
@@ -162,6 +182,14 @@ class Oracle:
     def sent(self, transfer: Transfer, refs: Sequence[RefId]) -> None:
         """A message with references goes off."""
         self._on_the_way[transfer] = tuple(refs)
+        sender = self.workers[transfer.sender]
+        self._sent_at[transfer] = {
+            ref: (
+                sender.meeting_with_owner(ref),
+                self._ended_of(transfer.receiver, self.values[ref].owner),
+            )
+            for ref in refs
+        }
 
     def landed(self, transfer: Transfer) -> None:
         """User code has the references of this message, or will never ask for them."""
@@ -172,7 +200,7 @@ class Oracle:
         refs = self._on_the_way.pop(transfer, ())
         if self._is_given_up(transfer, refs) or any(self.values[ref].unsent for ref in refs):
             return
-        if refs and all(self._bound(transfer, self.values[ref].owner) for ref in refs):
+        if refs and all(self._bound(transfer, ref) for ref in refs):
             self._report(
                 "REF-1", f"{_describe(transfer)} is refused ({cause}), but sender and owners live"
             )
@@ -181,15 +209,15 @@ class Oracle:
         """Live workers with a message with references on its way."""
         return [t.sender for t in self._on_the_way if t.sender in self.workers]
 
-    # Calls. A call is (caller, callee, call id).
+    # Calls. A call is (caller, callee, call id), the one that does not tell of it as the other's.
 
     def begun(self, caller: int, callee: int, call_id: int, *, creates: bool) -> None:
         """A call was given its id. `creates`: it is one of `remote()`."""
-        self._calls[caller, callee, call_id] = CallFate(creates)
+        self._calls[_call_key(caller, callee, call_id)] = CallFate(creates)
 
     def ran(self, caller: int, callee: int, call_id: int) -> None:
         """Its function begins to run."""
-        fate = self._calls[caller, callee, call_id]
+        fate = self._calls[_call_key(caller, callee, call_id)]
         fate.runs += 1
         if (callee, caller) in self._declared:
             self._report("WRK-5", f"call {call_id} of {caller} runs at {callee}, which has lost it")
@@ -200,15 +228,15 @@ class Oracle:
 
     def abandoned(self, caller: int, callee: int, call_id: int) -> None:
         """The caller gives up. Its outcome is reported apart."""
-        self._calls[caller, callee, call_id].abandoned = True
+        self._calls[_call_key(caller, callee, call_id)].abandoned = True
 
     def answered(self, caller: int, callee: int, call_id: int) -> None:
         """An answer of the callee arrived, in time or late."""
-        self._calls[caller, callee, call_id].answered = True
+        self._calls[_call_key(caller, callee, call_id)].answered = True
 
     def ended(self, caller: int, callee: int, call_id: int) -> None:
         """The caller's record came out."""
-        fate = self._calls[caller, callee, call_id]
+        fate = self._calls[_call_key(caller, callee, call_id)]
         fate.ends += 1
         if fate.ends > 1:
             self._report("CALL-1", f"call {call_id} of {caller} to {callee} has {fate.ends} ends")
@@ -228,7 +256,7 @@ class Oracle:
                 if value.made and not value.dropped:
                     continue
                 creating = not value.made and ref.minted_by == incarnation
-                if not creating and self._bound_pair(incarnation, value.owner):
+                if not creating and self._has(worker, ref):
                     self._report("REF-1", f"worker {incarnation} has {_name(ref)}, which is gone")
         for transfer in [t for t in self._on_the_way if not self._is_live(t)]:
             del self._on_the_way[transfer]
@@ -242,7 +270,7 @@ class Oracle:
                 # Over a FIFO link, a reference may follow the request that creates it.
                 creating = not value.made and ref.minted_by == transfer.sender
                 creating = creating and value.owner == transfer.receiver
-                if not creating and self._bound(transfer, value.owner):
+                if not creating and self._bound(transfer, ref):
                     self._report("REF-1", f"{_describe(transfer)} carries {_name(ref)}, now gone")
 
     def check_end(self, forgotten: Set[int] = frozenset()) -> None:
@@ -255,7 +283,7 @@ class Oracle:
             if seen != expected:
                 self._report("REF-2", f"worker {incarnation} ends with {seen}, not {expected}")
             used = {self.values[ref].owner for ref in wanted}
-            if kept := forgotten & worker.refs.losses.keys() - used:
+            if kept := forgotten & set(map(original, worker.refs.losses)) - used:
                 self._report(
                     "REF-2", f"worker {incarnation} remembers {kept}, of which it has nothing"
                 )
@@ -264,7 +292,7 @@ class Oracle:
             for callee, outgoing in worker.outgoing.items():
                 if len(outgoing) or list(outgoing.abandoned()):
                     self._report("CALL-3", f"worker {incarnation} has open calls to {callee}")
-        for (caller, callee, call_id), fate in self._calls.items():
+        for (caller, callee, _, call_id), fate in self._calls.items():
             if caller in self.workers and not fate.ends:
                 self._report("CALL-1", f"call {call_id} of {caller} to {callee} has no outcome")
 
@@ -272,10 +300,9 @@ class Oracle:
         """The values of this owner that user code of any worker not lost to it has."""
         return {
             ref
-            for incarnation, worker in self.workers.items()
-            if (incarnation, owner) not in self._lost
+            for worker in self.workers.values()
             for ref in worker.handles
-            if self.values[ref].owner == owner and self.values[ref].made
+            if self.values[ref].owner == owner and self.values[ref].made and self._has(worker, ref)
         }
 
     def _is_live(self, transfer: Transfer) -> bool:
@@ -288,24 +315,35 @@ class Oracle:
 
     def _is_given_up(self, transfer: Transfer, refs: Sequence[RefId]) -> bool:
         """Whether it is a request with nothing but its receiver's values that nobody keeps."""
-        sender, receiver, call_id, of_reply = transfer
+        sender, receiver, call_id, of_reply, meeting = transfer
         if of_reply:
             return False
-        fate = self._calls[sender, receiver, call_id]
+        fate = self._calls[sender, receiver, meeting, call_id]
         given_up = fate.abandoned and not fate.creates
         return given_up and all(self.values[ref].owner == receiver for ref in refs)
 
-    def _bound(self, transfer: Transfer, owner: int) -> bool:
-        """Whether sender, receiver and owner live and believe in each other."""
+    def _has(self, worker: Watched, ref: RefId) -> bool:
+        """Whether the owner of a worker's reference lives, and the two have not parted since."""
+        owner = self.values[ref].owner
+        meeting = worker.meeting_with_owner(ref)
+        return owner in self.workers and self._ended_of(worker.incarnation, owner) <= meeting
+
+    def _bound(self, transfer: Transfer, ref: RefId) -> bool:
+        """Whether sender, receiver and owner live and have believed in each other all along."""
+        sender, receiver, owner = transfer.sender, transfer.receiver, self.values[ref].owner
+        of_sender, of_receiver = self._sent_at[transfer][ref]
+        if not self.workers.keys() >= {sender, receiver, owner}:
+            return False
         return (
-            self._bound_pair(transfer.sender, transfer.receiver)
-            and self._bound_pair(transfer.sender, owner)
-            and self._bound_pair(transfer.receiver, owner)
+            self._ended_of(sender, receiver) <= transfer.meeting
+            and self._ended_of(sender, owner) <= of_sender
+            and self._ended_of(receiver, owner) == of_receiver
+            and self.workers[receiver].meeting_with(owner) >= of_receiver
         )
 
-    def _bound_pair(self, one: int, other: int) -> bool:
-        workers = self.workers
-        return one in workers and other in workers and (one, other) not in self._lost
+    def _ended_of(self, one: int, other: int) -> int:
+        """How many meetings of two workers have ended."""
+        return self._ended.get(frozenset((one, other)), 0)
 
     def _report(self, invariant: str, text: str) -> None:
         violation = Violation(invariant, text)

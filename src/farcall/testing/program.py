@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Protocol, TypeVar
 
-from farcall.ids import RefId
+from farcall.ids import RefId, meeting_of, original
 from farcall.testing.sim_worker import SimWorker
 
 T = TypeVar("T")
@@ -45,6 +45,10 @@ class Program:
         # Most faults hurt only who uses one value again and again.
         self._values_left = random.choice((1, 1, 2, 20))
 
+    def name(self, peer: int) -> str:
+        """What a worker is called, with a stroke for each time that it was met again."""
+        return self._names[original(peer)] + "'" * meeting_of(peer)
+
     def act(self, worker: SimWorker) -> None:
         """Let this worker do something, if it can."""
         for _ in range(3):
@@ -58,8 +62,8 @@ class Program:
             return False
         arguments = self._references(worker, peer, False) if self._draw() < 0.3 else []
         how = self._how()
-        ref = worker.create(peer, self._names[peer], arguments, how)
-        self._note(worker.label, "remote()", ref, "at", self._names[peer], "with", arguments, how)
+        ref = worker.create(peer, self._names[original(peer)], arguments, how)
+        self._note(worker.label, "remote()", ref, "at", self.name(peer), "with", arguments, how)
         return True
 
     def keep_value(self, worker: SimWorker) -> bool:
@@ -78,14 +82,14 @@ class Program:
         if not arguments and self._draw() < 0.5:
             return False
         how = self._how()
-        self._note(worker.label, "calls", self._names[peer], "with", arguments, how)
+        self._note(worker.label, "calls", self.name(peer), "with", arguments, how)
         worker.call(peer, arguments, how)
         return True
 
     def call_while_lost(self, worker: SimWorker, peer: int) -> None:
         """Call a function of a peer that another thread declares lost meanwhile."""
         arguments = self._references(worker, peer, False)
-        self._note(worker.label, "is calling", self._names[peer], "with", arguments)
+        self._note(worker.label, "is calling", self.name(peer), "with", arguments)
         worker.call(peer, arguments, "lost")
 
     def _how(self) -> str:
@@ -100,7 +104,7 @@ class Program:
         results = self._references(worker, task.caller, True) if self._draw() < 0.7 else []
         fails = self._draw() < 0.2
         how = "fails" if fails else "ends"
-        self._note(worker.label, how, "call", task.call_id, "of", self._names[task.caller], results)
+        self._note(worker.label, how, "call", task.call_id, "of", self.name(task.caller), results)
         worker.finish(task, results, fails)
         if self._draw() < 0.7:  # as its arguments go out of scope
             for ref in task.arguments:
@@ -133,7 +137,7 @@ class Program:
         if not calls:
             return False
         peer, call_id = self.pick(calls)
-        self._note(worker.label, "gives up on call", call_id, "to", self._names[peer])
+        self._note(worker.label, "gives up on call", call_id, "to", self.name(peer))
         worker.abandon(peer, call_id)
         if self._draw() < 0.1:  # two threads give up on it, or the first was late
             worker.abandon(peer, call_id)
@@ -145,7 +149,7 @@ class Program:
             return False
         peer = self.pick(list(worker.boxes))
         is_late = self._draw() < 0.3
-        self._note(worker.label, "has a link to", self._names[peer], "late:", is_late)
+        self._note(worker.label, "has a link to", self.name(peer), "late:", is_late)
         worker.open_box(peer, is_late)
         return True
 
@@ -174,13 +178,13 @@ class Program:
     def _peer(self, worker: SimWorker) -> int | None:
         """Whom to call: anybody whom the worker has not forgotten, dead or alive."""
         peers = [i for i in self._names if self._may_call(worker, i) and self._draw() < 0.5]
-        return self.pick(peers) if peers else None
+        return worker.now(self.pick(peers)) if peers else None
 
     def _may_call(self, worker: SimWorker, peer: int) -> bool:
         if peer in worker.forgotten:
             return False
         # A thread may call a peer that another thread is just declaring lost.
-        return not worker.machine.is_lost(peer) or self._draw() < 0.1
+        return not worker.machine.is_lost(worker.now(peer)) or self._draw() < 0.1
 
     def _references(self, worker: SimWorker, peer: int, of_reply: bool) -> list[RefId]:
         refs = [ref for ref in worker.handles if worker.may_send(ref, peer, of_reply)]

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from farcall.ids import RefId
+from farcall.ids import RefId, meeting_of, nth_incarnation, original
 from farcall.protocol.calls import Outgoing
 from farcall.protocol.instructions import (
     Answer,
@@ -89,6 +89,7 @@ class SimWorker:
         self.forgotten: set[int] = set()
         self.calls: dict[tuple[int, int], Call] = {}
         self.patience = 0.7  # probability that user code takes a message over at once
+        self._meetings: dict[int, int] = {}
         self._owners: dict[RefId, tuple[int, str]] = {}
         self._send_message = send
         self._oracle = oracle
@@ -119,7 +120,7 @@ class SimWorker:
     def create(self, owner: int, name: str, arguments: Sequence[RefId], how: str) -> RefId:
         """Call `remote()`. `how`: see `call`."""
         ref = self.refs.mint()
-        self._oracle.minted(ref, owner)
+        self._oracle.minted(ref, original(owner))
         sequence = self.refs.create(ref, owner, name)
         self._owners[ref] = (owner, name)
         self.handles[ref] = 1
@@ -167,14 +168,16 @@ class SimWorker:
         """Whether the agent may put this reference into a request or reply to that peer now."""
         # Where links don't keep the order, a request may overtake the one that makes the reference.
         owner = peer if self._is_fifo and not of_reply else 0
-        return self.refs.is_usable(ref) and not self.machine.unconfirmed([ref], owner)
+        if self.machine.is_lost(self._owners[ref][0]) or not self.refs.is_usable(ref):
+            return False
+        return not self.machine.unconfirmed([ref], owner)
 
     def rebuild(self, key: TransferKey) -> None:
         """User code takes over a received message."""
         self.rebuildable.remove(key)
         task, references = self.received.pop(key)
         refs = [RefId(reference.minted_by, reference.number) for reference in references]
-        self._oracle.landed(Transfer(key.peer, self.incarnation, key.call_id, key.of_reply))
+        self._oracle.landed(self._transfer_from(key))
         if task is None or self._is_wanted(task):
             for ref, reference in zip(refs, references, strict=True):
                 self.refs.acquire(ref)
@@ -216,10 +219,21 @@ class SimWorker:
             self._end(peer, call)
         self.pump()
 
-    def forget(self, peer: int) -> None:
-        """A dead incarnation was lost long ago: nothing that it sent is on its way any more."""
-        self.forgotten.add(peer)
-        self.machine.forget([peer])
+    def meet_again(self, other: int, meeting: int) -> None:
+        """There is a link to a worker that was lost."""
+        self._meetings[other] = meeting
+        self.machine.met_again(nth_incarnation(other, meeting))
+        self.pump()
+
+    def forget(self, other: int) -> None:
+        """A dead worker was lost long ago: nothing that it sent is on its way any more."""
+        self.forgotten.add(other)
+        meetings = range(self.meeting_with(other) + 1)
+        self.machine.forget([nth_incarnation(other, meeting) for meeting in meetings])
+
+    def now(self, other: int) -> int:
+        """The incarnation that another worker has here."""
+        return nth_incarnation(other, self.meeting_with(other))
 
     def open_box(self, peer: int, is_late: bool) -> None:
         """There is a link: what waits for it is sent.
@@ -264,8 +278,20 @@ class SimWorker:
 
     # What the oracle looks at.
 
+    def meeting_with(self, other: int) -> int:
+        return self._meetings.get(other, 0)
+
+    def has_parted(self, other: int, meeting: int) -> bool:
+        """Whether a meeting with another worker has ended here."""
+        now = self.meeting_with(other)
+        return now > meeting or (now == meeting and self.machine.is_lost(self.now(other)))
+
+    def meeting_with_owner(self, ref: RefId) -> int:
+        return meeting_of(self._owners[ref][0])
+
     def would_accept(self, transfer: Transfer) -> bool:
-        sender, _, call_id, of_reply = transfer
+        _, _, call_id, of_reply, meeting = transfer
+        sender = nth_incarnation(transfer.sender, meeting)
         if self.machine.is_lost(sender):
             return False
         if TransferKey(sender, call_id, of_reply) in self.received:
@@ -291,7 +317,7 @@ class SimWorker:
             self._retract(peer, call)
             self.pump()
             return
-        references = self._on_wire(arguments)
+        references = self._references(arguments)
         if how == "lost":
             self.lose(peer)
         if not self.machine.needs_pins(references, peer, creates=ref is not None):
@@ -305,9 +331,10 @@ class SimWorker:
             self._retract(peer, call)
         else:
             if arguments:
-                self._oracle.sent(Transfer(self.incarnation, peer, call_id, False), arguments)
+                self._oracle.sent(self._transfer_to(peer, call_id, of_reply=False), arguments)
             number = 0 if ref is None else ref.number
-            request = Request("f", 0.0, number, sequence, references)
+            on_wire = self.machine.on_wire(references)
+            request = Request("f", 0.0, number, sequence, on_wire)
             if how == "waits":
                 self.boxes[peer]  # there is no link
             call.sent = self._follow(Follow(peer, request, call_id), call)
@@ -322,7 +349,7 @@ class SimWorker:
         return True
 
     def _retract(self, peer: int, call: Call) -> None:
-        self._oracle.landed(Transfer(self.incarnation, peer, call.call_id, False))
+        self._oracle.landed(self._transfer_to(peer, call.call_id, of_reply=False))
         if call.created is not None:
             self._oracle.never_made(call.created)
         if self.machine.retract(peer, call.call_id, call, "the request could not be sent"):
@@ -356,7 +383,7 @@ class SimWorker:
         if not self.machine.calls_with(peer).incoming.request(call_id, task):
             return
         if task.is_creation:
-            self._oracle.made(RefId(peer, request.creates))
+            self._oracle.made(RefId(original(peer), request.creates))
             self._oracle.ran(peer, self.incarnation, call_id)
         key = TransferKey(peer, call_id, False)
         task.has_uses = self.machine.admit(peer, call_id, request, request.references)
@@ -390,17 +417,18 @@ class SimWorker:
         if not self.machine.answer(caller, call_id, refs):
             return
         if refs:
-            self._oracle.sent(Transfer(self.incarnation, caller, call_id, True), refs)
-        references = self._on_wire(refs)
+            self._oracle.sent(self._transfer_to(caller, call_id, of_reply=True), refs)
+        references = self.machine.on_wire(self._references(refs))
         failure = Failure("Error", "failed", "", references)
         answer = Reply(references) if kind is Reply else failure
         self._send_message(self.incarnation, Answer(caller, answer, call_id))
 
     # Inside: references.
 
-    def _arrive(self, key: TransferKey, task: Task | None, references: Sequence[Reference]) -> None:
+    def _arrive(self, key: TransferKey, task: Task | None, on_wire: tuple[Reference, ...]) -> None:
+        references = self.machine.localized(on_wire)
         self.received[key] = (task, references)
-        if any(reference.owner in self.forgotten for reference in references):
+        if any(reference.owner in self.forgotten for reference in on_wire):
             # The agent looks them up, and does not find them.
             self.refs.asked(key)
             self._refuse(key, "an owner is not in the group any more")
@@ -414,7 +442,7 @@ class SimWorker:
 
     def _refuse(self, key: TransferKey, cause: str) -> None:
         task, _ = self.received.pop(key)
-        self._oracle.refused(Transfer(key.peer, self.incarnation, key.call_id, key.of_reply), cause)
+        self._oracle.refused(self._transfer_from(key), cause)
         if task is not None and not task.is_creation:
             self._answer(task, Failure, ())
 
@@ -422,5 +450,12 @@ class SimWorker:
         for ref in refs:
             self.refs.release(ref)
 
-    def _on_wire(self, refs: Sequence[RefId]) -> tuple[Reference, ...]:
+    def _references(self, refs: Sequence[RefId]) -> tuple[Reference, ...]:
         return tuple(Reference(ref.minted_by, ref.number, *self._owners[ref], 0) for ref in refs)
+
+    def _transfer_to(self, peer: int, call_id: int, *, of_reply: bool) -> Transfer:
+        return Transfer(self.incarnation, original(peer), call_id, of_reply, meeting_of(peer))
+
+    def _transfer_from(self, key: TransferKey) -> Transfer:
+        peer, call_id, of_reply = key
+        return Transfer(original(peer), self.incarnation, call_id, of_reply, meeting_of(peer))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from farcall.ids import RefId
+from farcall.ids import RefId, meeting_of, nth_incarnation, original
 from farcall.protocol.instructions import Answer, Follow, Send
 from farcall.testing.clock import ManualClock
 from farcall.testing.network import Faults, Network
@@ -23,6 +23,8 @@ from farcall.testing.program import Program
 from farcall.testing.sim_worker import SimWorker
 from farcall.testing.story import told
 from farcall.wire.messages import Message, Request
+
+Sent = tuple[Message, int, int]  # with its call id, and in which meeting of the two it was sent
 
 MAX_ROUNDS = 12  # of ticks, in the end, until the machines must have settled
 
@@ -84,28 +86,29 @@ class _Links:
     def __init__(self, clock: ManualClock, random: Random, faults: Faults) -> None:
         self._draw = random.random
         # By whether the receiver has dialled the link.
-        self._networks: tuple[Network[tuple[Message, int]], ...] = tuple(
+        self._networks: tuple[Network[Sent], ...] = tuple(
             Network(clock, random, faults) for _ in range(2)
         )
-        self._called: set[tuple[int, int]] = set()  # caller, callee
+        self._called: set[tuple[int, int, int]] = set()  # caller, callee, meeting
 
     def send(self, source: int, what: Send | Follow | Answer) -> None:
-        target, message, call_id = what
+        peer, message, call_id = what
+        target, meeting = original(peer), meeting_of(peer)
         match what:
             case Follow():
                 is_receivers = False
             case Answer():
                 is_receivers = True
             case Send():
-                is_receivers = (target, source) in self._called
-        self._networks[is_receivers].send(source, target, (message, call_id))
+                is_receivers = (target, source, meeting) in self._called
+        self._networks[is_receivers].send(source, target, (message, call_id, meeting))
 
-    def received(self, source: int, target: int, message: Message) -> None:
+    def received(self, source: int, target: int, message: Message, meeting: int) -> None:
         """The target got this message."""
         if isinstance(message, Request):
-            self._called.add((source, target))
+            self._called.add((source, target, meeting))
 
-    def deliver(self) -> tuple[int, int, tuple[Message, int]] | None:
+    def deliver(self) -> tuple[int, int, Sent] | None:
         """The next arrival on one link or the other. None: no more."""
         first, second = self._networks
         if self._draw() * len(self) >= len(first):
@@ -186,6 +189,8 @@ class _Schedule:
             self._crash()
         elif chance < faults.crash + faults.partition:
             self._cut()
+        elif chance < faults.crash + faults.partition + faults.meeting:
+            self._meet_again()
         elif self._cuts and self._draw() < 0.3:
             self._heal()
         elif self._dead and self._draw() < 0.1:
@@ -199,13 +204,44 @@ class _Schedule:
         arrival = self._network.deliver()
         if arrival is None:
             return False
-        source, target, (message, call_id) = arrival
+        source, target, (message, call_id, meeting) = arrival
         worker = self._workers.get(target)
-        self._note(self._name(source), "->", self._name(target), message, "call", call_id)
+        sender = nth_incarnation(source, meeting)
+        self._note(self._name(sender), "->", self._name(target), message, "call", call_id)
         if worker is not None:
-            self._network.received(source, target, message)
-            worker.receive(source, message, call_id)
+            if worker.meeting_with(source) < meeting:
+                self._begin_anew(worker, source, meeting)
+            self._network.received(source, target, message, meeting)
+            worker.receive(sender, message, call_id)
         return True
+
+    def _meet_again(self) -> None:
+        """A worker gets a link to one that it has lost. That one hears of it by what is sent."""
+        parted = [
+            (one, other)
+            for one, worker in self._workers.items()
+            for other in self._workers
+            if worker.machine.is_lost(worker.now(other))
+        ]
+        if not parted:
+            return
+        one, other = self._program.pick(parted)
+        worker, peer = self._workers[one], self._workers[other]
+        they_have_parted = peer.machine.is_lost(peer.now(one))
+        meeting = max(worker.meeting_with(other) + 1, peer.meeting_with(one) + they_have_parted)
+        self._begin_anew(worker, other, meeting)
+        self._will_notice(other, one)
+
+    def _begin_anew(self, worker: SimWorker, other: int, meeting: int) -> None:
+        """A worker learns that another one is there, which may have lost it."""
+        me, before = worker.incarnation, worker.now(other)
+        if not worker.machine.is_lost(before):
+            self._note(worker.label, "declares lost", self._name(before))
+            worker.lose(before)
+        self._note(worker.label, "meets again", self._name(nth_incarnation(other, meeting)))
+        worker.meet_again(other, meeting)
+        if other not in self._workers or self._workers[other].has_parted(me, meeting):
+            self._will_notice(me, other)
 
     def _start(self, name: str) -> None:
         self._incarnations += 1
@@ -242,23 +278,28 @@ class _Schedule:
 
     def _will_notice(self, who: int, whom: int) -> None:
         worker = self._workers.get(who)
-        if worker is None or worker.machine.is_lost(whom) or (who, whom) in self._notices:
+        if worker is None or (who, whom) in self._notices:
+            return
+        if worker.machine.is_lost(worker.now(whom)):
             return
         self._notices.append((who, whom))
 
     def _notice(self) -> None:
         who, whom = self._notices.pop(int(self._draw() * len(self._notices)))
-        self._note(self._name(who), "declares lost", self._name(whom))
         worker = self._workers[who]
-        if self._draw() < 0.2 and not worker.machine.is_lost(whom):
-            self._program.call_while_lost(worker, whom)
-        worker.lose(whom)
+        peer = worker.now(whom)
+        self._note(self._name(who), "declares lost", self._name(peer))
+        if self._draw() < 0.2 and not worker.machine.is_lost(peer):
+            self._program.call_while_lost(worker, peer)
+        worker.lose(peer)
+        if whom in self._workers and not self._workers[whom].has_parted(who, meeting_of(peer)):
+            self._will_notice(whom, who)  # its links have ended
 
     def _forget(self) -> None:
         """One worker forgets the dead that it has lost, if nothing of theirs will come any more."""
         worker = self._program.pick(list(self._workers.values()))
         for peer in self._names:
-            is_dead = peer not in self._workers and worker.machine.is_lost(peer)
+            is_dead = peer not in self._workers and worker.machine.is_lost(worker.now(peer))
             if is_dead and not self._network.has_for(peer, worker.incarnation):
                 self._note(worker.label, "forgets", self._name(peer))
                 worker.forget(peer)
@@ -349,7 +390,7 @@ class _Schedule:
     # Helpers.
 
     def _name(self, incarnation: int) -> str:
-        return self._names[incarnation]
+        return self._program.name(incarnation)
 
     def _note(self, *what: object) -> None:
         self._log.append(Event(self._clock.now, what))
