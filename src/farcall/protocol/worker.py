@@ -186,12 +186,6 @@ class WorkerMachine(Generic[Call, Job]):
             for one in references
         )
 
-    def on_wire(self, references: tuple[Reference, ...]) -> tuple[Reference, ...]:
-        """Return references of this worker as they travel: the reverse of `localized`."""
-        if not self._met_again:
-            return references
-        return tuple(msgspec.structs.replace(one, owner=original(one.owner)) for one in references)
-
     # The caller.
 
     @staticmethod
@@ -199,7 +193,8 @@ class WorkerMachine(Generic[Call, Job]):
         """Return whether a request pins its references, see WRK-2.
 
         Args:
-            references: what the request carries.
+            references: what the request carries, as it travels. Whoever was met again owns none of
+                them by that, so its own are pinned, too: that is never wrong.
             callee: to whom it goes.
             creates: whether it is one of `remote()`.
         """

@@ -68,7 +68,7 @@ class Faults:
             restart=draw(),
             partition=0.0 if draw() < 0.5 else 0.06 * draw(),
             lasting=draw(),
-            meeting=0.0 if draw() < 0.5 else 0.2 * draw(),
+            meeting=0.0 if draw() < 0.6 else 0.1 * draw(),
         )
 
 

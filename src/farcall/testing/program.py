@@ -43,7 +43,7 @@ class Program:
         self._names = names
         self._note = note
         # Most faults hurt only who uses one value again and again.
-        self._values_left = random.choice((1, 1, 2, 20))
+        self._values_left = random.choice((1, 2, 3, 20))
 
     def name(self, peer: int) -> str:
         """What a worker is called, with a stroke for each time that it was met again."""
@@ -60,10 +60,13 @@ class Program:
         peer = self._peer(worker)
         if peer is None or peer == worker.incarnation or not self._another_value():
             return False
-        arguments = self._references(worker, peer, False) if self._draw() < 0.3 else []
-        how = self._how()
+        arguments = self._references(worker, peer, False) if self._draw() < 0.4 else []
+        is_impatient = self._draw() < 0.2
+        how = self.pick(("sent", "waits")) if is_impatient else self._how()
         ref = worker.create(peer, self._names[original(peer)], arguments, how)
         self._note(worker.label, "remote()", ref, "at", self.name(peer), "with", arguments, how)
+        if is_impatient:
+            self._lose_interest(worker, arguments)
         return True
 
     def keep_value(self, worker: SimWorker) -> bool:
@@ -91,6 +94,15 @@ class Program:
         arguments = self._references(worker, peer, False)
         self._note(worker.label, "is calling", self.name(peer), "with", arguments)
         worker.call(peer, arguments, "lost")
+
+    def _lose_interest(self, worker: SimWorker, arguments: Sequence[RefId]) -> None:
+        """Give up on a call, and let go of all that it was given."""
+        while self.abandon(worker):
+            pass
+        for ref in set(arguments):
+            self._note(worker.label, "discards all", ref)
+            while ref in worker.handles:
+                worker.discard(ref)
 
     def _how(self) -> str:
         """What becomes of a request, see `SimWorker.call`."""
@@ -190,6 +202,8 @@ class Program:
         refs = [ref for ref in worker.handles if worker.may_send(ref, peer, of_reply)]
         if not refs:
             return []
+        if self._draw() < 0.4:  # for these there are rules of their own
+            refs = [ref for ref in refs if worker.owner_of(ref) == peer] or refs
         return [self.pick(refs) for _ in range(1 if self._draw() < 0.7 else 2)]
 
     def pick(self, options: Sequence[T]) -> T:

@@ -168,7 +168,7 @@ class SimWorker:
         """Whether the agent may put this reference into a request or reply to that peer now."""
         # Where links don't keep the order, a request may overtake the one that makes the reference.
         owner = peer if self._is_fifo and not of_reply else 0
-        if self.machine.is_lost(self._owners[ref][0]) or not self.refs.is_usable(ref):
+        if self.machine.is_lost(self.owner_of(ref)) or not self.refs.is_usable(ref):
             return False
         return not self.machine.unconfirmed([ref], owner)
 
@@ -286,8 +286,12 @@ class SimWorker:
         now = self.meeting_with(other)
         return now > meeting or (now == meeting and self.machine.is_lost(self.now(other)))
 
+    def owner_of(self, ref: RefId) -> int:
+        """The owner of a reference that user code has or had, as the incarnation of that time."""
+        return self._owners[ref][0]
+
     def meeting_with_owner(self, ref: RefId) -> int:
-        return meeting_of(self._owners[ref][0])
+        return meeting_of(self.owner_of(ref))
 
     def would_accept(self, transfer: Transfer) -> bool:
         _, _, call_id, of_reply, meeting = transfer
@@ -317,7 +321,7 @@ class SimWorker:
             self._retract(peer, call)
             self.pump()
             return
-        references = self._references(arguments)
+        references = self._on_wire(arguments)
         if how == "lost":
             self.lose(peer)
         if not self.machine.needs_pins(references, peer, creates=ref is not None):
@@ -333,8 +337,7 @@ class SimWorker:
             if arguments:
                 self._oracle.sent(self._transfer_to(peer, call_id, of_reply=False), arguments)
             number = 0 if ref is None else ref.number
-            on_wire = self.machine.on_wire(references)
-            request = Request("f", 0.0, number, sequence, on_wire)
+            request = Request("f", 0.0, number, sequence, references)
             if how == "waits":
                 self.boxes[peer]  # there is no link
             call.sent = self._follow(Follow(peer, request, call_id), call)
@@ -418,7 +421,7 @@ class SimWorker:
             return
         if refs:
             self._oracle.sent(self._transfer_to(caller, call_id, of_reply=True), refs)
-        references = self.machine.on_wire(self._references(refs))
+        references = self._on_wire(refs)
         failure = Failure("Error", "failed", "", references)
         answer = Reply(references) if kind is Reply else failure
         self._send_message(self.incarnation, Answer(caller, answer, call_id))
@@ -450,8 +453,12 @@ class SimWorker:
         for ref in refs:
             self.refs.release(ref)
 
-    def _references(self, refs: Sequence[RefId]) -> tuple[Reference, ...]:
-        return tuple(Reference(ref.minted_by, ref.number, *self._owners[ref], 0) for ref in refs)
+    def _on_wire(self, refs: Sequence[RefId]) -> tuple[Reference, ...]:
+        owners = [self._owners[ref] for ref in refs]
+        return tuple(
+            Reference(ref.minted_by, ref.number, original(owner), name, 0)
+            for ref, (owner, name) in zip(refs, owners, strict=True)
+        )
 
     def _transfer_to(self, peer: int, call_id: int, *, of_reply: bool) -> Transfer:
         return Transfer(self.incarnation, original(peer), call_id, of_reply, meeting_of(peer))
