@@ -25,6 +25,7 @@ Incarnation = NewType("Incarnation", int)
 
 
 _BITS = 51
+MET_AGAIN = 1 << _BITS  # and above: the incarnations of those that were met again
 MAX_MEETINGS = (1 << 63 - _BITS) - 1  # of two workers that lose each other again and again
 
 
@@ -36,6 +37,11 @@ def new_incarnation() -> Incarnation:
 def nth_incarnation(incarnation: int, meeting: int) -> int:
     """Return what a worker is to another when the two have met again so many times."""
     return original(incarnation) | meeting << _BITS
+
+
+def next_incarnation(incarnation: int) -> int:
+    """Return what a worker that is lost will be when it is met again."""
+    return incarnation + MET_AGAIN
 
 
 def original(incarnation: int) -> int:

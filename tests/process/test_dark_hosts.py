@@ -60,7 +60,7 @@ def listen_for_losses() -> None:
         _heard.append(loss)
         _hears.set()
 
-    _listening.enter_context(current_agent().hearing_of_losses(tell))
+    _listening.enter_context(current_agent().losses.hearing(tell))
 
 
 def loss() -> PeerLost:

@@ -164,7 +164,7 @@ class Net(Protocol):
     def station(self, name: str = ..., admit: Admit = ...) -> Station: ...
 
 
-def welcome(name: str, incarnation: int) -> None:
+def welcome(name: str, incarnation: int, meeting: int) -> None:
     return None
 
 

@@ -44,13 +44,13 @@ def test_connect_goes_on_to_the_next_address(near: Station, far: Station) -> Non
 
 def test_admit_is_asked_for_name_and_incarnation(station: StationMaker, near: Station) -> None:
     asked: list[tuple[str, int]] = []
-    gate = station("gate", lambda name, incarnation: asked.append((name, incarnation)))
+    gate = station("gate", lambda name, incarnation, _: asked.append((name, incarnation)))
     near.connect(gate)
     assert asked == [("near", near.worker.incarnation)]
 
 
 def test_refusal_gives_the_reason(station: StationMaker, near: Station) -> None:
-    gate = station("gate", lambda name, incarnation: f"{name} is not welcome")
+    gate = station("gate", lambda name, incarnation, _: f"{name} is not welcome")
     gate.read()
     with pytest.raises(LinkError, match="near is not welcome"):
         near.connect(gate)
@@ -60,7 +60,7 @@ def test_refusal_gives_the_reason(station: StationMaker, near: Station) -> None:
 
 def test_refused_worker_may_try_again(station: StationMaker, near: Station) -> None:
     reasons: list[str | None] = [None, "not yet"]
-    gate = station("gate", lambda name, incarnation: reasons.pop())
+    gate = station("gate", lambda name, incarnation, _: reasons.pop())
     gate.read(echo)
     with pytest.raises(LinkError, match="not yet"):
         near.connect(gate)

@@ -185,13 +185,13 @@ def test_hello_that_was_changed_on_the_way_is_refused_on_both_sides(
         assert isinstance(outcome, AuthenticationFailed)
 
 
-@pytest.mark.parametrize(("missing", "shm", "lends"), [(5, 1, True), (6, 1, False), (7, 0, False)])
+@pytest.mark.parametrize(("missing", "shm", "lends"), [(6, 1, True), (7, 1, False), (8, 0, False)])
 def test_hello_without_the_fields_that_came_last_has_none_of_that(
     pair: Pair, missing: int, shm: int, lends: bool
 ) -> None:
     hello = a_hello(secured=False, shm=1, lends=True, streams=2, link=b"", joins=b"")
     items = msgspec.msgpack.decode(msgspec.msgpack.encode(hello))
-    assert items[-7:] == [1, True, 2, b"", b"", "", []]
+    assert items[-8:] == [1, True, 2, b"", b"", "", [], 0]
     del items[-missing:]
 
     def older() -> Identity:

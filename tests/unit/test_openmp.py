@@ -18,7 +18,7 @@ from farcall.runtime import openmp, options
 from farcall.runtime.endpoints import Place
 from farcall.runtime.openmp import FREQUENT_CALLS, FREQUENT_SECONDS, IdleTeam, find_libgomp
 from farcall.transport.introductions import Identity
-from farcall.transport.listening import Listening
+from farcall.transport.listening import Listening, admit_all, first_meeting
 
 needs_libgomp = pytest.mark.skipif(
     find_libgomp() is None, reason="torch computes without libgomp here"
@@ -140,7 +140,8 @@ def test_a_worker_keeps_cores_awake_only_where_torch_leaves_some(
     monkeypatch.setattr(options, "open_endpoint", lambda _, __, how: opened.append(how))
     place = Place(
         me=Identity("w0", 0, 1),
-        admit=lambda *_: None,
+        admit=admit_all,
+        meeting=first_meeting,
         listen=("127.0.0.1", 0),
         advertise=(),
         store=HashStore(),

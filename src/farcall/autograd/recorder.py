@@ -13,7 +13,8 @@ from farcall.autograd.contents import Context
 from farcall.autograd.records import Receive
 from farcall.autograd.replicas import Replicas
 from farcall.autograd.runner import Runner
-from farcall.errors import SerializationError
+from farcall.errors import PeerLost, SerializationError
+from farcall.ids import MET_AGAIN
 from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
 from farcall.runtime.agent import Agent
 from farcall.runtime.peers import Peer
@@ -158,9 +159,19 @@ class Autograd:
         return 0 if known is None else context
 
     def _shared_with(self, context: int, peer: Peer) -> Context | None:
-        """What a context holds that a peer is given; None if it has ended."""
+        """What a context holds that a peer is given; None if it has ended.
+
+        Raises:
+            PeerLost: the peer has lost what it had of the context.
+        """
         if peer.worker is self.agent.me:
             return self._contexts.get(context)
+        if peer.incarnation >= MET_AGAIN and self._contexts.has_parted(context, peer.incarnation):
+            raise PeerLost(
+                peer.name,
+                f"it had a part in autograd context {context} when it was lost, and has met this "
+                "worker again since: begin a new context",
+            )
         with self._lock:
             return self._contexts.tell(context, peer.incarnation)
 

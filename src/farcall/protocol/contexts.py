@@ -32,6 +32,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
+from farcall.ids import original
+
 T = TypeVar("T")
 
 CREATOR_SHIFT = 48  # as in torch.distributed.autograd: the creator's worker id is on top
@@ -70,13 +72,14 @@ class TellFailures(NamedTuple, Generic[T]):
 
 
 class _Entry(Generic[T]):
-    __slots__ = ("content", "givers", "mine", "told")
+    __slots__ = ("content", "givers", "mine", "parted", "told")
 
     def __init__(self, content: T, mine: bool) -> None:
         self.content = content
         self.mine = mine
         self.givers: set[int] = set()
         self.told: set[int] = set()
+        self.parted: set[int] = set()  # those of both that were lost, as they began
 
 
 class Contexts(Generic[T]):
@@ -143,6 +146,11 @@ class Contexts(Generic[T]):
             entry.told.add(peer)
         return entry.content
 
+    def has_parted(self, context: int, peer: int) -> bool:
+        """Whether a peer had the context when it was lost: it has dropped it."""
+        entry = self._entries.get(context)
+        return entry is not None and original(peer) in entry.parted
+
     def known_to(self, context: int) -> tuple[int, ...]:
         """Who has the context as far as we know: whom we gave it to, and who gave it to us."""
         entry = self._entries.get(context)
@@ -190,6 +198,8 @@ class Contexts(Generic[T]):
         """The contexts of others that a peer gave us, which has no part in any from now on."""
         given = []
         for number, entry in self._entries.items():
+            if peer in entry.told or peer in entry.givers:
+                entry.parted.add(original(peer))
             entry.told.discard(peer)
             if peer in entry.givers:
                 entry.givers.discard(peer)

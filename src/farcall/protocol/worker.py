@@ -24,7 +24,7 @@ request pins references.
       answer: the caller waits                  references of the answer are pinned
     both
       lost                                      every open call and every job comes out
-      met_again                                 a new incarnation, of which nothing is known yet
+      meet, of one that was lost                a new incarnation, of which nothing is known yet
 
 Invariants (tests cite them):
 
@@ -52,7 +52,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from farcall.ids import RefId, original
+from farcall.ids import RefId, meeting_of, original
 from farcall.protocol.calls import CancelResult, Incoming, Outgoing
 from farcall.protocol.instructions import (
     Answer,
@@ -157,6 +157,15 @@ class WorkerMachine(Generic[Call, Job]):
                 calls.incoming.lost()
             calls = self._calls.setdefault(peer, calls)
         return calls
+
+    def meet(self, peer: int) -> Calls[Call, Job]:
+        """An incarnation is there; it may be of one that was lost, see WRK-6. The calls with it.
+
+        Needs no lock.
+        """
+        if meeting_of(peer) > meeting_of(self._met_again.get(original(peer), 0)):
+            self._met_again[original(peer)] = peer
+        return self.calls_with(peer)
 
     def take(self) -> list[Instruction]:
         """What is to be done since the last call, in order."""
@@ -375,10 +384,6 @@ class WorkerMachine(Generic[Call, Job]):
             return [], []
         calls.given_up.clear()
         return calls.outgoing.lost(), calls.incoming.lost()
-
-    def met_again(self, peer: int) -> None:
-        """A worker that was lost is here again, as this incarnation: see `ids`, and WRK-6."""
-        self._met_again[original(peer)] = peer
 
     def forget(self, peers: Iterable[int]) -> None:
         """Nothing more of these lost incarnations will arrive, see `Refs.forget`."""

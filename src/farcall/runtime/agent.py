@@ -11,17 +11,15 @@ and no user code (functions, pickling, callbacks, destructors) runs under any lo
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from farcall.errors import CallError, Cancelled, LinkError, PeerLost, RpcTimeout
+from farcall.errors import CallError, Cancelled, LinkError, RpcTimeout
 from farcall.ids import RefId, Worker
 from farcall.log import get_logger
 from farcall.runtime.advice import Advice
@@ -36,6 +34,7 @@ from farcall.runtime.gradients import Gradients
 from farcall.runtime.inbound import Job
 from farcall.runtime.leaving import Leaver
 from farcall.runtime.likeness import Likeness
+from farcall.runtime.losses import Losses
 from farcall.runtime.machine import Machine
 from farcall.runtime.openmp import IdleTeam
 from farcall.runtime.outbound import Outbound
@@ -135,8 +134,8 @@ class Agent:
         self.control = ControlMessages(self)
         values: dict[RefId, OwnedValue] = {}
         self.machine = Machine(self, values)
-        calls_with = self.machine.state.calls_with
-        self.directory = Directory(me, [*workers, me], find, max_in_flight_bytes, calls_with)
+        meet = self.machine.state.meet
+        self.directory = Directory(me, [*workers, me], find, max_in_flight_bytes, meet)
         self.answers = Answers(self)
         self.references = references = References(self, self.machine, values)
         self.serializer = Serializer(
@@ -160,7 +159,7 @@ class Agent:
         self._on_close = on_close
         self.likeness = Likeness()  # set by a layer that imitates another system, such as `compat`
         self.advice = Advice()
-        self._hear_of_losses: tuple[Callable[[PeerLost], None], ...] = ()
+        self.losses = Losses(self)
         self.executor.start()
 
     def __repr__(self) -> str:
@@ -306,79 +305,9 @@ class Agent:
 
     # Deaths, and the end.
 
-    def admit(self, name: str, incarnation: int) -> str | None:
-        """For the endpoint: a reason to refuse who dials in."""
-        if self.is_closed:
-            return "this worker is shutting down"
-        peer = self.directory.of_incarnation(incarnation)
-        if peer is not None and peer.lost is not None:
-            return f"this incarnation of {name!r} was declared lost: {peer.lost}"
-        return None
-
     def lose(self, peer: Peer, cause: str) -> None:
-        """An incarnation is gone for good: everything that waits for it ends now."""
-        if peer.lost is None:
-            # Else who waits for what Ctrl-C left undone would wait forever.
-            uninterrupted(lambda: self._lose(peer, cause), f"farcall-loss-{self.me.name}")
-
-    def _lose(self, peer: Peer, cause: str) -> None:
-        with peer.lock:
-            if peer.lost is not None or peer.worker is self.me:
-                return
-            peer.note_loss(cause)
-            peer.back_link = None
-        with self.machine.lock:
-            pending, jobs = self.machine.state.lost(peer.incarnation, peer.left or cause)
-        self.executor.may_pass_lead()
-        loss = peer.loss()
-        steps: list[Callable[[], object]] = [
-            lambda: self.endpoint.drop(peer.incarnation, cause),
-            *[job.cancel for job in jobs],  # first: those that are held must not run
-            lambda: self.outboxes.lose(peer.outbox),
-            lambda: self.outboxes.lose(peer.back_outbox),
-            lambda: self.answers.lost(peer),
-            lambda: self.outcomes.fail(pending, loss),
-            lambda: self.gradients.lost(peer),
-            self.references.lost,
-            lambda: self.leaver.lost(peer.incarnation),
-            lambda: self._log_loss(peer, cause),
-            lambda: self._forget_long_lost(peer),
-            *(partial(tell, loss) for tell in self._hear_of_losses),
-        ]
-        for step in steps:
-            try:
-                step()
-            except Exception:  # the others wait, too
-                logger.exception("%s: an internal error after a loss", self.me.name)
-
-    def _forget_long_lost(self, peer: Peer) -> None:
-        forgotten = self.directory.note_lost(peer, time.monotonic())
-        with self.machine.lock:
-            self.machine.state.forget(forgotten)
-
-    def _log_loss(self, peer: Peer, cause: str) -> None:
-        expected = self.is_closed or peer.left is not None or self.leaver.is_leaving
-        logger.log(
-            logging.DEBUG if expected else logging.WARNING,
-            "%s: lost worker %r: %s",
-            self.me.name,
-            peer.name,
-            peer.left or cause,
-        )
-
-    @contextlib.contextmanager
-    def hearing_of_losses(self, tell: Callable[[PeerLost], None]) -> Iterator[None]:
-        """Inside the block, `tell` is called, in any thread, when a worker is lost.
-
-        A death is noticed sooner or later where there is a link, see `ControlMessages.watch`.
-        """
-        with self._closing:
-            self._hear_of_losses += (tell,)
-        try:
-            yield
-        finally:
-            with self._closing:
-                self._hear_of_losses = tuple(one for one in self._hear_of_losses if one is not tell)
+        """An incarnation is gone for good: see `Losses.lose`."""
+        self.losses.lose(peer, cause)
 
     def shutdown(self, graceful: bool = True, timeout: float = 0.0) -> None:
         """Leave the group and free everything.
@@ -431,6 +360,7 @@ class Agent:
             if self.is_closed:
                 return
             self.is_closed = True
+        self.losses.close()
         try:
             self._end_calls(reason)
         finally:

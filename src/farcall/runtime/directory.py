@@ -7,8 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from farcall.errors import CallError, OwnerDied, RpcTimeout, UnknownWorker
-from farcall.ids import Worker, WorkerInfo
+from farcall.ids import Worker, WorkerInfo, meeting_of, next_incarnation, original
 from farcall.log import get_logger
 from farcall.protocol.worker import Calls
 from farcall.runtime.inbound import Job
@@ -38,10 +40,10 @@ class Directory:
         workers: Iterable[Worker],
         find: Find | None,
         max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
-        calls_with: Callable[[int], Calls[PendingCall, Job]] = lambda _: Calls(),
+        meet: Callable[[int], Calls[PendingCall, Job]] = lambda _: Calls(),
     ) -> None:
         self._me = me
-        self._calls_with = calls_with
+        self._meet = meet
         self._max_in_flight_bytes = max_in_flight_bytes
         self._find = find
         self._lock = threading.Lock()
@@ -49,20 +51,26 @@ class Directory:
         self._lost: deque[tuple[float, Peer]] = deque()  # each with when that was
         self._forgotten: deque[tuple[float, int]] = deque()
         self._by_key: dict[str | int | WorkerInfo, Peer] = {}
+        self._met_again: dict[int, int] = {}  # by the original incarnation: that of now
         # Of each message: without a step of Python.
         self.of_incarnation: Callable[[int], Peer | None] = self._by_incarnation.get
         for worker in workers:
             self.add(worker)
 
     def add(self, worker: Worker) -> Peer:
-        """Learn of a worker, or more about one. A new incarnation takes its name over."""
+        """Learn of a worker, or more about one. A new incarnation takes its name over.
+
+        Args:
+            worker: with the incarnation that it has here, or with its original one.
+        """
         with self._lock:
+            worker = self._as_met(worker)
             peer = self._by_incarnation.get(worker.incarnation)
             if peer is None:
                 peer = Peer(
                     worker,
                     self._runs_same_program(worker),
-                    self._calls_with(worker.incarnation),
+                    self._meet(worker.incarnation),
                     self._max_in_flight_bytes,
                 )
                 self._by_incarnation[worker.incarnation] = peer
@@ -74,30 +82,84 @@ class Directory:
                 self._by_key[key] = peer
             return peer
 
+    def _as_met(self, worker: Worker) -> Worker:
+        """The worker with the incarnation that it has here. Lock held."""
+        now = self._met_again.get(original(worker.incarnation), 0)
+        if meeting_of(worker.incarnation):
+            self._met_again[original(worker.incarnation)] = max(now, worker.incarnation)
+        elif now:
+            return msgspec.structs.replace(worker, incarnation=now)
+        return worker
+
+    def newest(self, incarnation: int) -> Peer | None:
+        """What a worker is here now, or was last, by its original incarnation."""
+        return self._by_incarnation.get(self._met_again.get(incarnation, incarnation))
+
+    def meeting(self, incarnation: int) -> int:
+        """Which meeting with a worker is the present one, or the next if it is lost."""
+        now = self._met_again.get(incarnation, incarnation)
+        peer = self._by_incarnation.get(now)
+        return meeting_of(now) + (peer is not None and peer.lost is not None)
+
+    def is_current(self, peer: Peer) -> bool:
+        """Whether nobody has taken a worker's name over, and it is not forgotten."""
+        return self._by_key.get(peer.name) is peer
+
+    def meet_again(self, worker: Worker, now: float) -> bool:
+        """A worker that was lost is here again.
+
+        Args:
+            worker: with the incarnation that it has here from now on.
+            now: `time.monotonic()` seconds.
+
+        Returns:
+            False: that was known already.
+        """
+        incarnation = original(worker.incarnation)
+        with self._lock:
+            last = self._met_again.get(incarnation, incarnation)
+            if last >= worker.incarnation:
+                return False
+            self._met_again[incarnation] = worker.incarnation
+            old = self._by_incarnation.get(last)
+            if old is not None and self._find is None:
+                self._lost.append((now, old))
+        self.add(worker)
+        return True
+
     def note_lost(self, peer: Peer, now: float) -> list[int]:
         """A peer was lost, at `now` (`time.monotonic()` seconds).
 
-        Where workers come and go those that are gone would fill the memory. So they are forgotten
-        here after `FORGET_SECONDS`, and everywhere else after as much again: by then all has been
-        handled that was told of them while they were known.
+        Where workers come and go those that are gone would fill the memory, and anywhere what was
+        of meetings before the last one. So they are forgotten here after `FORGET_SECONDS`, and
+        everywhere else after as much again: by then all has been handled that was told of them
+        while they were known.
 
         Returns:
             The incarnations that are to be forgotten everywhere now.
         """
-        if self._find is None:
-            return []  # a group of fixed size: nobody takes their places
         before = now - FORGET_SECONDS
         with self._lock:
-            self._lost.append((now, peer))
+            if self._find is not None:  # else nobody takes their places
+                self._lost.append((now, peer))
             while self._lost and self._lost[0][0] < before:
                 old = self._lost.popleft()[1]
                 self._by_incarnation.pop(old.incarnation, None)
+                begun = original(old.incarnation)
+                if self._met_again.get(begun, begun) == old.incarnation:
+                    # Others know longer that it was lost.
+                    self._met_again[begun] = next_incarnation(old.incarnation)
                 for key in [key for key, known in self._by_key.items() if known is old]:
                     del self._by_key[key]
                 self._forgotten.append((now, old.incarnation))
             gone = []
             while self._forgotten and self._forgotten[0][0] < before:
-                gone.append(self._forgotten.popleft()[1])
+                incarnation = self._forgotten.popleft()[1]
+                gone.append(incarnation)
+                begun = original(incarnation)
+                again = next_incarnation(incarnation)
+                if self._met_again.get(begun) == again and again not in self._by_incarnation:
+                    del self._met_again[begun]
         return gone
 
     def _runs_same_program(self, worker: Worker) -> bool:
@@ -177,7 +239,7 @@ class Directory:
         Returns:
             Why it is not known here; None if it is.
         """
-        if incarnation in self._by_incarnation:
+        if self.newest(incarnation) is not None:
             return None
         try:
             worker = self._find(name, deadline) if self._find is not None else None
@@ -188,7 +250,7 @@ class Directory:
             )
         if worker is not None:
             self.add(worker)
-        if worker is None or worker.incarnation != incarnation:
+        if worker is None or original(worker.incarnation) != original(incarnation):
             return OwnerDied(name, "it is not in the group any more")
         return None
 

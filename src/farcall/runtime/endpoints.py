@@ -14,7 +14,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # as in store
 
 from farcall.ids import Worker
 from farcall.log import get_logger
-from farcall.transport.base import Admit, Endpoint
+from farcall.transport.base import Admit, Endpoint, Meeting
 from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
 from farcall.transport.socket import SocketEndpoint
@@ -48,7 +48,7 @@ class Place:
 
     Attributes:
         me: what to say of ourselves. The id is -1 if the group has yet to assign it.
-        admit: for the endpoint to ask about everyone who dials in.
+        admit, meeting: for the endpoint, see `Listening`.
         listen: host and port (0: any free one) to listen on, checked to be safe.
         advertise: host names or addresses under which others reach us, best first.
         store: for the endpoint's own use: keys in it clash with nobody else's.
@@ -58,6 +58,7 @@ class Place:
 
     me: Identity
     admit: Admit
+    meeting: Meeting
     listen: tuple[str, int]
     advertise: tuple[str, ...]
     store: Store

@@ -19,7 +19,7 @@ from farcall.errors import (
     RpcTimeout,
     SerializationError,
 )
-from farcall.ids import RefId
+from farcall.ids import RefId, original
 from farcall.log import get_logger
 from farcall.protocol.instructions import TransferKey
 from farcall.runtime.call_names import FETCH, OF_METHODS, Served, method_of, readable
@@ -83,7 +83,7 @@ class Job(msgspec.Struct, eq=False):
         if not (request.references or request.creates) or self._admit(request):
             self.agent.executor.submit(self.run, request.depth, self.peer)
         else:
-            self.agent.machine.arrive(self.key, request.references, self._admitted)
+            self.agent.machine.arrive(self.key, request, self._admitted)
             if self.cancelled:  # perhaps before it could be found there
                 self.cancel()
 
@@ -100,7 +100,7 @@ class Job(msgspec.Struct, eq=False):
                 counted = ()
         caller = self.peer.incarnation
         if request.creates:
-            self.place = RefId(caller, request.creates)
+            self.place = RefId(original(caller), request.creates)
         if not references.admit(caller, self.frame.call_id, request, counted):
             return False
         if counted:

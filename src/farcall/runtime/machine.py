@@ -28,7 +28,7 @@ from farcall.runtime.isolation import call_isolated
 from farcall.runtime.peers import PendingCall
 from farcall.runtime.values import OwnedValue
 from farcall.transport.waiter import Waiter
-from farcall.wire.messages import Reference
+from farcall.wire.messages import Failure, Reply, Request
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
@@ -144,11 +144,15 @@ class Machine:
 
     # Messages with references.
 
-    def arrive(self, key: TransferKey, references: Sequence[Reference], then: Continuation) -> None:
+    def arrive(
+        self, key: TransferKey, message: Request | Reply | Failure, then: Continuation
+    ) -> None:
         """A message with references arrived. `then(None)` when it may be rebuilt, now or later.
 
-        If an owner can't be found, the message is refused, and nothing else: that is no death.
+        Its references get the incarnations that their owners have here. If an owner can't be found,
+        the message is refused, and nothing else: that is no death.
         """
+        references = message.references = self.state.localized(message.references)
         error = self._agent.meet_owners(references)
         if error is not None:
             self.tell(self.state.refs.asked, key)  # its sender keeps them no longer for us

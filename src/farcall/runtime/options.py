@@ -416,6 +416,7 @@ class RpcBackendOptions:
                 advertise=place.advertise,
                 secret=self.secret,
                 admit=place.admit,
+                meeting=place.meeting,
                 paths=self.paths,
                 streams=self.tcp_streams,
                 dead_host_timeout=self.dead_host_timeout,

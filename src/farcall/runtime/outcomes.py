@@ -372,9 +372,8 @@ class Outcomes:
             raise error
 
     def _arrive(self, peer: Peer, answer: Frame, then: Continuation) -> None:
-        references = answer.message.references  # type: ignore[attr-defined]
         key = TransferKey(peer.incarnation, answer.call_id, True)
-        self._machine.arrive(key, references, then)
+        self._machine.arrive(key, answer.message, then)  # type: ignore[arg-type]
 
     def open(self, peer: Peer, answer: Frame) -> Any:
         """The value of an answer whose references may be used; raises what the callee raised."""

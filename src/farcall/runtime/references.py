@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied, RpcTimeout
-from farcall.ids import RefId, Worker
+from farcall.ids import MET_AGAIN, RefId, Worker, original
 from farcall.protocol.instructions import TransferKey
 from farcall.protocol.ref_entries import HeldState
 from farcall.runtime.machine import Machine
@@ -26,11 +28,18 @@ if TYPE_CHECKING:
 class RefHandle:
     """One live use of a reference in this process. Made by `References` only."""
 
-    __slots__ = ("__weakref__", "is_owner", "ref", "reference", "references")
+    __slots__ = ("__weakref__", "is_owner", "owner", "ref", "reference", "references")
 
     def __init__(self, references: References, reference: Reference) -> None:
+        """Make a handle.
+
+        Args:
+            references: it belongs to these.
+            reference: with the incarnation that its owner has here.
+        """
         self.references = references
-        self.reference = reference
+        self.owner = reference.owner
+        self.reference = reference if reference.owner < MET_AGAIN else as_it_travels(reference)
         self.ref = RefId(reference.minted_by, reference.number)
         self.is_owner = reference.owner == references.me.incarnation
 
@@ -113,7 +122,7 @@ class References:
             with self._lock:
                 return admit(caller, call_id, request, references)
         if caller != self.me.incarnation:
-            self._values[RefId(caller, request.creates)] = OwnedValue()
+            self._values[RefId(original(caller), request.creates)] = OwnedValue()
         return self._machine.tell(admit, caller, call_id, request, references)
 
     def place_of(self, ref: RefId) -> OwnedValue | None:
@@ -162,7 +171,7 @@ class References:
             return "shut down" if place is None else place.described_state()
         if self.agent.is_closed:
             return "shut down"
-        owner = self.agent.directory.of_incarnation(handle.reference.owner)
+        owner = self.agent.directory.of_incarnation(handle.owner)
         if owner is not None and owner.lost is not None:
             return "owner lost"
         error = self._creation_errors.get(handle.ref)
@@ -176,7 +185,7 @@ class References:
     def check_usable(self, handle: RefHandle) -> None:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
         ref = handle.ref
-        owner = self.agent.directory.of_incarnation(handle.reference.owner)
+        owner = self.agent.directory.of_incarnation(handle.owner)
         if owner is not None and owner.lost is not None and not self.agent.is_closed:
             # Whoever heard of its loss by a call may be here before the machine knows.
             raise owner.owner_died()
@@ -289,6 +298,11 @@ class References:
         self._values.clear()
         for value in values:
             value.fail(error)
+
+
+def as_it_travels(reference: Reference) -> Reference:
+    """Return a reference as others know it, to whom its owner is another incarnation."""
+    return msgspec.structs.replace(reference, owner=original(reference.owner))
 
 
 def _of_creation(error: CallError) -> CallError:

@@ -87,6 +87,7 @@ def start_agent(
         Place(
             me=starting.identity,
             admit=starting.admit,
+            meeting=starting.meeting,
             listen=(host, port),
             advertise=advertised(host, options.store, options.init_method),
             store=PrefixStore(f"{prefix}/endpoint", store),
@@ -212,8 +213,13 @@ class _Starting:
         )
         self.agent: Agent | None = None
 
-    def admit(self, name: str, incarnation: int) -> str | None:
-        return None if self.agent is None else self.agent.admit(name, incarnation)
+    def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
+        if self.agent is None:
+            return None
+        return self.agent.losses.admit(name, incarnation, meeting)
+
+    def meeting(self, incarnation: int) -> int:
+        return 0 if self.agent is None else self.agent.losses.meeting(incarnation)
 
 
 def _check_reachable(me: Worker, workers: list[Worker], options: RpcBackendOptions) -> None:

@@ -85,8 +85,13 @@ class _Gate:
 
     agent: Agent | None = None
 
-    def admit(self, name: str, incarnation: int) -> str | None:
-        return None if self.agent is None else self.agent.admit(name, incarnation)
+    def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
+        if self.agent is None:
+            return None
+        return self.agent.losses.admit(name, incarnation, meeting)
+
+    def meeting(self, incarnation: int) -> int:
+        return 0 if self.agent is None else self.agent.losses.meeting(incarnation)
 
 
 def _listener(
@@ -101,14 +106,16 @@ def _listener(
         endpoint: Endpoint
         if transport == "inproc":
             unaddressed = Worker(name, rank, incarnation, host="here", pid=os.getpid())
-            endpoint = InprocEndpoint(network, unaddressed, gate.admit)
+            endpoint = InprocEndpoint(network, unaddressed, gate.admit, gate.meeting)
         elif transport == "process_group":
             identity = Identity(name, rank, incarnation, "here")
             endpoint = ProcessGroupEndpoint(identity, groups[rank], gate.admit)
         else:
             identity = Identity(name, rank, incarnation, "here")
             endpoint = open_endpoint(
-                (transport,), identity, Listening(secret=secret, admit=gate.admit)
+                (transport,),
+                identity,
+                Listening(secret=secret, admit=gate.admit, meeting=gate.meeting),
             )
         worker = Worker(name, rank, incarnation, endpoint.addresses, "here", os.getpid())
         return worker, endpoint, gate

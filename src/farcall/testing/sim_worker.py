@@ -222,7 +222,7 @@ class SimWorker:
     def meet_again(self, other: int, meeting: int) -> None:
         """There is a link to a worker that was lost."""
         self._meetings[other] = meeting
-        self.machine.met_again(nth_incarnation(other, meeting))
+        self.machine.meet(nth_incarnation(other, meeting))
         self.pump()
 
     def forget(self, other: int) -> None:

@@ -24,6 +24,7 @@ from typing import Protocol
 
 import msgspec
 
+from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Kind, Message
@@ -34,6 +35,10 @@ OUTCOMES = frozenset({Kind.REPLY, Kind.FAILURE, Kind.ACCEPTED})
 
 class NotSent(TimeoutError):
     """The deadline passed before the first byte of a frame was written: the peer won't see it."""
+
+
+class Silent(LinkError):
+    """For as long as a host may be silent there was no connection, which proves no death."""
 
 
 class Link(Protocol):
@@ -152,7 +157,7 @@ class Endpoint(Protocol):
         """The link that this side dialled to a worker; dials it on first use.
 
         Raises:
-            LinkError: it can't be reached, or refused us.
+            LinkError: it can't be reached, or refused us, or is there and had given us up.
             NotSent: it does not answer by the deadline.
         """
 
@@ -193,5 +198,11 @@ class Endpoint(Protocol):
         """
 
 
-Admit = Callable[[str, int], str | None]
-"""Asked for (name, incarnation) of everyone who dials in: a reason to refuse, or None."""
+Admit = Callable[[str, int, int], str | None]
+"""Asked for (name, original incarnation, number of the meeting) of everyone who dials in, and of
+whom we dial if it wants another meeting than we do: a reason to refuse, or None. Then whatever was
+of earlier meetings with it has ended here (see `farcall.ids`). It may take its time.
+"""
+
+Meeting = Callable[[int], int]
+"""For an original incarnation: which meeting with it is the present or, if it is lost, the next."""

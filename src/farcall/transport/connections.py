@@ -27,7 +27,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from farcall.errors import LinkError
-from farcall.ids import Worker
+from farcall.ids import Worker, meeting_of, nth_incarnation, original
 from farcall.log import get_logger
 from farcall.transport import addresses, dark_hosts, handshake, joining, presence
 from farcall.transport.acceptor import Acceptor
@@ -161,9 +161,12 @@ class Connections(Generic[L]):
                 dialler = Dialler(worker, self.me, self._listening, self._closing)
                 self._diallers[incarnation] = dialler
         try:
-            return dialler.reach(
+            link = dialler.reach(
                 deadline, lambda dialled: self._introduce(worker, dialled, deadline)
             )
+            if link.peer.incarnation != incarnation:
+                raise LinkError(f"worker {worker.name!r} had given this one up; both begin anew")
+            return link
         except LinkError as error:  # if it was late, what is known of its silence is kept
             logger.debug("%s: no link to %r: %s", self.me.name, worker.name, error)
             with self._lock:
@@ -173,24 +176,31 @@ class Connections(Generic[L]):
 
     def _introduce(self, worker: Worker, dialled: Dialled, deadline: float) -> L:
         logger.debug("%s: dialled %r at %s", self.me.name, worker.name, dialled.url)
-        sock, me = dialled.sock, self.me
+        begun = original(worker.incarnation)
+        sock = dialled.sock
+        me = msgspec.structs.replace(self.me, meeting=self._listening.meeting(begun))
         if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
             me = joining.naming_a_link(me)
         peer = handshake.connect(
-            sock, me, self._listening.secret, expects=worker.incarnation, deadline=dialled.until
+            sock, me, self._listening.secret, expects=begun, deadline=dialled.until
         )
+        if peer.meeting:
+            reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
+            if reason is not None:
+                raise LinkError(f"this worker does not want worker {peer.name!r}: {reason}")
         # The peer has a link now, whose end it would take for our death. So we want it, too, even
         # if that is too late for who has asked.
         until = max(deadline, time.monotonic() + ESTABLISH_SECONDS)
         streams = joining.streams_of(me, peer, me.link)
         way = joining.way_of(sock, me, peer) if streams > 1 else None
+        peer = _as_met(peer)
         connection = Connection(sock, peer, dialled.description, True, until, streams, way)
         try:
             link = self._keep(connection)
         except OSError as error:  # LinkError is one
             raise Unfinished(f"the connection to {peer.name!r} broke: {error}") from error
         with self._lock:
-            self._dialled[worker.incarnation] = link
+            self._dialled[peer.incarnation] = link
             self._diallers.pop(worker.incarnation, None)
         return link
 
@@ -220,7 +230,11 @@ class Connections(Generic[L]):
         refused: list[str] = []  # the agent's own decisions are nothing to warn of
 
         def admit(identity: Identity) -> str | None:
-            reason = self._listening.admit(identity.name, identity.incarnation)
+            reason = None
+            if not identity.joins:
+                reason = self._listening.admit(
+                    identity.name, identity.incarnation, identity.meeting
+                )
             if reason is None:
                 reason = self._joinable.admit(identity, me)
                 expected.extend([identity.link] if reason is None and not identity.joins else [])
@@ -240,6 +254,7 @@ class Connections(Generic[L]):
                 self._listening.secret,
                 deadline=until,
                 admit=admit,
+                meeting=self._listening.meeting,
                 seconds_when_admitted=ESTABLISH_SECONDS,
             )
             until = time.monotonic() + ESTABLISH_SECONDS
@@ -249,7 +264,7 @@ class Connections(Generic[L]):
             kind = "unix" if addresses.is_unix(sock) else "tcp"
             streams = joining.streams_of(me, worker, worker.link)
             link = self._keep(
-                Connection(sock, worker, f"{kind} from {peer}", False, until, streams)
+                Connection(sock, _as_met(worker), f"{kind} from {peer}", False, until, streams)
             )
             if streams > 1:
                 self._joinable.opened(worker.link, link)
@@ -296,7 +311,7 @@ class Connections(Generic[L]):
             sock.connect(way.address)
             me = msgspec.structs.replace(self.me, joins=way.link)
             handshake.connect(
-                sock, me, self._listening.secret, expects=way.incarnation, deadline=until
+                sock, me, self._listening.secret, expects=original(way.incarnation), deadline=until
             )
             self._add(link, sock)
         except OSError as error:
@@ -325,6 +340,9 @@ class Connections(Generic[L]):
                 if self._closed:
                     raise LinkError("this worker has shut down")
                 self._links.add(link)
+            incarnation = link.peer.incarnation
+            if self._listening.meeting(original(incarnation)) != meeting_of(incarnation):
+                raise LinkError(f"worker {link.peer.name!r} was lost meanwhile")
             self._hosts.watch(link, watched)
             link.start()
             logger.debug(
@@ -403,6 +421,13 @@ class Connections(Generic[L]):
         self._closed = True
         self._acceptor.forget()
         return list(self._links)
+
+
+def _as_met(peer: Identity) -> Identity:
+    """Return who the peer is to this worker, in the meeting that both agree on."""
+    return msgspec.structs.replace(
+        peer, incarnation=nth_incarnation(peer.incarnation, peer.meeting)
+    )
 
 
 def _is_closed_with_its_socket(link: object) -> None:

@@ -33,7 +33,7 @@ from farcall.protocol.connecting import (
 )
 from farcall.transport import addresses, dark_hosts
 from farcall.transport.addresses import UNIX
-from farcall.transport.base import NotSent
+from farcall.transport.base import NotSent, Silent
 from farcall.transport.forks import keep_from_children
 from farcall.transport.handshake import Identity, Unfinished
 from farcall.transport.introductions import NotHere
@@ -317,7 +317,7 @@ class Dialler(Generic[T]):
         name, said = self._worker.name, self._said()
         if dead.cause is Cause.SILENT:
             seconds = f"{dead.seconds:.0f} s"
-            return LinkError(f"can't reach worker {name!r}: no connection for {seconds} ({said})")
+            return Silent(f"can't reach worker {name!r}: no connection for {seconds} ({said})")
         if self._refusals:
             refusal = self._refusals[0]
             return type(refusal)(*refusal.args)  # its own for each caller

@@ -10,6 +10,9 @@ ever unpickled. It knows sockets and msgpack, no frames, no worker state. The co
                                <-    Proof("acceptor")
     Ready                      ->
 
+Both hellos say which meeting of the two this is for their sender (see `farcall.ids`); the later one
+counts. Whoever is behind has been given up by the other, and gives it up, too, before it goes on.
+
 Ready says that the connector has not given up meanwhile, nor will because it is late: the end of a
 link is the death of a peer, the end of a handshake is not. Without a secret on both sides there are
 no proofs, and `admit` is asked before the acceptor's Hello. At every step a side may answer Refuse,
@@ -38,7 +41,10 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+import msgspec
+
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
+from farcall.transport.base import Meeting
 from farcall.transport.introductions import (
     ERRORS,
     LENGTH,
@@ -56,6 +62,7 @@ from farcall.transport.introductions import (
     Unfinished,
     printable,
 )
+from farcall.transport.listening import first_meeting
 
 __all__ = ["Ended", "Identity", "Unfinished", "accept", "ask", "connect"]
 
@@ -90,7 +97,7 @@ def connect(
 
     Args:
         sock: a connected stream socket that nobody else reads or writes meanwhile.
-        me: this worker.
+        me: this worker, and which meeting with the peer it is ready for.
         secret: the shared secret, or None when there is none.
         expects: incarnation that must answer; 0 for anyone.
         deadline: on `time.monotonic()`, in seconds; bounds the whole handshake.
@@ -126,6 +133,7 @@ def accept(
     *,
     deadline: float,
     admit: Callable[[Identity], str | None],
+    meeting: Meeting = first_meeting,
     seconds_when_admitted: float = 0.0,
 ) -> Identity:
     """Learn who connected, make it prove that it knows the secret, and introduce this worker.
@@ -140,6 +148,7 @@ def accept(
         deadline: on `time.monotonic()`, in seconds; bounds the whole handshake.
         admit: called once with the peer (after it has proven itself, when there is a secret);
             returns why it is refused, or None to let it in.
+        meeting: which meeting with the peer this worker is ready for.
         seconds_when_admitted: how long a peer that was let in has for its last message, if that is
             later than the deadline. It may be on a busy machine, and a connection that is closed
             behind its last message would look like our death.
@@ -151,7 +160,9 @@ def accept(
         Unfinished: closed, or out of time.
     """
     return _guarded(
-        sock, deadline, lambda link: _accept(link, me, secret, admit, seconds_when_admitted)
+        sock,
+        deadline,
+        lambda link: _accept(link, me, secret, admit, meeting, seconds_when_admitted),
     )
 
 
@@ -207,7 +218,7 @@ def _connect(
         channel.send(Proof(_digest(secret, "connector", mine, theirs)))
         _check_proof(channel, hello.identity, _digest(secret, "acceptor", mine, theirs))
     channel.send(Ready())
-    return hello.identity
+    return _agreed(hello, me)
 
 
 def _accept(
@@ -215,6 +226,7 @@ def _accept(
     me: Identity,
     secret: bytes | None,
     admit: Callable[[Identity], str | None],
+    meeting: Meeting,
     seconds_when_admitted: float,
 ) -> Identity:
     hello, theirs = channel.receive()
@@ -224,20 +236,27 @@ def _accept(
     # first: a connector without a secret has no later message in which to be refused.
     _check_common(hello, secret)
     _check_expected(me, hello.expects, hello.expects_name)
+    me = msgspec.structs.replace(me, meeting=meeting(hello.incarnation))
+    peer = _agreed(hello, me)
     answer = _hello(me, secret, 0, "")
     if secret is None:
-        _check_admitted(hello.identity, admit)
+        _check_admitted(peer, admit)
         channel.send(answer)
     else:
         mine = channel.send(answer)
         _check_proof(channel, hello.identity, _digest(secret, "connector", theirs, mine))
-        _check_admitted(hello.identity, admit)
+        _check_admitted(peer, admit)
         channel.send(Proof(_digest(secret, "acceptor", theirs, mine)))
     channel.extend(time.monotonic() + seconds_when_admitted)
     ready, _ = channel.receive()
     if not isinstance(ready, Ready):
         raise BadFrame("the peer did not end the handshake")
-    return hello.identity
+    return peer
+
+
+def _agreed(hello: Hello, me: Identity) -> Identity:
+    """Return who the peer is, with the meeting for which both sides are ready, or will be."""
+    return msgspec.structs.replace(hello.identity, meeting=max(hello.meeting, me.meeting))
 
 
 def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) -> Hello:
@@ -260,6 +279,7 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         joins=me.joins,
         versions=me.versions,
         addresses=me.addresses,
+        meeting=me.meeting,
     )
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import queue
 import threading
 
+import msgspec
+
 from farcall.errors import LinkError
-from farcall.ids import Worker
-from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost
+from farcall.ids import Worker, nth_incarnation
+from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, Meeting
 from farcall.transport.handed_over import HandedOver
+from farcall.transport.listening import admit_all, first_meeting
 from farcall.transport.waiter import Waiter
 from farcall.transport.watch import Watch
 from farcall.wire.frames import Frame
@@ -66,11 +69,16 @@ class InprocEndpoint:
     """See `base.Endpoint`."""
 
     def __init__(
-        self, network: InprocNetwork, me: Worker, admit: Admit = lambda name, incarnation: None
+        self,
+        network: InprocNetwork,
+        me: Worker,
+        admit: Admit = admit_all,
+        meeting: Meeting = first_meeting,
     ) -> None:
         self._network = network
         self.me = me
         self._admit = admit
+        self._meeting = meeting
         self._address = f"inproc://{me.name}/{me.incarnation:x}"
         self._lock = threading.Lock()  # guards the links and their waiters
         # SimpleQueue.put may be called from a finalizer; a Condition's methods may not.
@@ -95,22 +103,30 @@ class InprocEndpoint:
         other = next(filter(None, map(self._network.find, worker.addresses)), None)
         if other is None:
             raise LinkError(f"worker {worker.name!r} is not listening on {worker.addresses}")
-        reason = other._admit(self.me.name, self.me.incarnation)
+        me, they = self.me, other.me
+        meeting = max(self._meeting(they.incarnation), other._meeting(me.incarnation))
+        reason = other._admit(me.name, me.incarnation, meeting)
+        if reason is None and meeting:
+            reason = self._admit(they.name, they.incarnation, meeting)
         if reason is not None:
             raise LinkError(f"worker {worker.name!r} refused: {reason}")
-        return self._dial(other)
+        link = self._dial(other, meeting)
+        if link.peer.incarnation != worker.incarnation:
+            raise LinkError(f"worker {worker.name!r} had given this one up; both begin anew")
+        return link
 
-    def _dial(self, other: InprocEndpoint) -> InprocLink:
+    def _dial(self, other: InprocEndpoint, meeting: int) -> InprocLink:
+        they, me = _as_met(other.me, meeting), _as_met(self.me, meeting)
         with self._lock:
-            known = self._dialled.get(other.me.incarnation)
+            known = self._dialled.get(they.incarnation)
             if known is not None and known.lost is None:
                 return known
             if self._closed:
                 raise LinkError("this worker has shut down")
-            near = InprocLink(self, other.me, f"inproc to {other.me.name}")
-            far = InprocLink(other, self.me, f"inproc from {self.me.name}")
+            near = InprocLink(self, they, f"inproc to {they.name}")
+            far = InprocLink(other, me, f"inproc from {me.name}")
             near.other, far.other = far, near
-            self._dialled[other.me.incarnation] = near
+            self._dialled[they.incarnation] = near
             self._links.append(near)
         other.attach(far)
         return near
@@ -193,3 +209,7 @@ class InprocEndpoint:
 
     def forget(self) -> None:
         self._closed = True
+
+
+def _as_met(worker: Worker, meeting: int) -> Worker:
+    return msgspec.structs.replace(worker, incarnation=nth_incarnation(worker.incarnation, meeting))

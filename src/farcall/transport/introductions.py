@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
+from farcall.ids import MAX_MEETINGS
 
 PROTOCOL = "farcall"
 VERSION = 1
@@ -29,6 +30,7 @@ LinkName = Annotated[bytes, msgspec.Meta(max_length=NONCE_LENGTH)]
 Versions = Annotated[str, msgspec.Meta(max_length=200)]
 MAX_ADDRESSES = 8
 Address = Annotated[str, msgspec.Meta(max_length=300)]
+MeetingNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEETINGS)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
 
 
@@ -45,6 +47,8 @@ class Identity(msgspec.Struct, frozen=True):
         joins: of who dials: the connection is no link of its own, it joins the one of that name.
         versions: of what it runs, for people: "farcall 0.1.0, torch 2.13.0, Python 3.11.9"; or "".
         addresses: where it listens, so that the other side need not ask anybody else.
+        meeting: which meeting with the other side it is ready for; see `farcall.ids`. In what a
+            handshake returns: the one that both agree on.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Identity(msgspec.Struct, frozen=True):
     joins: LinkName = b""
     versions: Versions = ""
     addresses: Addresses = ()
+    meeting: MeetingNumber = 0
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -86,6 +91,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     joins: LinkName = b""
     versions: Versions = ""
     addresses: Addresses = ()
+    meeting: MeetingNumber = 0
 
     @property
     def identity(self) -> Identity:
@@ -102,6 +108,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
             joins=self.joins,
             versions=self.versions,
             addresses=self.addresses,
+            meeting=self.meeting,
         )
 
 

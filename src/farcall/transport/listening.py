@@ -6,14 +6,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from farcall.transport.addresses import PATHS
-from farcall.transport.base import Admit
+from farcall.transport.base import Admit, Meeting
 from farcall.transport.dark_hosts import DEFAULT_SECONDS
 
 DEFAULT_SHARED_MEMORY = 4 << 30  # bytes
 
 
-def _admit_all(name: str, incarnation: int) -> None:
-    return None
+def admit_all(name: str, incarnation: int, meeting: int) -> None:
+    """Refuse nobody."""
+
+
+def first_meeting(incarnation: int) -> int:
+    """Return the number of the first meeting: nobody is lost."""
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +29,8 @@ class Listening:
         listen: (host, port) to listen on with TCP; port 0 takes a free one.
         advertise: host names or addresses under which others reach us.
         secret: what links are authenticated with; None for none.
-        admit: asked about everyone who dials in.
+        admit: asked about everyone who dials in, see `base.Admit`.
+        meeting: which meeting with a worker it is, see `base.Meeting`.
         paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
             listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
         streams: how many TCP connections a link may use for large buffers, 1 to 16, if the peer
@@ -42,7 +48,8 @@ class Listening:
     listen: tuple[str, int] = ("127.0.0.1", 0)
     advertise: Sequence[str] = ()
     secret: bytes | None = field(default=None, repr=False)
-    admit: Admit = _admit_all
+    admit: Admit = admit_all
+    meeting: Meeting = first_meeting
     paths: Collection[str] = PATHS
     streams: int | None = None
     dead_host_timeout: float = DEFAULT_SECONDS

@@ -11,7 +11,7 @@ import threading
 import time
 
 from farcall.errors import BadFrame, LinkError
-from farcall.ids import Worker
+from farcall.ids import Worker, original
 from farcall.transport import handshake
 from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
@@ -54,7 +54,7 @@ def is_gone(
         with dialled.sock as sock:
             try:
                 handshake.ask(
-                    sock, me, listening.secret, expects=worker.incarnation, deadline=until
+                    sock, me, listening.secret, expects=original(worker.incarnation), deadline=until
                 )
             except (NotHere, BadFrame, Ended):
                 raise

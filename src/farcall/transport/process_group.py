@@ -25,6 +25,7 @@ from farcall.transport.group_channel import Channel, Envelope
 from farcall.transport.group_frames import Kind, announced, put_in_place, unpack
 from farcall.transport.group_link import GroupLink, Hello, Opening, decode_hello, encode_hello
 from farcall.transport.handshake import Identity
+from farcall.transport.listening import admit_all
 from farcall.transport.waiter import MAX_WAIT, Waiter
 from farcall.transport.watch import Watch
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
@@ -51,7 +52,7 @@ class ProcessGroupEndpoint:
         self,
         me: Identity,
         group: Group,
-        admit: Admit = lambda name, incarnation: None,
+        admit: Admit = admit_all,
         limits: Limits = DEFAULT_LIMITS,
         lanes: Lanes | None = None,
     ) -> None:
@@ -181,7 +182,7 @@ class ProcessGroupEndpoint:
         reason = None
         if hello.expects not in (0, self.me.incarnation):
             reason = f"rank {self._group.rank} is another incarnation now"
-        reason = reason or self._admit(hello.name, hello.incarnation)
+        reason = reason or self._admit(hello.name, hello.incarnation, 0)
         with self._lock:
             if reason is None and self._closed:
                 reason = "this worker has shut down"

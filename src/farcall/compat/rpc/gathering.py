@@ -116,7 +116,7 @@ def _wait(agent: Agent, sequence_id: str, others: set[str], seconds: float | Non
             if error.worker in others and error.worker not in states.gathered_objects:
                 states.fail(error)
 
-    with agent.hearing_of_losses(lost), agent.waiting():
+    with agent.losses.hearing(lost), agent.waiting():
         for name in others:
             try:
                 peer = agent.directory.resolve(name)
