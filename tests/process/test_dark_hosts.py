@@ -231,6 +231,37 @@ def test_host_that_is_dark_for_a_moment_only(pair: list[Member], net: Network) -
     assert first.result() == 3
 
 
+def call_until_it_is_here_again(to: str) -> int:
+    while True:
+        try:
+            return int(rpc.rpc_sync(to, operator.add, args=(1, 2)))
+        except PeerLost:
+            threading.Event().wait(0.05)
+
+
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_host_that_comes_back_after_it_was_given_up(
+    pair: list[Member], net: Network, is_linked: bool
+) -> None:
+    if is_linked:
+        assert pair[0].run(call, "w1", operator.add, 1, 2) == 3
+    for member in pair:
+        member.run(listen_for_losses)
+    net.cut()
+    for member, other in zip(pair, ("w1", "w0"), strict=True):
+        member.start(call_again_and_again, other)
+    for member in pair:
+        member.result()
+        assert type(member.run(loss)) is PeerLost
+    net.join()
+    for member, other in zip(pair, ("w1", "w0"), strict=True):
+        assert member.run(call_until_it_is_here_again, other) == 3
+    for member in pair:
+        member.start(leave_gracefully)
+    for member in pair:
+        member.result()
+
+
 # A name on a host that went dark.
 
 
