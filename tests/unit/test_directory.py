@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from behaviour.helpers import wait_until
 from patience import PATIENCE
 
 from farcall.errors import RpcTimeout, UnknownWorker
-from farcall.ids import Worker
+from farcall.ids import Worker, nth_incarnation
 from farcall.runtime import lookup as lookup_module
-from farcall.runtime.directory import Directory
+from farcall.runtime.directory import FORGET_SECONDS, Directory
 from farcall.runtime.lookup import Lookup, NotAsked
 
 ME = Worker("me", 0, 1)
@@ -161,3 +162,55 @@ def test_a_store_that_stays_silent_costs_few_threads(monkeypatch: pytest.MonkeyP
 def test_what_is_no_name_finds_nobody(to: object) -> None:
     with pytest.raises(UnknownWorker, match="a worker is named by"):
         Directory(ME, [ME], None).resolve(to)  # type: ignore[arg-type]
+
+
+# Those that were lost and are met again.
+
+
+def again(worker: Worker, times: int = 1) -> Worker:
+    incarnation = nth_incarnation(worker.incarnation, times)
+    return msgspec.structs.replace(worker, incarnation=incarnation)
+
+
+@pytest.fixture
+def fixed() -> Directory:
+    """Of a group of fixed size, whose other worker is lost."""
+    workers = Directory(ME, [ME, OTHER], None)
+    workers.resolve("other").note_loss("silent")
+    return workers
+
+
+def test_whoever_is_met_again_is_known_by_name_id_and_number(fixed: Directory) -> None:
+    assert fixed.meeting(OTHER.incarnation) == 1
+    assert fixed.meet_again(again(OTHER), 0.0)
+    assert not fixed.meet_again(again(OTHER), 0.0)
+    assert fixed.meeting(OTHER.incarnation) == 1
+    peer = fixed.newest(OTHER.incarnation)
+    assert peer is not None
+    assert peer.incarnation == again(OTHER).incarnation
+    assert peer is fixed.resolve("other") is fixed.resolve(1) is fixed.add(OTHER)
+    assert fixed.is_current(peer)
+    assert [one.worker.name for one in fixed.live()] == ["me", "other"]
+
+
+def test_earlier_meetings_are_forgotten_in_a_group_of_fixed_size_too(fixed: Directory) -> None:
+    first = fixed.resolve(0)
+    assert fixed.meet_again(again(OTHER), 0.0)
+    assert len(fixed.all()) == 3
+    assert fixed.note_lost(first, FORGET_SECONDS + 1) == []
+    assert len(fixed.all()) == 2
+    assert fixed.note_lost(first, 2 * FORGET_SECONDS + 2) == [OTHER.incarnation]
+    assert fixed.resolve("other").incarnation == again(OTHER).incarnation
+
+
+def test_number_of_the_next_meeting_is_kept_until_nothing_is_known_of_the_last(
+    store: Store,
+) -> None:
+    workers = directory(store)
+    peer = workers.resolve("other")
+    peer.note_loss("silent")
+    workers.note_lost(peer, 0.0)
+    assert workers.note_lost(peer, FORGET_SECONDS + 1) == []
+    assert workers.of_incarnation(OTHER.incarnation) is None
+    assert workers.meeting(OTHER.incarnation) == 1
+    assert workers.resolve("other").incarnation == again(OTHER).incarnation

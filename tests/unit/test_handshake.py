@@ -446,3 +446,25 @@ def test_refuser_waits_until_the_refused_has_read_why(monkeypatch: pytest.Monkey
         left.shutdown(socket.SHUT_WR)
         assert left.recv(1) == b""  # an end, and no reset
     thread.join()
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (2, 0), (0, 3), (2, 3)])
+def test_both_agree_on_the_later_meeting(
+    pair: Pair, secret: bytes | None, left: int, right: int
+) -> None:
+    admitted: list[int] = []
+
+    def admit(peer: Identity) -> None:
+        admitted.append(peer.meeting)
+
+    me = msgspec.structs.replace(LEFT, meeting=left)
+    outcomes = both(
+        lambda: connect(pair[0], me, secret, expects=22, deadline=soon()),
+        lambda: accept(
+            pair[1], RIGHT, secret, deadline=soon(), admit=admit, meeting=lambda _: right
+        ),
+    )
+    agreed = max(left, right)
+    assert [outcome.meeting for outcome in outcomes] == [agreed, agreed]  # type: ignore[union-attr]
+    assert admitted == [agreed]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from farcall.ids import next_incarnation
 from farcall.protocol.contexts import (
     CREATOR_SHIFT,
     Contexts,
@@ -77,3 +78,15 @@ def test_who_reports_a_context_is_told_of_failed_passes_and_later_of_the_end(): 
     assert drop == DropContext(mine, "mine")
     assert told == TellEnd(10 * THIRD, mine, mine)  # no context of ours is open below
     assert contexts.held(mine, 10 * FOURTH) == [TellEnd(10 * FOURTH, mine, mine)]
+
+
+def test_whoever_had_a_context_when_it_was_lost_has_parted_with_it(contexts):
+    contexts.tell(CONTEXT, 10 * FOURTH)
+    assert not contexts.has_parted(CONTEXT, 10 * THIRD)
+    lose(contexts, THIRD)
+    lose(contexts, FOURTH)
+    lose(contexts, 5)
+    for id in (THIRD, FOURTH):
+        assert contexts.has_parted(CONTEXT, next_incarnation(10 * id))
+    assert not contexts.has_parted(CONTEXT, next_incarnation(50))
+    assert not contexts.has_parted(CONTEXT + 1, next_incarnation(10 * THIRD))

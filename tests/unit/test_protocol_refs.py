@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from farcall.ids import RefId
+from farcall.ids import RefId, next_incarnation
 from farcall.protocol.instructions import (
     MAX_ENTRIES,
     Drop,
@@ -657,3 +657,29 @@ def test_any_number_of_entries_is_said_in_messages_that_fit_into_frames(
     longest = ((2**64 - 1, 2**64 - 1, 2**64 - 1, True),) * MAX_ENTRIES
     assert len(encode_message(Registered(longest))) < DEFAULT_LIMITS.meta // 16
     assert outbox.take() == []
+
+
+def test_value_whose_owner_is_met_again_is_registered_anew():
+    refs = holding()
+    refs.lost(OWNER, "silent")
+    assert refs.state(REF) is HeldState.VOID
+    again = next_incarnation(OWNER)
+    refs.arrive(FROM_THIRD, [wire(owner=again)])
+    assert refs.state(REF) is HeldState.REGISTERING
+    [register] = refs.take()
+    assert register == Send(again, Register(((*ENTRY, 2),)))
+    refs.on_registered([(*ENTRY, 2, True)])
+    assert refs.state(REF) is HeldState.CONFIRMED
+
+
+def test_value_whose_owner_is_lost_a_second_time_stays_void():
+    refs = holding()
+    again = next_incarnation(OWNER)
+    for incarnation in (OWNER, again):
+        refs.lost(incarnation, "silent")
+    refs.arrive(FROM_THIRD, [wire(owner=again)])
+    assert refs.take() == [
+        Unavailable(FROM_THIRD, "owner", "silent"),
+        Send(THIRD, Received(False), 7),
+    ]
+    assert refs.state(REF) is HeldState.VOID

@@ -6,8 +6,15 @@ from typing import NamedTuple
 
 import pytest
 
-from farcall.ids import RefId
-from farcall.protocol.instructions import Answer, Drop, Follow, Instruction, Send
+from farcall.ids import RefId, next_incarnation
+from farcall.protocol.instructions import (
+    Answer,
+    Drop,
+    Follow,
+    Instruction,
+    Send,
+    TransferKey,
+)
 from farcall.protocol.worker import WorkerMachine
 from farcall.wire.messages import (
     Accepted,
@@ -195,3 +202,57 @@ def test_calls_with_the_lost_are_shut_also_if_there_were_none():  # WRK-5
     assert not machine.calls_with(CALLER).incoming.request(1, "job")
     machine.forget([CALLER])
     assert machine.calls_with(CALLER).incoming.request(1, "job")
+
+
+# Meeting again.
+
+
+def lost_and_met() -> tuple[Machine, int]:
+    """A machine that has lost OWNER, and what OWNER is to it from now on."""
+    machine: Machine = WorkerMachine(CALLER)
+    machine.lost(OWNER, "silent")
+    again = next_incarnation(OWNER)
+    machine.meet(again)
+    return machine, again
+
+
+def test_whoever_is_met_again_is_another_incarnation():  # WRK-6
+    machine, again = lost_and_met()
+    assert machine.is_lost(OWNER)
+    assert not machine.is_lost(again)
+    assert machine.calls_with(OWNER).incoming.request(1, "late") is False
+    assert machine.calls_with(again).incoming.request(1, "new") is True
+
+
+def test_what_a_third_one_sends_means_the_incarnation_of_now():  # WRK-6
+    machine, again = lost_and_met()
+    ref = RefId(OWNER, 1)
+    (local,) = machine.localized((reference(ref, OWNER),))
+    assert local.owner == again
+    machine.refs.arrive(TransferKey(THIRD, 1, False), [local])
+    assert machine.take() == [Send(again, Register(((OWNER, 1, 1),)))]
+
+
+def test_a_creation_belongs_to_the_incarnation_with_which_its_caller_began():
+    machine: Machine = WorkerMachine(OWNER)
+    machine.lost(CALLER, "silent")
+    again = next_incarnation(CALLER)
+    machine.meet(again)
+    assert machine.admit(again, 1, Request("f", creates=1, sequence=1), ())
+    assert machine.refs.owns(RefId(CALLER, 1))
+
+
+def test_a_meeting_before_the_last_changes_nothing():
+    machine, again = lost_and_met()
+    machine.meet(OWNER)
+    (local,) = machine.localized((reference(RefId(OWNER, 1), OWNER),))
+    assert local.owner == again
+
+
+def test_whoever_was_met_again_and_is_forgotten_begins_at_the_start():
+    machine, again = lost_and_met()
+    machine.lost(again, "silent")
+    machine.forget([OWNER, again])
+    (local,) = machine.localized((reference(RefId(OWNER, 1), OWNER),))
+    assert local.owner == OWNER
+    assert not machine.is_lost(OWNER)

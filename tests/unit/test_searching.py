@@ -1,0 +1,86 @@
+"""Whoever was lost is looked for until it is there, or is known to be gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from behaviour.helpers import wait_until
+from patience import PATIENCE
+
+from farcall.errors import LinkError
+from farcall.ids import Worker
+from farcall.protocol.worker import Calls
+from farcall.runtime import searching
+from farcall.runtime.peers import Peer
+from farcall.runtime.searching import Search
+from farcall.transport.base import NotSent, Silent
+
+PEER = Peer(Worker("other", 1, 2), True, Calls())
+
+
+class Reach:
+    """Ends each attempt as the test says."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Exception | None] = []
+        self.attempts = 0
+
+    def __call__(self, peer: Peer) -> None:
+        assert peer is PEER
+        self.attempts += 1
+        outcome = self.outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+
+@pytest.fixture
+def reach() -> Reach:
+    return Reach()
+
+
+@pytest.fixture
+def search(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> Iterator[Search]:
+    monkeypatch.setattr(searching, "FIRST_SECONDS", 0.0)
+    search = Search("me", reach)
+    yield search
+    search.close()
+
+
+def search_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("farcall-search-me")]
+
+
+@pytest.mark.parametrize("last", [None, LinkError("nobody listens there")])
+def test_silence_proves_nothing(reach: Reach, search: Search, last: Exception | None) -> None:
+    reach.outcomes = [NotSent("in time"), Silent("for 30 s"), last]
+    search.begin(PEER, times_met=0)
+    wait_until(lambda: reach.attempts == 3 and not search_threads())
+    reach.outcomes = [None]
+    search.begin(PEER, times_met=0)
+    wait_until(lambda: reach.attempts == 4 and not search_threads())
+
+
+@pytest.mark.parametrize(("times_met", "seconds"), [(0, 1.0), (3, 8.0), (9, 30.0)])
+def test_those_that_part_again_and_again_are_looked_for_later(
+    monkeypatch: pytest.MonkeyPatch, times_met: int, seconds: float
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(Search, "_put", lambda _, __, wait: waits.append(wait))
+    search = Search("me", pytest.fail)
+    search.begin(PEER, times_met=times_met)
+    assert waits == [seconds]
+    search.close()
+
+
+def test_an_end_ends_the_wait(reach: Reach) -> None:
+    search = Search("me", reach)
+    search.begin(PEER, times_met=9)
+    (thread,) = search_threads()
+    search.close()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    search.begin(PEER, times_met=0)
+    assert not search_threads()
+    assert reach.attempts == 0
