@@ -24,6 +24,8 @@ import torch
 from farcall.errors import CallError, Cancelled, LinkError, PeerLost, RpcTimeout
 from farcall.ids import RefId, Worker
 from farcall.log import get_logger
+from farcall.protocol.admission import Bounds
+from farcall.runtime import intake
 from farcall.runtime.advice import Advice
 from farcall.runtime.answers import Answers
 from farcall.runtime.context import CallContext, current_context, set_context
@@ -39,7 +41,7 @@ from farcall.runtime.likeness import Likeness
 from farcall.runtime.machine import Machine
 from farcall.runtime.openmp import IdleTeam
 from farcall.runtime.outbound import Outbound
-from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Outboxes
+from farcall.runtime.outboxes import Outboxes
 from farcall.runtime.outcomes import Outcomes
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.policy import Policy
@@ -89,7 +91,7 @@ class Agent:
         rpc_timeout: seconds that a call may take by default; 0 for no limit.
         num_worker_threads: how many functions may run here at once.
         max_threads: how many threads may serve calls at most; None for the default.
-        max_in_flight_bytes: how much may wait to be sent to each worker, see `Outboxes`.
+        bounds: of what waits for each worker, and of what is queued of it here.
         allow_by_value: what has no name may travel as code, see `Serializer`.
         allow_pickle: any pickle may be loaded, see `Serializer`.
         policy: which functions may be called here.
@@ -109,7 +111,7 @@ class Agent:
         rpc_timeout: float = 60.0,
         num_worker_threads: int = 16,
         max_threads: int | None = None,
-        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
         allow_by_value: bool = True,
         allow_pickle: bool = True,
         policy: Policy | None = None,
@@ -136,7 +138,7 @@ class Agent:
         values: dict[RefId, OwnedValue] = {}
         self.machine = Machine(self, values)
         calls_with = self.machine.state.calls_with
-        self.directory = Directory(me, [*workers, me], find, max_in_flight_bytes, calls_with)
+        self.directory = Directory(me, [*workers, me], find, bounds, calls_with)
         self.answers = Answers(self)
         self.references = references = References(self, self.machine, values)
         self.serializer = Serializer(
@@ -267,6 +269,7 @@ class Agent:
 
     def on_shortage(self) -> None:
         """The executor has no more threads for calls."""
+        intake.let_in(self.directory.live())
         self.control.tell_of_shortage()
 
     def linked(self, peer: Peer) -> Link | None:

@@ -12,7 +12,7 @@ import threading
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost
-from farcall.transport.handed_over import HandedOver
+from farcall.transport.handed_over import Gate, HandedOver
 from farcall.transport.waiter import Waiter
 from farcall.transport.watch import Watch
 from farcall.wire.frames import Frame
@@ -51,8 +51,15 @@ class InprocLink(HandedOver):
         self.description = description
         self.other: InprocLink
         self.lost: str | None = None
+        self.gate = Gate()  # of what the other end sends
+
+    def set_reading(self, is_on: bool) -> None:
+        self.gate.set_open(is_on)
+        if self.lost is not None:
+            self.gate.set_open(True)
 
     def send(self, frame: Frame, deadline: float) -> None:
+        self.other.gate.pass_by(deadline)
         if self.lost is not None:
             raise LinkError(self.lost)
         copies = [bytearray(buffer) for buffer in frame.buffers]
@@ -146,6 +153,7 @@ class InprocEndpoint:
             if link.lost is not None:
                 return
             link.lost = cause
+            link.gate.set_open(True)
             waiters = link.take_waiters()
             if link in self._links:
                 self._links.remove(link)

@@ -69,6 +69,9 @@ class NativeLink:
         except RuntimeError as error:
             raise LinkError(str(error)) from error
 
+    def set_reading(self, is_on: bool) -> None:
+        self._core.set_reading(is_on)
+
     def join(self, sock: socket.socket) -> None:
         """See `connections.KeptLink`."""
         try:

@@ -169,6 +169,10 @@ class ProcessGroupEndpoint:
             self._on_announcement(channel, envelope)
         elif envelope.kind is Kind.OPEN:
             self._on_open(channel, envelope)
+        elif envelope.kind in (Kind.HOLD, Kind.GO_ON):
+            link = self._links.get(key)
+            if link is not None:
+                link.gate.set_open(envelope.kind is Kind.GO_ON)
         elif envelope.kind is Kind.END:
             link = self._links.get(key)
             if link is not None:
@@ -341,6 +345,7 @@ class ProcessGroupEndpoint:
             if link.lost is not None:
                 return
             link.lost = cause
+            link.gate.set_open(True)
             waiters = link.take_waiters()
             del self._links[link.channel.rank, link.dialled, link.number]
             if self._dialled.get(link.peer.incarnation) is link:
