@@ -95,8 +95,8 @@ class Link(Protocol):
 
         Off: a few frames that were received before may still arrive, and what an `exchange` or a
         `receive` waits for does. If the peer closes the connection the endpoint switches reading on
-        again, so that the loss is reported after the last frame. Over TCP that may be noticed only when
-        the kernel's buffers have room for the peer's last bytes, and without epoll only when
+        again, so that the loss is reported after the last frame. Over TCP that may be noticed only
+        when the kernel's buffers have room for the peer's last bytes, and without epoll only when
         reading is switched on. No effect on a lost link. Never waits; one thread at a time for each
         link.
         """
