@@ -95,6 +95,8 @@ class Agent:
         allow_by_value: what has no name may travel as code, see `Serializer`.
         allow_pickle: any pickle may be loaded, see `Serializer`.
         policy: which functions may be called here.
+        dead_host_timeout: seconds; while this worker shuts down, who does not answer for so long is
+            lost. 0: nobody.
         limit_openmp_spin: idle OpenMP threads sleep soon while calls are frequent, see `IdleTeam`.
         device_maps: peer's name -> where its tensors of each of our devices go.
         on_close: called once at the end.
@@ -115,6 +117,7 @@ class Agent:
         allow_by_value: bool = True,
         allow_pickle: bool = True,
         policy: Policy | None = None,
+        dead_host_timeout: float = 0.0,
         limit_openmp_spin: bool = False,
         device_maps: Mapping[str, DeviceMap] | None = None,
         on_close: Callable[[], None] = lambda: None,
@@ -148,7 +151,7 @@ class Agent:
             check=references.check_sendable,
         )
         members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
-        self.leaver = Leaver(me.incarnation, members, self.control)
+        self.leaver = Leaver(me.incarnation, members, self.control, dead_host_timeout)
         self.loopback = LoopbackLink(me, self.executor.post)
         self.outcomes = Outcomes(self)
         self.deadlines = Deadlines(self.outcomes.watched)

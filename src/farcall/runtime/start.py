@@ -138,6 +138,7 @@ def start_agent(
             rpc_timeout=options.rpc_timeout,
             num_worker_threads=options.num_worker_threads,
             max_threads=options.max_threads,
+            dead_host_timeout=options.dead_host_timeout,
             bounds=Bounds(
                 options.max_in_flight_bytes, options.max_queued_requests, options.max_queued_bytes
             ),

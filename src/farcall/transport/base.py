@@ -172,6 +172,13 @@ class Endpoint(Protocol):
     def linked(self, worker: Worker) -> Link | None:
         """The link that this side dialled to a worker, if there is one already. Never waits."""
 
+    def answers(self, worker: Worker, deadline: float) -> bool:
+        """Whether a worker's process says by the deadline that it is there. Waits for that.
+
+        It says so by itself, whatever its functions do, unless it is stopped, its interpreter is
+        held, or its host is dark. True where that can't be asked.
+        """
+
     def next(self, timeout: float | None) -> Event | None:
         """The next event, or None: after `timeout` seconds, after a `wake`, or for no reason.
 

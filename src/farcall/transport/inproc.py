@@ -95,6 +95,9 @@ class InprocEndpoint:
         link = self._dialled.get(worker.incarnation)
         return link if link is not None and link.lost is None else None
 
+    def answers(self, worker: Worker, deadline: float) -> bool:
+        return True
+
     def connect(self, worker: Worker, deadline: float) -> InprocLink:
         link = self._dialled.get(worker.incarnation)
         if link is not None and link.lost is None:

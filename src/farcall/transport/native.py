@@ -211,6 +211,7 @@ class NativeEndpoint:
         self.connect = self._connections.connect
         self.linked = self._connections.linked
         self.is_gone = self._connections.is_gone
+        self.answers = self._connections.answers
         self._connections.start()
 
     def _speaking(self, me: Identity) -> Identity:

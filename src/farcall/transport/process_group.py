@@ -95,6 +95,9 @@ class ProcessGroupEndpoint:
     def is_gone(self, worker: Worker, deadline: float) -> bool:
         return False  # a rank of a process group is not taken over
 
+    def answers(self, worker: Worker, deadline: float) -> bool:
+        return True  # there is no way beside that of the frames, which may be full of them
+
     def linked(self, worker: Worker) -> GroupLink | None:
         link = self._dialled.get(worker.incarnation)
         return link if link is not None and link.lost is None else None

@@ -76,6 +76,9 @@ class SocketEndpoint:
     def is_gone(self, worker: Worker, deadline: float) -> bool:
         return self._connections.is_gone(worker, deadline)
 
+    def answers(self, worker: Worker, deadline: float) -> bool:
+        return self._connections.answers(worker, deadline)
+
     def _open_link(self, connection: Connection) -> SocketLink:
         return SocketLink(
             connection.sock,
