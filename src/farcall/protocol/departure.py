@@ -23,14 +23,17 @@ their processes, which answer while a function computes.
     answers as in the round before
     lost, and this worker leads from now on  a round
     lost, at the leader                      as if it had answered
-    on_dismiss                               dismissed
+    on_dismiss, by the leader                dismissed
+    on_dismiss, by another one               none: it takes this worker's leader for dead, and goes
     unanswered, for `bound` seconds          the peer is to be declared lost
     answered                                 its silence is over
 
 Invariants:
 
 DEP-1 (not too early) Nobody is dismissed while a live worker is not ready, waits for a call, or
-      serves one. What runs on behalf of a dead worker does not count: nobody waits for it.
+      serves one. What runs on behalf of a dead worker does not count: nobody waits for it. A worker
+      that was given up and goes on is dead for those that gave it up. If it has the lowest id it
+      leads the others, who leave with it.
 DEP-2 (all go) When all the living are ready and nothing is in flight any more, all are dismissed.
 DEP-3 (patience) A worker whose process answers within the bound is waited for, however long its
       user takes. Time in which the asker itself stood still does not count.
@@ -132,13 +135,14 @@ class Departure:
         return self._answer()
 
     def on_drained(self, sender: int, message: Drained) -> Messages:
-        if message.round != self._round or self.leader != self._me:
-            return []
-        self._answers[sender] = message.epoch
-        return self._finish_round()
+        is_awaited = message.round == self._round and self.leader == self._me
+        if is_awaited:
+            self._answers[sender] = message.epoch
+        return self._finish_round() if is_awaited else []
 
-    def on_dismiss(self) -> None:
-        self.dismissed = True
+    def on_dismiss(self, sender: int) -> None:
+        """The sender leads its group out. It may have given up whom this worker still counts."""
+        self.dismissed = self.dismissed or sender == self.leader
 
     def lost(self, peer: int) -> Messages:
         """A member died, or left on its own."""

@@ -176,8 +176,10 @@ class Leaver:
                 self._step(departure, lambda: departure.on_drained(sender, message))
             case Dismiss():
                 with self._lock:
-                    departure.on_dismiss()
-                self._finish()
+                    departure.on_dismiss(sender)
+                    finished = departure.dismissed
+                if finished:
+                    self._finish()
 
     def lost(self, peer: int) -> None:
         """A member died or left."""
