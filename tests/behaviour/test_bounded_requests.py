@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
+from patience import PATIENCE
 
 from behaviour.helpers import Gate, echo, wait_until
 from farcall import rpc
@@ -124,3 +126,15 @@ def test_requests_whose_time_is_over_make_room(bounded: Agent, gate: Gate) -> No
     gate.open()
     assert first.wait() == 0
     assert rpc.rpc_sync("w1", echo, args=(2,), **FOREVER) == 2
+
+
+def test_graceful_shutdown_goes_through_a_flood(flooded: list[Agent], gate: Gate) -> None:
+    leaving = [threading.Thread(target=agent.shutdown) for agent in flooded]
+    for thread in leaving:
+        thread.start()
+    gate.wait_for_arrivals(2)
+    gate.open()
+    for thread in leaving:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert gate.passed == COUNT
