@@ -300,6 +300,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("streams", &Link::streams)
       .def_prop_ro("striped_buffers", &Link::striped_buffers)
       .def("start", &Link::start)
+      .def("set_reading", &Link::set_reading, nb::arg("is_on"))
       .def("join", &join_link, nb::arg("fd"))
       .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Link::forget);

@@ -280,6 +280,8 @@ void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
       continue;
     }
     if (events & EPOLLOUT) link->write_residue();
+    // What a peer that is gone has left is little, and a goodbye may be among it.
+    if (events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) link->set_reading(true);
     if (events & (EPOLLERR | EPOLLHUP)) link->on_hang_up();
     if (events & ~static_cast<std::uint32_t>(EPOLLOUT)) link->on_readable();
   }

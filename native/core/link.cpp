@@ -68,7 +68,8 @@ void Link::on_readable() {
 
 bool Link::prepare_sleep() {
   if (!enter()) return true;
-  bool ready = reading_.load(std::memory_order_seq_cst) || channel_->arm();
+  bool ready = reading_.load(std::memory_order_seq_cst) ||
+               paused_.load(std::memory_order_seq_cst) || channel_->arm();
   if (!channel_->is_stream() && residue_waits_.exchange(false)) {
     try {
       if (channel_->ask_for_space()) ready = false;
@@ -115,6 +116,13 @@ void Link::start() {
     throw;
   }
   update_interest();  // something may have been sent already
+}
+
+void Link::set_reading(bool is_on) {
+  if (paused_.exchange(!is_on, std::memory_order_seq_cst) != is_on || !enter()) return;
+  update_interest();
+  leave();
+  if (is_on) home_->wake_sleeper();
 }
 
 // Ending.

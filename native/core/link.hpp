@@ -64,6 +64,9 @@ class Link : public std::enable_shared_from_this<Link> {
                                  Interrupt interrupt);
   // Let the endpoint read. Throws LinkFailure if that is closed.
   void start();
+  // Whether the endpoint's thread takes frames off this link from now on. Callers inside `exchange` and
+  // `receive` do in any case. When the peer closes the connection, the endpoint reads up to its end.
+  void set_reading(bool is_on);
   // Use one more connection, which this takes over, for large buffers. Throws LinkFailure: the link
   // is lost, or may have no more of them.
   void join(Descriptor socket);
@@ -92,7 +95,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // Before the endpoint's thread sleeps. False: there is something to do.
   bool prepare_sleep();
   bool may_have_input() const {
-    return !reading_.load(std::memory_order_relaxed) && channel_->may_have_input();
+    return !reading_.load(std::memory_order_relaxed) &&
+           !paused_.load(std::memory_order_relaxed) && channel_->may_have_input();
   }
   bool is_stream() const { return channel_->is_stream(); }
   bool trim();
@@ -149,6 +153,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::atomic<bool> cut_{false};  // writing failed: lost once everything is read
 
   std::atomic<bool> reading_{false};
+  std::atomic<bool> paused_{false};  // see `set_reading`
   FrameReader reader_;
   Spinner spinner_;
 

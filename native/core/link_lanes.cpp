@@ -23,6 +23,8 @@ void Link::update_interest() {
   std::lock_guard lock(interest_);
   if (is_lost()) return;
   std::uint32_t events = watched_ ? EPOLLIN | EPOLLRDHUP : 0;
+  // Beside rings the socket tells of the end, too, and of segments: it never holds much.
+  if (stream_ && paused_.load(std::memory_order_seq_cst)) events &= ~EPOLLIN;
   if (stream_ && has_residue() && stream_->is_blocked(0)) events |= EPOLLOUT;
   home_->watch(*this, events);
 }
@@ -41,7 +43,8 @@ void Link::arm_lanes() {
   if (sides == 0) return;
   std::lock_guard lock(interest_);
   if (is_lost()) return;
-  const bool reads = !reading_.load(std::memory_order_seq_cst);
+  const bool reads = !reading_.load(std::memory_order_seq_cst) &&
+                     !paused_.load(std::memory_order_seq_cst);
   for (unsigned lane = 1; lane <= sides; ++lane) {
     std::uint32_t events = 0;
     if (!stream_->is_ending(lane)) events |= EPOLLRDHUP;

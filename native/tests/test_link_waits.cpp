@@ -57,6 +57,22 @@ void test_residue(Kind kind) {
   }
 }
 
+// Nothing is taken off a link that is not read; its end is heard, after what came before it.
+void test_not_read(Kind kind) {
+  Pair pair(kind);
+  pair.right->set_reading(false);
+  pair.left->send(kSmall.out(), patient(), no_interrupt);
+  CHECK(!pair.right_home->next(0, no_interrupt));
+  pair.right->set_reading(true);
+  CHECK(kSmall == next_frame(*pair.right_home));
+  pair.right->set_reading(false);
+  pair.left->send(kSmall.out(), patient(), no_interrupt);
+  pair.left->lose("the test");
+  CHECK(kSmall == next_frame(*pair.right_home));
+  CHECK(!next_event(*pair.right_home).frame);
+  pair.right->set_reading(false);
+}
+
 // Callers come and go, and change what epoll is asked for, while there is something left to write.
 void test_residue_under_calls(Kind kind) {
   Pair pair(kind);
@@ -159,6 +175,7 @@ int main() {
     test_not_sent(kind);
     test_timed_out(kind);
     test_residue(kind);
+    test_not_read(kind);
     test_residue_under_calls(kind);
     test_residue_without_memory(kind);
     test_table_without_memory(kind);

@@ -54,6 +54,9 @@ class Link:
     def start(self) -> None:
         """Let the endpoint read. RuntimeError: it is closed."""
 
+    def set_reading(self, is_on: bool) -> None:
+        """Whether the endpoint takes frames off the link from now on."""
+
     def join(self, fd: int) -> None:
         """Use one more connection. Takes the descriptor over. RuntimeError: it is lost or full."""
 

@@ -42,9 +42,9 @@ from farcall.runtime.context import current_agent, default_agent, set_default_ag
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import breaks_graphs
 from farcall.runtime.heap import keep_freed_memory
+from farcall.runtime.option_types import BackendType
 from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
-    BackendType,
     RpcBackendOptions,
     validate_timeout,
 )

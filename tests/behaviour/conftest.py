@@ -16,7 +16,15 @@ from farcall.runtime.agent import Agent
 from farcall.testing.cluster import TRANSPORTS, Transport, acting_as, cluster
 
 # Where the transport matters most.
-ON_PROCESS_GROUPS = {"calls", "tensors", "references", "nesting", "lost_peers", "shutdown"}
+ON_PROCESS_GROUPS = {
+    "calls",
+    "tensors",
+    "references",
+    "nesting",
+    "lost_peers",
+    "shutdown",
+    "bounded_requests",
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -29,6 +29,7 @@ from behaviour.helpers import (
 )
 from farcall import autograd, rpc
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError, SerializationError
+from farcall.protocol.admission import Bounds
 from farcall.runtime import outboxes
 from farcall.runtime.agent import Agent
 from farcall.runtime.peers import Peer
@@ -338,7 +339,7 @@ def unread(
     start: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Answered]:
     """Of three workers the second, whose answers to the first one wait."""
-    agents = start(3, num_worker_threads=2, max_in_flight_bytes=4 << 20)
+    agents = start(3, num_worker_threads=2, bounds=Bounds(4 << 20))
     made = Answered(agents, monkeypatch)
     yield made
     made.opened.set()

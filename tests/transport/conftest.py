@@ -91,6 +91,12 @@ def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
     yield from stations_of(net_of(request))
 
 
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which transport a test runs over that uses `station`."""
+    return str(request.node.callspec.params["station"])
+
+
 @pytest.fixture(params=[*SOCKET_KINDS, *NATIVE_KINDS])
 def network(request: pytest.FixtureRequest) -> Net:
     """A network of the operating system, on every transport that uses one."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 
 import pytest
+from patience import PATIENCE
 
 from farcall.runtime.leaving import Leaver
 from farcall.wire.messages import Dismiss, Drain, Drained, Message
@@ -18,7 +20,10 @@ class Control:
     """Delivers what is for this worker, and answers for the one that is ready, at once."""
 
     def __init__(self) -> None:
-        self.leaver = Leaver(ME, MEMBERS, self)  # type: ignore[arg-type]
+        self.leaver = Leaver(ME, MEMBERS, self, 0.05)  # type: ignore[arg-type]
+        self.questions: list[int] = []
+        self.there: set[int] = set()
+        self.asked = threading.Event()
         self.told: list[tuple[int, type[Message]]] = []
 
     def post(self, to: int, message: Message, call_id: int) -> None:
@@ -30,6 +35,21 @@ class Control:
 
     def watch(self, incarnation: int, deadline: float) -> None:
         pass
+
+    def awaited(self) -> set[int]:
+        return set()
+
+    def answers(self, incarnation: int, until: float) -> bool:
+        self.questions.append(incarnation)
+        if len(self.questions) == 20:
+            self.asked.set()
+        if incarnation not in self.there:
+            threading.Event().wait(until - time.monotonic())
+        return incarnation in self.there
+
+    def give_up(self, incarnation: int, cause: str) -> None:
+        assert "has not answered" in cause
+        self.leaver.lost(incarnation)
 
 
 @pytest.fixture
@@ -49,3 +69,20 @@ def test_one_that_is_lost_is_not_waited_for(control: Control) -> None:
     assert control.leaver.leave(math.inf)
     assert control.told[-1] == (READY, Dismiss)
     assert SILENT not in [to for to, _ in control.told]
+
+
+def test_one_whose_process_is_silent_is_given_up(control: Control) -> None:  # DEP-4
+    assert control.leaver.leave(math.inf)
+    assert set(control.questions) == {SILENT}
+    assert control.told[-1] == (READY, Dismiss)
+
+
+def test_one_whose_process_answers_is_waited_for(control: Control) -> None:  # DEP-3
+    control.there.add(SILENT)
+    leaving = threading.Thread(target=lambda: control.leaver.leave(math.inf))
+    leaving.start()
+    assert control.asked.wait(PATIENCE)
+    assert control.leaver.missing == [SILENT]
+    control.leaver.lost(SILENT)
+    leaving.join(PATIENCE)
+    assert not leaving.is_alive()

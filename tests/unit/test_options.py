@@ -17,9 +17,9 @@ from torch.distributed import HashStore
 
 import farcall.compat
 from farcall import rpc
+from farcall.runtime.option_types import BackendType
 from farcall.runtime.options import (
     UNSET_RPC_TIMEOUT,
-    BackendType,
     RpcBackendOptions,
     validate_timeout,
 )
@@ -401,6 +401,8 @@ WRONG: dict[str, list[object]] = {
     "max_threads": [0, 1, 2**16 + 1, "4", 4.0, True],
     "num_worker_threads": [0, -1, 1.5, "4", None, True],
     "max_in_flight_bytes": [-1, 2**63, "1", 1.5, True],
+    "max_queued_requests": [0, -1, 2**63, "1", 1.5, True],
+    "max_queued_bytes": [-1, 2**63, "1", 1.5, True],
     "secret": ["", b"", 5, ["s"], bytearray(b"s"), True],
     "listen": ["a:b", ":80", "", 80, ("127.0.0.1", 80), b"127.0.0.1"],
     "insecure": ["False", "yes", 0, 1, None, b""],

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from farcall.protocol.admission import Admission
+from farcall.protocol.admission import Admission, Bounds
 
 MOST = 100
 
@@ -16,7 +16,7 @@ class Gates(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.admission: Admission[int] = Admission(MOST)
+        self.admission: Admission[int] = Admission(Bounds(MOST))
         self.count = 0
         self.held: list[int] = []
         self.answers: list[int] = []  # bytes of each that waits
@@ -64,9 +64,75 @@ TestAdmission.settings = settings(max_examples=300, stateful_step_count=40, dead
 
 
 def test_nothing_is_held_while_nothing_waits_whatever_the_bound() -> None:
-    admission: Admission[int] = Admission(0)
+    admission: Admission[int] = Admission(Bounds(0))
     assert admission.begin(1)
     admission.waits(1)
     assert not admission.begin(2)
     assert admission.went(1) == [2]
     assert admission.begin(3)
+
+
+REQUESTS, BYTES = 6, 1000
+
+
+class Queues(RuleBasedStateMachine):
+    """An admission beside a list of what is queued."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admission: Admission[int] = Admission(Bounds(MOST, REQUESTS, BYTES))
+        self.queued: list[int] = []  # bytes of each
+        self.allowed = REQUESTS, BYTES
+        self.is_lost = False
+
+    @rule(size=st.integers(1, 400))
+    def queue(self, size: int) -> None:
+        self.admission.queue(size)
+        self.queued.append(size)
+
+    @precondition(lambda self: self.queued)
+    @rule(data=st.data())
+    def begun(self, data: st.DataObject) -> None:
+        self.admission.begun(self.queued.pop(data.draw(st.integers(0, len(self.queued) - 1))))
+        if self.is_short:
+            self.allowed = REQUESTS, BYTES
+
+    @rule()
+    def stuck(self) -> None:
+        if not self.admission.reads:
+            requests, size = self.allowed
+            self.allowed = requests + len(self.queued), size + sum(self.queued)
+        self.admission.stuck()
+        assert self.admission.reads  # ADM-6
+
+    @rule()
+    def lost(self) -> None:
+        self.admission.lost()
+        self.is_lost = True
+
+    @property
+    def is_short(self) -> bool:
+        return len(self.queued) <= REQUESTS // 2 and sum(self.queued) <= BYTES // 2
+
+    @invariant()
+    def reads(self) -> None:
+        admission = self.admission
+        assert (admission.queued, admission.queued_bytes) == (len(self.queued), sum(self.queued))
+        requests, size = self.allowed
+        if self.is_lost or self.is_short:
+            assert admission.reads  # ADM-5
+        elif len(self.queued) > requests or sum(self.queued) > size:
+            assert not admission.reads  # ADM-4
+
+
+TestQueues = Queues.TestCase
+TestQueues.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+
+
+def test_a_request_larger_than_the_bound_is_taken_when_nothing_is_queued() -> None:
+    admission: Admission[int] = Admission(Bounds(MOST, 1, 0))
+    for _ in range(3):
+        assert admission.reads
+        admission.queue(10)
+        assert not admission.reads
+        admission.begun(10)

@@ -1,8 +1,8 @@
-"""Which requests of one peer may run while answers to it wait to be sent.
+"""Which requests of one peer may run, and whether more of them are read.
 
-A caller that does not read its answers must cost the others no thread and not all of the memory. So
-its answers wait in a box (`outbox.py`), and while as many bytes wait as may, no function of its
-requests begins.
+*Answers.* A caller that does not read its answers must cost the others no thread and not all of the
+memory. So its answers wait in a box (`outbox.py`), and while as many bytes wait as may, no function
+of its requests begins.
 
     state   event                    next    effect
     ------  -----------------------  ------  ---------------------------------------------
@@ -16,39 +16,98 @@ requests begins.
     any     lost                     LOST    every job that is held comes out, to be ended
     LOST    begin                    LOST    the job runs: it finds that its caller is lost
 
+*Requests.* What is queued here of one caller must not take all of the memory either. So beyond a
+bound in requests or in bytes the link that they come by is not read, until half of that is left.
+That holds up the caller, and not the functions that are queued. But if these can't run for want of
+threads, those that have the threads may be waiting for what is still to be read: for a nested call,
+or for a message about a reference. Then as much again is read.
+
+    state     event                                  next
+    --------  -------------------------------------  --------
+    READS     queued, up to the bounds               READS
+    READS     queued, beyond a bound                 PAUSED
+    PAUSED    queued (it was read before)            PAUSED
+    PAUSED    begun, more than half of a bound left  PAUSED
+    PAUSED    begun, half of both bounds left        READS; the bounds are the first ones again
+    PAUSED    stuck: there are no threads            READS; the bounds grow by what is queued
+    READS     begun                                  READS; likewise
+    READS     stuck                                  READS
+    any       lost                                   READS, and so it stays
+
 Invariants (tests cite them):
 
 ADM-1  A job that is held comes out exactly once, by `went` or `lost`, in the order of `begin`.
 ADM-2  While `most` bytes or more wait, no job begins, unless the peer is lost.
 ADM-3  While less than `most` bytes wait, or the peer is lost, no job is held.
+ADM-4  While more is queued than a bound allows, the link is not read, unless the peer is lost.
+ADM-5  While no more is queued than half of both bounds, the link is read.
+ADM-6  After `stuck` the link is read until more has come.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Job = TypeVar("Job")
+
+MAX_IN_FLIGHT_BYTES = 64 << 20
+MAX_QUEUED_REQUESTS = 1 << 16
+MAX_QUEUED_BYTES = 256 << 20
+
+
+class Bounds(NamedTuple):
+    """What may wait for one peer, and what may be queued of it here.
+
+    Attributes:
+        in_flight_bytes: of requests, and of answers, that wait to be sent.
+        queued_requests: that have arrived and have not begun to run.
+        queued_bytes: of these.
+    """
+
+    in_flight_bytes: int = MAX_IN_FLIGHT_BYTES
+    queued_requests: int = MAX_QUEUED_REQUESTS
+    queued_bytes: int = MAX_QUEUED_BYTES
 
 
 class Admission(Generic[Job]):
     """For one peer. The owner holds a lock around everything.
 
     Args:
-        most: from how many bytes of waiting answers on jobs are held. 0 is as 1: while nothing
+        bounds: jobs are held from `in_flight_bytes` of waiting answers on. 0 is as 1: while nothing
             waits, nothing is held.
 
     Attributes:
         waiting_bytes: of answers that wait.
+        queued: requests that are queued.
+        queued_bytes: of these.
+        reads: whether the link that requests come by is to be read.
     """
 
-    __slots__ = ("_held", "_is_lost", "_most", "waiting_bytes")
+    __slots__ = (
+        "_bounds",
+        "_held",
+        "_is_lost",
+        "_most",
+        "_most_bytes",
+        "_most_requests",
+        "queued",
+        "queued_bytes",
+        "reads",
+        "waiting_bytes",
+    )
 
-    def __init__(self, most: int) -> None:
-        self._most = max(1, most)
+    def __init__(self, bounds: Bounds = Bounds()) -> None:  # noqa: B008  # it is immutable
+        self._bounds = bounds
+        self._most = max(1, bounds.in_flight_bytes)
+        self._most_requests = bounds.queued_requests
+        self._most_bytes = bounds.queued_bytes
         self._held: deque[Job] = deque()
         self._is_lost = False
         self.waiting_bytes = 0
+        self.queued = 0
+        self.queued_bytes = 0
+        self.reads = True
 
     def begin(self, job: Job) -> bool:
         """A job is about to run. False: it is held."""
@@ -68,8 +127,31 @@ class Admission(Generic[Job]):
 
     def lost(self) -> list[Job]:
         """The peer is gone. Returns the jobs that were held."""
-        self._is_lost = True
+        self._is_lost = self.reads = True
         return self._release()
+
+    def queue(self, size: int) -> None:
+        """A request of so many bytes has arrived and can't run yet."""
+        self.queued += 1
+        self.queued_bytes += size
+        if self.queued > self._most_requests or self.queued_bytes > self._most_bytes:
+            self.reads = self._is_lost
+
+    def begun(self, size: int) -> None:
+        """A request that was queued begins to run, or to be refused."""
+        self.queued -= 1
+        self.queued_bytes -= size
+        _, most, most_bytes = self._bounds
+        if self.queued <= most // 2 and self.queued_bytes <= most_bytes // 2:
+            self.reads = True
+            self._most_requests, self._most_bytes = most, most_bytes
+
+    def stuck(self) -> None:
+        """No request that is queued can run for want of threads."""
+        if not self.reads:
+            self.reads = True
+            self._most_requests += self.queued
+            self._most_bytes += self.queued_bytes
 
     def _release(self) -> list[Job]:
         held = list(self._held)

@@ -7,7 +7,39 @@ from its first answer to its second: at the moment between the rounds all were i
 message was under way, and nothing can start again (Mattern, "Algorithms for Distributed
 Termination Detection", 1987: the double count). Then the leader dismisses everybody.
 
-Nobody waits for the dead: a lost worker is struck from the list, and the next lowest id leads.
+Nobody waits for the dead: a lost worker is struck from the list, and the next lowest id leads. A
+worker that is stopped, or whose host went dark, is not known to be dead. So whoever waits asks
+those that it waits for, again and again, whether they are there (`Silence`): not their users but
+their processes, which answer while a function computes.
+
+    event                                    effect
+    ---------------------------------------  ----------------------------------------------------
+    ready, at the leader                     a round: DRAIN to all members
+    ready, idle, on_drain, elsewhere too     when ready and idle: DRAINED to all that have asked
+    on_drained, of an old round              none
+    on_drained, the last one; the first      a round
+    round, or answers as never before
+    on_drained, the last one; the same       DISMISS to all others; dismissed
+    answers as in the round before
+    lost, and this worker leads from now on  a round
+    lost, at the leader                      as if it had answered
+    on_dismiss, by the leader                dismissed
+    on_dismiss, by another one               none: it takes this worker's leader for dead, and goes
+    unanswered, for `bound` seconds          the peer is to be declared lost
+    answered                                 its silence is over
+
+Invariants:
+
+DEP-1 (not too early) Nobody is dismissed while a live worker is not ready, waits for a call, or
+      serves one. What runs on behalf of a dead worker does not count: nobody waits for it. A worker
+      that was given up and goes on is dead for those that gave it up. If it has the lowest id it
+      leads the others, who leave with it.
+DEP-2 (all go) When all the living are ready and nothing is in flight any more, all are dismissed.
+DEP-3 (patience) A worker whose process answers within the bound is waited for, however long its
+      user takes. Time in which the asker itself stood still does not count.
+DEP-4 (bound) A worker that answers nothing is waited for no longer than `bound` seconds of
+      questions after the last answer, and one question more.
+DEP-5 (order) A number that a worker answers with is never smaller than one before.
 
 Pure; not thread-safe. Methods return what has to be sent: (incarnation, message).
 """
@@ -17,6 +49,40 @@ from __future__ import annotations
 from farcall.wire.messages import Dismiss, Drain, Drained, Message
 
 Messages = list[tuple[int, Message]]
+
+QUESTIONS = 6  # in a row, that take the whole bound
+LONGEST_QUESTION = 5.0  # seconds
+SHORTEST_QUESTION = 1.0  # seconds, unless the bound is shorter
+STANDSTILL = 1.5  # a question that took so many times its time was not asked all the while
+
+
+class Silence:
+    """Since when those that are waited for have not answered. Seconds of questions count.
+
+    Args:
+        bound: seconds; 0: nobody is given up.
+    """
+
+    def __init__(self, bound: float) -> None:
+        self._bound = bound
+        shortest = min(bound, SHORTEST_QUESTION)
+        self.question = min(LONGEST_QUESTION, max(bound / QUESTIONS, shortest)) or LONGEST_QUESTION
+        self._silent: dict[int, float] = {}
+
+    def answered(self, peer: int) -> None:
+        """A worker's process is there."""
+        self._silent.pop(peer, None)
+
+    def unanswered(self, peer: int, seconds: float) -> bool:
+        """A question was not answered that had `question` seconds, and took this many.
+
+        Returns:
+            Whether the worker is to be declared lost.
+        """
+        if seconds > STANDSTILL * self.question:
+            return False
+        silent = self._silent[peer] = self._silent.get(peer, 0.0) + seconds
+        return 0.0 < self._bound <= silent
 
 
 class Departure:
@@ -69,13 +135,14 @@ class Departure:
         return self._answer()
 
     def on_drained(self, sender: int, message: Drained) -> Messages:
-        if message.round != self._round or self.leader != self._me:
-            return []
-        self._answers[sender] = message.epoch
-        return self._finish_round()
+        is_awaited = message.round == self._round and self.leader == self._me
+        if is_awaited:
+            self._answers[sender] = message.epoch
+        return self._finish_round() if is_awaited else []
 
-    def on_dismiss(self) -> None:
-        self.dismissed = True
+    def on_dismiss(self, sender: int) -> None:
+        """The sender leads its group out. It may have given up whom this worker still counts."""
+        self.dismissed = self.dismissed or sender == self.leader
 
     def lost(self, peer: int) -> Messages:
         """A member died, or left on its own."""

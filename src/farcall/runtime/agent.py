@@ -22,6 +22,8 @@ import torch
 from farcall.errors import CallError, Cancelled, LinkError, RpcTimeout
 from farcall.ids import RefId, Worker
 from farcall.log import get_logger
+from farcall.protocol.admission import Bounds
+from farcall.runtime import intake
 from farcall.runtime.advice import Advice
 from farcall.runtime.answers import Answers
 from farcall.runtime.context import CallContext, current_context, set_context
@@ -38,7 +40,7 @@ from farcall.runtime.losses import Losses
 from farcall.runtime.machine import Machine
 from farcall.runtime.openmp import IdleTeam
 from farcall.runtime.outbound import Outbound
-from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Outboxes
+from farcall.runtime.outboxes import Outboxes
 from farcall.runtime.outcomes import Outcomes
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.policy import Policy
@@ -88,10 +90,12 @@ class Agent:
         rpc_timeout: seconds that a call may take by default; 0 for no limit.
         num_worker_threads: how many functions may run here at once.
         max_threads: how many threads may serve calls at most; None for the default.
-        max_in_flight_bytes: how much may wait to be sent to each worker, see `Outboxes`.
+        bounds: of what waits for each worker, and of what is queued of it here.
         allow_by_value: what has no name may travel as code, see `Serializer`.
         allow_pickle: any pickle may be loaded, see `Serializer`.
         policy: which functions may be called here.
+        dead_host_timeout: seconds; while this worker shuts down, who does not answer for so long is
+            lost. 0: nobody.
         limit_openmp_spin: idle OpenMP threads sleep soon while calls are frequent, see `IdleTeam`.
         device_maps: peer's name -> where its tensors of each of our devices go.
         on_close: called once at the end.
@@ -108,10 +112,11 @@ class Agent:
         rpc_timeout: float = 60.0,
         num_worker_threads: int = 16,
         max_threads: int | None = None,
-        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
         allow_by_value: bool = True,
         allow_pickle: bool = True,
         policy: Policy | None = None,
+        dead_host_timeout: float = 0.0,
         limit_openmp_spin: bool = False,
         device_maps: Mapping[str, DeviceMap] | None = None,
         on_close: Callable[[], None] = lambda: None,
@@ -135,7 +140,7 @@ class Agent:
         values: dict[RefId, OwnedValue] = {}
         self.machine = Machine(self, values)
         meet = self.machine.state.meet
-        self.directory = Directory(me, [*workers, me], find, max_in_flight_bytes, meet)
+        self.directory = Directory(me, [*workers, me], find, bounds, meet)
         self.answers = Answers(self)
         self.references = references = References(self, self.machine, values)
         self.serializer = Serializer(
@@ -145,7 +150,7 @@ class Agent:
             check=references.check_sendable,
         )
         members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
-        self.leaver = Leaver(me.incarnation, members, self.control)
+        self.leaver = Leaver(me.incarnation, members, self.control, dead_host_timeout)
         self.loopback = LoopbackLink(me, self.executor.post)
         self.outcomes = Outcomes(self)
         self.deadlines = Deadlines(self.outcomes.watched)
@@ -266,6 +271,7 @@ class Agent:
 
     def on_shortage(self) -> None:
         """The executor has no more threads for calls."""
+        intake.let_in(self.directory.live())
         self.control.tell_of_shortage()
 
     def linked(self, peer: Peer) -> Link | None:

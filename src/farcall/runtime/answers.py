@@ -82,11 +82,6 @@ class Answers:
         self._begin(held)
         job.left(is_sent=is_sent)
 
-    def holds(self, job: Job) -> bool:
-        """Whether the function of a job has to wait until its caller has read more."""
-        with job.peer.lock:
-            return not job.peer.admission.begin(job)
-
     def lost(self, peer: Peer) -> None:
         """A caller is gone: functions that were held find that out."""
         with peer.lock:
@@ -96,7 +91,7 @@ class Answers:
     def _begin(self, held: list[Job]) -> None:
         if not self._agent.is_closed:
             for job in held:
-                self._agent.executor.submit(job.run, job.request.depth, job.peer)
+                self._agent.executor.submit(job.run_queued, job.request.depth, job.peer)
 
 
 class _WaitingAnswer:

@@ -214,3 +214,24 @@ class ControlMessages:
                 if time.monotonic() < deadline:
                     continue
             return
+
+    def awaited(self) -> set[int]:
+        """Those to whom calls of ours are in flight."""
+        return {peer.incarnation for peer in self._agent.directory.live() if len(peer.outgoing)}
+
+    def answers(self, incarnation: int, until: float) -> bool:
+        """Whether a worker's process says that it is there. One that is lost need not be asked.
+
+        Args:
+            until: `time.monotonic()` seconds, how long to wait for that.
+        """
+        peer = self._agent.directory.of_incarnation(incarnation)
+        if peer is None or peer.lost is not None:
+            return True
+        return self._agent.endpoint.answers(peer.worker, until)
+
+    def give_up(self, incarnation: int, cause: str) -> None:
+        """Declare a worker lost."""
+        peer = self._agent.directory.of_incarnation(incarnation)
+        if peer is not None:
+            self._agent.lose(peer, cause)

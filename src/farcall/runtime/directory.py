@@ -12,10 +12,10 @@ import msgspec
 from farcall.errors import CallError, OwnerDied, RpcTimeout, UnknownWorker
 from farcall.ids import Worker, WorkerInfo, meeting_of, next_incarnation, original
 from farcall.log import get_logger
+from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import Calls
 from farcall.runtime.inbound import Job
 from farcall.runtime.lookup import NotAsked
-from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES
 from farcall.runtime.peers import Peer, PendingCall
 
 logger = get_logger("farcall")
@@ -39,12 +39,12 @@ class Directory:
         me: Worker,
         workers: Iterable[Worker],
         find: Find | None,
-        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
         meet: Callable[[int], Calls[PendingCall, Job]] = lambda _: Calls(),
     ) -> None:
         self._me = me
         self._meet = meet
-        self._max_in_flight_bytes = max_in_flight_bytes
+        self._bounds = bounds
         self._find = find
         self._lock = threading.Lock()
         self._by_incarnation: dict[int, Peer] = {}
@@ -71,7 +71,7 @@ class Directory:
                     worker,
                     self._runs_same_program(worker),
                     self._meet(worker.incarnation),
-                    self._max_in_flight_bytes,
+                    self._bounds,
                 )
                 self._by_incarnation[worker.incarnation] = peer
             elif (worker.pid and not peer.worker.pid) or (

@@ -177,11 +177,29 @@ class Executor:
             self._endpoint.wake()  # the leader takes it, between others
 
     def submit(self, function: Function, depth: int = DEEPEST, caller: Hashable = None) -> None:
-        """Run a user function, here and now if this is the leader and a place is free.
+        """Run a user function: here and now if it may, else when there is a thread for it.
 
         Args:
             depth: of the call, see `function_queue`.
             caller: whose call it is; None for what this worker does by itself.
+        """
+        if not self.run_here(function, depth, caller):
+            self.queue(function, depth, caller)
+
+    def queue(self, function: Function, depth: int, caller: Hashable) -> None:
+        """Run a user function in another thread, when there is one for it. See `submit`."""
+        with self._lock:
+            self._queue.push(function, depth, caller)
+            # In this order: who ends a function looks whether one is queued.
+            if len(self._running) < self._max_running or self._places.may_run(caller):
+                self._followers.find()
+            self._watch.set_queue(True)
+
+    def run_here(self, function: Function, depth: int, caller: Hashable) -> bool:
+        """Run a user function now, if this is the leader and a place is free. See `submit`.
+
+        Returns:
+            False, without side effects, if it must not be run here.
         """
         me = threading.get_ident()
         running = self._running
@@ -193,17 +211,12 @@ class Executor:
                 here = self._may_work(depth)
             if here:
                 running[me] = depth, caller
-            else:
-                self._queue.push(function, depth, caller)
-                # In this order: who ends a function looks whether one is queued.
-                if has_place:
-                    self._followers.find()
-                self._watch.set_queue(True)
         if here:
             if self.is_completing:
                 self.end_row()
             self._watch.begin()
             self._run(me, function)
+        return here
 
     def _run(self, me: int, function: Function) -> None:
         try:

@@ -22,6 +22,7 @@ from farcall.errors import (
 from farcall.ids import RefId, original
 from farcall.log import get_logger
 from farcall.protocol.instructions import TransferKey
+from farcall.runtime import intake
 from farcall.runtime.call_names import FETCH, OF_METHODS, Served, method_of, readable
 from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.deferred import Deferred, result_of
@@ -65,6 +66,7 @@ class Job(msgspec.Struct, eq=False):
     cancelled: bool = False
     is_deferred: bool = False  # the function has returned a future, which is waited for
     stop: Callable[[], None] | None = None  # ends a wait that goes on for it
+    queued: int = 0  # bytes by which it counts as queued, see `intake`
     is_ended: bool = False  # it was answered, or its value has been made
     unpins: TransferKey | None = None  # of the references in an answer that waits in a box
     context: int = 0  # the autograd context that the call is part of
@@ -81,7 +83,8 @@ class Job(msgspec.Struct, eq=False):
         """Accept the request, and run it as soon as its references may be used."""
         request = self.request
         if not (request.references or request.creates) or self._admit(request):
-            self.agent.executor.submit(self.run, request.depth, self.peer)
+            if not self.agent.executor.run_here(self.run, request.depth, self.peer):
+                self._queue()
         else:
             self.agent.machine.arrive(self.key, request, self._admitted)
             if self.cancelled:  # perhaps before it could be found there
@@ -109,14 +112,24 @@ class Job(msgspec.Struct, eq=False):
 
     def _admitted(self, error: CallError | None) -> None:
         if error is None:
-            self.agent.executor.submit(self.run, self.request.depth, self.peer)
+            self._queue()
         else:
             self._fail(error)
+
+    def _queue(self) -> None:
+        """Have it run when there is a thread for it."""
+        intake.queue(self)
+        self.agent.executor.queue(self.run_queued, self.request.depth, self.peer)
+
+    def run_queued(self) -> None:
+        """Like `run`, of what was counted as queued."""
+        intake.begin(self)
+        self.run()
 
     def run(self) -> None:
         """Run the function, and answer whatever happens. In a context of its own."""
         is_read = self.peer.back_outbox.is_idle
-        if not is_read and self.place is None and self.agent.answers.holds(self):
+        if not is_read and self.place is None and intake.holds(self):
             return  # it is run when the caller has read more
         try:
             if self.request.context:

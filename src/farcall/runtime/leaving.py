@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from farcall.protocol.departure import Departure, Messages
+from farcall.protocol.departure import Departure, Messages, Silence
 from farcall.runtime.control import ControlMessages
+from farcall.threads import FarcallThread
 from farcall.wire.messages import Dismiss, Drain, Drained
-
-MAX_WAIT = threading.TIMEOUT_MAX
 
 
 def _nothing_else() -> Messages:
@@ -26,13 +25,23 @@ class Leaver:
         me: this worker's incarnation.
         members: (id, incarnation) of all workers of a fixed group; empty when workers come and go.
         control: sends messages, and sees to it that deaths are noticed.
+        bound: seconds; a worker that does not answer for so long while it is waited for counts as
+            lost. 0: none does.
     """
 
     def __init__(
-        self, me: int, members: Sequence[tuple[int, int]], control: ControlMessages
+        self,
+        me: int,
+        members: Sequence[tuple[int, int]],
+        control: ControlMessages,
+        bound: float = 0.0,
     ) -> None:
-        self._lock = threading.Lock()  # guards the departure
+        self._lock = threading.Lock()  # guards the departure, the silence, and who is asked
+        self._me = me
         self._control = control
+        self._silence = Silence(bound)
+        self._bound = bound
+        self._asked: set[int] = set()  # by a thread each, just now
         # Adding and discarding are atomic, so calls take no lock here. Both can also be repeated by
         # a call that Ctrl-C interrupted before the call knew whether it was counted.
         self._going_on: set[object] = set()
@@ -42,9 +51,9 @@ class Leaver:
         # Hence every number that is written after an answer is greater than the answer.
         self._epoch = 0
         self._leaving = False
-        self._deadline = math.inf  # of the shutdown
         self._departure = Departure(me, list(members)) if members else None
         self._finished = threading.Event()
+        self._changed = threading.Event()  # finished, or there may be another leader
 
     def begin(self, what: object) -> None:
         """A call begins: one of ours, or one that we serve."""
@@ -58,7 +67,7 @@ class Leaver:
         if self._leaving and not self._going_on:
             departure = self._departure
             if departure is None:
-                self._finished.set()
+                self._finish()
             elif departure.asked:  # else it is told when it is asked, which comes after this look
                 self._step(departure, _nothing_else)
 
@@ -75,7 +84,11 @@ class Leaver:
         for to, message in messages:
             self._control.post(to, message, 0)
         if finished:
-            self._finished.set()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._finished.set()
+        self._changed.set()
 
     def leave(self, deadline: float) -> bool:
         """Wait until everybody is ready and idle (a group that is not fixed: until this one is).
@@ -86,23 +99,55 @@ class Leaver:
         Returns:
             False if the deadline passed first.
         """
-        self._deadline = deadline
         self._leaving = True
         departure = self._departure
         if departure is None:
             if not self._going_on:
-                self._finished.set()
+                self._finish()
         else:
             self._step(departure, departure.ready)
-            while not self._finished.is_set():
+        piece = self._silence.question
+        while not self._finished.is_set():
+            until = min(deadline, time.monotonic() + piece)
+            if departure is not None:
                 with self._lock:
                     leader = departure.leader
-                self._control.watch(leader, deadline)
+                self._control.watch(leader, until)
+            self._changed.wait(max(0.0, until - time.monotonic()))
+            self._changed.clear()
+            if time.monotonic() >= deadline:
+                break
+            if time.monotonic() >= until and self._bound:
+                self._ask_all()
+        return self._finished.is_set()
+
+    def _ask_all(self) -> None:
+        """Ask all that are waited for whether they are there, each in a thread of its own."""
+        awaited = {*self.missing, *self._control.awaited()} - {self._me}
+        with self._lock:
+            asked = awaited - self._asked
+            self._asked |= asked
+        for peer in asked:
+            if FarcallThread(partial(self._ask, peer), "farcall-ask-if-there").try_start():
                 with self._lock:
-                    if departure.leader == leader:
-                        break
-        left = MAX_WAIT if deadline == math.inf else deadline - time.monotonic()
-        return self._finished.wait(max(0.0, min(left, MAX_WAIT)))
+                    self._asked.discard(peer)
+
+    def _ask(self, peer: int) -> None:
+        began = time.monotonic()
+        answers = self._control.answers(peer, began + self._silence.question)
+        with self._lock:
+            self._asked.discard(peer)
+            is_lost = False
+            if answers:
+                self._silence.answered(peer)
+            elif not self._finished.is_set():
+                is_lost = self._silence.unanswered(peer, time.monotonic() - began)
+        if is_lost:
+            self._control.give_up(
+                peer,
+                f"its process has not answered for {self._bound:g} s (dead_host_timeout) while "
+                "this worker waited for it in shutdown",
+            )
 
     @property
     def is_leaving(self) -> bool:
@@ -131,8 +176,10 @@ class Leaver:
                 self._step(departure, lambda: departure.on_drained(sender, message))
             case Dismiss():
                 with self._lock:
-                    departure.on_dismiss()
-                self._finished.set()
+                    departure.on_dismiss(sender)
+                    finished = departure.dismissed
+                if finished:
+                    self._finish()
 
     def lost(self, peer: int) -> None:
         """A member died or left."""
@@ -140,7 +187,4 @@ class Leaver:
         if departure is None:
             return
         self._step(departure, lambda: departure.lost(peer))
-        with self._lock:
-            leader, leaving = departure.leader, self._leaving
-        if leaving and not self._finished.is_set():
-            self._control.watch(leader, self._deadline)
+        self._changed.set()

@@ -7,16 +7,16 @@ Here is also the check of a timeout, which other modules share.
 
 from __future__ import annotations
 
-import enum
 import math
 import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Never, TypedDict
+from typing import Any, ClassVar, Never
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall.protocol.admission import Bounds
 from farcall.runtime import option_checks as check
 from farcall.runtime.device_options import (
     Device,
@@ -28,7 +28,6 @@ from farcall.runtime.device_options import (
 from farcall.runtime.endpoints import ListeningEndpoint, Place, open_endpoint
 from farcall.runtime.function_queue import FEWEST_THREADS, MOST_THREADS
 from farcall.runtime.openmp import leaves_cores_free
-from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES
 from farcall.runtime.protected_mode import is_confined
 from farcall.transport.addresses import MAX_STREAMS, PATHS
 from farcall.transport.listening import DEFAULT_SHARED_MEMORY, Listening
@@ -39,24 +38,10 @@ DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
 MAX_KEEP_FREED_MEMORY = 2**31 - 1  # an int of C
 MAX_SHARED_MEMORY = 2**63 - 1
-MOST_IN_FLIGHT_BYTES = 2**63 - 1
+MOST_IN_FLIGHT_BYTES = MOST_QUEUED = 2**63 - 1
 
 TRANSPORTS = ("native", "socket")
 SHARED_TENSORS = ("copy", "handle")
-
-
-class BackendType(enum.Enum):
-    """Which backend to run on; the names are torch.distributed.rpc's, for its programs.
-
-    TENSORPIPE is farcall's own transports, PROCESS_GROUP process groups: each goes with the options
-    that are named after it; those decide.
-    """
-
-    TENSORPIPE = "tensorpipe"
-    PROCESS_GROUP = "process_group"
-
-    def __repr__(self) -> str:
-        return f"BackendType.{self.name}"
 
 
 def validate_timeout(value: object, what: str = "timeout", *, allow_unset: bool = False) -> float:
@@ -105,6 +90,11 @@ class RpcBackendOptions:
             that they wait for room, up to their timeout. A single request may be larger. Also from
             how many bytes of answers on, that wait for one worker, its functions wait. Default:
             `FARCALL_MAX_IN_FLIGHT_BYTES` of the environment; else 64 MiB.
+        max_queued_requests: how many requests of one worker may be queued here, from 1. Beyond that
+            the connection that they come by is not read until half of them have begun to run.
+            Default: `FARCALL_MAX_QUEUED_REQUESTS` of the environment; else 65,536.
+        max_queued_bytes: the same in bytes, from 0. A single request may be larger. Default:
+            `FARCALL_MAX_QUEUED_BYTES` of the environment; else 256 MiB.
         secret: shared by all workers; text is encoded as UTF-8. Default: `FARCALL_SECRET` of the
             environment, and no authentication when that isn't set either.
         listen: "host" or "host:port" to listen on (port 0: any free one). Default:
@@ -175,6 +165,8 @@ class RpcBackendOptions:
     num_worker_threads: int
     max_threads: int | None
     max_in_flight_bytes: int
+    max_queued_requests: int
+    max_queued_bytes: int
     secret: bytes | None
     listen: str | None
     insecure: bool
@@ -218,7 +210,23 @@ class RpcBackendOptions:
             variable="FARCALL_MAX_IN_FLIGHT_BYTES",
             lowest=0,
             highest=MOST_IN_FLIGHT_BYTES,
-            default=MAX_IN_FLIGHT_BYTES,
+            default=Bounds().in_flight_bytes,
+        ),
+        "max_queued_requests": partial(
+            check.whole_number,
+            "max_queued_requests",
+            variable="FARCALL_MAX_QUEUED_REQUESTS",
+            lowest=1,
+            highest=MOST_QUEUED,
+            default=Bounds().queued_requests,
+        ),
+        "max_queued_bytes": partial(
+            check.whole_number,
+            "max_queued_bytes",
+            variable="FARCALL_MAX_QUEUED_BYTES",
+            lowest=0,
+            highest=MOST_QUEUED,
+            default=Bounds().queued_bytes,
         ),
         "secret": check.secret,
         "listen": check.listen,
@@ -279,6 +287,8 @@ class RpcBackendOptions:
         num_worker_threads: int = DEFAULT_WORKER_THREADS,
         max_threads: int | None = None,
         max_in_flight_bytes: int | None = None,
+        max_queued_requests: int | None = None,
+        max_queued_bytes: int | None = None,
         secret: str | bytes | None = None,
         listen: str | None = None,
         insecure: bool = False,
@@ -310,6 +320,8 @@ class RpcBackendOptions:
             num_worker_threads=num_worker_threads,
             max_threads=max_threads,
             max_in_flight_bytes=max_in_flight_bytes,
+            max_queued_requests=max_queued_requests,
+            max_queued_bytes=max_queued_bytes,
             secret=secret,
             listen=listen,
             insecure=insecure,
@@ -426,26 +438,3 @@ class RpcBackendOptions:
                 keep_awake=leaves_cores_free(),
             ),
         )
-
-
-class FarcallOptions(TypedDict, total=False):
-    """The keywords of `RpcBackendOptions` that torch.distributed.rpc has not."""
-
-    store: Store | None
-    max_threads: int | None
-    max_in_flight_bytes: int | None
-    secret: str | bytes | None
-    listen: str | None
-    insecure: bool
-    allow_functions: Collection[str] | None
-    allow_by_value: bool
-    allow_pickle: bool
-    transports: Sequence[str] | None
-    paths: Collection[str] | None
-    tcp_streams: int | None
-    dead_host_timeout: float | None
-    shared_memory: int | None
-    shared_tensors: str | None
-    keep_freed_memory: int | None
-    move_threads: bool | None
-    limit_openmp_spin: bool | None

@@ -33,7 +33,6 @@ GRACE = 0.01
 # for one frame; what is left then is copied.
 SLOWEST = 100e6
 LOOK_AGAIN = 1.0  # seconds between looks at what a bell should have told
-MAX_IN_FLIGHT_BYTES = 64 << 20  # for each peer, by default
 OVERHEAD = 512  # bytes that a request takes here beside its arguments, about
 
 

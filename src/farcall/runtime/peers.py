@@ -11,13 +11,13 @@ import msgspec
 
 from farcall.errors import OwnerDied, PeerLost
 from farcall.ids import RefId, Worker
-from farcall.protocol.admission import Admission
+from farcall.protocol.admission import Admission, Bounds
 from farcall.protocol.outbox import Outbox
 from farcall.protocol.worker import Calls
 from farcall.runtime.call_names import Served, readable
 from farcall.runtime.future import Future, complete_with
 from farcall.runtime.hosts import host_name
-from farcall.runtime.outboxes import MAX_IN_FLIGHT_BYTES, Box
+from farcall.runtime.outboxes import Box
 from farcall.transport.base import Link
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Peer:
         worker: Worker,
         same_program: bool,
         calls: Calls[PendingCall, Job],
-        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
     ) -> None:
         self.worker = worker
         self.name = worker.name
@@ -88,10 +88,11 @@ class Peer:
         self.lost: str | None = None
         self.left: str | None = None  # it said goodbye; links that end now are no crash
         self.linked = False  # we have dialled it
-        self.outbox: Box = Outbox(max_in_flight_bytes)  # for the link that we dial
-        self.back_outbox: Box = Outbox(max_in_flight_bytes)  # for `back_link`
+        self.outbox: Box = Outbox(bounds.in_flight_bytes)  # for the link that we dial
+        self.back_outbox: Box = Outbox(bounds.in_flight_bytes)  # for `back_link`
         self.back_link: Link | None = None  # the link that it dialled
-        self.admission: Admission[Job] = Admission(max_in_flight_bytes)  # of its requests
+        self.admission: Admission[Job] = Admission(bounds)  # of its requests
+        self.reading = threading.Lock()  # held while `back_link` is told whether it is read
         self.crowded = ""  # why it had no more threads for our calls, when it said so last
         self.crowded_at = -math.inf  # when that was, `time.monotonic()` seconds
 

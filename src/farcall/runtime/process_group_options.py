@@ -11,11 +11,10 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # as in
 from farcall.runtime import option_checks as check
 from farcall.runtime.endpoints import ListeningEndpoint, Place
 from farcall.runtime.nccl import Candidate
+from farcall.runtime.option_types import BackendType, FarcallOptions
 from farcall.runtime.options import (
     DEFAULT_INIT_METHOD,
     DEFAULT_RPC_TIMEOUT,
-    BackendType,
-    FarcallOptions,
     RpcBackendOptions,
 )
 from farcall.runtime.process_groups import BACKENDS, open_group

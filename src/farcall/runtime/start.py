@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from farcall.errors import RendezvousError
 from farcall.ids import Incarnation, Worker, new_incarnation
 from farcall.log import get_logger
+from farcall.protocol.admission import Bounds
 from farcall.runtime import logs
 from farcall.runtime.agent import Agent
 from farcall.runtime.endpoints import ListeningEndpoint, Place
@@ -138,7 +139,10 @@ def start_agent(
             rpc_timeout=options.rpc_timeout,
             num_worker_threads=options.num_worker_threads,
             max_threads=options.max_threads,
-            max_in_flight_bytes=options.max_in_flight_bytes,
+            dead_host_timeout=options.dead_host_timeout,
+            bounds=Bounds(
+                options.max_in_flight_bytes, options.max_queued_requests, options.max_queued_bytes
+            ),
             allow_by_value=options.allow_by_value,
             allow_pickle=options.allow_pickle,
             policy=Policy(options.allow_functions),

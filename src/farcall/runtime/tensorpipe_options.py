@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from farcall.log import get_logger
 from farcall.runtime.device_options import Device, DeviceMap
+from farcall.runtime.option_types import FarcallOptions
 from farcall.runtime.options import (
     DEFAULT_INIT_METHOD,
     DEFAULT_RPC_TIMEOUT,
     DEFAULT_WORKER_THREADS,
-    FarcallOptions,
     RpcBackendOptions,
 )
 

@@ -5,6 +5,7 @@
     python -m farcall.testing.sim --schedules 5000 --plant does-not-pin
     python -m farcall.testing.sim --protocol backward --schedules 100000
     python -m farcall.testing.sim --protocol connecting --schedules 100000
+    python -m farcall.testing.sim --protocol departure --schedules 100000
     python -m farcall.testing.sim --schedules 5000 --coverage
 
 Exit code 0: every schedule kept the invariants; 1: some did not, and how to replay them is said.
@@ -27,6 +28,7 @@ from farcall.protocol import (
     calls,
     connecting,
     contexts,
+    departure,
     instructions,
     passes,
     ref_entries,
@@ -37,6 +39,7 @@ from farcall.protocol import (
 from farcall.testing.backward import BackwardBug, simulate_backward
 from farcall.testing.connecting import ConnectingBug, simulate_connecting
 from farcall.testing.coverage import Reached
+from farcall.testing.departure import DepartureBug, simulate_departure
 from farcall.testing.network import Faults
 from farcall.testing.oracle import Violation
 from farcall.testing.planted import PlantedBug
@@ -49,6 +52,7 @@ BUGS = {
     "calls": [bug.value for bug in PlantedBug],
     "backward": [bug.value for bug in BackwardBug],
     "connecting": [bug.value for bug in ConnectingBug],
+    "departure": [bug.value for bug in DepartureBug],
 }
 
 FAULTS = {field.name for field in fields(Faults)}
@@ -56,6 +60,7 @@ MACHINES: dict[str, Sequence[ModuleType]] = {
     "calls": (worker, calls, refs, ref_entries, instructions),
     "backward": (passes, contexts, shares),
     "connecting": (connecting,),
+    "departure": (departure,),
 }
 # What agents ask the machines, and no simulated worker does.
 QUERIES = {
@@ -110,6 +115,8 @@ class Chosen(NamedTuple):
             return simulate_backward(seed, bug=BackwardBug(self.bug) if self.bug else None)
         if self.protocol == "connecting":
             return simulate_connecting(seed, bug=ConnectingBug(self.bug) if self.bug else None)
+        if self.protocol == "departure":
+            return simulate_departure(seed, bug=DepartureBug(self.bug) if self.bug else None)
         faults = None
         if self.without:
             faults = but_for(self._run(seed, None, 0).faults, self.without)
@@ -229,7 +236,8 @@ def main(
     """Simulate protocols under faults, and check their invariants.
 
     "calls" is the protocol of calls and references, "backward" that of distributed backward passes,
-    "connecting" the rules by which a worker is reached, or declared dead.
+    "connecting" the rules by which a worker is reached, or declared dead, "departure" those by
+    which a group leaves together.
     """
     if plant and plant not in BUGS[protocol]:
         raise click.BadParameter(f"{plant!r} is none of {', '.join(BUGS[protocol])}")

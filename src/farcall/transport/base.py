@@ -12,6 +12,8 @@ out what arrives as events. The rules, which the conformance suite checks on eve
 - `send` returns when the frame's memory may be reused. It blocks while the peer does not read
   (that is the back-pressure), at most until the deadline.
 - A frame that can't be decoded loses its own link and nothing else.
+- A link whose reading is switched off (`set_reading`) holds up its sender, as a peer that does not
+  read does, and no other link.
 
 Deadlines are `time.monotonic()` values in seconds; `math.inf` means none.
 """
@@ -93,6 +95,17 @@ class Link(Protocol):
             receives, or the transport can't do this. Whoever receives has it for `Endpoint.next`.
         """
 
+    def set_reading(self, is_on: bool) -> None:
+        """Say whether frames of this link are taken for `Endpoint.next` from now on.
+
+        Off: a few frames that were received before may still arrive, and what an `exchange` or a
+        `receive` waits for does. If the peer closes the connection the endpoint switches reading on
+        again, so that the loss is reported after the last frame. Over TCP that may be noticed only
+        when the kernel's buffers have room for the peer's last bytes, and without epoll only when
+        reading is switched on. No effect on a lost link. Never waits; one thread at a time for each
+        link.
+        """
+
 
 class Arrived(msgspec.Struct, frozen=True):
     """A frame arrived that no `exchange` waits for."""
@@ -163,6 +176,13 @@ class Endpoint(Protocol):
 
     def linked(self, worker: Worker) -> Link | None:
         """The link that this side dialled to a worker, if there is one already. Never waits."""
+
+    def answers(self, worker: Worker, deadline: float) -> bool:
+        """Whether a worker's process says by the deadline that it is there. Waits for that.
+
+        It says so by itself, whatever its functions do, unless it is stopped, its interpreter is
+        held, or its host is dark. True where that can't be asked.
+        """
 
     def next(self, timeout: float | None) -> Event | None:
         """The next event, or None: after `timeout` seconds, after a `wake`, or for no reason.

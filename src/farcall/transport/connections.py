@@ -215,6 +215,10 @@ class Connections(Generic[L]):
         """See `presence.is_gone`."""
         return presence.is_gone(worker, self.me, self._listening, self._closing, deadline)
 
+    def answers(self, worker: Worker, deadline: float) -> bool:
+        """See `presence.answers`."""
+        return presence.answers(worker, self.me, self._listening, self._closing, deadline)
+
     # Accepting.
 
     def _on_connection(self, sock: socket.socket, peer: str) -> None:

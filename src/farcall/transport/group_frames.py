@@ -46,6 +46,8 @@ class Kind(IntEnum):
     END = 4
     BYE = 5
     ON_DEVICE = 6
+    HOLD = 7  # send no frames on this link
+    GO_ON = 8
 
 
 def batches(lengths: Sequence[int]) -> Iterator[slice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport.group_channel import Channel
 from farcall.transport.group_frames import Kind, pack
-from farcall.transport.handed_over import HandedOver
+from farcall.transport.handed_over import Gate, HandedOver
 from farcall.transport.waiter import Waiter
 from farcall.wire.frames import Frame
 
@@ -59,9 +60,18 @@ class GroupLink(HandedOver):
         self.channel = channel
         self.number = number
         self.dialled = dialled
+        self.gate = Gate()  # of what is sent
         self._home = home
 
+    def set_reading(self, is_on: bool) -> None:
+        # The peer is told. All its links share the way, so nothing else could be left unread.
+        if self.lost is None:
+            with contextlib.suppress(LinkError):
+                kind = Kind.GO_ON if is_on else Kind.HOLD
+                self.channel.send(kind, self.dialled, self.number)
+
     def send(self, frame: Frame, deadline: float) -> None:
+        self.gate.pass_by(deadline)
         if self.lost is not None:
             raise LinkError(self.lost)
         inline, payload = pack(frame)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from farcall.transport.waiter import Waiter
+from farcall.transport.base import NotSent
+from farcall.transport.waiter import MAX_WAIT, Waiter
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Message
 
@@ -27,6 +31,10 @@ class HandedOver(ABC):
     @abstractmethod
     def expect(self, call_id: int, waiter: Waiter[Frame]) -> None:
         """Add to `waiters`. Raises LinkError: the link is lost."""
+
+    @abstractmethod
+    def set_reading(self, is_on: bool) -> None:
+        """See `base.Link`."""
 
     def take_waiters(self) -> list[Waiter[Frame]]:
         """Those who wait, for whoever loses the link to fail. Under the lock that guards them."""
@@ -51,3 +59,32 @@ class HandedOver(ABC):
             return waiter.wait(deadline)
         finally:
             self.waiters.pop(frame.call_id, None)
+
+
+class Gate:
+    """Holds up the senders of a link that nobody reads from. Open at first. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._is_open = threading.Event()
+        self._is_open.set()
+
+    def set_open(self, is_open: bool) -> None:
+        """Open or shut it."""
+        if is_open:
+            self._is_open.set()
+        else:
+            self._is_open.clear()
+
+    def pass_by(self, deadline: float) -> None:
+        """Wait until it is open.
+
+        Args:
+            deadline: `time.monotonic()` seconds.
+
+        Raises:
+            NotSent: the deadline passed.
+        """
+        while not self._is_open.is_set():
+            left = MAX_WAIT if deadline == math.inf else deadline - time.monotonic()
+            if left <= 0 or not self._is_open.wait(min(left, MAX_WAIT)):
+                raise NotSent

@@ -14,7 +14,7 @@ import msgspec
 from farcall.errors import LinkError
 from farcall.ids import Worker, nth_incarnation
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, Meeting
-from farcall.transport.handed_over import HandedOver
+from farcall.transport.handed_over import Gate, HandedOver
 from farcall.transport.listening import admit_all, first_meeting
 from farcall.transport.waiter import Waiter
 from farcall.transport.watch import Watch
@@ -54,8 +54,15 @@ class InprocLink(HandedOver):
         self.description = description
         self.other: InprocLink
         self.lost: str | None = None
+        self.gate = Gate()  # of what the other end sends
+
+    def set_reading(self, is_on: bool) -> None:
+        self.gate.set_open(is_on)
+        if self.lost is not None:
+            self.gate.set_open(True)
 
     def send(self, frame: Frame, deadline: float) -> None:
+        self.other.gate.pass_by(deadline)
         if self.lost is not None:
             raise LinkError(self.lost)
         copies = [bytearray(buffer) for buffer in frame.buffers]
@@ -95,6 +102,9 @@ class InprocEndpoint:
     def linked(self, worker: Worker) -> InprocLink | None:
         link = self._dialled.get(worker.incarnation)
         return link if link is not None and link.lost is None else None
+
+    def answers(self, worker: Worker, deadline: float) -> bool:
+        return True
 
     def connect(self, worker: Worker, deadline: float) -> InprocLink:
         link = self._dialled.get(worker.incarnation)
@@ -162,6 +172,7 @@ class InprocEndpoint:
             if link.lost is not None:
                 return
             link.lost = cause
+            link.gate.set_open(True)
             waiters = link.take_waiters()
             if link in self._links:
                 self._links.remove(link)

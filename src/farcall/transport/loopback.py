@@ -8,10 +8,10 @@ from collections.abc import Callable
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Arrived
-from farcall.transport.handed_over import HandedOver
+from farcall.transport.handed_over import Gate, HandedOver
 from farcall.transport.waiter import Waiter
 from farcall.wire.frames import Frame
-from farcall.wire.messages import KINDS
+from farcall.wire.messages import KINDS, Request
 
 
 class LoopbackLink(HandedOver):
@@ -25,8 +25,16 @@ class LoopbackLink(HandedOver):
         self._post = post
         self._lock = threading.Lock()
         self._lost: str | None = None
+        self._gate = Gate()  # of requests: answers take the same way
+
+    def set_reading(self, is_on: bool) -> None:
+        self._gate.set_open(is_on)
+        if self._lost is not None:
+            self._gate.set_open(True)
 
     def send(self, frame: Frame, deadline: float) -> None:
+        if type(frame.message) is Request:
+            self._gate.pass_by(deadline)
         copies = [bytearray(buffer) for buffer in frame.buffers]
         copy = Frame(frame.message, frame.call_id, frame.body, copies)
         with self._lock:
@@ -49,6 +57,7 @@ class LoopbackLink(HandedOver):
     def lose(self, cause: str) -> None:
         with self._lock:
             self._lost = cause
+            self._gate.set_open(True)
             waiters = self.take_waiters()
         for waiter in waiters:
             waiter.fail(cause)

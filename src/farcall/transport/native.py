@@ -69,6 +69,9 @@ class NativeLink:
         except RuntimeError as error:
             raise LinkError(str(error)) from error
 
+    def set_reading(self, is_on: bool) -> None:
+        self._core.set_reading(is_on)
+
     def join(self, sock: socket.socket) -> None:
         """See `connections.KeptLink`."""
         try:
@@ -208,6 +211,7 @@ class NativeEndpoint:
         self.connect = self._connections.connect
         self.linked = self._connections.linked
         self.is_gone = self._connections.is_gone
+        self.answers = self._connections.answers
         self._connections.start()
 
     def _speaking(self, me: Identity) -> Identity:

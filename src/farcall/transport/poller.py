@@ -10,6 +10,8 @@ import threading
 from typing import Any
 
 READ = select.EPOLLIN if hasattr(select, "epoll") else selectors.EVENT_READ
+# That the peer will send no more. Elsewhere only reading tells.
+END = select.EPOLLRDHUP if hasattr(select, "EPOLLRDHUP") else 0
 WRITE = select.EPOLLOUT if hasattr(select, "epoll") else selectors.EVENT_WRITE
 
 
@@ -107,7 +109,7 @@ class SelectorPoller:
     def modify(self, fd: int, mask: int) -> None:
         with self._lock:
             if fd in self._tokens:
-                self._changes[fd] = (self._tokens[fd], mask)
+                self._changes[fd] = (self._tokens[fd], mask & ~END)
         self._waker.wake()
 
     def remove(self, fd: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 
-from farcall.errors import BadFrame, LinkError
+from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.ids import Worker, original
 from farcall.transport import handshake
 from farcall.transport.addresses import UNIX
@@ -68,3 +68,42 @@ def is_gone(
     except LinkError:
         return not closing.is_set()
     return False
+
+
+def answers(
+    worker: Worker,
+    me: Identity,
+    listening: Listening,
+    closing: threading.Event,
+    deadline: float,
+) -> bool:
+    """Whether that incarnation says by the deadline that it is there, or refuses us.
+
+    True if it can be reached only in ways that are unknown here, or its addresses are unknown.
+    Blocks the calling thread. Arguments as for `is_gone`.
+    """
+    if not all(url.startswith((UNIX, "tcp:")) for url in worker.addresses):
+        return True
+    dialler: Dialler[None] = Dialler(worker, me, listening, closing)
+    if not dialler.has_addresses:
+        return True
+
+    def ask(dialled: Dialled) -> None:
+        with dialled.sock as sock:
+            handshake.ask(
+                sock,
+                me,
+                listening.secret,
+                expects=original(worker.incarnation),
+                deadline=dialled.until,
+            )
+
+    try:
+        dialler.reach(deadline, ask)
+    except NotSent:
+        return False
+    except (AuthenticationFailed, BadFrame):
+        return True  # something answers, and no process of ours can tell what
+    except LinkError:
+        return False
+    return True

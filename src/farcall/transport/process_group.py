@@ -96,6 +96,9 @@ class ProcessGroupEndpoint:
     def is_gone(self, worker: Worker, deadline: float) -> bool:
         return False  # a rank of a process group is not taken over
 
+    def answers(self, worker: Worker, deadline: float) -> bool:
+        return True  # there is no way beside that of the frames, which may be full of them
+
     def linked(self, worker: Worker) -> GroupLink | None:
         link = self._dialled.get(worker.incarnation)
         return link if link is not None and link.lost is None else None
@@ -170,6 +173,10 @@ class ProcessGroupEndpoint:
             self._on_announcement(channel, envelope)
         elif envelope.kind is Kind.OPEN:
             self._on_open(channel, envelope)
+        elif envelope.kind in (Kind.HOLD, Kind.GO_ON):
+            link = self._links.get(key)
+            if link is not None:
+                link.gate.set_open(envelope.kind is Kind.GO_ON)
         elif envelope.kind is Kind.END:
             link = self._links.get(key)
             if link is not None:
@@ -342,6 +349,7 @@ class ProcessGroupEndpoint:
             if link.lost is not None:
                 return
             link.lost = cause
+            link.gate.set_open(True)
             waiters = link.take_waiters()
             del self._links[link.channel.rank, link.dialled, link.number]
             if self._dialled.get(link.peer.incarnation) is link:

@@ -18,11 +18,14 @@ from farcall.transport.connection import Connection
 from farcall.transport.connections import Connections
 from farcall.transport.handshake import Identity
 from farcall.transport.listening import Listening
-from farcall.transport.poller import WRITE, new_poller
+from farcall.transport.poller import READ, WRITE, new_poller
 from farcall.transport.socket_link import SocketLink
 from farcall.transport.spin import SpinBudget, Spinner
 from farcall.transport.watch import Watch
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
+
+MAX_UNREAD_EVENTS = 256
+MAX_UNREAD_BYTES = 4 << 20
 
 
 class SocketEndpoint:
@@ -73,6 +76,9 @@ class SocketEndpoint:
     def is_gone(self, worker: Worker, deadline: float) -> bool:
         return self._connections.is_gone(worker, deadline)
 
+    def answers(self, worker: Worker, deadline: float) -> bool:
+        return self._connections.answers(worker, deadline)
+
     def _open_link(self, connection: Connection) -> SocketLink:
         return SocketLink(
             connection.sock,
@@ -83,12 +89,20 @@ class SocketEndpoint:
             self._limits,
             self._on_frame,
             self._on_lost,
+            self._is_behind,
         )
 
     # Events.
 
     def _on_frame(self, link: SocketLink, frame: Frame) -> None:
         self._put(Arrived(link, frame))
+
+    def _is_behind(self) -> bool:
+        """Whether so much waits for `next` that callers should read no more for it."""
+        events = list(self._events)  # in one step: others append to it
+        if len(events) >= MAX_UNREAD_EVENTS:
+            return True
+        return sum(_size(event) for event in events) >= MAX_UNREAD_BYTES
 
     def _on_lost(self, link: SocketLink, cause: str) -> None:
         self._connections.removed(link)
@@ -129,6 +143,8 @@ class SocketEndpoint:
                 continue  # woken up
             if events & WRITE:
                 link.write_residue()
+            if events & ~(READ | WRITE):  # the peer is gone: what it has left is little
+                link.set_reading(True)
             link.service()
         return self._events.popleft() if self._events else None
 
@@ -171,3 +187,11 @@ class SocketEndpoint:
         for link in self._connections.forget():
             link.forget()
         self._poller.close()
+
+
+def _size(event: Event) -> int:
+    """How many bytes arrived with an event."""
+    if not isinstance(event, Arrived):
+        return 0
+    frame = event.frame
+    return len(frame.body) + sum(len(buffer) for buffer in frame.buffers)

@@ -23,7 +23,7 @@ from farcall.ids import Worker
 from farcall.threads import is_main_thread
 from farcall.transport.base import OUTCOMES, NotSent
 from farcall.transport.framing import FrameReader
-from farcall.transport.poller import READ, WRITE, Poller
+from farcall.transport.poller import END, READ, WRITE, Poller
 from farcall.transport.spin import SpinBudget, Spinner
 from farcall.transport.uninterrupted import take
 from farcall.transport.waiter import MAX_WAIT, Waiter
@@ -47,6 +47,7 @@ class SocketLink:
         limits: Limits,
         on_frame: Callable[[SocketLink, Frame], None],
         on_lost: Callable[[SocketLink, str], None],
+        is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
         sock.setblocking(False)
         self.peer = peer
@@ -64,9 +65,11 @@ class SocketLink:
         self._write_role = threading.Lock()
         self._residue: list[memoryview] = []
         self._by_caller = False  # a caller reads, not the endpoint
+        self._is_paused = False  # see `set_reading`
         self._interest = threading.Lock()  # guards what the poller is asked to watch for
         self._on_frame = on_frame
         self._on_lost = on_lost
+        self._is_behind = is_behind  # so much waits for `next` that no caller should read more
         self._state = threading.Lock()  # guards `lost` and `_waiters` against each other
         self._waiters: dict[int, Waiter[Frame]] = {}
 
@@ -152,7 +155,7 @@ class SocketLink:
     def _ask(self) -> None:
         """Have the poller watch for what its thread has to do here. `_interest` held."""
         if self.lost is None:
-            read = 0 if self._by_caller else READ
+            read = 0 if self._by_caller else END if self._is_paused else READ
             self._poller.modify(self.fd, read | WRITE if self._residue else read)
 
     def write_residue(self) -> None:
@@ -171,6 +174,12 @@ class SocketLink:
             self._write_role.release()
 
     # Reading.
+
+    def set_reading(self, is_on: bool) -> None:
+        with self._interest:
+            if self._is_paused is is_on:
+                self._is_paused = not is_on
+                self._ask()
 
     def exchange(
         self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
@@ -191,7 +200,13 @@ class SocketLink:
                 self.send(frame, deadline)
                 meanwhile()
                 reading = self._start_reading()
-            return self._receive(waiter, deadline) if reading else waiter.wait(deadline)
+            if reading:
+                answer = self._receive(waiter, deadline)
+                if answer is not None:
+                    return answer
+                reading = False
+                self._stop_reading()
+            return waiter.wait(deadline)
         finally:
             if reading:
                 self._stop_reading()
@@ -217,7 +232,7 @@ class SocketLink:
                     if type(frame.message) in kinds:
                         return frame
                     self._route(frame)
-                    if time.monotonic() >= deadline:
+                    if self._is_behind() or time.monotonic() >= deadline:
                         return None
                 # Half a frame may be there: its end has to be waited for, too.
                 needs_more = frame is None or not self._reader.has_input
@@ -238,8 +253,12 @@ class SocketLink:
             self._ask()
         return True
 
-    def _receive(self, waiter: Waiter[Frame], deadline: float) -> Frame:
-        """Read, with the read role held, until this waiter has its outcome."""
+    def _receive(self, waiter: Waiter[Frame], deadline: float) -> Frame | None:
+        """Read, with the read role held, until this waiter has its outcome.
+
+        Returns:
+            None if the endpoint does not keep up with what arrives for it: it has to read itself.
+        """
         reader = self._reader
         needs_more = not reader.has_input
         while not waiter.is_set:
@@ -248,8 +267,11 @@ class SocketLink:
             frame = self._read()
             if frame is not None:
                 self._route(frame)
-                if not waiter.is_set and time.monotonic() >= deadline:
-                    raise TimeoutError
+                if not waiter.is_set:
+                    if self._is_behind():
+                        return None
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError
             needs_more = frame is None or not reader.has_input
         return waiter.result()
 

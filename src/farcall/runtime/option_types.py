@@ -1,0 +1,48 @@
+"""Types of the options of a worker that are no options: which backend, and which keywords."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+from typing import TypedDict
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
+
+
+class BackendType(enum.Enum):
+    """Which backend to run on; the names are torch.distributed.rpc's, for its programs.
+
+    TENSORPIPE is farcall's own transports, PROCESS_GROUP process groups: each goes with the options
+    that are named after it; those decide.
+    """
+
+    TENSORPIPE = "tensorpipe"
+    PROCESS_GROUP = "process_group"
+
+    def __repr__(self) -> str:
+        return f"BackendType.{self.name}"
+
+
+class FarcallOptions(TypedDict, total=False):
+    """The keywords of `RpcBackendOptions` that torch.distributed.rpc has not."""
+
+    store: Store | None
+    max_threads: int | None
+    max_in_flight_bytes: int | None
+    max_queued_requests: int | None
+    max_queued_bytes: int | None
+    secret: str | bytes | None
+    listen: str | None
+    insecure: bool
+    allow_functions: Collection[str] | None
+    allow_by_value: bool
+    allow_pickle: bool
+    transports: Sequence[str] | None
+    paths: Collection[str] | None
+    tcp_streams: int | None
+    dead_host_timeout: float | None
+    shared_memory: int | None
+    shared_tensors: str | None
+    keep_freed_memory: int | None
+    move_threads: bool | None
+    limit_openmp_spin: bool | None

@@ -1,0 +1,142 @@
+"""Workers that leave together, and the links between them, on a virtual clock.
+
+Every link keeps its order; of two links either may be faster. A worker's process may stand still:
+what happens at it happens when it goes on. It may stand still forever, as a stopped process does or
+one whose host went dark, or die.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+from farcall.protocol.departure import Departure, Silence
+from farcall.testing.clock import ManualClock
+
+
+class Call(NamedTuple):
+    """A call on its way to, or at, its callee.
+
+    Attributes:
+        number: the call's.
+        chain: on behalf of whom; the last one waits for the answer.
+    """
+
+    number: int
+    chain: tuple[int, ...]
+
+
+class Answer(NamedTuple):
+    """The end of a call."""
+
+    number: int
+
+
+class Loss:
+    """The end of a link: the last that comes from a worker that died, left, or gave us up."""
+
+    def __repr__(self) -> str:
+        return "the end of the link"
+
+
+@dataclass
+class Member:
+    """A worker as `Leaver` runs it: counts calls, and tells its `Departure`.
+
+    Attributes:
+        leaving: its user has called shutdown.
+        given_up: another one has declared it lost, since it was silent.
+        gone: whose end it has noticed.
+        serving: what it serves.
+        own: its calls: who serves them, and on behalf of whom they are.
+        stands_until: when its process goes on, in seconds; infinite: never.
+        cut: to whom nothing went that it sent from when on: it died before it was written.
+        heard: when each of those that it asks has answered last, or was asked first.
+        asked: seconds of questions to each since then.
+        asking: whom it asks just now.
+    """
+
+    number: int
+    departure: Departure
+    silence: Silence
+    alive: bool = True
+    leaving: bool = False
+    given_up: bool = False
+    gone: set[int] = field(default_factory=set)
+    serving: list[Call] = field(default_factory=list)
+    own: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    epoch: int = 0
+    told: int = 0
+    stands_until: float = 0.0
+    cut: dict[int, float] = field(default_factory=dict)
+    heard: dict[int, float] = field(default_factory=dict)
+    asked: dict[int, float] = field(default_factory=dict)
+    asking: set[int] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return f"w{self.number}"
+
+    @property
+    def active(self) -> int:
+        """Calls that go on here."""
+        return len(self.own) + len(self.serving)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it has neither died nor left."""
+        return self.alive and not self.departure.dismissed
+
+    @property
+    def counts(self) -> bool:
+        """Whether the others have to wait for it."""
+        return self.alive and not self.given_up
+
+    def answers_at(self, now: float) -> float:
+        """When its process answers a question that is asked now."""
+        return max(now, self.stands_until) if self.takes_part else math.inf
+
+
+class World:
+    """The queue of what is to happen, and the links.
+
+    Args:
+        random: draws delays.
+        slowest: seconds that a message may take.
+    """
+
+    def __init__(self, random: Random, slowest: float) -> None:
+        self._random = random
+        self._slowest = slowest
+        self.clock = ManualClock()
+        self._queue: list[tuple[float, int, Member, Callable[[], None]]] = []
+        self._count = 0
+        self._arrivals: dict[tuple[int, int], float] = {}
+
+    def at(self, moment: float, member: Member, act: Callable[[], None]) -> None:
+        """Have something happen at a worker, then or when it goes on."""
+        self._count += 1
+        heapq.heappush(self._queue, (moment, self._count, member, act))
+
+    def send(self, sender: int, to: Member, act: Callable[[], None]) -> None:
+        """Have a message arrive after all that went before it by that link."""
+        ends = sender, to.number
+        delay = self._random.choice((0.0, 0.0, 0.001, self._slowest)) * self._random.random()
+        arrival = max(self.clock.now + delay, self._arrivals.get(ends, 0.0))
+        self._arrivals[ends] = arrival
+        self.at(arrival, to, act)
+
+    def next(self) -> tuple[Member, Callable[[], None]] | None:
+        """What happens next, of workers that don't stand still; None: nothing."""
+        while self._queue:
+            moment, number, member, act = heapq.heappop(self._queue)
+            if member.stands_until > moment:
+                if member.stands_until < math.inf:
+                    heapq.heappush(self._queue, (member.stands_until, number, member, act))
+                continue
+            self.clock.advance_to(moment)
+            return member, act
+        return None
