@@ -251,6 +251,11 @@ class _SaysReceivedForTheUnseen(WorkerMachine[Any, Any]):
             super().on_message(peer, message, call_id)
 
 
+class _TakesThoseMetAgainForLost(WorkerMachine[Any, Any]):
+    def localized(self, references: tuple[Reference, ...]) -> tuple[Reference, ...]:
+        return references
+
+
 class _LetsGoWhenSent(SimWorker):
     def _keep(self, call: Call, arguments: Sequence[RefId]) -> None:
         pass
@@ -318,6 +323,7 @@ class PlantedBug(StrEnum):
     NEVER_PINS_ANSWERS = "never-pins-answers"
     TAKES_ANSWERS_OF_THE_GIVEN_UP = "takes-answers-of-the-given-up"
     SAYS_RECEIVED_FOR_THE_UNSEEN = "says-received-for-the-unseen"
+    TAKES_THOSE_MET_AGAIN_FOR_LOST = "takes-those-met-again-for-lost"
 
 
 _PLANTS: dict[PlantedBug, Machines] = {
@@ -353,6 +359,7 @@ _PLANTS: dict[PlantedBug, Machines] = {
     PlantedBug.NEVER_PINS_ANSWERS: Machines(worker=_NeverPinsAnswers),
     PlantedBug.TAKES_ANSWERS_OF_THE_GIVEN_UP: Machines(worker=_TakesAnswersOfTheGivenUp),
     PlantedBug.SAYS_RECEIVED_FOR_THE_UNSEEN: Machines(worker=_SaysReceivedForTheUnseen),
+    PlantedBug.TAKES_THOSE_MET_AGAIN_FOR_LOST: Machines(worker=_TakesThoseMetAgainForLost),
 }
 
 _WORKERS: dict[PlantedBug, type[SimWorker]] = {
