@@ -70,7 +70,7 @@ def test_violation_replays():
 FINDS = {
     PlantedBug.OWNER_IGNORES_SEQUENCES: {"REF-1", "REF-2"},
     PlantedBug.DOES_NOT_WAIT_FOR_OWNER: {"REF-1"},
-    PlantedBug.DOES_NOT_PIN: {"REF-1"},
+    PlantedBug.DOES_NOT_PIN: {"REF-1", "REF-2"},
     PlantedBug.UNPINS_ON_OUTCOME: {"REF-1"},
     PlantedBug.RELEASES_UNCONFIRMED: {"REF-1", "REF-2"},
     PlantedBug.RUNS_DUPLICATES: {"CALL-2", "CALL-3", "REF-4"},

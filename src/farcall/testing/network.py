@@ -38,7 +38,8 @@ class Faults:
         restart: that a dead worker comes back, as a new incarnation.
         partition: that, instead of a step of the program, two workers are cut off each other.
         lasting: that a partition lasts until both have declared each other lost.
-        meeting: that, instead of a step of the program, two that have lost each other meet again.
+        meeting: that, instead of a step of the program, two that have lost each other meet again,
+            or two that live lose each other.
     """
 
     loss: float = 0.0
@@ -68,7 +69,7 @@ class Faults:
             restart=draw(),
             partition=0.0 if draw() < 0.5 else 0.06 * draw(),
             lasting=draw(),
-            meeting=0.0 if draw() < 0.6 else 0.1 * draw(),
+            meeting=0.0 if draw() < 0.5 else 0.15 * draw(),
         )
 
 

@@ -190,7 +190,7 @@ class _Schedule:
         elif chance < faults.crash + faults.partition:
             self._cut()
         elif chance < faults.crash + faults.partition + faults.meeting:
-            self._meet_again()
+            self._part_or_meet()
         elif self._cuts and self._draw() < 0.3:
             self._heal()
         elif self._dead and self._draw() < 0.1:
@@ -215,8 +215,11 @@ class _Schedule:
             worker.receive(sender, message, call_id)
         return True
 
-    def _meet_again(self) -> None:
-        """A worker gets a link to one that it has lost. That one hears of it by what is sent."""
+    def _part_or_meet(self) -> None:
+        """A worker gets a link to one that it has lost. That one hears of it by what is sent.
+
+        If there is no such pair, a worker takes another for dead that lives.
+        """
         parted = [
             (one, other)
             for one, worker in self._workers.items()
@@ -224,6 +227,8 @@ class _Schedule:
             if worker.machine.is_lost(worker.now(other))
         ]
         if not parted:
+            if len(self._workers) > 1:
+                self._will_notice(*self._random.sample(sorted(self._workers), 2))
             return
         one, other = self._program.pick(parted)
         worker, peer = self._workers[one], self._workers[other]

@@ -150,7 +150,11 @@ class Worker:
 
     def give(self, context: int, peer: int) -> Content | None:
         """Give a context to a peer, with a call; None: it has ended."""
-        return self.contexts.get(context) if peer == self.id else self.contexts.tell(context, peer)
+        if peer == self.id:
+            return self.contexts.get(context)
+        if self.contexts.has_parted(context, peer):
+            raise AssertionError(f"{self.id} gives context {context} to {peer}, which has lost it")
+        return self.contexts.tell(context, peer)
 
     def enter(self, context: int, peer: int, content: Content) -> None:
         """A peer gives us a context."""
