@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from behaviour.helpers import echo, wait_until
 from farcall import rpc
-from farcall.errors import OwnerDied, RpcTimeout
+from farcall.errors import OwnerDied, PeerLost, RpcTimeout
 from farcall.ids import Worker
 from farcall.runtime.agent import Agent
 from farcall.runtime.lookup import NotAsked
@@ -73,6 +76,41 @@ def test_owner_that_is_not_there_yet_is_not_dead(trio: list[Agent], store: Store
         rpc.rpc_sync("w1", fetch, args=(reference,))
     store.worker = worker
     assert rpc.rpc_sync("w1", fetch, args=(reference,)) == 3
+
+
+class SlowStore(Store):
+    """It does not answer until the test says so."""
+
+    def __init__(self, agent: Agent, unknown: Worker) -> None:
+        super().__init__(agent, unknown)
+        self.answers = threading.Event()
+
+    def find(self, name: str | int, deadline: float) -> Worker | None:
+        if not self.answers.wait(max(0.0, deadline - time.monotonic())):
+            raise NotAsked("it has not answered in time")
+        return self.worker
+
+
+def test_others_are_served_while_the_store_is_asked(start: Callable[..., list[Agent]]) -> None:
+    agents = start(3, num_worker_threads=1, max_threads=2)
+    store = SlowStore(agents[1], agents[2].me)
+    references = [rpc.remote("w2", echo, args=(number,)) for number in range(20)]
+    waiting = [rpc.rpc_async("w1", fetch, args=(one,), timeout=0) for one in references]
+    for number in range(20):
+        assert rpc.rpc_sync("w1", echo, args=(number,)) == number
+    assert not any(future.done() for future in waiting)
+    store.answers.set()
+    assert [future.wait() for future in waiting] == list(range(20))
+
+
+def test_shutdown_while_the_store_is_asked(start: Callable[..., list[Agent]]) -> None:
+    agents = start(3)
+    SlowStore(agents[1], agents[2].me)
+    waiting = rpc.rpc_async("w1", fetch, args=(rpc.remote("w2", echo, args=(3,)),), timeout=0)
+    wait_until(lambda: agents[1].machine.inquiries.is_asking(agents[2].me.incarnation))
+    agents[1].close()
+    with pytest.raises(PeerLost):
+        waiting.wait()
 
 
 def by_async(*call: Any, **options: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from farcall.errors import CallError, Cancelled, LinkError, RpcTimeout
+from farcall.errors import Cancelled, LinkError, RpcTimeout
 from farcall.ids import RefId, Worker
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
@@ -29,7 +29,7 @@ from farcall.runtime.answers import Answers
 from farcall.runtime.context import CallContext, current_context, set_context
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.deadlines import Deadlines
-from farcall.runtime.directory import LOOKUP_SECONDS, Directory, Find
+from farcall.runtime.directory import Directory, Find
 from farcall.runtime.executor import Executor
 from farcall.runtime.function_queue import max_threads_of
 from farcall.runtime.gradients import Gradients
@@ -64,7 +64,6 @@ from farcall.wire.messages import (
     Leaving,
     Message,
     Ran,
-    Reference,
     ReleaseContext,
     Reply,
     Request,
@@ -293,21 +292,6 @@ class Agent:
         link = self.endpoint.connect(peer.worker, deadline)
         peer.linked = True
         return link
-
-    def meet_owners(self, references: Iterable[Reference]) -> CallError | None:
-        """Learn of the owners of references that arrived, if they joined after us.
-
-        Returns:
-            Why one is not known; None if all are.
-        """
-        for reference in references:
-            if self.directory.of_incarnation(reference.owner) is None:
-                self.executor.may_pass_lead()  # the rendezvous may take its time
-                until = time.monotonic() + LOOKUP_SECONDS
-                error = self.directory.meet(reference.owner_name, reference.owner, until)
-                if error is not None:
-                    return error
-        return None
 
     # Deaths, and the end.
 

@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from farcall.errors import CallError, OwnerDied, RpcTimeout, UnknownWorker
+from farcall.errors import OwnerDied, RpcTimeout, UnknownWorker
 from farcall.ids import Worker, WorkerInfo, meeting_of, next_incarnation, original
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import Calls
 from farcall.runtime.inbound import Job
-from farcall.runtime.lookup import NotAsked
+from farcall.runtime.lookup import LOOKUP_SECONDS, NotAsked
 from farcall.runtime.peers import Peer, PendingCall
 
 logger = get_logger("farcall")
 
 Find = Callable[[str | int, float], Worker | None]  # up to a deadline; raises `NotAsked`
 
-LOOKUP_SECONDS = 60.0  # for a rendezvous, where no call says how long
 FORGET_SECONDS = 600.0  # after which a lost worker is forgotten, where workers come and go
 
 _KEY_TYPES = frozenset((str, int, WorkerInfo))
@@ -233,26 +232,26 @@ class Directory:
             self.add(worker)
         return worker
 
-    def meet(self, name: str, incarnation: int, deadline: float) -> CallError | None:
+    def meet(self, name: str, incarnation: int, deadline: float) -> None:
         """Learn of an incarnation that was heard of, from the rendezvous.
 
-        Returns:
-            Why it is not known here; None if it is.
+        Raises:
+            RpcTimeout: the store could not be asked.
+            OwnerDied: it is not in the group any more.
         """
         if self.newest(incarnation) is not None:
-            return None
+            return
         try:
             worker = self._find(name, deadline) if self._find is not None else None
         except NotAsked as error:
-            return RpcTimeout(
+            raise RpcTimeout(
                 f"worker {name!r}, to which a reference leads, is not known here, and the store at "
                 f"which workers meet could not be asked: {error}"
-            )
+            ) from error
         if worker is not None:
             self.add(worker)
         if worker is None or original(worker.incarnation) != original(incarnation):
-            return OwnerDied(name, "it is not in the group any more")
-        return None
+            raise OwnerDied(name, "it is not in the group any more")
 
     def live(self) -> list[Peer]:
         """Peers that are not lost, by id; this worker is among them."""

@@ -17,6 +17,7 @@ from farcall.transport.uninterrupted import uninterrupted
 
 logger = get_logger("farcall")
 
+LOOKUP_SECONDS = 60.0  # for a rendezvous, where no call says how long
 LOOK_AGAIN = 1.0  # seconds between looks at what a bell should have told
 STUCK_SECONDS = 5.0  # for an answer; then the connection to the store may lead nowhere
 MOST_STUCK = 2  # threads that wait for such answers

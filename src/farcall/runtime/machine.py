@@ -7,6 +7,7 @@ that values (with whatever destructors they have) never die under it.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
@@ -24,11 +25,13 @@ from farcall.protocol.instructions import (
     TransferKey,
 )
 from farcall.protocol.worker import WorkerMachine
+from farcall.runtime.inquiries import Inquiries
 from farcall.runtime.isolation import call_isolated
+from farcall.runtime.lookup import LOOKUP_SECONDS
 from farcall.runtime.peers import PendingCall
 from farcall.runtime.values import OwnedValue
 from farcall.transport.waiter import Waiter
-from farcall.wire.messages import Failure, Reply, Request
+from farcall.wire.messages import Failure, Reference, Reply, Request
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
@@ -51,6 +54,7 @@ class Machine:
         lock: held around every use of `state`.
         state: the machine.
         ready: messages whose references can be used, or can't; see `go_on`.
+        inquiries: what waits until the store has said where a worker is.
     """
 
     def __init__(self, agent: Agent, values: dict[RefId, OwnedValue]) -> None:
@@ -63,6 +67,7 @@ class Machine:
         self._parked: dict[Hashable, Continuation] = {}  # by the key of the message
         self.ready: deque[tuple[Hashable, OwnerDied | None]] = deque()
         self._confirmations: dict[Waiter[None], tuple[list[RefId], int]] = {}
+        self.inquiries = Inquiries(agent.me.name)
 
     def tell(self, event: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Tell the machine of something, and do what it asks for. Never called with the lock held.
@@ -153,13 +158,40 @@ class Machine:
         the message is refused, and nothing else: that is no death.
         """
         references = message.references = self.state.localized(message.references)
-        error = self._agent.meet_owners(references)
-        if error is not None:
-            self.tell(self.state.refs.asked, key)  # its sender keeps them no longer for us
-            then(error)
-            return
         self._parked[key] = then
+        self._arrive(key, references)
+
+    def _arrive(self, key: TransferKey, references: Sequence[Reference]) -> None:
+        """Go on with a message when all owners of its references are known."""
+        directory = self._agent.directory
+        for reference in references:
+            if directory.of_incarnation(reference.owner) is None:
+                self.inquiries.ask(
+                    reference.owner,
+                    partial(directory.meet, reference.owner_name, reference.owner),
+                    time.monotonic() + LOOKUP_SECONDS,
+                    lambda error: self.soon(partial(self._met, key, references, error)),
+                )
+                return
         self.tell(self.state.refs.arrive, key, references)
+
+    def _met(
+        self,
+        key: TransferKey,
+        references: Sequence[Reference],
+        unknown: CallError | None,
+        closed: CallError | None,
+    ) -> None:
+        """The owner of one of the references of a message is known now, or can't be."""
+        error = unknown or closed
+        if error is None:
+            self._arrive(key, references)
+            return
+        self.tell(self.state.refs.asked, key)  # its sender keeps them no longer for us
+        with self.lock:
+            then = self._parked.pop(key, None)
+        if then is not None:
+            then(error)
 
     def stop_waiting(self, key: TransferKey, error: CallError) -> None:
         """A message still waits for its owners, and is of no use any more: `then(error)`."""
@@ -206,6 +238,7 @@ class Machine:
 
     def close(self, error: CallError) -> None:
         """The agent shuts down: nobody waits any more."""
+        self.inquiries.close(error)
         with self.lock:
             parked, self._parked = self._parked, {}
             waiting, self._confirmations = self._confirmations, {}
