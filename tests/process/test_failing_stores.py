@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from crew import PATIENCE, Crew, Member, call, join, leave_all
 from torch.distributed import TCPStore
 
 from farcall import rpc
+from farcall.errors import UnknownWorker
+from farcall.runtime import lookup
 
 _kept: list[Any] = []
 
@@ -34,6 +37,18 @@ def call_each(names: list[str]) -> list[int]:
     return [rpc.rpc_sync(name, operator.add, args=(1, 2)) for name in names]
 
 
+def remind_often() -> None:
+    lookup.REMIND_SECONDS = 0.2
+
+
+def call_until_it_is_found(to: str) -> int:
+    while True:
+        try:
+            return int(rpc.rpc_sync(to, operator.add, args=(1, 2)))
+        except UnknownWorker:
+            threading.Event().wait(0.05)
+
+
 class Group:
     """A store in a process of its own, and workers that meet there."""
 
@@ -46,8 +61,10 @@ class Group:
         self.store = self._crew.member()
         self.port = self.store.run(host, self.port)
 
-    def join(self, name: str) -> Member:
+    def join(self, name: str, *, reminds_often: bool = False) -> Member:
         member = self._crew.member()
+        if reminds_often:
+            member.run(remind_often)
         member.run(join, name, -1, None, f"tcp://127.0.0.1:{self.port}")
         return member
 
@@ -93,3 +110,14 @@ def test_a_store_that_is_killed_and_comes_back_empty(group: Group) -> None:
     fourth = group.join("fourth")
     assert fourth.run(call, "first", operator.add, 1, 2) == 3
     leave_all(first, second, third, fourth)
+
+
+def test_a_member_that_asks_nothing_is_found_at_a_store_that_was_started_again(
+    group: Group,
+) -> None:
+    idle = group.join("idle", reminds_often=True)
+    group.store.kill()
+    group.start_store()
+    newcomer = group.join("newcomer")
+    assert newcomer.run(call_until_it_is_found, "idle") == 3
+    leave_all(idle, newcomer)

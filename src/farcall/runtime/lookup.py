@@ -12,6 +12,7 @@ from functools import partial
 from farcall.ids import Worker
 from farcall.log import get_logger
 from farcall.runtime.bell import Bell
+from farcall.threads import FarcallThread
 from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.uninterrupted import uninterrupted
 
@@ -20,6 +21,7 @@ logger = get_logger("farcall")
 LOOKUP_SECONDS = 60.0  # for a rendezvous, where no call says how long
 LOOK_AGAIN = 1.0  # seconds between looks at what a bell should have told
 STUCK_SECONDS = 5.0  # for an answer; then the connection to the store may lead nowhere
+REMIND_SECONDS = 20.0  # between two questions for a worker's own name
 MOST_STUCK = 2  # threads that wait for such answers
 
 Ask = Callable[[str | int], Worker | None]
@@ -27,6 +29,41 @@ Ask = Callable[[str | int], Worker | None]
 
 class NotAsked(Exception):
     """The store could not be asked. The message says why."""
+
+
+class Reminder:
+    """Asks for this worker's own name now and then.
+
+    A worker that asks nothing would not notice that the store was started again, and has forgotten
+    it. Newcomers could not find it.
+
+    Args:
+        name: of this worker.
+        find: see `Lookup.find`.
+    """
+
+    def __init__(self, name: str, find: Callable[[str, float], object]) -> None:
+        self._name = name
+        self._find = find
+        self._ended = threading.Event()
+        self._thread = FarcallThread(self._remind, f"farcall-remind-{name}")
+
+    def start(self) -> None:
+        """Begin. If the system has no thread for that, only this worker's own questions remind."""
+        refused = self._thread.try_start()
+        if refused is not None:
+            logger.debug("%s: the store is not reminded of this worker: %s", self._name, refused)
+
+    def _remind(self) -> None:
+        while not self._ended.wait(REMIND_SECONDS):
+            try:
+                self._find(self._name, time.monotonic() + REMIND_SECONDS)
+            except NotAsked as error:
+                logger.debug("%s: the store does not answer: %s", self._name, error)
+
+    def end(self) -> None:
+        """Ask no more. A question that is open ends by itself."""
+        self._ended.set()
 
 
 class _Question:

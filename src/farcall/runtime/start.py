@@ -23,7 +23,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.endpoints import ListeningEndpoint, Place
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.hosts import host_id, host_name, main_fingerprint, versions
-from farcall.runtime.lookup import Lookup
+from farcall.runtime.lookup import Lookup, Reminder
 from farcall.runtime.options import RpcBackendOptions
 from farcall.runtime.policy import Policy
 from farcall.runtime.protected_mode import is_confined, listen_address
@@ -102,6 +102,13 @@ def start_agent(
     def is_gone(other: Worker) -> bool:
         return endpoint.is_gone(other, patience)
 
+    lookup = Lookup(name, rendezvous.find, lambda: rendezvous.reopen(me))
+    reminder = Reminder(name, lookup.find)
+
+    def leave() -> None:
+        reminder.end()
+        rendezvous.leave(me)
+
     try:
         if not size:
             _check_kind(store, is_gone)
@@ -135,7 +142,7 @@ def start_agent(
             me,
             endpoint,
             workers=[worker for worker in workers if worker is not me],
-            find=None if size else _lookup(rendezvous, me).find,
+            find=None if size else lookup.find,
             rpc_timeout=options.rpc_timeout,
             num_worker_threads=options.num_worker_threads,
             max_threads=options.max_threads,
@@ -152,17 +159,15 @@ def start_agent(
                 for to, m in options.device_maps.items()
             },
             # Also keeps the store alive: others may still be reading it.
-            on_close=lambda: None if size else rendezvous.leave(me),
+            on_close=lambda: None if size else leave(),
             gradients=gradients,
         )
     except BaseException:
         endpoint.close()
         raise
+    if not size:
+        reminder.start()
     return starting.agent
-
-
-def _lookup(rendezvous: Rendezvous, me: Worker) -> Lookup:
-    return Lookup(me.name, rendezvous.find, lambda: rendezvous.reopen(me))
 
 
 def _join(rendezvous: Rendezvous, join: Callable[[], list[Worker]]) -> list[Worker]:
