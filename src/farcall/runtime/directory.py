@@ -176,6 +176,10 @@ class Directory:
         peer = self._by_key.get(to) if type(to) in _KEY_TYPES else None  # type: ignore[call-overload]
         return peer if peer is not None and peer.lost is None else None
 
+    def can_ask(self, to: object) -> bool:
+        """Whether the rendezvous can be asked for one named so."""
+        return self._find is not None and type(to) in _KEY_TYPES
+
     def resolve(self, to: str | int | WorkerInfo, seconds: float = LOOKUP_SECONDS) -> Peer:
         """The live worker of that name, id or info.
 

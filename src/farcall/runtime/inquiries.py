@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from farcall.errors import CallError, RpcTimeout
+from farcall.errors import CallError, FarcallError, RpcTimeout
 from farcall.log import get_logger
 from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.uninterrupted import uninterrupted
@@ -25,8 +25,8 @@ PIECE = (
 )
 MOST_NAMES = 32  # that are waited for at once
 
-Look = Callable[[float], None]
-Then = Callable[[CallError | None], None]
+Look = Callable[[float], object]
+Then = Callable[[FarcallError | None], None]
 
 
 class _Waiting(NamedTuple):
@@ -55,7 +55,7 @@ class Inquiries:
             key: whose outcomes are the same, such as a name.
             look: learns where the worker is, and takes no longer than a moment in
                 `time.monotonic()` seconds. It raises RpcTimeout if the store has not answered by
-                then, or another CallError if there is nothing to wait for.
+                then, or another FarcallError if there is nothing to wait for.
             deadline: `time.monotonic()` seconds.
             then: called with None when the worker is known, else with the reason; in the order of
                 the calls with this key, by another thread, and without locks. It must not wait.
@@ -92,16 +92,16 @@ class Inquiries:
                     return
                 first = min(one.deadline for one in queue)
             until = min(first, time.monotonic() + PIECE)
-            error: CallError | None = None
+            error: FarcallError | None = None
             try:
                 look(until)
-            except CallError as found:
+            except FarcallError as found:
                 error = found
             now = time.monotonic()
             is_silent = isinstance(error, RpcTimeout) and now >= until  # else the store is gone
             self._go_on(key, error, now if is_silent else None)
 
-    def _go_on(self, key: object, error: CallError | None, now: float | None) -> None:
+    def _go_on(self, key: object, error: FarcallError | None, now: float | None) -> None:
         """Call what waits for a name: all of it, or what is late if `now` is given."""
         with self._lock:
             queue = self._waiting.get(key)

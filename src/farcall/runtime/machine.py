@@ -179,14 +179,15 @@ class Machine:
         self,
         key: TransferKey,
         references: Sequence[Reference],
-        unknown: CallError | None,
+        unknown: Exception | None,
         closed: CallError | None,
     ) -> None:
         """The owner of one of the references of a message is known now, or can't be."""
-        error = unknown or closed
+        error = closed or unknown
         if error is None:
             self._arrive(key, references)
             return
+        assert isinstance(error, CallError)  # `Directory.meet` raises no others
         self.tell(self.state.refs.asked, key)  # its sender keeps them no longer for us
         with self.lock:
             then = self._parked.pop(key, None)

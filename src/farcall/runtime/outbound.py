@@ -35,7 +35,8 @@ from farcall.runtime.call_names import (
     readable,
 )
 from farcall.runtime.context import current_context
-from farcall.runtime.future import Future, FutureOfCall, complete_with
+from farcall.runtime.future import Future, FutureOfCall
+from farcall.runtime.later_calls import LaterCalls
 from farcall.runtime.outboxes import GRACE
 from farcall.runtime.peers import Peer, PendingCall
 from farcall.runtime.references import RefHandle
@@ -69,6 +70,7 @@ class Outbound:
         self._idle_team = agent.idle_team
         self._collecting = agent.executor.collecting
         self._waiting = WaitingRequests(agent)
+        self._later = LaterCalls(agent, self.call_async)
 
     # Calls.
 
@@ -93,7 +95,7 @@ class Outbound:
         """
         if self._collecting.thread:
             self._collecting.refuse("rpc_sync")
-        peer = self._peer(to, args, timeout)
+        peer = self._known(to, args) or self._look_up(to, timeout)
         pending, frame = self._request(peer, function, args, kwargs, timeout)
         link: Link | None = None
         try:
@@ -156,7 +158,11 @@ class Outbound:
         future.executor = executor
         future.note_maker(maker or sys._getframe(1))
         try:
-            peer = self._peer(to, args, timeout)
+            peer = self._known(to, args)
+            if peer is None:
+                if self._is_left(future, to, function, args, kwargs, timeout):
+                    return future
+                peer = self._look_up(to, timeout)
             pending, frame = self._request(peer, function, args, kwargs, timeout, future)
         except (PeerLost, RpcTimeout) as error:
             future.set_exception(error)
@@ -194,30 +200,10 @@ class Outbound:
 
     def _call_soon(self, *call: Any) -> Future[Any]:
         """`call_async` in a destructor that the garbage collector runs: another thread makes it."""
-        executor = self._agent.executor
         future: FutureOfCall[Any] = FutureOfCall(())
-        future.executor = executor
+        future.executor = self._agent.executor
         future.note_maker(sys._getframe(2))
-
-        def make() -> None:
-            try:
-                self.call_async(*call).add_done_callback(hand_on)
-            except BaseException as error:
-                complete_with(future, error)
-
-        def hand_on(made: torch.futures.Future[Any]) -> None:
-            try:
-                future.set_result(made.value())
-            except BaseException as error:
-                complete_with(future, error)
-
-        def then(error: CallError | None) -> None:
-            if error is None:
-                executor.submit(make)
-            else:
-                complete_with(future, error)
-
-        self._agent.machine.soon(then)
+        self._later.soon(future, *call)
         return future
 
     def remote(
@@ -235,7 +221,7 @@ class Outbound:
         """
         if self._collecting.thread:
             self._collecting.refuse("remote")
-        peer = self._peer(to, args, timeout)
+        peer = self._known(to, args) or self._look_up(to, timeout)
         if peer.worker is self._agent.me:
             handle, _ = self._references.own()
             sequence = 0
@@ -280,18 +266,37 @@ class Outbound:
 
     # Requests out.
 
-    def _peer(self, to: To, args: Sequence[Any], timeout: float | None) -> Peer:
+    def _known(self, to: To, args: Sequence[Any]) -> Peer | None:
         """The callee of a call with these arguments, the first of which may be a reference.
 
-        One that is not known here is looked up, within the timeout.
+        Returns:
+            None: it is not known here.
         """
         # First: `OwnerDied` says more than that its worker is gone.
         if args and type(args[0]) is RefHandle:
             self._references.check_sendable(args[0])
         if self._agent.is_closed:
             raise NotInitialized(f"the agent of {self._agent.me.name!r} was shut down")
-        peer = self._agent.directory.known(to)
-        return self._look_up(to, timeout) if peer is None else peer
+        return self._agent.directory.known(to)
+
+    def _is_left(
+        self,
+        future: FutureOfCall[Any],
+        to: To,
+        function: Function,
+        args: Sequence[Any],
+        kwargs: Kwargs | None,
+        timeout: float | None,
+    ) -> bool:
+        """Whether a call is left until the store has said where its callee is.
+
+        An autograd context records what is sent, so a call in one waits for that itself.
+        """
+        context = current_context()
+        if not self._agent.directory.can_ask(to) or (context is not None and context.gradients):
+            return False
+        limit = self.deadline(timeout)[:2]
+        return self._later.when_known(future, to, function, args, kwargs, limit)
 
     def _look_up(self, to: To, timeout: float | None) -> Peer:
         deadline, _, _ = self.deadline(timeout)
