@@ -114,7 +114,7 @@ def test_a_thread_that_is_interrupted_while_it_stands_back_does_not_stop_the_lea
 def lose(agents: list[Agent]) -> None:
     peer = agents[0].directory.of_incarnation(agents[1].me.incarnation)
     assert peer is not None
-    agents[0].lose(peer, "tried")
+    agents[0].losses.lose(peer, "tried")
 
 
 def close(agents: list[Agent]) -> None:

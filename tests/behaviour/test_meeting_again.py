@@ -32,7 +32,7 @@ def fetch(reference: Any) -> Any:
 def part(one: Agent, other: Agent) -> None:
     """One worker takes another for dead, and the other hears of that."""
     first, second = one.directory.resolve(other.me.name), other.directory.resolve(one.me.name)
-    one.lose(first, "a test said so")
+    one.losses.lose(first, "a test said so")
     wait_until(lambda: second.lost is not None)
 
 

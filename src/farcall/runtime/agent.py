@@ -202,7 +202,7 @@ class Agent:
         worker = event.link.peer
         peer = self.directory.of_incarnation(worker.incarnation) or self.directory.add(worker)
         if not isinstance(event, Arrived):
-            self.lose(peer, event.cause)
+            self.losses.lose(peer, event.cause)
             return
         if peer.lost is not None:
             return
@@ -293,11 +293,7 @@ class Agent:
         peer.linked = True
         return link
 
-    # Deaths, and the end.
-
-    def lose(self, peer: Peer, cause: str) -> None:
-        """An incarnation is gone for good: see `Losses.lose`."""
-        self.losses.lose(peer, cause)
+    # The end.
 
     def shutdown(self, graceful: bool = True, timeout: float = 0.0) -> None:
         """Leave the group and free everything.

@@ -100,7 +100,7 @@ class ControlMessages:
         try:
             return self._agent.connect(peer, deadline)
         except LinkError as error:
-            self._agent.lose(peer, str(error))
+            self._agent.losses.lose(peer, str(error))
             return None
 
     def report(self, peer: Peer, message: Message) -> None:
@@ -140,7 +140,7 @@ class ControlMessages:
                 with self._agent.waiting():
                     link.send(frame, deadline)
         except LinkError as error:
-            self._agent.lose(peer, str(error))
+            self._agent.losses.lose(peer, str(error))
             raise self._agent.outcomes.ended(peer) from error
         except NotSent as error:
             what = type(frame.message).__name__
@@ -209,7 +209,7 @@ class ControlMessages:
             try:
                 self._agent.connect(peer, min(deadline, time.monotonic() + SEND_SECONDS))
             except LinkError as error:
-                self._agent.lose(peer, str(error))
+                self._agent.losses.lose(peer, str(error))
             except TimeoutError:
                 if time.monotonic() < deadline:
                     continue
@@ -234,4 +234,4 @@ class ControlMessages:
         """Declare a worker lost."""
         peer = self._agent.directory.of_incarnation(incarnation)
         if peer is not None:
-            self._agent.lose(peer, cause)
+            self._agent.losses.lose(peer, cause)

@@ -70,7 +70,7 @@ class Outcomes:
         elif isinstance(error, AuthenticationFailed | BadFrame):
             ended = error
         else:
-            self._agent.lose(pending.peer, str(error))
+            self._agent.losses.lose(pending.peer, str(error))
             return self.ended(pending.peer)
         self._retract(pending, ended)
         return ended
