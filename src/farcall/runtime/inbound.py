@@ -111,10 +111,10 @@ class Job(msgspec.Struct, eq=False):
         return True
 
     def _admitted(self, error: CallError | None) -> None:
-        if error is None:
-            self._queue()
-        else:
+        if error is not None:
             self._fail(error)
+        elif not self.agent.executor.run_here(self.run, self.request.depth, self.peer):
+            self._queue()
 
     def _queue(self) -> None:
         """Have it run when there is a thread for it."""
