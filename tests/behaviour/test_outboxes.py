@@ -208,7 +208,7 @@ def test_a_loss_ends_what_waits(pair: list[Agent], stuck: Stuck) -> None:
     futures = [rpc.rpc_async("w1", echo, args=(number,), **FOREVER) for number in range(20)]
     made = rpc.remote("w1", Account, **FOREVER)
     stuck.break_all("it is gone")
-    pair[0].lose(pair[0].directory.resolve("w1"), "it is gone")
+    pair[0].losses.lose(pair[0].directory.resolve("w1"), "it is gone")
     for future in futures:
         with pytest.raises(rpc.PeerLost, match="it is gone"):
             future.wait()
@@ -405,7 +405,7 @@ def test_answers_that_wait_when_their_caller_is_lost_end(unread: Answered) -> No
     _runs.clear()
     futures = ask_for_much(unread, count_and_answer)
     caller, callee = unread.caller, unread.agents[1]
-    callee.lose(caller, "the test")
+    callee.losses.lose(caller, "the test")
     unread.opened.set()
     for future in futures:
         with pytest.raises(rpc.PeerLost):
@@ -457,7 +457,7 @@ def test_references_in_answers_that_are_never_read_are_let_go(unread: Answered) 
     _ = ask_for_much(unread)
     with_references = [rpc.rpc_async("w1", owned, **FOREVER) for _ in range(3)]
     callee = unread.agents[1]
-    callee.lose(unread.caller, "the test")
+    callee.losses.lose(unread.caller, "the test")
     unread.opened.set()
     for future in with_references:
         with pytest.raises(rpc.PeerLost):
