@@ -101,15 +101,16 @@ def bounded(start: Callable[..., list[Agent]]) -> Agent:
 
 
 def test_calls_to_oneself_are_bounded_too(bounded: Agent, gate: Gate) -> None:
+    itself = bounded.directory.resolve("w0")
     queued = []
-    for _ in range(2):
+    for number in (20, 40):
         for _ in range(20):
             rpc.rpc_async("w0", pass_by, args=(gate, b""), **FOREVER)
-        wait_until(lambda: not admission(bounded).reads)
-        # What was taken before is handled by then.
-        assert rpc.rpc_async("w1", echo, args=(7,), **FOREVER).wait() == 7
-        queued.append(admission(bounded).queued)
-    assert queued[0] == queued[1]
+        # One runs, and one may be in the hands of the thread that sends.
+        wait_until(lambda number=number: itself.admission.queued + len(itself.outbox) >= number - 2)
+        assert not itself.admission.reads
+        queued.append(itself.admission.queued)
+    assert queued[1] <= queued[0] + 1  # that one
     gate.open()
     gate.wait_for_passed(40)
     assert rpc.rpc_sync("w0", echo, args=(7,), **FOREVER) == 7
