@@ -28,6 +28,9 @@ class Report:
         self.failed += not is_met
         self._row(self.trial, what, "ok" if is_met else "FAILED", str(measured))
 
+    def skip(self, what: str, why: str) -> None:
+        self._row(self.trial, what, "skipped", why)
+
     def _row(self, trial: str, what: str, verdict: str, measured: str) -> None:
         cells = (
             text.ljust(width) for text, width in zip((trial, what, verdict), WIDTHS, strict=True)

@@ -10,6 +10,7 @@ small margin; logs of failed runs are kept in the folder that the last line name
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -25,7 +26,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "process")]
 from report import Report, Settings, Trial  # noqa: E402
 
 # Each is a module with a function `trial`; the most valuable first.
-TRIALS = ("chaos", "stands", "many")
+TRIALS = ("chaos", "stands", "many", "dark", "stores", "flood")
 
 
 def run(trials: dict[str, Trial], report: Report, settings: Settings) -> int:
@@ -37,7 +38,7 @@ def run(trials: dict[str, Trial], report: Report, settings: Settings) -> int:
         try:
             trial(report, settings)
         except Exception:
-            traceback.print_exc()
+            traceback.print_exc(file=report.out)
             report.demand("the trial runs to its end", "see the error above", False)
         print(f"{name} took {time.monotonic() - began:.0f} s", file=report.out, flush=True)
     print(f"{report.demanded - report.failed} of {report.demanded} demands met", file=report.out)
@@ -55,6 +56,9 @@ def main() -> int:
     if unknown := set(names) - set(TRIALS):
         parser.error(f"there is no trial {', '.join(sorted(unknown))}")
     folder = Path(tempfile.mkdtemp(prefix="farcall-field-"))
+    # What workers log, and torch's store, is no part of the table. They inherit this descriptor.
+    with (folder / "log").open("w") as log:
+        os.dup2(log.fileno(), 2)
     settings = Settings(folder, options.seconds, options.workers, options.seed)
     status = run({name: import_module(name).trial for name in names}, Report(), settings)
     if status:

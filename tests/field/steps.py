@@ -9,6 +9,8 @@ import time
 from contextlib import ExitStack
 from typing import NamedTuple
 
+import torch
+
 from farcall import rpc
 from farcall.runtime.context import current_agent
 
@@ -114,3 +116,30 @@ def call_until_value(to: str, patience: float) -> float | None:
             return time.monotonic() - began
         time.sleep(0.05)
     return None
+
+
+def ask_without_waiting(to: str) -> tuple[float, float, str, float]:
+    """`rpc_async` and `remote`: seconds until each returned, how they ended, and when."""
+    began = time.monotonic()
+    future = rpc.rpc_async(to, operator.add, args=(1, 2), timeout=0)
+    between = time.monotonic()
+    made = rpc.remote(to, dict, timeout=0)
+    returned = time.monotonic()
+    kinds = []
+    for wait in (future.wait, made.to_here):
+        try:
+            wait()
+            kinds.append("value")
+        except Exception as error:
+            kinds.append(type(error).__name__)
+    return between - began, returned - between, "+".join(kinds), time.monotonic()
+
+
+def load_until_error(to: str, megabytes: int) -> tuple[str, float]:
+    """Send tensors, without a timeout, until a call fails; how, and when."""
+    value = torch.ones(megabytes << 18)
+    while True:
+        try:
+            rpc.rpc_sync(to, torch.numel, args=(value,), timeout=0)
+        except Exception as error:
+            return type(error).__name__, time.monotonic()

@@ -45,7 +45,7 @@ def test_a_trial_that_raises_has_failed_and_the_next_one_runs() -> None:
     assert ended.returncode == 0, ended.stderr
     assert "1 of 1 demands met" in ended.stdout
     assert "1 of 2 demands met" in ended.stdout
-    assert "no such host" in ended.stderr
+    assert "no such host" in ended.stdout
 
 
 def test_unknown_trial() -> None:
