@@ -1,4 +1,4 @@
-"""A host goes dark, with and without links to it, and comes back. Default `dead_host_timeout`, 30 s.
+"""A host goes dark, with and without links to it, and comes back. `dead_host_timeout` is 30 s.
 
 Six pairs of workers, one worker of each pair per host, see the same cut.
 """
@@ -25,6 +25,7 @@ LEAVING = 40.0  # seconds for a graceful shutdown: 30, and one attempt at an add
 AT_ONCE = 0.05  # seconds for a call that does not wait
 PATIENCE = 90.0
 LINKED = ("idle", "loaded", "asked", "leaving")
+STAYING = ("idle", "loaded", "asked", "unlinked")
 UNLINKED = ("unlinked", "unlinked, leaving")
 ENVIRONMENT = {"FARCALL_SECRET": "s"}  # workers of several hosts need one
 
@@ -58,9 +59,7 @@ def trial(report: Report, settings: Settings) -> None:
             net.cut()
             _in_the_dark(report, pairs, time.monotonic())
             net.join()
-            _in_the_light(
-                report, [pairs[label] for label in ("idle", "loaded", "asked", "unlinked")]
-            )
+            _in_the_light(report, [pairs[label] for label in STAYING])
     except pytest.skip.Exception as reason:
         report.skip("a host that goes dark", str(reason))
 

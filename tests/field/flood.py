@@ -1,4 +1,4 @@
-"""One worker floods another: the calls of a third one stay as fast, and memory within its bounds."""
+"""One worker floods another: the calls of a third one stay as fast, and memory within bounds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from report import Report, Settings
 
 from farcall import rpc
 
+NAMES = ("server", "flooder", "victim")
 ANSWER = 10 << 20  # bytes
 IN_FLIGHT = 64 << 20  # bytes: the default of `max_in_flight_bytes`
-CALLS = 3000
+BURSTS, CALLS, PAUSE = 40, 100, 0.1  # seconds
 FACTOR = 2.0
 SEGMENTS = 1 << 30  # bytes in segments that a peer has not read (docs/native.md)
 MARGIN = 64 << 20  # bytes, beside what may wait
@@ -39,12 +40,14 @@ def wait_long(value: torch.Tensor | None = None) -> None:
 
 
 def median() -> float:
-    """Of calls without content, in seconds."""
+    """Of calls without content, in seconds: bursts, since a flood may come and go."""
     times = []
-    for _ in range(CALLS):
-        began = time.perf_counter()
-        rpc.rpc_sync("server", no_op)
-        times.append(time.perf_counter() - began)
+    for _ in range(BURSTS):
+        for _ in range(CALLS):
+            began = time.perf_counter()
+            rpc.rpc_sync("server", no_op)
+            times.append(time.perf_counter() - began)
+        time.sleep(PAUSE)
     return statistics.median(times)
 
 
@@ -109,9 +112,7 @@ def end_flood() -> None:
 def trial(report: Report, settings: Settings) -> None:
     for flood in (_unread_answers, _slow_requests, _busy_requests):
         with assembled(f"{settings.folder}/flood{flood.__name__}") as crew:
-            server, flooder, victim = (
-                crew.member(name) for name in ("server", "flooder", "victim")
-            )
+            server, flooder, victim = (crew.member(name) for name in NAMES)
             for rank, member in enumerate((server, flooder, victim)):
                 member.start(_enter, member.name, rank, crew.init_method)
             for member in (server, flooder, victim):
@@ -160,8 +161,7 @@ def _slow_requests(report: Report, server: Member, flooder: Member, victim: Memb
     flooder.run(ask_for_slow_answers, 5000)
     time.sleep(1.0)
     _compare(report, what, before, victim.run(median))
-    flooder.start(send_big_requests, 10.0)
-    time.sleep(5.0)
+    flooder.start(send_big_requests, 6.0)
     _compare(report, "and requests of 10 MB for it", before, victim.run(median))
     _memory(report, "and requests of 10 MB for it", small, server.run(memory))
 
