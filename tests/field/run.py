@@ -1,6 +1,6 @@
 """Trials with real processes: what the simulator promises, measured in the field.
 
-    python tests/field/run.py                       all trials, about twenty minutes
+    python tests/field/run.py                       all trials, about a quarter of an hour
     python tests/field/run.py --trials chaos --seconds 60
 
 Prints a row per demand, and exits with 1 if any was not met. A busy machine can fail a demand by a
