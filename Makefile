@@ -26,6 +26,7 @@ NEEDS_CLANG = command -v $(CLANG) >/dev/null || { \
 DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
+FIELD_ARGS ?=
 SCHEDULES ?= 10000
 PROGRAMS ?= 1000
 SEED ?= 0
@@ -39,7 +40,7 @@ SANITIZE_thread := thread
 RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
-.PHONY: help $(DEMOS) test conformance lint format sim bench bench-all clean
+.PHONY: help $(DEMOS) test conformance lint format sim field bench bench-all clean
 .PHONY: native native-test native-clang sanitize sanitize-python fuzz
 
 help: ## List the targets.
@@ -128,6 +129,9 @@ sim: $(NATIVE) ## Simulate protocols, run random programs. Options: SCHEDULES=10
 	    || exit 1; \
 	done
 	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
+
+field: $(NATIVE) ## Try with real processes what the simulator promises. Options: FIELD_ARGS="--trials chaos --seconds 60"
+	$(BIN)/python tests/field/run.py $(FIELD_ARGS)
 
 bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

@@ -1,0 +1,72 @@
+"""Trials with real processes: what the simulator promises, measured in the field.
+
+    python tests/field/run.py                       all trials, about a quarter of an hour
+    python tests/field/run.py --trials chaos --seconds 60
+
+Prints a row per demand, and exits with 1 if any was not met. A busy machine can fail a demand by a
+small margin; logs of failed runs are kept in the folder that the last line names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# The members of a crew are forked from a server that gets this path, too.
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "process")]
+
+from report import Report, Settings, Trial  # noqa: E402
+
+# Each is a module with a function `trial`; the most valuable first.
+TRIALS = ("chaos", "stands", "many", "dark", "stores", "flood")
+
+
+def run(trials: dict[str, Trial], report: Report, settings: Settings) -> int:
+    """The exit status. A trial that raises has failed, and the next one runs."""
+    report.heading()
+    for name, trial in trials.items():
+        report.trial = name
+        began = time.monotonic()
+        try:
+            trial(report, settings)
+        except Exception:
+            traceback.print_exc(file=report.out)
+            report.demand("the trial runs to its end", "see the error above", False)
+        print(f"{name} took {time.monotonic() - began:.0f} s", file=report.out, flush=True)
+    print(f"{report.demanded - report.failed} of {report.demanded} demands met", file=report.out)
+    return 1 if report.failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Trials with real processes.")
+    parser.add_argument("--trials", default=",".join(TRIALS), help=f"of {', '.join(TRIALS)}")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long the chaos lasts")
+    parser.add_argument("--workers", type=int, default=100, help="workers of the trial `many`")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    names = [name for name in options.trials.split(",") if name]
+    if unknown := set(names) - set(TRIALS):
+        parser.error(f"there is no trial {', '.join(sorted(unknown))}")
+    folder = Path(tempfile.mkdtemp(prefix="farcall-field-"))
+    # What workers log, and torch's store, is no part of the table. They inherit this descriptor.
+    with (folder / "log").open("w") as log:
+        os.dup2(log.fileno(), 2)
+    settings = Settings(folder, options.seconds, options.workers, options.seed)
+    status = run({name: import_module(name).trial for name in names}, Report(), settings)
+    if status:
+        print(f"Logs: {folder}")
+    else:
+        shutil.rmtree(folder)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
