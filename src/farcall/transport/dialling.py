@@ -347,4 +347,5 @@ def failure_of_handshake(error: OSError) -> Failure:
 
 
 def _reason(error: OSError) -> str:
-    return "no answer in time" if type(error) is TimeoutError and not error.errno else str(error)
+    # The system's timeout and ours are the same to whoever reads of it; either may be the first.
+    return "no answer in time" if isinstance(error, TimeoutError) else str(error)
