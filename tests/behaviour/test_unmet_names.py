@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from behaviour.helpers import echo, wait_until
+from behaviour.helpers import PATIENCE, echo, wait_until
 from farcall import rpc
 from farcall.errors import PeerLost, RpcTimeout, UnknownWorker
 from farcall.ids import Worker
@@ -113,6 +113,19 @@ def test_references_in_the_arguments_are_kept(agents: list[Agent], store: Store)
 
 def fetch(reference: Any) -> Any:
     return reference.to_here()
+
+
+def test_graceful_shutdown_waits_for_what_waits(agents: list[Agent], store: Store) -> None:
+    future = rpc.rpc_async("w1", echo, args=(1,), timeout=0)
+    assert agents[0].leaver.active == 1
+    leaving = threading.Thread(target=agents[0].shutdown)
+    leaving.start()
+    wait_until(lambda: agents[0].leaver.is_leaving)
+    assert not future.done()
+    store.answers.set()
+    leaving.join(PATIENCE)
+    assert not leaving.is_alive()
+    assert future.wait() == 1
 
 
 def test_shutdown_ends_what_waits(agents: list[Agent]) -> None:

@@ -28,7 +28,7 @@ def test_seed_replays_to_the_last_event():
 
 def test_schedules_have_what_can_go_wrong():
     logs = [" ".join(str(event) for event in simulate_departure(seed).log) for seed in range(500)]
-    for what in ("dies", "stands still for ever", "stands still for 0.", "gives up", "leaves"):
+    for what in ("dies", "stands still forever", "stands still for 0.", "gives up", "leaves"):
         assert sum(what in log for log in logs) > 10, what
     for what in ("Drain(", "Drained(", "Dismiss(", "Call(", "Answer(", "the end of the link"):
         assert sum(what in log for log in logs) > 50, what

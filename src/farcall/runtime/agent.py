@@ -93,8 +93,8 @@ class Agent:
         allow_by_value: what has no name may travel as code, see `Serializer`.
         allow_pickle: any pickle may be loaded, see `Serializer`.
         policy: which functions may be called here.
-        dead_host_timeout: seconds; while this worker shuts down, who does not answer for so long is
-            lost. 0: nobody.
+        dead_host_timeout: seconds; a worker that does not answer for so long while this one shuts
+            down is lost. 0: none is.
         limit_openmp_spin: idle OpenMP threads sleep soon while calls are frequent, see `IdleTeam`.
         device_maps: peer's name -> where its tensors of each of our devices go.
         on_close: called once at the end.

@@ -112,7 +112,7 @@ class Directory:
             now: `time.monotonic()` seconds.
 
         Returns:
-            False: that was known already.
+            Whether that is news here.
         """
         incarnation = original(worker.incarnation)
         with self._lock:

@@ -20,9 +20,7 @@ from farcall.transport.uninterrupted import uninterrupted
 
 logger = get_logger("farcall")
 
-PIECE = (
-    0.1  # seconds that are waited for the store at once: what waits may have different deadlines
-)
+PIECE = 0.1  # seconds of one wait for the store: what waits may have different deadlines
 MOST_NAMES = 32  # that are waited for at once
 
 Look = Callable[[float], object]

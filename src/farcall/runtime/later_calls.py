@@ -68,7 +68,7 @@ class LaterCalls:
             limit: when the call must end, in `time.monotonic()` seconds, and how long that is.
 
         Returns:
-            False: the arguments can't be kept. Nothing was done.
+            Whether the arguments can be kept. If they can't, nothing was done.
         """
         serializer = self._agent.serializer
         try:
@@ -79,9 +79,16 @@ class LaterCalls:
             return False
         buffers = [bytearray(one) for one in dumped.buffers]
         deadline, seconds = limit
+        waiting = object()
         name = to.name if isinstance(to, WorkerInfo) else to
 
         def then(error: FarcallError | None) -> None:
+            try:
+                go_on(error)
+            finally:
+                self._agent.leaver.end(waiting)
+
+        def go_on(error: FarcallError | None) -> None:
             if isinstance(error, RpcTimeout):
                 error = RpcTimeout(f"the call took longer than {seconds:g} s: {error}")
             if error is not None:
@@ -95,6 +102,7 @@ class LaterCalls:
             left = 0.0 if deadline == math.inf else max(deadline - time.monotonic(), 1e-3)
             self._make(future, to, function, rebuilt, named, left)
 
+        self._agent.leaver.begin(waiting)  # a graceful shutdown waits for the call
         look = partial(self._agent.directory.look_up, to)
         self._agent.machine.inquiries.ask(name, look, deadline, then)
         return True

@@ -33,6 +33,24 @@ logger = get_logger("farcall")
 ATTEMPT_SECONDS = 5.0  # to reach somebody who was lost
 
 
+class Reception:
+    """Answers an endpoint that listens before its agent exists. Until then nobody is lost.
+
+    Attributes:
+        losses: of the agent, once there is one.
+    """
+
+    losses: Losses | None = None
+
+    def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
+        """See `transport.base.Admit`."""
+        return None if self.losses is None else self.losses.admit(name, incarnation, meeting)
+
+    def meeting(self, incarnation: int) -> int:
+        """See `transport.base.Meeting`."""
+        return 0 if self.losses is None else self.losses.meeting(incarnation)
+
+
 class Losses:
     """The losses of one agent. Thread-safe."""
 

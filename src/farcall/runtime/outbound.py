@@ -270,7 +270,7 @@ class Outbound:
         """The callee of a call with these arguments, the first of which may be a reference.
 
         Returns:
-            None: it is not known here.
+            The callee, or None if it is not known here.
         """
         # First: `OwnerDied` says more than that its worker is gone.
         if args and type(args[0]) is RefHandle:

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.errors import RendezvousError
-from farcall.ids import Incarnation, Worker, new_incarnation
+from farcall.ids import Worker, new_incarnation
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
 from farcall.runtime import logs
@@ -24,6 +24,7 @@ from farcall.runtime.endpoints import ListeningEndpoint, Place
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.hosts import host_id, host_name, main_fingerprint, versions
 from farcall.runtime.lookup import Lookup, Reminder
+from farcall.runtime.losses import Reception
 from farcall.runtime.options import RpcBackendOptions
 from farcall.runtime.policy import Policy
 from farcall.runtime.protected_mode import is_confined, listen_address
@@ -83,12 +84,21 @@ def start_agent(
     prefix = f"farcall/{generation}" if size else "farcall/open"
     rendezvous = Rendezvous(store, prefix)
     incarnation = new_incarnation()
-    starting = _Starting(name, rank, incarnation, lends=options.shared_tensors == "handle")
+    identity = Identity(
+        name,
+        rank,
+        incarnation,
+        host_id(),
+        main_fingerprint(),
+        lends=options.shared_tensors == "handle",
+        versions=versions(),
+    )
+    reception = Reception()
     endpoint = options.open_endpoint(
         Place(
-            me=starting.identity,
-            admit=starting.admit,
-            meeting=starting.meeting,
+            me=identity,
+            admit=reception.admit,
+            meeting=reception.meeting,
             listen=(host, port),
             advertise=advertised(host, options.store, options.init_method),
             store=PrefixStore(f"{prefix}/endpoint", store),
@@ -117,9 +127,9 @@ def start_agent(
             id=rank,
             incarnation=incarnation,
             addresses=endpoint.addresses,
-            host=starting.identity.host,
+            host=identity.host,
             pid=os.getpid(),
-            main=starting.identity.main,
+            main=identity.main,
         )
         if size:
             store.set(FIXED, msgspec.json.encode(me).decode())
@@ -138,7 +148,7 @@ def start_agent(
         _say_who_is_here(me, workers)
         endpoint.me = msgspec.structs.replace(endpoint.me, id=me.id)
         _check_reachable(me, workers, options)
-        starting.agent = Agent(
+        agent = Agent(
             me,
             endpoint,
             workers=[worker for worker in workers if worker is not me],
@@ -167,7 +177,8 @@ def start_agent(
         raise
     if not size:
         reminder.start()
-    return starting.agent
+    reception.losses = agent.losses
+    return agent
 
 
 def _join(rendezvous: Rendezvous, join: Callable[[], list[Worker]]) -> list[Worker]:
@@ -205,30 +216,6 @@ def _check_kind(store: Store, is_gone: Callable[[Worker], bool]) -> None:
                 f"supported. At this store {other.name!r} gave a world_size: give it, too, or use "
                 "another init_method"
             )
-
-
-class _Starting:
-    """Stands in for the agent while its endpoint listens already and it does not exist yet."""
-
-    def __init__(self, name: str, rank: int, incarnation: Incarnation, *, lends: bool) -> None:
-        self.identity = Identity(
-            name,
-            rank,
-            incarnation,
-            host_id(),
-            main_fingerprint(),
-            lends=lends,
-            versions=versions(),
-        )
-        self.agent: Agent | None = None
-
-    def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
-        if self.agent is None:
-            return None
-        return self.agent.losses.admit(name, incarnation, meeting)
-
-    def meeting(self, incarnation: int) -> int:
-        return 0 if self.agent is None else self.agent.losses.meeting(incarnation)
 
 
 def _check_reachable(me: Worker, workers: list[Worker], options: RpcBackendOptions) -> None:

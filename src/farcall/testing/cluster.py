@@ -21,6 +21,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.context import CallContext, reset_context, set_context
 from farcall.runtime.endpoints import open_endpoint
 from farcall.runtime.gloo import GlooGroup
+from farcall.runtime.losses import Reception
 from farcall.transport.base import Endpoint
 from farcall.transport.handshake import Identity
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
@@ -63,8 +64,9 @@ def cluster(
     try:
         for worker, endpoint, gate in starting:
             others = [other for other in workers if other is not worker]
-            gate.agent = Agent(worker, endpoint, workers=others, gradients=Autograd, **options)
-            agents.append(gate.agent)
+            agent = Agent(worker, endpoint, workers=others, gradients=Autograd, **options)
+            gate.losses = agent.losses
+            agents.append(agent)
         yield agents
     finally:
         for agent in agents:
@@ -80,28 +82,14 @@ def connected(size: int) -> list[GlooGroup]:
         return list(pool.map(lambda rank: GlooGroup(store, rank, size, "127.0.0.1"), range(size)))
 
 
-class _Gate:
-    """Passes on who dials in to an agent that is made after its endpoint."""
-
-    agent: Agent | None = None
-
-    def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
-        if self.agent is None:
-            return None
-        return self.agent.losses.admit(name, incarnation, meeting)
-
-    def meeting(self, incarnation: int) -> int:
-        return 0 if self.agent is None else self.agent.losses.meeting(incarnation)
-
-
 def _listener(
     transport: Transport, secret: bytes | None, size: int
-) -> Callable[[str, int], tuple[Worker, Endpoint, _Gate]]:
+) -> Callable[[str, int], tuple[Worker, Endpoint, Reception]]:
     network = InprocNetwork()
     groups = connected(size) if transport == "process_group" else []
 
-    def listen(name: str, rank: int) -> tuple[Worker, Endpoint, _Gate]:
-        gate = _Gate()
+    def listen(name: str, rank: int) -> tuple[Worker, Endpoint, Reception]:
+        gate = Reception()
         incarnation = new_incarnation()
         endpoint: Endpoint
         if transport == "inproc":

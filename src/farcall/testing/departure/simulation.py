@@ -268,7 +268,7 @@ class _Schedule:
     def _stand_still(self, member: Member) -> None:
         forever = self._bound and self._random.random() < 0.2
         seconds = self._random.choice((0.1, 1.0, 10.0, 60.0)) * self._random.random()
-        self._note(member, "stands still for", "ever" if forever else f"{seconds:.2f} s")
+        self._note(member, "stands still", "forever" if forever else f"for {seconds:.2f} s")
         member.stands_until = math.inf if forever else self._world.clock.now + seconds
 
     # What is promised.
