@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from farcall import rpc
-from farcall.runtime.context import default_agent
+from farcall.runtime.current import default_agent
 
 UNBOUNDED = 2**62
 SLEEP = 1.0  # seconds that each request takes

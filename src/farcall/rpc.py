@@ -38,7 +38,7 @@ from farcall.ids import WorkerInfo, check_name
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime import profiling
 from farcall.runtime.advice import Advice
-from farcall.runtime.context import current_agent, default_agent, set_default_agent
+from farcall.runtime.current import current_agent, default_agent, set_default_agent
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import breaks_graphs
 from farcall.runtime.heap import keep_freed_memory
@@ -156,7 +156,7 @@ def init_rpc(
         generation = _generation
         _generation += 1
         agent = start_agent(name, rank, world_size, options, generation, Autograd)
-        agent.advice = _advice
+        agent.status.advice = _advice
         set_default_agent(agent)
         keep_freed_memory(options.keep_freed_memory)
 
@@ -181,7 +181,7 @@ def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:
     try:
         agent.shutdown(graceful, seconds)
     finally:
-        if agent.is_closed and default_agent() is agent:
+        if agent.status.is_closed and default_agent() is agent:
             set_default_agent(None)
 
 

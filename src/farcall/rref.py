@@ -17,14 +17,14 @@ from farcall.errors import Cancelled, RpcTimeout
 from farcall.ids import WorkerInfo, worker_info
 from farcall.runtime import profiling
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import current_agent, current_context
+from farcall.runtime.context import CallBeingServed, current_context, waiting
+from farcall.runtime.current import current_agent
 from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.future import Future
 from farcall.runtime.graph_breaks import methods_break_graphs
-from farcall.runtime.inbound import Job
+from farcall.runtime.limits import Limit
 from farcall.runtime.methods import RemoteMethod, check_is_for_the_owner, not_a_method
 from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
-from farcall.runtime.outbound import Limit
 from farcall.runtime.references import RefHandle
 from farcall.runtime.values import OwnedValue
 from farcall.serde import hide_own_frames
@@ -82,7 +82,8 @@ class RRef(Generic[T]):
 
     @property
     def _agent(self) -> Agent:
-        return self._handle.references.agent
+        agent: Agent = self._handle.references.agent
+        return agent
 
     @property
     def _place(self) -> OwnedValue:
@@ -140,7 +141,7 @@ class RRef(Generic[T]):
         try:
             seconds = seconds_or_default(timeout)
             if self._handle.is_owner:
-                return _value(self._place, self._agent.outbound.deadline(seconds))  # type: ignore[no-any-return]
+                return _value(self._place, self._agent.limits.of_call(seconds))  # type: ignore[no-any-return]
             return self._agent.call(self.owner_name(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
         except BaseException as error:
             hide_own_frames(error)
@@ -320,12 +321,12 @@ def _value(place: OwnedValue, limit: Limit | None = None) -> Any:
     """The value, waiting for it as long as allowed, and as somebody waits for the call served here.
 
     Args:
-        limit: what `Outbound.deadline` gives; None for the deadline of the call served here.
+        limit: what `Limits.of_call` gives; None for the deadline of the call served here.
     """
     if not place.is_ready:
         context = current_context()
         job = None
-        if context is not None and context.agent.likeness.inherits_deadlines:
+        if context is not None and context.agent.status.likeness.inherits_deadlines:
             job = context.job
         if limit is None:
             limit = (math.inf, 0.0, None) if job is None else job.limit()
@@ -333,12 +334,12 @@ def _value(place: OwnedValue, limit: Limit | None = None) -> Any:
     return place.get()
 
 
-def _wait(place: OwnedValue, limit: Limit, job: Job | None) -> None:
+def _wait(place: OwnedValue, limit: Limit, job: CallBeingServed | None) -> None:
     deadline, seconds, inherited = limit
     current_agent().executor.collecting.refuse("the value of an RRef that is not made yet")
     done = threading.Event()
     stopping = contextlib.nullcontext() if job is None else job.stopped_by(done.set)
-    with Agent.waiting(), stopping:
+    with waiting(), stopping:
         if place.wait(deadline, done):
             return
     if done.is_set():
@@ -346,10 +347,10 @@ def _wait(place: OwnedValue, limit: Limit, job: Job | None) -> None:
             "nobody waits any more for the call that waits here for the value of a reference: its "
             "caller gave up, or was lost"
         )
-    outcomes = current_agent().outcomes
+    agent = current_agent()
     raise RpcTimeout(
         f"RPC ran for more than set timeout ({seconds * 1000:.0f} ms): the value of this reference "
-        f"is not made yet{outcomes.shortage()}{outcomes.how_to_raise(seconds, inherited)}"
+        f"is not made yet{agent.shortage.describe()}{agent.limits.how_to_raise(seconds, inherited)}"
     )
 
 

@@ -231,12 +231,12 @@ def test_calls_that_were_interrupted_while_they_were_made(
     arguments = rpc.RRef(1)  # its owner is not the callee, so it is pinned
     rpc.rpc_sync("w1", echo, args=(arguments,))
     to = agent.directory.resolve("w1")
-    link = agent.connect(to, math.inf)
+    link = agent.links.connect(to, math.inf)
     owners = {
         "begin": (to.outgoing, "begin") if after else (agent.leaver, "begin"),
         "pin": (agent.references, "pin"),
         "watch": (agent.outcomes, "watch"),
-        "connect": (agent, "connect" if call is by_sync else "linked"),
+        "connect": (agent.links, "connect" if call is by_sync else "linked"),
         "dial": (agent.endpoint, "connect" if call is by_sync else "linked"),
         "send": (link, "exchange" if call is by_sync else "send"),
     }
@@ -249,7 +249,7 @@ def test_calls_that_were_interrupted_while_they_were_made(
                 interrupt_on_link(agent, name, patch, after)
             else:
                 interrupt_in(owner, name, patch, after)
-            agent.deadlines.next = math.inf  # else `watch` is called for the first only
+            agent.outcomes.deadlines.next = math.inf  # else `watch` is called for the first only
             if (call, method) != (by_sync, "watch"):
                 with pytest.raises(KeyboardInterrupt):
                     call("w1", echo, (arguments,))
@@ -274,7 +274,7 @@ def monkeypatch_begin(peer: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def interrupt_on_link(agent: Agent, name: str, patch: pytest.MonkeyPatch, after: bool) -> None:
-    connect, linked = agent.connect, agent.linked
+    connect, linked = agent.links.connect, agent.links.linked
 
     class Interrupting:
         def __init__(self, link: Any) -> None:
@@ -294,8 +294,8 @@ def interrupt_on_link(agent: Agent, name: str, patch: pytest.MonkeyPatch, after:
         setattr(wrapping, name, functools.partial(interrupted, link))
         return wrapping
 
-    patch.setattr(agent, "connect", lambda *args: wrapped(connect(*args)))
-    patch.setattr(agent, "linked", lambda peer: wrapped(linked(peer)))
+    patch.setattr(agent.links, "connect", lambda *args: wrapped(connect(*args)))
+    patch.setattr(agent.links, "linked", lambda peer: wrapped(linked(peer)))
 
 
 def test_remote_that_was_interrupted_and_whose_request_is_late(  # WRK-3
@@ -305,7 +305,7 @@ def test_remote_that_was_interrupted_and_whose_request_is_late(  # WRK-3
     caller, owner = pair
     owner.call("w0", echo, (1,))  # that is the other way
     to = caller.directory.resolve("w1")
-    link = caller.connect(to, math.inf)
+    link = caller.links.connect(to, math.inf)
     late: list[Frame] = []
 
     class Late:
@@ -315,7 +315,7 @@ def test_remote_that_was_interrupted_and_whose_request_is_late(  # WRK-3
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(caller, "linked", lambda _: Late())
+        patch.setattr(caller.links, "linked", lambda _: Late())
         with pytest.raises(KeyboardInterrupt):
             rpc.remote("w1", echo, (1,))
         for _ in range(3):
@@ -351,8 +351,8 @@ def test_calls_that_were_interrupted_anywhere(
     """Ctrl-C, wherever it comes, also in a call whose request waits in its outbox."""
     succeed_often(10)
     if full:
-        linked = pair[0].linked
-        monkeypatch.setattr(pair[0], "linked", lambda peer: Full(linked(peer)))
+        linked = pair[0].links.linked
+        monkeypatch.setattr(pair[0].links, "linked", lambda peer: Full(linked(peer)))
     interrupts = 0
     for number in itertools.count(1):
         interrupt = Interrupt(number)
@@ -390,6 +390,8 @@ def test_answers_to_cancels_that_could_not_be_written(pair: list[Agent], gate: G
     outgoing = pair[0].directory.resolve("w1").outgoing
     succeed_often(5)
     outgoing._abandoned.add(3)  # as if its answer had not come
-    pair[0].connect(pair[0].directory.resolve("w1"), math.inf).send(Frame(Cancel(), 3), math.inf)
+    pair[0].links.connect(pair[0].directory.resolve("w1"), math.inf).send(
+        Frame(Cancel(), 3), math.inf
+    )
     wait_until(lambda: bool(lost))
     wait_until(lambda: not outgoing._abandoned)

@@ -13,7 +13,7 @@ from behaviour.helpers import Gate, echo, wait_until
 from farcall import autograd, rpc
 from farcall.errors import Cancelled, UnknownWorker
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import default_agent, set_default_agent
+from farcall.runtime.current import default_agent, set_default_agent
 from farcall.testing.cluster import acting_as
 
 ROUNDS = 300
@@ -138,7 +138,7 @@ def test_call_of_a_collected_destructor_after_the_end(pair: list[Agent]) -> None
     futures: list[rpc.Future[Any]] = []
     pair[0].close()
     # Closed agents don't listen, so this is how the moment between both looks.
-    futures.append(pair[0].outbound._call_soon("w1", echo, (1,), None, None))
+    futures.append(pair[0]._outbound._call_soon("w1", echo, (1,), None, None))
     with pytest.raises(Cancelled, match="was shut down"):
         futures[0].wait()
 

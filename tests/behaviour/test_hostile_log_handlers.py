@@ -129,4 +129,4 @@ def test_timeouts_and_the_end(handler: Raising, pair: list[Agent], gate: Gate) -
     for end in ends:
         end.join(PATIENCE)
     assert not any(end.is_alive() for end in ends)
-    assert all(agent.is_closed for agent in pair)
+    assert all(agent.status.is_closed for agent in pair)

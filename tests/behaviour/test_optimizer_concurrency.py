@@ -25,7 +25,7 @@ from farcall import autograd as dist_autograd
 from farcall import rpc
 from farcall.optim import DistributedOptimizer
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 from farcall.testing.cluster import acting_as
 
 STEPS = 20

@@ -22,7 +22,7 @@ from farcall import autograd as dist_autograd
 from farcall import errors, rpc
 from farcall.optim import DistributedOptimizer
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 
 def notes_of(error: BaseException) -> str:

@@ -48,11 +48,11 @@ class Stuck:
         self._agent = agent
         self._opened = threading.Event()
         self._lost: str | None = None
-        self._connect = agent.connect
-        self._linked = agent.linked
+        self._connect = agent.links.connect
+        self._linked = agent.links.linked
         self.waiting = threading.Semaphore(0)
-        agent.connect = self.connect  # type: ignore[method-assign]
-        agent.linked = self.linked if links else lambda _: None  # type: ignore[method-assign]
+        agent.links.connect = self.connect  # type: ignore[method-assign]
+        agent.links.linked = self.linked if links else lambda _: None  # type: ignore[method-assign]
 
     def connect(self, peer: Peer, deadline: float) -> Any:
         if peer.worker is self._agent.me:
@@ -75,8 +75,8 @@ class Stuck:
     def open(self) -> None:
         self._opened.set()
         self._agent.outboxes.flush(outboxes.time.monotonic() + PATIENCE)
-        self._agent.connect = self._connect  # type: ignore[method-assign]
-        self._agent.linked = self._linked  # type: ignore[method-assign]
+        self._agent.links.connect = self._connect  # type: ignore[method-assign]
+        self._agent.links.linked = self._linked  # type: ignore[method-assign]
 
     def break_all(self, cause: str) -> None:
         self._lost = cause
@@ -245,7 +245,7 @@ def test_shutdown_ends_what_waits_and_its_thread(
 
 
 def test_an_error_while_sending_ends_its_own_call_only(pair: list[Agent], stuck: Stuck) -> None:
-    connect = pair[0].connect
+    connect = pair[0].links.connect
     broken = iter([True])
 
     def fail_once(*args: Any) -> Any:
@@ -255,8 +255,8 @@ def test_an_error_while_sending_ends_its_own_call_only(pair: list[Agent], stuck:
                 raise SystemExit
         return link
 
-    pair[0].connect = fail_once  # type: ignore[method-assign]
-    pair[0].linked = lambda _: None  # type: ignore[method-assign]
+    pair[0].links.connect = fail_once  # type: ignore[method-assign]
+    pair[0].links.linked = lambda _: None  # type: ignore[method-assign]
     first = rpc.rpc_async("w1", echo, args=(1,), **FOREVER)
     second = rpc.rpc_async("w1", echo, args=(2,), **FOREVER)
     stuck.open()
@@ -270,17 +270,17 @@ def test_callbacks_of_calls_that_could_not_be_sent_may_call(
     pair: list[Agent], error: type[Exception]
 ) -> None:
     """Also to the same worker: they don't run in the thread that sends to it."""
-    connect, linked = pair[0].connect, pair[0].linked
+    connect, linked = pair[0].links.connect, pair[0].links.linked
     may_fail = Gate()
 
     def fail(*_: Any) -> Any:
         may_fail.wait()
-        pair[0].connect = connect  # type: ignore[method-assign]
-        pair[0].linked = linked  # type: ignore[method-assign]
+        pair[0].links.connect = connect  # type: ignore[method-assign]
+        pair[0].links.linked = linked  # type: ignore[method-assign]
         raise error("for the test")
 
-    pair[0].connect = fail  # type: ignore[method-assign]
-    pair[0].linked = lambda _: None  # type: ignore[method-assign]
+    pair[0].links.connect = fail  # type: ignore[method-assign]
+    pair[0].links.linked = lambda _: None  # type: ignore[method-assign]
     future = rpc.rpc_async("w1", echo, args=(1,), **FOREVER)
     after = future.then(lambda _: rpc.rpc_sync("w1", echo, args=(2,), timeout=0))
     may_fail.open()

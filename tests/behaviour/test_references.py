@@ -174,7 +174,7 @@ def test_remote_returns_before_the_function_ends(pair: list[Agent], gate: Gate) 
 def test_a_reference_is_made_however_long_its_link_takes_to_open(
     pair: list[Agent], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect = pair[0].connect
+    connect = pair[0].links.connect
 
     def connect_late(peer: Peer, deadline: float) -> Link:
         begun = time.monotonic()
@@ -183,7 +183,7 @@ def test_a_reference_is_made_however_long_its_link_takes_to_open(
             pass
         return connect(peer, deadline)
 
-    monkeypatch.setattr(pair[0], "connect", connect_late)
+    monkeypatch.setattr(pair[0].links, "connect", connect_late)
     rref = rpc.remote("w1", wait_at, args=(gate, 5), timeout=TIMEOUT)
     monkeypatch.undo()
     gate.wait_for_arrivals()

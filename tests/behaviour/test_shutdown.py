@@ -15,7 +15,7 @@ import torch
 from behaviour.helpers import PATIENCE, Box, Gate, echo, in_threads, wait_at
 from farcall import rpc
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import set_default_agent
+from farcall.runtime.current import set_default_agent
 from farcall.testing.cluster import Transport, acting_as, cluster
 
 
@@ -44,7 +44,7 @@ def test_a_group_leaves_together(start: Callable[..., list[Agent]], size: int) -
     with in_threads(*map(shut_down, agents)) as results:
         pass
     assert results == [None] * size
-    assert all(agent.is_closed for agent in agents)
+    assert all(agent.status.is_closed for agent in agents)
 
 
 def test_nobody_leaves_before_all_want_to(trio: list[Agent]) -> None:
@@ -70,7 +70,7 @@ def test_calls_in_flight_are_waited_for(trio: list[Agent], gate: Gate) -> None:
     gate.wait_for_arrivals(3)
     with in_threads(*map(shut_down, trio)) as results:
         assert not future.done()
-        assert not any(agent.is_closed for agent in trio)
+        assert not any(agent.status.is_closed for agent in trio)
         gate.open()
     assert results == [None] * 3
     assert future.value() == 5
@@ -111,7 +111,7 @@ def test_a_shutdown_that_takes_too_long_names_who_is_missing(trio: list[Agent]) 
     with pytest.raises(rpc.RpcTimeout) as raised:
         trio[0].shutdown(timeout=0.1)
     assert "'w1', 'w2'" in str(raised.value)
-    assert trio[0].is_closed
+    assert trio[0].status.is_closed
 
 
 def test_a_shutdown_that_waits_for_its_own_calls_says_so(pair: list[Agent], gate: Gate) -> None:
@@ -157,7 +157,7 @@ def test_a_handler_may_shut_its_worker_down(pair: list[Agent]) -> None:
     with pytest.raises((rpc.PeerLost, rpc.Cancelled)):
         rpc.rpc_sync("w1", rpc.shutdown, kwargs={"graceful": False})
     pair[1].close()
-    assert pair[1].is_closed
+    assert pair[1].status.is_closed
 
 
 def test_groups_come_and_go_without_leaving_anything(transport: Transport) -> None:

@@ -65,7 +65,7 @@ class Stage(Gate):
 
     def limit(self) -> None:
         for agent in self.agents:
-            agent.rpc_timeout = LIMIT
+            agent.status.rpc_timeout = LIMIT
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_graceful_shutdown_waits_for_what_waits(agents: list[Agent], store: Stor
     assert agents[0].leaver.active == 1
     leaving = threading.Thread(target=agents[0].shutdown)
     leaving.start()
-    wait_until(lambda: agents[0].leaver.is_leaving)
+    wait_until(lambda: agents[0].status.is_leaving)
     assert not future.done()
     store.answers.set()
     leaving.join(PATIENCE)

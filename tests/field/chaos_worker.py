@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from farcall import errors, rpc
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 NAMES = [f"w{index}" for index in range(6)]
 TIMEOUT = 3.0  # seconds, of each call

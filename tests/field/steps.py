@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from farcall import rpc
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 _losses: list[str] = []
 _lost_at: list[float] = []

@@ -20,7 +20,7 @@ import torch
 from crew import PATIENCE
 
 from farcall import rpc
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 # A worker's own threads come and go with the load: as many as functions may run at once (16), one
 # that leads, the watchdog, the acceptor, the spare ones and those of handshakes.

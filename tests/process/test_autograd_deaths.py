@@ -21,7 +21,7 @@ from crew import PATIENCE, Crew, Member, call, join, leave_all
 
 from farcall import autograd as dist_autograd
 from farcall import rpc
-from farcall.runtime.context import default_agent
+from farcall.runtime.current import default_agent
 
 GENEROUS = PATIENCE / 2  # seconds; the timeout of calls is PATIENCE
 BOUND = 2.0  # what is promised, and printed when it is not kept
@@ -316,7 +316,7 @@ def set_timeout(seconds: float) -> None:
     """Of all calls of this process from now on."""
     agent = default_agent()
     assert agent is not None
-    agent.rpc_timeout = seconds
+    agent.status.rpc_timeout = seconds
 
 
 def go_on_with_timeout(seconds: float) -> None:

@@ -18,7 +18,7 @@ from networks import Network, enter, network
 
 from farcall import rpc
 from farcall.errors import PeerLost
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 BOUND = 2.0  # seconds
 MEGABYTE = 1 << 20

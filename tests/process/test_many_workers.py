@@ -18,7 +18,7 @@ import torch
 from crew import Crew, Member, leave_all
 
 from farcall import rpc
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 pytestmark = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"

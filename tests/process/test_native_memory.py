@@ -20,7 +20,7 @@ from crew import PATIENCE, Crew, call, leave_all
 from torch.utils.data import DataLoader
 
 from farcall import rpc
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 pytestmark = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"

@@ -14,7 +14,7 @@ import torch.distributed
 from crew import PATIENCE, Crew, Member, call, leave_all
 
 from farcall import rpc
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 from farcall.transport.process_group import ProcessGroupEndpoint
 
 pytestmark = pytest.mark.skipif(

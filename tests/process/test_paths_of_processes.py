@@ -14,7 +14,7 @@ import torch
 from crew import Crew, call, join, leave, leave_all
 
 from farcall.errors import AuthenticationFailed
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 from farcall.runtime.endpoints import NATIVE
 
 needs_native = pytest.mark.skipif(

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 
 from farcall import rpc
 from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from patience import PATIENCE
 
 from farcall import rpc
 from farcall.errors import AuthenticationFailed
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 
 def start_with_secrets(crew: Crew, *secrets: str) -> list[Member]:

@@ -156,7 +156,7 @@ def test_only_rpc_sets_the_default_agent() -> None:
         if "set_default_agent"
         in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", ""))
     }
-    assert setters == {"farcall.rpc", "farcall.runtime.context"}
+    assert setters == {"farcall.rpc", "farcall.runtime.current"}
 
 
 def test_global_variables_change_only_in_rpc_and_context() -> None:
@@ -167,4 +167,4 @@ def test_global_variables_change_only_in_rpc_and_context() -> None:
         if any(isinstance(node, ast.Global) for node in ast.walk(tree))
         and unit_of(module) != "compat"
     }
-    assert changing == {"farcall.rpc", "farcall.runtime.context"}
+    assert changing == {"farcall.rpc", "farcall.runtime.current"}

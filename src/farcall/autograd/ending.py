@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from farcall.errors import Cancelled
-from farcall.runtime.agent import Agent
+from farcall.runtime.context import waiting
 from farcall.serde import StoredError
 from farcall.transport.waiter import Alarm, Waiter
 
@@ -67,7 +67,7 @@ class Ending:
             TimeoutError: it is not over by the deadline.
         """
         if not self.is_over:
-            with Agent.waiting():
+            with waiting():
                 self._waiter.wait(deadline)
         if self._error is not None:
             raise self._error.error()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 
 class Options(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
@@ -24,19 +24,17 @@ from farcall.autograd.ending import Dropped, Ending, unused
 from farcall.autograd.graph import GraphReach
 from farcall.autograd.handlers import Options
 from farcall.autograd.leaf_hooks import call_leaf_hooks
+from farcall.autograd.ports import PassHome
 from farcall.autograd.records import Receive, Source, with_grad
 from farcall.autograd.shared_run import SharedRun
 from farcall.protocol import pass_instructions as do
 from farcall.protocol.passes import SURVEY, PassMachine, State, UnexpectedGradient
-from farcall.runtime.context import CallContext, reset_context, set_context
+from farcall.runtime.context import CallContext, reset_context, set_context, waiting
 from farcall.runtime.function_queue import DEEPEST
 from farcall.runtime.future import Future
 from farcall.runtime.peers import Peer
 from farcall.serde import StoredError
 from farcall.transport.base import Link
-
-if TYPE_CHECKING:
-    from farcall.autograd.runner import Runner
 
 Tensor = torch.Tensor
 Gradients = Mapping[int, Tensor | None]  # of the tensors of a source, by their indices
@@ -59,7 +57,7 @@ class Pass:
     """
 
     def __init__(
-        self, runner: Runner, context: Context, options: Options, roots: Source | None = None
+        self, runner: PassHome, context: Context, options: Options, roots: Source | None = None
     ) -> None:
         self.options = options
         self.ending = None if roots is None else Ending()
@@ -331,8 +329,8 @@ class Pass:
 
     def wait_for(self, number: int) -> Gradients:
         """The gradients of the live tensors of a source, when they are there."""
-        limit = FAST_PATIENCE * self._agent.rpc_timeout if self.options.fast else 0
-        with self._agent.waiting(), self._lock:
+        limit = FAST_PATIENCE * self._agent.status.rpc_timeout if self.options.fast else 0
+        with waiting(), self._lock:
             self._arrival = self._arrival or threading.Condition(self._lock)
             is_there = self._arrival.wait_for(
                 lambda: number in self._gradients or self.error is not None, limit or None

@@ -39,7 +39,7 @@ class Autograd:
         # that made less than 2**17 contexts a second.
         self._contexts: Contexts[Context] = Contexts(agent.me.id, int(time.time()) << 17)
         self._numbers = itertools.count(1)
-        self.runner = Runner(self)
+        self.runner = Runner(agent, self.replicas, self)
         self.backward = self.runner.backward
 
     # Contexts.

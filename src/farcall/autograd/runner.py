@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,13 +15,16 @@ from farcall.autograd.contents import Context
 from farcall.autograd.ending import Ending
 from farcall.autograd.handlers import Options
 from farcall.autograd.passes import Pass
+from farcall.autograd.ports import FailedPass, Recorded
 from farcall.autograd.records import Source
+from farcall.autograd.replicas import Replicas
 from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
 from farcall.protocol.passes import ROOT
 from farcall.protocol.shares import WHOLE
 from farcall.runtime import profiling
+from farcall.runtime.agent import Agent
 from farcall.runtime.call_names import inherited_from
-from farcall.runtime.context import CallContext, reset_context, set_context
+from farcall.runtime.context import CallContext, is_at_work, reset_context, set_context, waiting
 from farcall.runtime.deferred import Deferred
 from farcall.runtime.function_queue import DEEPEST
 from farcall.runtime.future import Future
@@ -31,9 +34,6 @@ from farcall.transport.base import Link
 from farcall.transport.waiter import Alarm
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Broken, Gradients, Message, Ran
-
-if TYPE_CHECKING:
-    from farcall.autograd.recorder import Autograd
 
 MODES = ("smart", "fast")
 
@@ -58,10 +58,10 @@ ON_MODIFIED = (
 class Runner:
     """See the module's description. Thread-safe."""
 
-    def __init__(self, autograd: Autograd) -> None:
-        self.agent = autograd.agent
-        self.replicas = autograd.replicas
-        self._autograd = autograd
+    def __init__(self, agent: Agent, replicas: Replicas, recorded: Recorded) -> None:
+        self.agent = agent
+        self.replicas = replicas
+        self._recorded = recorded
         self._lock = threading.Lock()  # guards the tables of passes
         self._alarms: list[Alarm] = []  # of threads that waited; to be used again
         # Whether to look for hooks of leaves' nodes, see `leaf_hooks`.
@@ -86,9 +86,9 @@ class Runner:
         """See `farcall.autograd.backward`."""
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-        known = self._autograd.find(context)
+        known = self._recorded.find(context)
         source = Source(ROOT, check_roots(roots))
-        number = self._autograd.next_id()
+        number = self._recorded.next_id()
         retain_graph = retain_graph or create_graph
         me = self.agent.me.name
         options = Options(number, retain_graph, create_graph, mode == "fast", me)
@@ -119,7 +119,7 @@ class Runner:
     def _wait(self, backward: Pass) -> None:
         """Wait until the pass is over everywhere."""
         assert backward.ending is not None
-        deadline, seconds, inherited = self.agent.outbound.deadline(None)
+        deadline, seconds, inherited = self.agent.limits.of_call(None)
         try:
             self._receive(backward, backward.ending, deadline)
             backward.ending.wait(deadline)
@@ -129,7 +129,7 @@ class Runner:
             hint = "; pass rpc_timeout= in the options of init_rpc for more"
             raise RpcTimeout(
                 f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
-                + self.agent.outcomes.shortage()
+                + self.agent.shortage.describe()
                 + (hint if inherited is None else inherited_from(inherited))
             ) from None
 
@@ -144,13 +144,13 @@ class Runner:
             alarm = self._alarms.pop()
         except IndexError:
             alarm = Alarm()
-        at_work = self.agent.is_at_work()
+        at_work = is_at_work()
         ending.wake_by(alarm)
         try:
             while len(backward.links) == 1 and not ending.is_over:
                 (link,) = backward.links
                 if at_work:
-                    with self.agent.waiting():
+                    with waiting():
                         frame = link.receive(PASS_MESSAGES, alarm.fileno(), deadline)
                 else:
                     frame = link.receive(PASS_MESSAGES, alarm.fileno(), deadline)
@@ -170,24 +170,24 @@ class Runner:
                     self.reported(peer, frame.message)  # type: ignore[arg-type]
         finally:
             ending.wake_by(None)
-            if alarm.has_rung or self.agent.is_closed:
+            if alarm.has_rung or self.agent.status.is_closed:
                 alarm.close()
             else:
                 self._alarms.append(alarm)
 
-    def tell_all(self, context: int, backward: Pass) -> None:
+    def tell_all(self, context: int, backward: FailedPass) -> None:
         """Tell everybody who may take part in a pass that it has failed."""
-        for incarnation in self._autograd.known_to(context):
+        for incarnation in self._recorded.known_to(context):
             self.tell_failures(incarnation, context, [backward])
 
-    def tell_failures(self, incarnation: int, context: int, passes: Sequence[Pass]) -> None:
+    def tell_failures(self, incarnation: int, context: int, passes: Sequence[FailedPass]) -> None:
         """Tell a worker which of these passes are known to have failed."""
         peer = self.agent.directory.of_incarnation(incarnation)
         for backward in passes:
             if backward.is_announced and peer is not None and peer.lost is None:
                 self._tell_of_failure(peer, context, backward)
 
-    def _tell_of_failure(self, peer: Peer, context: int, backward: Pass) -> None:
+    def _tell_of_failure(self, peer: Peer, context: int, backward: FailedPass) -> None:
         self.agent.executor.may_pass_lead()
         reason = "" if backward.error is None else message_of(backward.error.error())
         call = (context, tuple(backward.options), reason)
@@ -214,11 +214,11 @@ class Runner:
             CallError: the peer is gone, or takes nothing for the agent's `rpc_timeout`.
         """
         with profiling.event(SENDING_EVENT):
-            dumped = self.agent.dump(gradients, peer)
+            dumped = self.agent.pickling.dump(gradients, peer)
             message = Gradients(context.id, options.id, number, share, *options[1:])
             if options.create_graph:
-                _, message.sent = self._autograd.send(context.id, peer, dumped.tensors)
-            seconds = self.agent.rpc_timeout
+                _, message.sent = self._recorded.send(context.id, peer, dumped.tensors)
+            seconds = self.agent.status.rpc_timeout
             deadline = time.monotonic() + seconds if seconds else math.inf
             frame = Frame(message, 0, dumped.body, dumped.buffers)
             return self.agent.control.send(peer, frame, deadline)
@@ -263,7 +263,7 @@ class Runner:
         active = message.context if message.create_graph else 0
         token = set_context(CallContext(self.agent, gradients=active, depth=DEEPEST))
         try:
-            known = self._autograd.get(message.context)
+            known = self._recorded.get(message.context)
             if known is None:
                 self.tell_root(message.context, options)
                 return
@@ -271,7 +271,7 @@ class Runner:
             try:
                 attach = None
                 if message.sent:
-                    attach = self._autograd.receive(message.context, peer, message.sent)
+                    attach = self._recorded.receive(message.context, peer, message.sent)
                 gradients = self.agent.serializer.load(frame.body, frame.buffers, attach=attach)
                 frame.body, frame.buffers = b"", ()
                 source = self._source(known, message.number)
@@ -294,7 +294,7 @@ class Runner:
 
     def reported(self, peer: Peer, message: Ran | Broken) -> None:
         """A peer says how it fared in a pass that began here."""
-        known = self._autograd.get(message.context)
+        known = self._recorded.get(message.context)
         backward: Pass | None = None if known is None else known.passes.get(message.backward)
         if backward is None:
             return
@@ -308,17 +308,17 @@ class Runner:
 
     def on_prepare(self, context: int, options: Options, number: int, live: Sequence[int]) -> Any:
         """See `handlers.prepare`."""
-        known = self._autograd.find(context)
+        known = self._recorded.find(context)
         source = self._source(known, number)
         return Deferred(self._pass(known, options).prepare(source, live))
 
     def on_survey(self, context: int, options: Options) -> Any:
         """See `handlers.survey`."""
-        return Deferred(self._pass(self._autograd.find(context), options).survey())
+        return Deferred(self._pass(self._recorded.find(context), options).survey())
 
     def on_cause(self, context: int, number: int) -> Any:
         """See `handlers.cause`."""
-        backward: Pass | None = self._autograd.find(context).passes.get(number)
+        backward: Pass | None = self._recorded.find(context).passes.get(number)
         if backward is None or backward.error is None:
             raise RuntimeError(f"the backward pass did not fail on worker {self.agent.me.name!r}")
         failed: Future[None] = Future()
@@ -327,7 +327,7 @@ class Runner:
 
     def on_abort(self, context: int, options: Options, reason: str) -> None:
         """See `handlers.abort`."""
-        known = self._autograd.get(context)
+        known = self._recorded.get(context)
         if known is not None:
             self._pass(known, options).abort(Cancelled(reason))
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.graph import Node
 
-if TYPE_CHECKING:
-    from farcall.autograd.passes import Pass
+from farcall.autograd.ports import RunningPass
 
 Tensor = torch.Tensor
 
@@ -17,7 +15,7 @@ Tensor = torch.Tensor
 class SharedRun:
     """The traffic of a run of all sources; see `records.Traffic`. For one thread."""
 
-    def __init__(self, backward: Pass, sources: Sequence[int]) -> None:
+    def __init__(self, backward: RunningPass, sources: Sequence[int]) -> None:
         self._pass = backward
         self._sources = iter(sources)
         self._last = sources[-1]

@@ -15,7 +15,8 @@ from farcall.autograd.recorder import Autograd
 from farcall.autograd.records import Receive, Source
 from farcall.errors import FarcallError
 from farcall.protocol.contexts import CREATOR_SHIFT
-from farcall.runtime.context import CallContext, current_agent, current_context, set_context
+from farcall.runtime.context import CallContext, current_context, set_context
+from farcall.runtime.current import current_agent
 
 __all__ = ["backward", "context", "get_gradients", "is_available"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from farcall.runtime.agent import Agent
+from farcall.runtime.context import waiting
 from farcall.transport.uninterrupted import Lock, take
 
 
@@ -71,7 +71,7 @@ class holding:  # noqa: N801 - a context manager
                 if take(lock):
                     self._held.append(lock)
                     continue
-                with Agent.waiting():
+                with waiting():
                     if take(lock, threading.TIMEOUT_MAX):
                         self._held.append(lock)
         except BaseException:  # KeyboardInterrupt

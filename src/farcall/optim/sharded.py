@@ -10,7 +10,7 @@ from farcall.optim.owners import Owners, attempt, call_workers, explained
 from farcall.optim.part import Built, Part, Recipe, build
 from farcall.optim.shards import Outline, Shard, StateDict, merge, split
 from farcall.rref import RRef
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 
 class Sharded:

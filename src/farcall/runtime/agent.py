@@ -15,38 +15,45 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 
-from farcall.errors import Cancelled, LinkError, RpcTimeout
+from farcall.errors import LinkError, RpcTimeout
 from farcall.ids import RefId, Worker
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
+from farcall.protocol.worker import WorkerMachine
 from farcall.runtime import intake
-from farcall.runtime.advice import Advice
 from farcall.runtime.answers import Answers
-from farcall.runtime.context import CallContext, current_context, set_context
+from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.control import ControlMessages
-from farcall.runtime.deadlines import Deadlines
 from farcall.runtime.directory import Directory, Find
 from farcall.runtime.executor import Executor
 from farcall.runtime.function_queue import max_threads_of
+from farcall.runtime.future import Future
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.inbound import Job
 from farcall.runtime.leaving import Leaver
-from farcall.runtime.likeness import Likeness
-from farcall.runtime.losses import Losses
+from farcall.runtime.limits import Limits
+from farcall.runtime.links import Links
+from farcall.runtime.losses import Loss, Losses
 from farcall.runtime.machine import Machine
 from farcall.runtime.openmp import IdleTeam
-from farcall.runtime.outbound import Outbound
+from farcall.runtime.outbound import Function, Kwargs, Outbound, To
 from farcall.runtime.outboxes import Outboxes
 from farcall.runtime.outcomes import Outcomes
-from farcall.runtime.peers import Peer, PendingCall
+from farcall.runtime.peers import IncomingCall, Peer, PendingCall
+from farcall.runtime.pickling import Pickling
 from farcall.runtime.policy import Policy
 from farcall.runtime.references import References, RefHandle
+from farcall.runtime.serving import Serving
+from farcall.runtime.shortage import Shortage
+from farcall.runtime.status import Status
 from farcall.runtime.values import OwnedValue
-from farcall.serde import DeviceMap, Dumped, Serializer
+from farcall.runtime.waiting_requests import WaitingRequests
+from farcall.serde import DeviceMap, Serializer
 from farcall.transport.base import Arrived, Endpoint, Event, Link
 from farcall.transport.loopback import LoopbackLink
 from farcall.transport.uninterrupted import uninterrupted
@@ -75,7 +82,6 @@ logger = get_logger("farcall")
 Args = Sequence[Any]
 GOODBYE_SECONDS = 0.2
 STOP_SECONDS = 5.0
-_NOT_IN_HANDLER = contextlib.nullcontext()
 
 
 class Agent:
@@ -122,73 +128,164 @@ class Agent:
         gradients: Callable[[Agent], Gradients],
     ) -> None:
         self.me = me
+        self.status = status = Status(me, rpc_timeout)
         self.endpoint = endpoint
-        self.rpc_timeout = rpc_timeout
         self.policy = policy or Policy()
-        self.device_maps = dict(device_maps or {})
         self.outboxes = Outboxes(me.name)
         self.idle_team = IdleTeam(me.name, enabled=limit_openmp_spin)
-        self.executor = Executor(
+        self.executor = executor = Executor(
             me.name,
             endpoint,
             self,
             num_worker_threads,
             max_threads_of(max_threads, num_worker_threads),
         )
-        self.control = ControlMessages(self)
+        self.loopback = LoopbackLink(me, executor.post)
+        state: WorkerMachine[PendingCall, IncomingCall] = WorkerMachine(me.incarnation)
+        self.directory = directory = Directory(me, [*workers, me], find, bounds, state.meet)
+        self.links = links = Links(endpoint, self.loopback, directory)
+        self.losses = losses = Losses(status, endpoint, directory)
+        self.control = control = ControlMessages(
+            status, endpoint, directory, links, losses, self.outboxes, self.on_control
+        )
         values: dict[RefId, OwnedValue] = {}
-        self.machine = Machine(self, values)
-        meet = self.machine.state.meet
-        self.directory = Directory(me, [*workers, me], find, bounds, meet)
-        self.answers = Answers(self)
-        self.references = references = References(self, self.machine, values)
+        self.machine = machine = Machine(
+            state, values, status, directory, control, executor, endpoint.wake
+        )
+        self.answers = Answers(status, self.outboxes, executor)
+        self.references = references = References(
+            self, status, machine, values, directory, executor.collecting, endpoint.wake
+        )
         self.serializer = Serializer(
             allow_by_value=allow_by_value,
             allow_pickle=allow_pickle,
             reference=RefHandle,
             check=references.check_sendable,
         )
-        members = () if find else [(p.worker.id, p.incarnation) for p in self.directory.live()]
-        self.leaver = Leaver(me.incarnation, members, self.control, dead_host_timeout)
-        self.loopback = LoopbackLink(me, self.executor.post)
-        self.outcomes = Outcomes(self)
-        self.deadlines = Deadlines(self.outcomes.watched)
-        self.outbound = Outbound(self)
+        self.pickling = Pickling(self.serializer, device_maps or {})
+        members = () if find else [(p.worker.id, p.incarnation) for p in directory.live()]
+        self.leaver = leaver = Leaver(me.incarnation, members, control, dead_host_timeout)
+        self.shortage = shortage = Shortage(status, executor, directory)
+        self.limits = limits = Limits(status, self.idle_team)
         self.gradients = gradients(self)
-        self.call = self.outbound.call
-        self.call_async = self.outbound.call_async
-        self.remote = self.outbound.remote
+        self.outcomes = outcomes = Outcomes(
+            self,
+            status,
+            directory,
+            losses,
+            machine,
+            references,
+            self.serializer,
+            self.gradients,
+            executor,
+            leaver,
+            limits,
+            shortage,
+            endpoint.wake,
+        )
+        self._outbound = Outbound(
+            status,
+            directory,
+            links,
+            machine,
+            references,
+            outcomes,
+            self.gradients,
+            executor,
+            leaver,
+            limits,
+            self.pickling,
+            WaitingRequests(links, self.outboxes, executor, references, outcomes),
+        )
+        self._serving = Serving(
+            self,
+            status,
+            machine,
+            references,
+            self.pickling,
+            self.gradients,
+            executor,
+            leaver,
+            self.answers,
+            control,
+            shortage,
+            self.policy,
+        )
         self._closing = threading.Lock()
-        self.is_closed = False
         self._on_close = on_close
-        self.likeness = Likeness()  # set by a layer that imitates another system, such as `compat`
-        self.advice = Advice()
-        self.losses = Losses(self)
-        self.executor.start()
+        losses.start(
+            machine.lose,
+            [
+                lambda loss: endpoint.drop(loss.peer.incarnation, loss.cause),
+                _cancel_served,  # before answers go on: functions that are held must not run
+                lambda loss: self.outboxes.lose(loss.peer.outbox),
+                lambda loss: self.outboxes.lose(loss.peer.back_outbox),
+                self.answers.lost,
+                outcomes.lost,
+                lambda loss: self.gradients.lost(loss.peer),
+                references.lost,
+                lambda loss: leaver.lost(loss.peer.incarnation),
+            ],
+            machine.forget,
+        )
+        executor.start()
 
     def __repr__(self) -> str:
-        state = "closed" if self.is_closed else f"{len(self.directory.live())} live workers"
+        state = "closed" if self.status.is_closed else f"{len(self.directory.live())} live workers"
         return f"<farcall Agent of {self.me.name!r} (id {self.me.id}), {state}>"
 
-    def dump(self, value: Any, peer: Peer) -> Dumped:
-        """Pickle for a peer."""
-        return self.serializer.dump(
-            value,
-            by_value=not peer.same_program,
-            device_map=self.device_maps.get(peer.name) if self.device_maps else None,
-        )
+    def call(
+        self,
+        to: To,
+        function: Function,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+        timeout: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Any:
+        """Run a function on another worker (or this one) and wait for its value.
 
-    @staticmethod
-    def waiting() -> contextlib.AbstractContextManager[None]:
-        """Around a wait for farcall: a handler that waits leaves its place to another."""
-        context = current_context()
-        return _NOT_IN_HANDLER if context is None else context.agent.executor.waiting()
+        Args:
+            timeout: seconds; 0 for no limit, None for the agent's default.
+            meanwhile: called when the request was sent, before the wait. Must not raise.
 
-    @staticmethod
-    def is_at_work() -> bool:
-        """Whether `waiting` has something to do in this thread. Stays so while a function runs."""
-        context = current_context()
-        return context is not None and context.agent.executor.is_at_work()
+        Raises:
+            RpcTimeout, PeerLost, Cancelled, SerializationError: see `farcall.errors`.
+            BaseException: what the function raised, as itself if it can be rebuilt here.
+        """
+        return self._outbound.call(to, function, args, kwargs, timeout, meanwhile)
+
+    def call_async(
+        self,
+        to: To,
+        function: Function,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+        timeout: float | None = None,
+        maker: FrameType | None = None,
+    ) -> Future[Any]:
+        """Like `call`, with a future of the value. Raises only what is wrong with the arguments.
+
+        Args:
+            maker: the frame that makes the call, for the log; None for the caller's.
+        """
+        return self._outbound.call_async(to, function, args, kwargs, timeout, maker)
+
+    def remote(
+        self,
+        to: To,
+        function: Function,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+        timeout: float | None = None,
+    ) -> RefHandle:
+        """Run a function elsewhere and leave its result there: a handle of it, at once.
+
+        Args:
+            timeout: seconds for the making of the reference, not for the function, nor for the
+                sending of the request: see `outbound.SECONDS_TO_SEND`.
+        """
+        return self._outbound.remote(to, function, args, kwargs, timeout)
 
     # Events; see `executor.Handler`.
 
@@ -227,7 +324,7 @@ class Agent:
         if now >= self.idle_team.asks_at:
             self.idle_team.note(now)
         deadline = now + timeout if timeout > 0 else math.inf
-        job = Job(self, peer, link, frame, request, deadline)
+        job = Job(self._serving, peer, link, frame, request, deadline)
         with self.machine.lock:
             fresh = peer.incoming.request(frame.call_id, job)
         if not fresh:
@@ -264,34 +361,14 @@ class Agent:
         """The executor's leader has nothing to do: what is due, and when is it next?"""
         self.references.drain()
         now = time.monotonic()
-        for pending in self.deadlines.due(now):
+        for pending in self.outcomes.deadlines.due(now):
             self.outcomes.expire(pending)
-        return self.deadlines.next
+        return self.outcomes.deadlines.next
 
     def on_shortage(self) -> None:
         """The executor has no more threads for calls."""
         intake.let_in(self.directory.live())
-        self.control.tell_of_shortage()
-
-    def linked(self, peer: Peer) -> Link | None:
-        """The link for calls to a peer, if there is one already. Never waits."""
-        return self.loopback if peer.worker is self.me else self.endpoint.linked(peer.worker)
-
-    def connect(self, peer: Peer, deadline: float) -> Link:
-        """The link for calls to a peer, dialled on first use; may be this worker's own.
-
-        Raises:
-            LinkError: it can't be reached.
-            TimeoutError: it does not answer by the deadline.
-        """
-        if peer.worker is self.me:
-            return self.loopback
-        if not peer.worker.addresses:
-            # It joined later and dialled us first: where it listens the rendezvous knows.
-            self.directory.find(peer.name, deadline)
-        link = self.endpoint.connect(peer.worker, deadline)
-        peer.linked = True
-        return link
+        self.shortage.tell()
 
     # The end.
 
@@ -309,7 +386,8 @@ class Agent:
         """
         self.executor.collecting.refuse("shutdown")
         try:
-            if graceful and not self.is_closed:
+            if graceful and not self.status.is_closed:
+                self.status.is_leaving = True
                 self._leave(time.monotonic() + timeout if timeout else math.inf, timeout)
         finally:
             self.close()
@@ -327,7 +405,7 @@ class Agent:
                 if self.leaver.active
                 else f"waiting for {names}"
             )
-            + self.outcomes.shortage()
+            + self.shortage.describe()
         )
 
     def close(self, reason: str = "it has shut down", patience: float = STOP_SECONDS) -> None:
@@ -337,15 +415,15 @@ class Agent:
             reason: what the others are told.
             patience: seconds to wait for functions that are still running.
         """
-        if not self.is_closed:
+        if not self.status.is_closed:
             # All of it or nothing: what Ctrl-C left undone would never be done.
             uninterrupted(lambda: self._close(reason, patience), f"farcall-end-{self.me.name}")
 
     def _close(self, reason: str, patience: float) -> None:
         with self._closing:
-            if self.is_closed:
+            if self.status.is_closed:
                 return
-            self.is_closed = True
+            self.status.is_closed = True
         self.losses.close()
         try:
             self._end_calls(reason)
@@ -355,7 +433,7 @@ class Agent:
                 if not self.executor.stop(patience):
                     logger.warning("%s: shut down while functions are still running", self.me.name)
             finally:
-                self.outcomes.fail_queued(Cancelled(f"the agent of {self.me.name!r} was shut down"))
+                self.outcomes.fail_queued(self.status.closed_error())
                 try:
                     self.endpoint.close()
                     self.outboxes.close(patience)
@@ -363,7 +441,7 @@ class Agent:
                     self._on_close()
 
     def _end_calls(self, reason: str) -> None:
-        error = Cancelled(f"the agent of {self.me.name!r} was shut down")
+        error = self.status.closed_error()
         cancelled: list[PendingCall] = []
         for peer in self.directory.all():
             # Before anything ends: the ends of links must not be taken for the deaths of peers.
@@ -386,3 +464,8 @@ class Agent:
             self.gradients.close()
             self.references.close(error)
             self.machine.close(error)
+
+
+def _cancel_served(loss: Loss) -> None:
+    for job in loss.served:
+        job.cancel()

@@ -6,35 +6,33 @@ While too much waits for a caller, its functions don't begin (`farcall.protocol.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from farcall.errors import LinkError
-from farcall.runtime.outboxes import AT_ONCE, detached, end_of_grace, size_of
-from farcall.runtime.peers import Peer
+from farcall.runtime.executor import Executor
+from farcall.runtime.losses import Loss
+from farcall.runtime.outboxes import AT_ONCE, Outboxes, detached, end_of_grace, size_of
+from farcall.runtime.peers import IncomingCall, Peer
+from farcall.runtime.status import Status
 from farcall.transport.base import NotSent
 from farcall.transport.uninterrupted import uninterrupted
 from farcall.wire.frames import Frame, check_size
 from farcall.wire.messages import encode_message
 
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
-    from farcall.runtime.inbound import Job
-
 AT_ONCE_SIZE = 4096  # bytes
 
 
 class Answers:
-    """Sends what an agent answers. Thread-safe.
+    """Sends what an agent answers. Thread-safe."""
 
-    Args:
-        agent: whose answers these are.
-    """
+    def __init__(self, status: Status, outboxes: Outboxes, executor: Executor) -> None:
+        self._status = status
+        self._outboxes = outboxes
+        self._executor = executor
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def send(self, job: IncomingCall, frame: Frame) -> bool | None:
+        """Send an answer, or leave it to the box of its caller.
 
-    def send(self, job: Job, frame: Frame) -> bool | None:
-        """Send an answer, or leave it to the box of its caller: then `Job.left` hears how it ends.
+        If it is left, `IncomingCall.left` hears how it ends.
 
         Returns:
             None if it was left; False if the caller won't get it, for it is gone.
@@ -65,16 +63,16 @@ class Answers:
         waiting = _WaitingAnswer(self, job, detached(frame))
         # Whoever completes a future answers, the main thread of a program too.
         uninterrupted(
-            lambda: self._leave(job.peer, waiting), f"farcall-answer-{self._agent.me.name}"
+            lambda: self._leave(job.peer, waiting), f"farcall-answer-{self._status.me.name}"
         )
         return None
 
     def _leave(self, peer: Peer, waiting: _WaitingAnswer) -> None:
         with peer.lock:
             peer.admission.waits(waiting.size)
-        self._agent.outboxes.put_at_once(peer.back_outbox, waiting)
+        self._outboxes.put_at_once(peer.back_outbox, waiting)
 
-    def went(self, job: Job, size: int, *, is_sent: bool) -> None:
+    def went(self, job: IncomingCall, size: int, *, is_sent: bool) -> None:
         """An answer that was left is sent, or never will be."""
         peer = job.peer
         with peer.lock:
@@ -82,16 +80,16 @@ class Answers:
         self._begin(held)
         job.left(is_sent=is_sent)
 
-    def lost(self, peer: Peer) -> None:
+    def lost(self, loss: Loss) -> None:
         """A caller is gone: functions that were held find that out."""
-        with peer.lock:
-            held = peer.admission.lost()
+        with loss.peer.lock:
+            held = loss.peer.admission.lost()
         self._begin(held)
 
-    def _begin(self, held: list[Job]) -> None:
-        if not self._agent.is_closed:
+    def _begin(self, held: list[IncomingCall]) -> None:
+        if not self._status.is_closed:
             for job in held:
-                self._agent.executor.submit(job.run_queued, job.request.depth, job.peer)
+                self._executor.submit(job.run_queued, job.request.depth, job.peer)
 
 
 class _WaitingAnswer:
@@ -99,7 +97,7 @@ class _WaitingAnswer:
 
     __slots__ = ("_answers", "_frame", "_job", "size")
 
-    def __init__(self, answers: Answers, job: Job, frame: Frame) -> None:
+    def __init__(self, answers: Answers, job: IncomingCall, frame: Frame) -> None:
         self._answers = answers
         self._job = job
         self._frame = frame

@@ -1,62 +1,81 @@
-"""Which agent the running code belongs to, and which call it serves.
-
-The process's default agent is the one variable below `rpc.py` that is not part of an agent; only
-`rpc.py` sets it.
-"""
+"""Which call the running code serves, and for which agent."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
-from farcall.errors import NotInitialized
+from farcall.runtime.call_names import Served
+from farcall.runtime.likeness import Likeness
 
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
-    from farcall.runtime.inbound import Job
+
+class WaitingPlace(Protocol):
+    """What an executor offers to a function that waits."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a wait: the function leaves its place to another."""
+
+    def is_at_work(self) -> bool:
+        """Whether `waiting` has something to do in this thread. Stays so while a function runs."""
+
+
+class AgentStatus(Protocol):
+    """See `runtime.status.Status`."""
+
+    likeness: Likeness
+
+
+class ServingAgent(Protocol):
+    """What is known here of an agent. `farcall.runtime.current` has its type."""
+
+    @property
+    def executor(self) -> WaitingPlace: ...
+    @property
+    def status(self) -> AgentStatus: ...
+
+
+class CallBeingServed(Protocol):
+    """What the function of a call may ask of the call. See `inbound.Job`."""
+
+    def limit(self) -> tuple[float, float, Served]:
+        """Return the deadline, the caller's seconds, and what calls made here inherit."""
+
+    def stopped_by(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
+        """Around a wait of the function: `stop` ends it when the call is cancelled."""
 
 
 class CallContext(msgspec.Struct, frozen=True):
     """Set while a handler runs, and in every thread of an agent."""
 
-    agent: Agent
+    agent: ServingAgent
     deadline: float = math.inf  # time.monotonic() seconds; nested calls inherit what is left
     gradients: int = 0  # the autograd context, which nested calls carry on
     depth: int = 0  # of the call that is served; see `function_queue`
-    job: Job | None = None  # the call that is served
+    job: CallBeingServed | None = None
 
 
 current: ContextVar[CallContext | None] = ContextVar("farcall_call", default=None)
 # Its methods, looked up once: each call uses them several times.
 current_context, set_context, reset_context = current.get, current.set, current.reset
-_default: Agent | None = None
+
+_NOT_SERVING = nullcontext()
 
 
-def set_default_agent(agent: Agent | None) -> None:
-    """Make this the agent of all code that does not run in a handler. For `rpc.py` only."""
-    global _default  # noqa: PLW0603
-    _default = agent
+def waiting() -> AbstractContextManager[None]:
+    """Around a wait for farcall: a function that waits leaves its place to another."""
+    context = current_context()
+    return _NOT_SERVING if context is None else context.agent.executor.waiting()
 
 
-def default_agent() -> Agent | None:
-    """The process's default agent, if there is one."""
-    return _default
+def is_at_work() -> bool:
+    """Return whether `waiting` has something to do in this thread.
 
-
-def current_agent() -> Agent:
-    """The agent that received the call being served; elsewhere, the process's default agent.
-
-    Raises:
-        NotInitialized: there is neither.
+    The answer stays the same while a function runs.
     """
     context = current_context()
-    agent = _default if context is None else context.agent
-    if agent is None:
-        raise NotInitialized(
-            "RPC has not been initialized: Current RPC agent is not set! Did you initialize the "
-            "RPC framework, with farcall.rpc.init_rpc?"
-        )
-    return agent
+    return context is not None and context.agent.executor.is_at_work()

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from farcall.errors import LinkError, RpcTimeout
-from farcall.runtime.outboxes import AT_ONCE, Box, end_of_grace
+from farcall.runtime.context import waiting
+from farcall.runtime.directory import Directory
+from farcall.runtime.links import Links
+from farcall.runtime.losses import Losses
+from farcall.runtime.outboxes import AT_ONCE, Box, Outboxes, end_of_grace
 from farcall.runtime.peers import Peer
-from farcall.transport.base import Link, NotSent
+from farcall.runtime.status import Status
+from farcall.transport.base import Endpoint, Link, NotSent
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Buffer, Crowded, Message
-
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
+from farcall.wire.messages import Buffer, Message
 
 SEND_SECONDS = 10.0  # after which a sender that waits looks whether the peer is still wanted
 RETRY_SECONDS = 0.1
-CROWDED_SECONDS = 1.0  # between two messages about a want of threads
 
 FindLink = Callable[[float], Link | None]  # until a deadline, `time.monotonic()` seconds
 
@@ -42,15 +41,18 @@ class _Later:
 
     size = 0
 
-    def __init__(self, agent: Agent, peer: Peer, frame: Frame, find_link: FindLink) -> None:
-        self._agent = agent
+    def __init__(
+        self, status: Status, outboxes: Outboxes, peer: Peer, frame: Frame, find_link: FindLink
+    ) -> None:
+        self._status = status
+        self._outboxes = outboxes
         self._peer = peer
         self._frame = frame
         self._find_link = find_link
 
     @property
     def is_over(self) -> bool:
-        return self._peer.lost is not None or self._agent.is_closed
+        return self._peer.lost is not None or self._status.is_closed
 
     def send(self) -> None:
         while not self.is_over:
@@ -63,7 +65,7 @@ class _Later:
                 if link is None or _is_sent(link, self._frame, until):
                     return
             if time.monotonic() < until:  # it did not take the time that it had
-                self._agent.outboxes.pause(RETRY_SECONDS)
+                self._outboxes.pause(RETRY_SECONDS)
 
     def drop(self) -> None:
         pass
@@ -73,19 +75,37 @@ class ControlMessages:
     """Sends what nobody waits for, and goes on trying while the peer lives. Thread-safe.
 
     Whoever says something does not wait for the peer: what can't be written at once waits in a box.
+
+    Args:
+        to_self: is given what this worker says to itself.
     """
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._told_of_shortage = -math.inf
+    def __init__(
+        self,
+        status: Status,
+        endpoint: Endpoint,
+        directory: Directory,
+        links: Links,
+        losses: Losses,
+        outboxes: Outboxes,
+        to_self: Callable[[Peer, Message, int], None],
+    ) -> None:
+        self._status = status
+        self._me = status.me
+        self._endpoint = endpoint
+        self._directory = directory
+        self._links = links
+        self._losses = losses
+        self._outboxes = outboxes
+        self._to_self = to_self
 
     def post(self, to: int, message: Message, call_id: int) -> None:
         """Send a message to an incarnation, by whichever link there is. Never raises, nor waits."""
-        peer = self._agent.directory.of_incarnation(to)
+        peer = self._directory.of_incarnation(to)
         if peer is None or peer.lost is not None:
             return
-        if peer.worker is self._agent.me:
-            self._agent.on_control(peer, message, call_id)
+        if peer.worker is self._me:
+            self._to_self(peer, message, call_id)
             return
         box = peer.outbox if peer.back_link is None else peer.back_outbox
         self._send(box, peer, Frame(message, call_id), partial(self._any_link, peer))
@@ -94,13 +114,13 @@ class ControlMessages:
         return peer.back_link or self._dialled_link(peer, deadline)
 
     def _dialled_link(self, peer: Peer, deadline: float) -> Link | None:
-        link = self._agent.linked(peer)
+        link = self._links.linked(peer)
         if link is not None or deadline <= AT_ONCE:
             return link
         try:
-            return self._agent.connect(peer, deadline)
+            return self._links.connect(peer, deadline)
         except LinkError as error:
-            self._agent.losses.lose(peer, str(error))
+            self._losses.lose(peer, str(error))
             return None
 
     def report(self, peer: Peer, message: Message) -> None:
@@ -113,7 +133,7 @@ class ControlMessages:
 
     def _dials(self, peer: Peer) -> bool:
         """Which of the two links between two workers both use for what belongs to no call."""
-        return peer.back_link is None or (peer.linked and self._agent.me.id < peer.worker.id)
+        return peer.back_link is None or (peer.linked and self._me.id < peer.worker.id)
 
     def send(self, peer: Peer, frame: Frame, deadline: float) -> Link:
         """Send a frame that belongs to no call, once. Gives the link that it went by.
@@ -129,24 +149,25 @@ class ControlMessages:
         """
         if peer.lost is not None:
             raise peer.loss()
-        link = self._agent.linked(peer) if self._dials(peer) else peer.back_link
+        link = self._links.linked(peer) if self._dials(peer) else peer.back_link
         try:
             if link is None:
-                with self._agent.waiting():
-                    link = self._agent.connect(peer, deadline)
+                with waiting():
+                    link = self._links.connect(peer, deadline)
             try:
                 link.send(frame, end_of_grace(frame, deadline))
             except NotSent:
-                with self._agent.waiting():
+                with waiting():
                     link.send(frame, deadline)
         except LinkError as error:
-            self._agent.losses.lose(peer, str(error))
-            raise self._agent.outcomes.ended(peer) from error
+            self._losses.lose(peer, str(error))
+            raise self._status.ended(peer) from error
         except NotSent as error:
             what = type(frame.message).__name__
             raise RpcTimeout(
-                f"worker {peer.name!r} took no message ({what}) for {self._agent.rpc_timeout:g} s; "
-                "pass rpc_timeout= in the options of init_rpc for more"
+                f"worker {peer.name!r} took no message ({what}) for "
+                f"{self._status.rpc_timeout:g} s; pass rpc_timeout= in the options of init_rpc for "
+                "more"
             ) from error
         except TimeoutError:
             pass  # the rest of the frame follows when the peer reads again
@@ -159,14 +180,14 @@ class ControlMessages:
         Without that link the peer is lost soon, and that ends the call, too. Of a call whose
         request was not sent the callee need not hear, see CALL-4.
         """
-        peer = self._agent.directory.of_incarnation(to)
+        peer = self._directory.of_incarnation(to)
         if peer is not None and peer.lost is None:
             frame = Frame(message, call_id)
-            self._send(peer.outbox, peer, frame, lambda _: self._agent.linked(peer))
+            self._send(peer.outbox, peer, frame, lambda _: self._links.linked(peer))
 
     def answer(self, to: int, message: Message, call_id: int, body: Buffer = b"") -> None:
         """Like `post`, for what is small and answers a call, by the link that requests come by."""
-        peer = self._agent.directory.of_incarnation(to)
+        peer = self._directory.of_incarnation(to)
         if peer is None or peer.lost is not None:
             return
         frame = Frame(message, call_id, body)
@@ -180,21 +201,8 @@ class ControlMessages:
             self._leave(box, peer, frame, find_link)
 
     def _leave(self, box: Box, peer: Peer, frame: Frame, find_link: FindLink) -> None:
-        self._agent.outboxes.put(box, _Later(self._agent, peer, frame, find_link), math.inf)
-
-    def tell_of_shortage(self) -> None:
-        """This worker has no more threads for calls: tell their callers, for their `RpcTimeout`."""
-        now = time.monotonic()
-        if now < self._told_of_shortage + CROWDED_SECONDS:
-            return
-        self._told_of_shortage = now
-        message = Crowded(self._agent.executor.shortage())
-        for peer in self._agent.directory.live():
-            link = peer.back_link
-            if link is None or not len(peer.incoming) or peer.worker is self._agent.me:
-                continue
-            with contextlib.suppress(LinkError, TimeoutError):
-                link.send(Frame(message), now)
+        later = _Later(self._status, self._outboxes, peer, frame, find_link)
+        self._outboxes.put(box, later, math.inf)
 
     def watch(self, incarnation: int, deadline: float = math.inf) -> None:
         """Have a link to a worker, so that its death is noticed. Waits while it does not answer.
@@ -202,14 +210,14 @@ class ControlMessages:
         Args:
             deadline: `time.monotonic()` seconds, when to give up.
         """
-        peer = self._agent.directory.of_incarnation(incarnation)
-        while not (peer is None or peer.lost or peer.worker is self._agent.me):
-            if self._agent.is_closed:
+        peer = self._directory.of_incarnation(incarnation)
+        while not (peer is None or peer.lost or peer.worker is self._me):
+            if self._status.is_closed:
                 return
             try:
-                self._agent.connect(peer, min(deadline, time.monotonic() + SEND_SECONDS))
+                self._links.connect(peer, min(deadline, time.monotonic() + SEND_SECONDS))
             except LinkError as error:
-                self._agent.losses.lose(peer, str(error))
+                self._losses.lose(peer, str(error))
             except TimeoutError:
                 if time.monotonic() < deadline:
                     continue
@@ -217,7 +225,7 @@ class ControlMessages:
 
     def awaited(self) -> set[int]:
         """Those to whom calls of ours are in flight."""
-        return {peer.incarnation for peer in self._agent.directory.live() if len(peer.outgoing)}
+        return {peer.incarnation for peer in self._directory.live() if len(peer.outgoing)}
 
     def answers(self, incarnation: int, until: float) -> bool:
         """Whether a worker's process says that it is there. One that is lost need not be asked.
@@ -225,13 +233,13 @@ class ControlMessages:
         Args:
             until: `time.monotonic()` seconds, how long to wait for that.
         """
-        peer = self._agent.directory.of_incarnation(incarnation)
+        peer = self._directory.of_incarnation(incarnation)
         if peer is None or peer.lost is not None:
             return True
-        return self._agent.endpoint.answers(peer.worker, until)
+        return self._endpoint.answers(peer.worker, until)
 
     def give_up(self, incarnation: int, cause: str) -> None:
         """Declare a worker lost."""
-        peer = self._agent.directory.of_incarnation(incarnation)
+        peer = self._directory.of_incarnation(incarnation)
         if peer is not None:
-            self._agent.losses.lose(peer, cause)
+            self._losses.lose(peer, cause)

@@ -14,9 +14,8 @@ from farcall.ids import Worker, WorkerInfo, meeting_of, next_incarnation, origin
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import Calls
-from farcall.runtime.inbound import Job
 from farcall.runtime.lookup import LOOKUP_SECONDS, NotAsked
-from farcall.runtime.peers import Peer, PendingCall
+from farcall.runtime.peers import IncomingCall, Peer, PendingCall
 
 logger = get_logger("farcall")
 
@@ -39,7 +38,7 @@ class Directory:
         workers: Iterable[Worker],
         find: Find | None,
         bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
-        meet: Callable[[int], Calls[PendingCall, Job]] = lambda _: Calls(),
+        meet: Callable[[int], Calls[PendingCall, IncomingCall]] = lambda _: Calls(),
     ) -> None:
         self._me = me
         self._meet = meet

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Generator
 from functools import partial
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
@@ -17,12 +17,10 @@ from farcall.log import get_logger
 from farcall.runtime.bell import Bell
 from farcall.runtime.callbacks import Callback, run_waiting_callbacks
 from farcall.runtime.context import CallContext, current_context, reset_context, set_context
+from farcall.runtime.executor import Executor
 from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.serde import StoredError, hide_own_frames, message_of
 from farcall.threads import is_main_thread
-
-if TYPE_CHECKING:
-    from farcall.runtime.executor import Executor
 
 logger = get_logger("farcall")
 

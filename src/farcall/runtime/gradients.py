@@ -7,16 +7,14 @@ knows when they travel; what is recorded, and what becomes of it, is up to a `Gr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
+from farcall.runtime.peers import Peer
 from farcall.serde import Attach
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Broken, Ran
-
-if TYPE_CHECKING:
-    from farcall.runtime.peers import Peer
 
 
 class Gradients(Protocol):

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -29,6 +29,7 @@ from farcall.runtime.deferred import Deferred, result_of
 from farcall.runtime.isolation import put_back_anomaly_mode
 from farcall.runtime.peers import Peer
 from farcall.runtime.references import RefHandle
+from farcall.runtime.serving import Serving
 from farcall.runtime.values import OwnedValue
 from farcall.serde import (
     Dumped,
@@ -44,9 +45,6 @@ from farcall.transport.base import Link
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Buffer, Failure, Reply, Request
 
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
-
 logger = get_logger("farcall")
 
 HOW_CALLERS_RAISE = (
@@ -57,7 +55,7 @@ HOW_CALLERS_RAISE = (
 class Job(msgspec.Struct, eq=False):
     """One request that is being served. `run` is called once, by a thread of the executor."""
 
-    agent: Agent
+    serving: Serving
     peer: Peer
     link: Link
     frame: Frame
@@ -83,16 +81,16 @@ class Job(msgspec.Struct, eq=False):
         """Accept the request, and run it as soon as its references may be used."""
         request = self.request
         if not (request.references or request.creates) or self._admit(request):
-            if not self.agent.executor.run_here(self.run, request.depth, self.peer):
+            if not self.serving.executor.run_here(self.run, request.depth, self.peer):
                 self._queue()
         else:
-            self.agent.machine.arrive(self.key, request, self._admitted)
+            self.serving.machine.arrive(self.key, request, self._admitted)
             if self.cancelled:  # perhaps before it could be found there
                 self.cancel()
 
     def _admit(self, request: Request) -> bool:
         """Whether the function may run: all references of the request live here."""
-        references = self.agent.references
+        references = self.serving.references
         counted = request.references
         if request.on_reference and len(counted) == 1:
             # It is there, and the function gets the place itself: there is no use to be counted.
@@ -113,13 +111,13 @@ class Job(msgspec.Struct, eq=False):
     def _admitted(self, error: CallError | None) -> None:
         if error is not None:
             self._fail(error)
-        elif not self.agent.executor.run_here(self.run, self.request.depth, self.peer):
+        elif not self.serving.executor.run_here(self.run, self.request.depth, self.peer):
             self._queue()
 
     def _queue(self) -> None:
         """Have it run when there is a thread for it."""
         intake.queue(self)
-        self.agent.executor.queue(self.run_queued, self.request.depth, self.peer)
+        self.serving.executor.queue(self.run_queued, self.request.depth, self.peer)
 
     def run_queued(self) -> None:
         """Like `run`, of what was counted as queued."""
@@ -133,9 +131,9 @@ class Job(msgspec.Struct, eq=False):
             return  # it is run when the caller has read more
         try:
             if self.request.context:
-                self.context = self.agent.gradients.enter(self.request.context, self.peer)
+                self.context = self.serving.gradients.enter(self.request.context, self.peer)
             depth = self.request.depth
-            set_context(CallContext(self.agent, self.deadline, self.context, depth, self))
+            set_context(CallContext(self.serving.agent, self.deadline, self.context, depth, self))
             try:
                 result = self._call()
             finally:
@@ -162,12 +160,15 @@ class Job(msgspec.Struct, eq=False):
     ) -> Any:
         # What came by value has no name but its own.
         name = self.request.function or getattr(function, "__qualname__", "")
-        event = profiler.record_function(f"rpc#{name}({self.peer.name} -> {self.agent.me.name})")
+        event = profiler.record_function(
+            f"rpc#{name}({self.peer.name} -> {self.serving.status.me.name})"
+        )
         with event, torch.set_grad_enabled(not self.request.no_grad):
             return result_of(function, function(*args, **kwargs))
 
     def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        agent, request, frame = self.agent, self.request, self.frame
+        serving, request, frame = self.serving, self.request, self.frame
+        serializer, policy = serving.pickling.serializer, serving.policy
         handles, target = self.handles, self.target
         # Assigned only if they change: that takes as long as a small call of Python.
         if handles is not None:
@@ -178,32 +179,32 @@ class Job(msgspec.Struct, eq=False):
         try:
             if self.cancelled or time.monotonic() > self.deadline:
                 self._refuse()
-            if not agent.policy.allows_all:
-                agent.policy.check(request.function)
+            if not policy.allows_all:
+                policy.check(request.function)
             if arrived:
-                handles = agent.references.handles(request.references)
+                handles = serving.references.handles(request.references)
             attach = None
             if request.sent:
-                attach = agent.gradients.receive(self.context, self.peer, request.sent)
+                attach = serving.gradients.receive(self.context, self.peer, request.sent)
             if handles and request.on_reference and target is None:
-                target = agent.references.value_of(handles[0])
+                target = serving.references.value_of(handles[0])
                 # Kept until the answer: what is not made yet must not be dropped meanwhile.
                 self.handles, handles = handles[:1], handles[1:]
-            loaded = agent.serializer.load(
+            loaded = serializer.load(
                 frame.body, frame.buffers, references=handles or (), attach=attach
             )
         finally:
             # Also of a request that is not unpickled at all.
             if arrived:
-                agent.machine.taken_over(self.key)
+                serving.machine.taken_over(self.key)
         frame.body = b""
         if frame.buffers:
             frame.buffers = ()
         if request.function:
             args, kwargs = loaded
-            function = agent.serializer.functions.resolve(request.function)
-            if not agent.policy.allows_all:
-                agent.policy.check_found(request.function, function)
+            function = serializer.functions.resolve(request.function)
+            if not policy.allows_all:
+                policy.check_found(request.function, function)
         else:
             function, args, kwargs = loaded
         args = args if target is None else (target, *args)
@@ -216,7 +217,7 @@ class Job(msgspec.Struct, eq=False):
             raise Cancelled(f"the caller gave up on {self.name} before it was run")
         raise RpcTimeout(
             f"{self.name} was not run by its deadline, {self._seconds} after it came"
-            + self.agent.outcomes.shortage()
+            + self.serving.shortage.describe()
             + f"; the caller {self.peer.name!r} set the limit: {HOW_CALLERS_RAISE}"
         )
 
@@ -238,7 +239,7 @@ class Job(msgspec.Struct, eq=False):
 
     def _tie_to(self, ref: RefId) -> None:
         """Have the wait for the value of a `remote()` call end with the last reference to it."""
-        references = self.agent.references
+        references = self.serving.references
         place = references.place_of(ref)
         if place is not None:
             place.on_dropped = self._no_longer_wanted
@@ -248,7 +249,7 @@ class Job(msgspec.Struct, eq=False):
     def _no_longer_wanted(self) -> None:
         """Count no longer as going on. If the future fails after all, its error is still logged."""
         self._let_go()
-        self.agent.leaver.end(self)
+        self.serving.leaver.end(self)
 
     def cancel(self) -> None:
         """Stop what can be stopped: the caller gave up, or is lost.
@@ -264,7 +265,7 @@ class Job(msgspec.Struct, eq=False):
         elif self.request.references:
             # No effect if the request does not wait for the owners of its references.
             gone = Cancelled(f"the caller gave up on {self.name} before it was run")
-            self.agent.machine.stop_waiting(self.key, gone)
+            self.serving.machine.stop_waiting(self.key, gone)
 
     def limit(self) -> tuple[float, float, Served]:
         """The time that the caller gives, as `Outbound.deadline` gives it for calls made here."""
@@ -326,20 +327,20 @@ class Job(msgspec.Struct, eq=False):
 
     def _succeed(self, result: Any) -> None:
         if self.place is not None:
-            value = self.agent.references.place_of(self.place)
+            value = self.serving.references.place_of(self.place)
             if value is not None:
                 value.set(result)
             self._end()
             return
         try:
-            dumped = self.agent.dump(result, self.peer)
+            dumped = self.serving.pickling.dump(result, self.peer)
         except BaseException as error:  # pickling runs user code
             explained = SerializationError(
                 f"{self._result_name(result)} can't be sent: {reason_of(error)}"
             )
             raise explained from error
         reply = Reply()
-        gradients = self.agent.gradients
+        gradients = self.serving.gradients
         if self.context and dumped.tensors:
             reply.context, reply.sent = gradients.send(self.context, self.peer, dumped.tensors)
         self._answer(reply, dumped)
@@ -357,24 +358,24 @@ class Job(msgspec.Struct, eq=False):
         if self.is_ended:
             logger.error(
                 "%s: an error after the answer of %s:\n%s",
-                self.agent.me.name,
+                self.serving.status.me.name,
                 self.request.function,
                 text_of(error),
             )
             return
         try:
-            self.agent.likeness.on_raised(error)
+            self.serving.status.likeness.on_raised(error)
             if self.place is not None:
                 self._fail_value(error)
                 return
             failure, dumped = dump_failure(
-                self.agent.serializer, error, by_value=not self.peer.same_program
+                self.serving.pickling.serializer, error, by_value=not self.peer.same_program
             )
             self._answer(failure, dumped)
         except BaseException as worse:
             logger.error(
                 "%s: could not answer %s with its error:\n%s",
-                self.agent.me.name,
+                self.serving.status.me.name,
                 self.request.function,
                 text_of(worse),
             )
@@ -384,14 +385,14 @@ class Job(msgspec.Struct, eq=False):
 
     def _fail_value(self, error: BaseException) -> None:
         assert self.place is not None
-        value = self.agent.references.place_of(self.place)
+        value = self.serving.references.place_of(self.place)
         try:
             if value is not None:
-                value.fail(as_exception(error, self.agent.me.name))
+                value.fail(as_exception(error, self.serving.status.me.name))
             elif not issubclass(type(error), FarcallError):
                 logger.error(
                     "%s: %s raised, and nobody holds a reference to its result any more:\n%s",
-                    self.agent.me.name,
+                    self.serving.status.me.name,
                     self.request.function,
                     text_of(error),
                 )
@@ -409,7 +410,7 @@ class Job(msgspec.Struct, eq=False):
             if is_wanted:
                 frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
                 try:
-                    is_sent = self.agent.answers.send(self, frame)
+                    is_sent = self.serving.answers.send(self, frame)
                 except SerializationError as error:  # it is too large: nothing of it was written
                     self._explain(message, error)
         finally:
@@ -425,7 +426,7 @@ class Job(msgspec.Struct, eq=False):
         """The answer is sent, or never will be."""
         unpins, self.unpins = self.unpins, None
         if unpins is not None and not is_sent:
-            self.agent.references.unpin(unpins)
+            self.serving.references.unpin(unpins)
         self._end()
 
     def _explain(self, answer: Reply | Failure, error: SerializationError) -> None:
@@ -433,7 +434,7 @@ class Job(msgspec.Struct, eq=False):
         what = "result" if isinstance(answer, Reply) else "error"
         function = self.request.function or "the function"
         text = f"the {what} of {function} can't be sent: {reason_of(error)}"
-        failure, dumped = dump_failure(self.agent.serializer, SerializationError(text))
+        failure, dumped = dump_failure(self.serving.pickling.serializer, SerializationError(text))
         self._answer_later(failure, dumped.body)
 
     def _end(self) -> None:
@@ -443,14 +444,14 @@ class Job(msgspec.Struct, eq=False):
             self.stop = None
         if self.handles is not None:
             self.handles = None
-        self.agent.leaver.end(self)
+        self.serving.leaver.end(self)
 
     def _answer_with(self, message: Reply | Failure, handles: Sequence[RefHandle]) -> bool:
         """Put references into the answer, and pin them. Returns whether it is to be sent."""
         call_id = self.frame.call_id
         try:
             refs = [handle.ref for handle in handles]
-            self.agent.machine.wait_until_confirmed(refs, 0, self.deadline)
+            self.serving.machine.wait_until_confirmed(refs, 0, self.deadline)
         except TimeoutError:
             if not self.peer.incoming.finish(call_id):
                 return False
@@ -460,7 +461,7 @@ class Job(msgspec.Struct, eq=False):
             )
             self._answer_later(Failure("farcall.errors.RpcTimeout", text, ""))
             return False
-        if not self.agent.references.answer(self.peer.incarnation, call_id, handles):
+        if not self.serving.references.answer(self.peer.incarnation, call_id, handles):
             return False
         message.references = tuple([handle.reference for handle in handles])
         self.unpins = TransferKey(self.peer.incarnation, call_id, of_reply=True)
@@ -468,4 +469,4 @@ class Job(msgspec.Struct, eq=False):
 
     def _answer_later(self, message: Failure, body: Buffer = b"") -> None:
         """Send what is small: now, or when the caller takes it. Never waits."""
-        self.agent.control.answer(self.peer.incarnation, message, self.frame.call_id, body)
+        self.serving.control.answer(self.peer.incarnation, message, self.frame.call_id, body)

@@ -6,17 +6,13 @@ The rules are `farcall.protocol.admission`'s. What runs at once is not counted.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from farcall.runtime.outboxes import size_of
-from farcall.runtime.peers import Peer
+from farcall.runtime.peers import IncomingCall, Peer
 from farcall.transport.base import Link
 
-if TYPE_CHECKING:
-    from farcall.runtime.inbound import Job
 
-
-def queue(job: Job) -> None:
+def queue(job: IncomingCall) -> None:
     """Count a request that can't run yet."""
     peer = job.peer
     job.queued = size_of(job.frame)
@@ -27,7 +23,7 @@ def queue(job: Job) -> None:
         _follow(peer, job.link)
 
 
-def holds(job: Job) -> bool:
+def holds(job: IncomingCall) -> bool:
     """Whether the function of a job has to wait until its caller has read more answers.
 
     Then it is queued until `Answers` lets it begin again.
@@ -44,7 +40,7 @@ def holds(job: Job) -> bool:
     return True
 
 
-def begin(job: Job) -> None:
+def begin(job: IncomingCall) -> None:
     """A request that was counted is about to run."""
     peer = job.peer
     with peer.lock:

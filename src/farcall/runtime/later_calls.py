@@ -6,17 +6,19 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from farcall.errors import CallError, FarcallError, RpcTimeout, SerializationError
 from farcall.ids import WorkerInfo
+from farcall.runtime.directory import Directory
+from farcall.runtime.executor import Executor
 from farcall.runtime.future import FutureOfCall, complete_with
+from farcall.runtime.leaving import Leaver
+from farcall.runtime.machine import Machine
+from farcall.serde import Serializer
 from farcall.wire.messages import OnDevice
-
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
 
 Call = Callable[..., torch.futures.Future[Any]]
 
@@ -25,12 +27,23 @@ class LaterCalls:
     """Of one agent. Thread-safe.
 
     Args:
-        agent: whose calls these are.
         call_async: see `Outbound`.
     """
 
-    def __init__(self, agent: Agent, call_async: Call) -> None:
-        self._agent = agent
+    def __init__(
+        self,
+        machine: Machine,
+        directory: Directory,
+        serializer: Serializer,
+        executor: Executor,
+        leaver: Leaver,
+        call_async: Call,
+    ) -> None:
+        self._machine = machine
+        self._directory = directory
+        self._serializer = serializer
+        self._executor = executor
+        self._leaver = leaver
         self._call_async = call_async
 
     def soon(self, future: FutureOfCall[Any], *call: Any) -> None:
@@ -43,11 +56,11 @@ class LaterCalls:
 
         def then(error: CallError | None) -> None:
             if error is None:
-                self._agent.executor.submit(partial(self._make, future, *call))
+                self._executor.submit(partial(self._make, future, *call))
             else:
                 complete_with(future, error)
 
-        self._agent.machine.soon(then)
+        self._machine.soon(then)
 
     def when_known(
         self,
@@ -70,7 +83,7 @@ class LaterCalls:
         Returns:
             Whether the arguments can be kept. If they can't, nothing was done.
         """
-        serializer = self._agent.serializer
+        serializer = self._serializer
         try:
             dumped = serializer.dump((tuple(args), dict(kwargs or {})))
         except SerializationError:
@@ -86,7 +99,7 @@ class LaterCalls:
             try:
                 go_on(error)
             finally:
-                self._agent.leaver.end(waiting)
+                self._leaver.end(waiting)
 
         def go_on(error: FarcallError | None) -> None:
             if isinstance(error, RpcTimeout):
@@ -102,9 +115,9 @@ class LaterCalls:
             left = 0.0 if deadline == math.inf else max(deadline - time.monotonic(), 1e-3)
             self._make(future, to, function, rebuilt, named, left)
 
-        self._agent.leaver.begin(waiting)  # a graceful shutdown waits for the call
-        look = partial(self._agent.directory.look_up, to)
-        self._agent.machine.inquiries.ask(name, look, deadline, then)
+        self._leaver.begin(waiting)  # a graceful shutdown waits for the call
+        look = partial(self._directory.look_up, to)
+        self._machine.inquiries.ask(name, look, deadline, then)
         return True
 
     def _make(self, future: FutureOfCall[Any], *call: Any) -> None:

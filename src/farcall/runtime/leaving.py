@@ -150,11 +150,6 @@ class Leaver:
             )
 
     @property
-    def is_leaving(self) -> bool:
-        """Whether the user has called shutdown; that others go is no surprise then."""
-        return self._leaving
-
-    @property
     def missing(self) -> list[int]:
         """Incarnations that are known to be neither ready nor lost; complete at the leader."""
         with self._lock:

@@ -12,25 +12,47 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import msgspec
 
 from farcall.errors import PeerLost
 from farcall.ids import MAX_MEETINGS, meeting_of, next_incarnation, nth_incarnation
 from farcall.log import get_logger
-from farcall.runtime.peers import Peer
+from farcall.runtime.directory import Directory
+from farcall.runtime.peers import IncomingCall, Peer, PendingCall
 from farcall.runtime.searching import Search
+from farcall.runtime.status import Status
+from farcall.transport.base import Endpoint
 from farcall.transport.uninterrupted import uninterrupted
-
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
 
 logger = get_logger("farcall")
 
 ATTEMPT_SECONDS = 5.0  # to reach somebody who was lost
+
+
+class Loss(NamedTuple):
+    """What the loss of a worker means for the calls between it and this one.
+
+    Attributes:
+        peer: the lost worker.
+        cause: why it counts as lost.
+        error: what the calls to it end with.
+        calls: our calls to it that end by that.
+        served: its calls that are being served here.
+    """
+
+    peer: Peer
+    cause: str
+    error: PeerLost
+    calls: Sequence[PendingCall]
+    served: Sequence[IncomingCall]
+
+
+EndCalls = Callable[[Peer, str], tuple[Sequence[PendingCall], Sequence[IncomingCall]]]
+Party = Callable[[Loss], object]
 
 
 class Reception:
@@ -52,14 +74,35 @@ class Reception:
 
 
 class Losses:
-    """The losses of one agent. Thread-safe."""
+    """The losses of one agent. Thread-safe.
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._me = agent.me
+    Nobody can be lost before `start`.
+    """
+
+    def __init__(self, status: Status, endpoint: Endpoint, directory: Directory) -> None:
+        self._status = status
+        self._me = status.me
+        self._endpoint = endpoint
+        self._directory = directory
         self._lock = threading.Lock()  # around changes of what follows
         self._hearers: tuple[Callable[[PeerLost], None], ...] = ()
-        self._search = Search(agent.me.name, self._reach)
+        self._search = Search(status.me.name, self._reach)
+
+    def start(
+        self, end_calls: EndCalls, parties: Sequence[Party], forget: Callable[[list[int]], None]
+    ) -> None:
+        """Say what is done when a worker is lost.
+
+        Args:
+            end_calls: takes the calls between a peer, which was lost for some cause, and this
+                worker out of the tables.
+            parties: hear of each loss, one after the other, in the thread that noticed it. They
+                must not wait. An error of one keeps nothing from the others.
+            forget: drops what is known of incarnations that were lost long ago.
+        """
+        self._end_calls = end_calls
+        self._parties = parties
+        self._forget = forget
 
     @contextlib.contextmanager
     def hearing(self, tell: Callable[[PeerLost], None]) -> Iterator[None]:
@@ -82,45 +125,31 @@ class Losses:
             uninterrupted(lambda: self._lose(peer, cause), f"farcall-loss-{self._me.name}")
 
     def _lose(self, peer: Peer, cause: str) -> None:
-        agent = self._agent
         with peer.lock:
             if peer.lost is not None or peer.worker is self._me:
                 return
             peer.note_loss(cause)
             peer.back_link = None
-        with agent.machine.lock:
-            pending, jobs = agent.machine.state.lost(peer.incarnation, peer.left or cause)
-        agent.executor.may_pass_lead()
-        loss = peer.loss()
-        steps: list[Callable[[], object]] = [
-            lambda: agent.endpoint.drop(peer.incarnation, cause),
-            *[job.cancel for job in jobs],  # first: those that are held must not run
-            lambda: agent.outboxes.lose(peer.outbox),
-            lambda: agent.outboxes.lose(peer.back_outbox),
-            lambda: agent.answers.lost(peer),
-            lambda: agent.outcomes.fail(pending, loss),
-            lambda: agent.gradients.lost(peer),
-            agent.references.lost,
-            lambda: agent.leaver.lost(peer.incarnation),
-            lambda: self._log(peer, cause),
-            lambda: self._forget_long_lost(peer),
-            lambda: self._look_for(peer),
-            *(partial(tell, loss) for tell in self._hearers),
-        ]
-        for step in steps:
+        calls, served = self._end_calls(peer, cause)
+        loss = Loss(peer, cause, peer.loss(), calls, served)
+        own: list[Party] = [self._log, self._forget_long_lost, self._look_for]
+        hearers: list[Party] = [partial(self._tell, tell) for tell in self._hearers]
+        for party in [*self._parties, *own, *hearers]:
             try:
-                step()
+                party(loss)
             except Exception:  # the others wait, too
                 logger.exception("%s: an internal error after a loss", self._me.name)
 
-    def _forget_long_lost(self, peer: Peer) -> None:
-        forgotten = self._agent.directory.note_lost(peer, time.monotonic())
-        with self._agent.machine.lock:
-            self._agent.machine.state.forget(forgotten)
+    @staticmethod
+    def _tell(hearer: Callable[[PeerLost], None], loss: Loss) -> None:
+        hearer(loss.error)
 
-    def _log(self, peer: Peer, cause: str) -> None:
-        agent = self._agent
-        expected = agent.is_closed or peer.left is not None or agent.leaver.is_leaving
+    def _forget_long_lost(self, loss: Loss) -> None:
+        self._forget(self._directory.note_lost(loss.peer, time.monotonic()))
+
+    def _log(self, loss: Loss) -> None:
+        peer, cause = loss.peer, loss.cause
+        expected = peer.left is not None or self._status.is_closed or self._status.is_leaving
         logger.log(
             logging.DEBUG if expected else logging.WARNING,
             "%s: lost worker %r: %s",
@@ -131,25 +160,25 @@ class Losses:
 
     # Whoever was lost may live.
 
-    def _look_for(self, peer: Peer) -> None:
-        if peer.left is None and not self._agent.is_closed:
-            self._search.begin(peer, times_met=meeting_of(peer.incarnation))
+    def _look_for(self, loss: Loss) -> None:
+        if loss.peer.left is None and not self._status.is_closed:
+            self._search.begin(loss.peer, times_met=meeting_of(loss.peer.incarnation))
 
     def _reach(self, peer: Peer) -> None:
-        if not self._agent.is_closed and self._agent.directory.is_current(peer):
+        if not self._status.is_closed and self._directory.is_current(peer):
             again = next_incarnation(peer.incarnation)
             worker = msgspec.structs.replace(peer.worker, incarnation=again)
-            self._agent.endpoint.connect(worker, time.monotonic() + ATTEMPT_SECONDS)
+            self._endpoint.connect(worker, time.monotonic() + ATTEMPT_SECONDS)
 
     def meeting(self, incarnation: int) -> int:
         """For the endpoint, see `transport.base.Meeting`."""
-        return self._agent.directory.meeting(incarnation)
+        return self._directory.meeting(incarnation)
 
     def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
         """For the endpoint, see `transport.base.Admit`."""
-        if self._agent.is_closed:
+        if self._status.is_closed:
             return "this worker is shutting down"
-        directory = self._agent.directory
+        directory = self._directory
         peer = directory.newest(incarnation)
         if peer is not None and peer.lost is not None and peer.left is not None:
             return f"this incarnation of {name!r} has left: {peer.left}"

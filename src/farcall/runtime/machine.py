@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-from farcall.errors import CallError, Cancelled, OwnerDied
+from farcall.errors import CallError, OwnerDied
 from farcall.ids import RefId
 from farcall.protocol.instructions import (
     Answer,
@@ -25,17 +25,18 @@ from farcall.protocol.instructions import (
     TransferKey,
 )
 from farcall.protocol.worker import WorkerMachine
+from farcall.runtime.context import waiting
+from farcall.runtime.control import ControlMessages
+from farcall.runtime.directory import Directory
+from farcall.runtime.executor import Executor
 from farcall.runtime.inquiries import Inquiries
 from farcall.runtime.isolation import call_isolated
 from farcall.runtime.lookup import LOOKUP_SECONDS
-from farcall.runtime.peers import PendingCall
+from farcall.runtime.peers import IncomingCall, Peer, PendingCall
+from farcall.runtime.status import Status
 from farcall.runtime.values import OwnedValue
 from farcall.transport.waiter import Waiter
 from farcall.wire.messages import Failure, Reference, Reply, Request
-
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
-    from farcall.runtime.inbound import Job
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,8 +48,9 @@ class Machine:
     """Tells the machine what happens, and does what it asks for. Thread-safe.
 
     Args:
-        agent: whose machine this is.
+        state: the machine.
         values: of the references that live here; the machine says when one is dropped.
+        wake: wakes the leader of the agent.
 
     Attributes:
         lock: held around every use of `state`.
@@ -57,17 +59,28 @@ class Machine:
         inquiries: what waits until the store has said where a worker is.
     """
 
-    def __init__(self, agent: Agent, values: dict[RefId, OwnedValue]) -> None:
-        self._agent = agent
-        self._control = agent.control
-        self._executor = agent.executor
+    def __init__(
+        self,
+        state: WorkerMachine[PendingCall, IncomingCall],
+        values: dict[RefId, OwnedValue],
+        status: Status,
+        directory: Directory,
+        control: ControlMessages,
+        executor: Executor,
+        wake: Callable[[], None],
+    ) -> None:
+        self._status = status
+        self._directory = directory
+        self._control = control
+        self._executor = executor
         self._values = values
+        self._wake = wake
         self.lock = threading.Lock()
-        self.state: WorkerMachine[PendingCall, Job] = WorkerMachine(agent.me.incarnation)
+        self.state = state
         self._parked: dict[Hashable, Continuation] = {}  # by the key of the message
         self.ready: deque[tuple[Hashable, OwnerDied | None]] = deque()
         self._confirmations: dict[Waiter[None], tuple[list[RefId], int]] = {}
-        self.inquiries = Inquiries(agent.me.name)
+        self.inquiries = Inquiries(status.me.name)
 
     def tell(self, event: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Tell the machine of something, and do what it asks for. Never called with the lock held.
@@ -87,6 +100,18 @@ class Machine:
     def run(self) -> None:
         """`tell` without an event: the machine was told of some before."""
         self.tell(_nothing)
+
+    def lose(self, peer: Peer, cause: str) -> tuple[Sequence[PendingCall], Sequence[IncomingCall]]:
+        """Take the calls between this worker and a lost one out of the tables. See `Losses`."""
+        with self.lock:
+            ended = self.state.lost(peer.incarnation, peer.left or cause)
+        self._executor.may_pass_lead()
+        return ended
+
+    def forget(self, incarnations: list[int]) -> None:
+        """Drop what is known of incarnations that were lost long ago."""
+        with self.lock:
+            self.state.forget(incarnations)
 
     def _do(self, instructions: Sequence[Instruction]) -> None:
         self._executor.may_pass_lead()
@@ -128,13 +153,13 @@ class Machine:
             TimeoutError: the deadline passed.
         """
         with self.lock:
-            waiting = self.state.unconfirmed(refs, owner)
-            if not waiting:
+            unconfirmed = self.state.unconfirmed(refs, owner)
+            if not unconfirmed:
                 return
             confirmed: Waiter[None] = Waiter()
-            self._confirmations[confirmed] = waiting, owner
+            self._confirmations[confirmed] = unconfirmed, owner
         try:
-            with self._agent.waiting():
+            with waiting():
                 confirmed.wait(deadline)
         finally:
             with self.lock:
@@ -163,7 +188,7 @@ class Machine:
 
     def _arrive(self, key: TransferKey, references: Sequence[Reference]) -> None:
         """Go on with a message when all owners of its references are known."""
-        directory = self._agent.directory
+        directory = self._directory
         for reference in references:
             if directory.of_incarnation(reference.owner) is None:
                 self.inquiries.ask(
@@ -219,7 +244,7 @@ class Machine:
             except IndexError:
                 return  # another thread was faster
             if self.ready:
-                self._agent.endpoint.wake()
+                self._wake()
             with self.lock:
                 then = self._parked.pop(key, None)
             if then is not None:  # else the agent is closing
@@ -233,9 +258,9 @@ class Machine:
         key = object()
         self._parked[key] = then
         self.ready.append((key, None))
-        self._agent.endpoint.wake()
-        if self._agent.is_closed and self._parked.pop(key, None) is not None:
-            then(Cancelled(f"the agent of {self._agent.me.name!r} was shut down"))
+        self._wake()
+        if self._status.is_closed and self._parked.pop(key, None) is not None:
+            then(self._status.closed_error())
 
     def close(self, error: CallError) -> None:
         """The agent shuts down: nobody waits any more."""
@@ -246,7 +271,7 @@ class Machine:
         for confirmed in waiting:
             confirmed.deliver(None)
         for then in parked.values():
-            then(OwnerDied(self._agent.me.name, str(error)))
+            then(OwnerDied(self._status.me.name, str(error)))
 
 
 def _nothing() -> None:

@@ -6,13 +6,12 @@ calls end is in `outcomes`.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import FrameType, FunctionType
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
 
@@ -26,33 +25,31 @@ from farcall.errors import (
 )
 from farcall.ids import WorkerInfo
 from farcall.protocol.worker import WorkerMachine
-from farcall.runtime.call_names import (
-    OF_METHODS,
-    Served,
-    arguments_of_user,
-    inherited_from,
-    method_of,
-    readable,
-)
-from farcall.runtime.context import current_context
+from farcall.runtime.call_names import OF_METHODS, method_of
+from farcall.runtime.context import current_context, waiting
+from farcall.runtime.directory import Directory
+from farcall.runtime.executor import Executor
 from farcall.runtime.future import Future, FutureOfCall
+from farcall.runtime.gradients import Gradients
 from farcall.runtime.later_calls import LaterCalls
+from farcall.runtime.leaving import Leaver
+from farcall.runtime.limits import Limits
+from farcall.runtime.links import Links
+from farcall.runtime.machine import Machine
 from farcall.runtime.outboxes import GRACE
+from farcall.runtime.outcomes import Outcomes
 from farcall.runtime.peers import Peer, PendingCall
-from farcall.runtime.references import RefHandle
+from farcall.runtime.pickling import Pickling
+from farcall.runtime.references import References, RefHandle
+from farcall.runtime.status import Status
 from farcall.runtime.waiting_requests import WaitingRequests, of_unmade
-from farcall.serde import NO_ARGUMENTS, Dumped, name_of, type_name_of
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Request
 
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
-
 To = str | int | WorkerInfo
 Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
-Limit = tuple[float, float, Served | None]  # see `Outbound.deadline`
 
 # What the request of a reference has to go out, however short its timeout is, in seconds: the
 # first one to a worker opens the link.
@@ -60,17 +57,43 @@ SECONDS_TO_SEND = 1.0
 
 
 class Outbound:
-    """The calling side of an agent. Thread-safe."""
+    """The calling side of an agent. Thread-safe.
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._references = agent.references
-        self._outcomes = agent.outcomes
-        self._leaver = agent.leaver
-        self._idle_team = agent.idle_team
-        self._collecting = agent.executor.collecting
-        self._waiting = WaitingRequests(agent)
-        self._later = LaterCalls(agent, self.call_async)
+    Args:
+        waiting_requests: takes the requests that can't go at once.
+    """
+
+    def __init__(
+        self,
+        status: Status,
+        directory: Directory,
+        links: Links,
+        machine: Machine,
+        references: References,
+        outcomes: Outcomes,
+        gradients: Gradients,
+        executor: Executor,
+        leaver: Leaver,
+        limits: Limits,
+        pickling: Pickling,
+        waiting_requests: WaitingRequests,
+    ) -> None:
+        self._status = status
+        self._directory = directory
+        self._links = links
+        self._machine = machine
+        self._references = references
+        self._outcomes = outcomes
+        self._gradients = gradients
+        self._executor = executor
+        self._leaver = leaver
+        self._limits = limits
+        self._pickling = pickling
+        self._waiting_requests = waiting_requests
+        self._collecting = executor.collecting
+        self._later = LaterCalls(
+            machine, directory, pickling.serializer, executor, leaver, self.call_async
+        )
 
     # Calls.
 
@@ -83,16 +106,7 @@ class Outbound:
         timeout: float | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> Any:
-        """Run a function on another worker (or this one) and wait for its value.
-
-        Args:
-            timeout: seconds; 0 for no limit, None for the agent's default.
-            meanwhile: called when the request was sent, before the wait. Must not raise.
-
-        Raises:
-            RpcTimeout, PeerLost, Cancelled, SerializationError: see `farcall.errors`.
-            BaseException: what the function raised, as itself if it can be rebuilt here.
-        """
+        """See `Agent.call`."""
         if self._collecting.thread:
             self._collecting.refuse("rpc_sync")
         peer = self._known(to, args) or self._look_up(to, timeout)
@@ -104,8 +118,8 @@ class Outbound:
                 meanwhile = record if meanwhile is None else _both(record, meanwhile)
             context = current_context()
             if not peer.outbox.is_idle:
-                self._waiting.wait_for_turn(pending)
-            link = self._agent.connect(peer, pending.deadline)
+                self._waiting_requests.wait_for_turn(pending)
+            link = self._links.connect(peer, pending.deadline)
             if context is None or not context.agent.executor.is_at_work():
                 answer = link.exchange(frame, pending.deadline, meanwhile)
             else:
@@ -120,12 +134,12 @@ class Outbound:
             may_be_sent = _may_be_sent(link is not None, error)
             self._outcomes.interrupted(pending, error, may_be_sent)
             raise
-        if not is_counted and self._agent.is_closed:
-            raise self._outcomes.ended(peer)
+        if not is_counted and self._status.is_closed:
+            raise self._status.ended(peer)
         # Else, if it is not: the peer was lost meanwhile, but after it had answered.
         try:
             if answer.message.references:  # type: ignore[attr-defined]
-                with self._agent.waiting():
+                with waiting():
                     self._outcomes.wait_for_references(peer, answer, pending)
             return self._outcomes.open(peer, answer)
         finally:
@@ -144,19 +158,15 @@ class Outbound:
         timeout: float | None = None,
         maker: FrameType | None = None,
     ) -> Future[Any]:
-        """Like `call`, with a future of the value. Raises only what is wrong with the arguments.
-
-        Args:
-            maker: the frame that makes the call, for the log; None for the caller's.
-        """
+        """See `Agent.call_async`."""
         if self._collecting.thread and self._collecting.is_here:
             return self._call_soon(to, function, args, kwargs, timeout)
-        executor = self._agent.executor
+        executor = self._executor
         if executor.is_completing:
             executor.let_complete()
         future: FutureOfCall[Any] = FutureOfCall(())
         future.executor = executor
-        future.note_maker(maker or sys._getframe(1))
+        future.note_maker(maker or sys._getframe(2))
         try:
             peer = self._known(to, args)
             if peer is None:
@@ -171,9 +181,9 @@ class Outbound:
         is_left = False
         try:
             pending.watched = True
-            if pending.deadline < self._agent.deadlines.next:
+            if pending.deadline < self._outcomes.deadlines.next:
                 self._outcomes.watch(pending)
-            link = self._agent.linked(peer) if peer.outbox.is_idle else None
+            link = self._links.linked(peer) if peer.outbox.is_idle else None
             if link is not None:
                 try:
                     link.send(frame, time.monotonic() + GRACE)
@@ -183,7 +193,7 @@ class Outbound:
                     pass  # the rest of the frame follows when the peer reads
             if link is None:
                 is_left = True
-                self._waiting.leave(pending, frame, pending.deadline)
+                self._waiting_requests.leave(pending, frame, pending.deadline)
             else:  # as in `Outcomes.sent`, without a frame more for every call
                 pending.sent = True
                 if not pending.watched:
@@ -201,7 +211,7 @@ class Outbound:
     def _call_soon(self, *call: Any) -> Future[Any]:
         """`call_async` in a destructor that the garbage collector runs: another thread makes it."""
         future: FutureOfCall[Any] = FutureOfCall(())
-        future.executor = self._agent.executor
+        future.executor = self._executor
         future.note_maker(sys._getframe(2))
         self._later.soon(future, *call)
         return future
@@ -214,15 +224,11 @@ class Outbound:
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
     ) -> RefHandle:
-        """Run a function elsewhere and leave its result there: a handle of it, at once.
-
-        `timeout` bounds the making of the reference, not the function, nor the sending of the
-        request: that takes `SECONDS_TO_SEND` at most, or the timeout if that is longer.
-        """
+        """See `Agent.remote`. Sending may take `SECONDS_TO_SEND`, or the timeout if longer."""
         if self._collecting.thread:
             self._collecting.refuse("remote")
         peer = self._known(to, args) or self._look_up(to, timeout)
-        if peer.worker is self._agent.me:
+        if peer.worker is self._status.me:
             handle, _ = self._references.own()
             sequence = 0
         else:
@@ -241,7 +247,7 @@ class Outbound:
         is_left = False
         try:
             self._outcomes.watch(pending)
-            link = self._agent.linked(peer) if peer.outbox.is_idle else None
+            link = self._links.linked(peer) if peer.outbox.is_idle else None
             if link is not None:
                 try:
                     link.send(frame, time.monotonic() + GRACE)
@@ -252,7 +258,7 @@ class Outbound:
             if link is None:
                 is_left = True
                 until = max(pending.deadline, time.monotonic() + SECONDS_TO_SEND)
-                self._waiting.leave(pending, frame, until)
+                self._waiting_requests.leave(pending, frame, until)
         except LinkError as error:
             ended = self._outcomes.unreachable(pending, error)
             self._references.creation_failed(handle.ref, of_unmade(ended))
@@ -275,9 +281,9 @@ class Outbound:
         # First: `OwnerDied` says more than that its worker is gone.
         if args and type(args[0]) is RefHandle:
             self._references.check_sendable(args[0])
-        if self._agent.is_closed:
-            raise NotInitialized(f"the agent of {self._agent.me.name!r} was shut down")
-        return self._agent.directory.known(to)
+        if self._status.is_closed:
+            raise NotInitialized(f"the agent of {self._status.me.name!r} was shut down")
+        return self._directory.known(to)
 
     def _is_left(
         self,
@@ -293,15 +299,15 @@ class Outbound:
         An autograd context records what is sent, so a call in one waits for that itself.
         """
         context = current_context()
-        if not self._agent.directory.can_ask(to) or (context is not None and context.gradients):
+        if not self._directory.can_ask(to) or (context is not None and context.gradients):
             return False
-        limit = self.deadline(timeout)[:2]
+        limit = self._limits.of_call(timeout)[:2]
         return self._later.when_known(future, to, function, args, kwargs, limit)
 
     def _look_up(self, to: To, timeout: float | None) -> Peer:
-        deadline, _, _ = self.deadline(timeout)
-        with self._agent.waiting():
-            return self._agent.directory.look_up(to, deadline)
+        deadline, _, _ = self._limits.of_call(timeout)
+        with waiting():
+            return self._directory.look_up(to, deadline)
 
     def _request(
         self,
@@ -318,10 +324,10 @@ class Outbound:
         on: Sequence[RefHandle] = ()
         if args and type(args[0]) is RefHandle:
             on = args[:1]
-        name, dumped = self._dump_call(peer, function, args, kwargs or {}, len(on))
+        name, dumped = self._pickling.dump_call(peer, function, args, kwargs or {}, len(on))
         handles = (*on, *dumped.references) if on else dumped.references
         # Only now: pickling may take any time, and is not remote.
-        deadline, seconds, inherited = self.deadline(timeout)
+        deadline, seconds, inherited = self._limits.of_call(timeout)
         context = current_context()
         depth = 1 if context is None else context.depth + 1
         created_ref = None if created is None else created.ref
@@ -346,7 +352,7 @@ class Outbound:
             request = Request(name, 0.0 if created else seconds, depth=depth)
             if context is not None and context.gradients:
                 request.no_grad = not torch.is_grad_enabled()
-                gradients = self._agent.gradients
+                gradients = self._gradients
                 tensors = dumped.tensors
                 # Who waits for the answer records before, and changes nothing meanwhile.
                 waits = future is None and created is None
@@ -354,8 +360,8 @@ class Outbound:
                 request.context, request.sent = sent
                 if request.sent:
                     pending.recording = partial(gradients.record, request.context, request.sent)
-            elif dumped.tensors and self._agent.advice.pending and torch.is_grad_enabled():
-                self._agent.advice.warn_of_gradients(peer.name, name)
+            elif dumped.tensors and self._status.advice.pending and torch.is_grad_enabled():
+                self._status.advice.warn_of_gradients(peer.name, name)
             if created is not None:
                 request.creates, request.sequence = created.reference.number, sequence
             if handles:
@@ -374,80 +380,9 @@ class Outbound:
         refs = [handle.ref for handle in handles]
         callee = pending.peer.incarnation
         try:
-            self._agent.machine.wait_until_confirmed(refs, callee, pending.deadline)
+            self._machine.wait_until_confirmed(refs, callee, pending.deadline)
         except TimeoutError:
             raise self._outcomes.timeout(pending) from None
-
-    def deadline(self, timeout: float | None) -> Limit:
-        """When a call that begins now must end: `time.monotonic()` seconds, and seconds from now.
-
-        A call made by a handler has at most what is left to the call that the handler serves. If
-        that is less than the call's own timeout, the third is what that call asked for, and who
-        made it; else None.
-
-        Raises:
-            RpcTimeout: nothing is left.
-        """
-        seconds = self._agent.rpc_timeout if timeout is None else timeout
-        now = time.monotonic()
-        if now >= self._idle_team.asks_at:
-            self._idle_team.note(now)
-        deadline = now + seconds if seconds else math.inf
-        context = current_context()
-        if (
-            context is not None
-            and context.deadline < deadline
-            and context.agent.likeness.inherits_deadlines
-        ):
-            job = context.job
-            assert job is not None  # only calls that are served have a deadline
-            served = job.request.function, job.method, job.peer.name
-            seconds = context.deadline - now
-            if seconds <= 0:
-                raise RpcTimeout(
-                    f"no time is left for this call: the {job.request.timeout:g} s of the call "
-                    f"that is being served are over{inherited_from(served)}"
-                )
-            return context.deadline, seconds, served
-        return deadline, seconds, None
-
-    def _dump_call(
-        self,
-        peer: Peer,
-        function: Function,
-        args: Sequence[Any],
-        kwargs: Kwargs,
-        skipped: int,
-    ) -> tuple[str, Dumped]:
-        """The function's name and the body of its call, without the first `skipped` arguments."""
-        name = name_of(function)
-        sent = tuple(args)[skipped:] if args else ()
-        if name is not None and (peer.same_program or not name.startswith("__main__:")):
-            if not sent and not kwargs:
-                return name, NO_ARGUMENTS
-            value: tuple[Any, ...] = (sent, kwargs)
-        else:
-            name, value = "", (function, sent, kwargs)
-        try:
-            return name, self._agent.dump(value, peer)
-        except SerializationError as error:
-            method = method_of(name, args)
-            args, kwargs = arguments_of_user(name, args, kwargs)
-            raise self._agent.serializer.explain_unpicklable(
-                readable(name, method) if name else _name_of_nameless(function),
-                args,
-                kwargs,
-                error,
-                by_value=not peer.same_program,
-                device_map=self._agent.device_maps.get(peer.name),
-            ) from error
-
-
-def _name_of_nameless(function: Function) -> str:
-    """Return what a function sent by value is called in messages; no code of the user runs."""
-    if type(function) is FunctionType:
-        return function.__qualname__
-    return f"an object of type {type_name_of(function)}"
 
 
 def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:

@@ -10,9 +10,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farcall.errors import (
     AuthenticationFailed,
@@ -24,36 +24,74 @@ from farcall.errors import (
 )
 from farcall.log import get_logger
 from farcall.protocol.instructions import TransferKey
-from farcall.runtime.call_names import Served, inherited_from
-from farcall.runtime.context import CallContext, reset_context, set_context
+from farcall.runtime.context import CallContext, ServingAgent, reset_context, set_context
+from farcall.runtime.deadlines import Deadlines
+from farcall.runtime.directory import Directory
+from farcall.runtime.executor import Executor
+from farcall.runtime.gradients import Gradients
 from farcall.runtime.isolation import between_functions, call_isolated, clean_thread
-from farcall.runtime.machine import Continuation
+from farcall.runtime.leaving import Leaver
+from farcall.runtime.limits import Limits
+from farcall.runtime.losses import Loss, Losses
+from farcall.runtime.machine import Continuation, Machine
 from farcall.runtime.peers import Peer, PendingCall
-from farcall.serde import load_failure
+from farcall.runtime.references import References
+from farcall.runtime.shortage import Shortage
+from farcall.runtime.status import Status
+from farcall.serde import Serializer, load_failure
 from farcall.transport.base import NotSent
 from farcall.transport.waiter import Waiter
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Accepted, Failure, Reply
 
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
-
-
 logger = get_logger("farcall")
 
-CROWDED_SECONDS = 10.0  # for which it counts that a peer said it had no more threads
 OWNER_IS_LATE = "; the answer is here, but the owner of a reference in it has not confirmed that"
 NO_TENSOR_BYTES = 16  # what is pickled in so few is no tensor
 SLOW_SECONDS = 1.0  # a call that takes longer has a line in the log, at level DEBUG
 
 
 class Outcomes:
-    """The ends of the calls that an agent makes. Thread-safe."""
+    """The ends of the calls that an agent makes. Thread-safe.
 
-    def __init__(self, agent: Agent) -> None:
+    Args:
+        agent: in whose name callbacks run.
+        wake: wakes the leader of the agent.
+
+    Attributes:
+        deadlines: of the calls that are watched.
+    """
+
+    def __init__(
+        self,
+        agent: ServingAgent,
+        status: Status,
+        directory: Directory,
+        losses: Losses,
+        machine: Machine,
+        references: References,
+        serializer: Serializer,
+        gradients: Gradients,
+        executor: Executor,
+        leaver: Leaver,
+        limits: Limits,
+        shortage: Shortage,
+        wake: Callable[[], None],
+    ) -> None:
         self._agent = agent
-        self._machine = agent.machine
-        self._references = agent.references
+        self._status = status
+        self._directory = directory
+        self._losses = losses
+        self._machine = machine
+        self._references = references
+        self._serializer = serializer
+        self._gradients = gradients
+        self._executor = executor
+        self._leaver = leaver
+        self._limits = limits
+        self._shortage = shortage
+        self._wake = wake
+        self.deadlines = Deadlines(self.watched)
         # Looked at once: asking the logger for each call would cost more.
         self._says_slow = logger.isEnabledFor(logging.DEBUG)
         self._queued: set[PendingCall] = set()  # answered, but no thread runs their callbacks yet
@@ -65,21 +103,15 @@ class Outcomes:
         Its future has got it, too.
         """
         ended: Exception
-        if self._agent.is_closed:
-            ended = self.ended(pending.peer)
+        if self._status.is_closed:
+            ended = self._status.closed_error()
         elif isinstance(error, AuthenticationFailed | BadFrame):
             ended = error
         else:
-            self._agent.losses.lose(pending.peer, str(error))
-            return self.ended(pending.peer)
+            self._losses.lose(pending.peer, str(error))
+            return self._status.ended(pending.peer)
         self._retract(pending, ended)
         return ended
-
-    def ended(self, peer: Peer) -> CallError:
-        """What a call ends with that was ended by the loss of its peer, or the end of its agent."""
-        if self._agent.is_closed:
-            return Cancelled(f"the agent of {self._agent.me.name!r} was shut down")
-        return peer.loss()
 
     def give_up(self, pending: PendingCall, error: BaseException) -> RpcTimeout:
         """The call took too long: what it ends with. Its future has got it, too."""
@@ -95,7 +127,7 @@ class Outcomes:
         """The request was not sent."""
         if self.withdraw(pending, str(error)):
             pending.fail(error)
-            self._agent.leaver.end(pending)
+            self._leaver.end(pending)
 
     def withdraw(self, pending: PendingCall, cause: str) -> bool:
         """Of this call the callee has heard nothing. Returns whether the call is to be ended."""
@@ -114,7 +146,7 @@ class Outcomes:
             # If it is not sent, a thread is about to, and does the rest: `expired` or `withdraw`.
         finally:
             pending.fail(error)
-            self._agent.leaver.end(pending)
+            self._leaver.end(pending)
         return True
 
     def sent(self, pending: PendingCall) -> None:
@@ -142,7 +174,7 @@ class Outcomes:
         elif call_id:
             self._retract(pending, ended)
         # Its answer may be out of all tables, in the hands of a thread that was interrupted.
-        self._agent.leaver.end(pending)
+        self._leaver.end(pending)
 
     def watch(self, pending: PendingCall) -> None:
         """See to it that `expire` is called in time, for no thread waits for this call itself.
@@ -150,14 +182,14 @@ class Outcomes:
         The call must be in a table that `watched` looks at.
         """
         pending.watched = True
-        deadlines = self._agent.deadlines
+        deadlines = self.deadlines
         if pending.deadline < deadlines.next and deadlines.note(pending.deadline):
-            self._agent.endpoint.wake()
+            self._wake()
 
     def watched(self) -> list[PendingCall]:
         """The calls that are being watched."""
         calls = list(self._waiting)
-        for peer in self._agent.directory.all():
+        for peer in self._directory.all():
             calls += peer.outgoing.records()
         return [call for call in calls if call.watched]
 
@@ -167,45 +199,16 @@ class Outcomes:
         """What a call ends with whose deadline has passed; `error` is how that was noticed."""
         what = pending.name
         why = "" if pending.sent else _backlog(pending.peer, error)
-        hint = self.how_to_raise(pending.timeout, pending.inherited)
+        hint = self._limits.how_to_raise(pending.timeout, pending.inherited)
         return RpcTimeout(
             f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
             f"{what} on worker {pending.peer.name!r}{note}{self._missing_link(pending.peer, error)}"
-            f"{why}{self.shortage(pending.peer)}{hint}"
-        )
-
-    def how_to_raise(self, seconds: float, inherited: Served | None) -> str:
-        """For timeouts: how to get more time, where the user may not know why there was no more.
-
-        Args:
-            seconds: the limit.
-            inherited: the call being served, see `inherited_from`, if the limit comes from there.
-        """
-        if inherited is not None:
-            return inherited_from(inherited)
-        if seconds != self._agent.rpc_timeout:
-            return ""
-        return "; pass timeout= to the call, or rpc_timeout= in the options of init_rpc, for more"
-
-    def shortage(self, peer: Peer | None = None) -> str:
-        """For timeouts: which worker lately had functions queue for threads that it could not have.
-
-        Nested calls need a thread for each function that waits, here or at the peer.
-        """
-        me = self._agent.me
-        parts = []
-        why = self._agent.executor.shortage()
-        if why:
-            parts.append((me.name, why))
-        if peer is not None and time.monotonic() < peer.crowded_at + CROWDED_SECONDS:
-            parts.append((peer.name, peer.crowded))
-        return "".join(
-            f"; calls queue for a thread at worker {name!r}: {why}" for name, why in parts
+            f"{why}{self._shortage.describe(pending.peer)}{hint}"
         )
 
     def _missing_link(self, peer: Peer, error: BaseException | None) -> str:
         """For messages: which addresses were tried in vain, and what each attempt gave."""
-        if peer.linked or peer.worker is self._agent.me or not peer.worker.addresses:
+        if peer.linked or peer.worker is self._status.me or not peer.worker.addresses:
             return ""
         tried = str(error) if isinstance(error, NotSent) else ""
         return f"; no link to it was made in time ({tried or ', '.join(peer.worker.addresses)})"
@@ -242,7 +245,7 @@ class Outcomes:
         if seconds >= SLOW_SECONDS:
             logger.debug(
                 "%s: %s on %r took %.3f s",
-                self._agent.me.name,
+                self._status.me.name,
                 pending.name,
                 pending.peer.name,
                 seconds,
@@ -254,7 +257,7 @@ class Outcomes:
         if pending is None:
             return
         if pending.created is not None:
-            self._agent.leaver.end(pending)
+            self._leaver.end(pending)
         elif answer.message.references:  # type: ignore[attr-defined]
             # The deadline goes on: an owner that does not answer must not make the call hang.
             self._waiting.add(pending)
@@ -273,7 +276,7 @@ class Outcomes:
     def _complete(
         self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
     ) -> None:
-        future, executor = pending.future, self._agent.executor
+        future, executor = pending.future, self._executor
         if future is None or not future._callbacks:
             self._complete_now(peer, answer, pending, error)
             return
@@ -295,8 +298,8 @@ class Outcomes:
             return
         # No other thread could lead if a callback waited here.
         executor.submit(complete, depth)
-        if self._agent.is_closed:
-            self.fail_queued(self.ended(peer))
+        if self._status.is_closed:
+            self.fail_queued(self._status.ended(peer))
 
     def fail_queued(self, error: Exception) -> None:
         """The agent has ended: so do the calls that were answered and wait for a thread."""
@@ -309,16 +312,14 @@ class Outcomes:
     ) -> None:
         message = answer.message
         try:
-            self._agent.executor.completes()
+            self._executor.completes()
             if error is not None:
                 raise error
             # In a thread of the agent: unpickling may run code of the user.
             if type(message) is Reply and not message.references and not message.sent:
                 if len(answer.body) > NO_TENSOR_BYTES or answer.buffers:
                     clean_thread()
-                value = self._agent.serializer.load(
-                    answer.body, answer.buffers, around=call_isolated
-                )
+                value = self._serializer.load(answer.body, answer.buffers, around=call_isolated)
             else:
                 value = call_isolated(partial(self.open, peer, answer))
             future = pending.future
@@ -328,13 +329,13 @@ class Outcomes:
         except BaseException as failure:  # of the call; or torch refuses the value
             pending.fail(failure)
         finally:
-            self._agent.leaver.end(pending)
+            self._leaver.end(pending)
 
     def expire(self, pending: PendingCall) -> None:
         """The deadline of a call that is watched has passed."""
         pending.watched = False
         peer, call_id = pending.peer, pending.call_id
-        self._agent.executor.may_pass_lead()
+        self._executor.may_pass_lead()
         if peer.outgoing.peek(call_id) is None:
             # The answer is here, but waits for an owner that does not answer.
             late = self.timeout(pending, note=OWNER_IS_LATE)
@@ -345,13 +346,17 @@ class Outcomes:
             # The owner may still make the value; until it says so, using the reference fails.
             self._references.creation_late(pending.created, self.timeout(pending))
 
+    def lost(self, loss: Loss) -> None:
+        """Our calls to a lost peer end."""
+        self.fail(loss.calls, loss.error)
+
     def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
         """These calls ended because their peer, or this agent, did."""
         for pending in lost:
             pending.fail(error)
             if pending.created is not None and isinstance(error, CallError):
                 self._references.creation_failed(pending.created, error)
-            self._agent.leaver.end(pending)
+            self._leaver.end(pending)
 
     def wait_for_references(self, peer: Peer, answer: Frame, pending: PendingCall) -> None:
         """Wait until the references in an answer may be used.
@@ -379,7 +384,7 @@ class Outcomes:
         """The value of an answer whose references may be used; raises what the callee raised."""
         message = answer.message
         if type(message) is Reply and not message.references and not message.sent:
-            return self._agent.serializer.load(answer.body, answer.buffers)
+            return self._serializer.load(answer.body, answer.buffers)
         if not isinstance(message, Reply | Failure):
             kind = type(message).__name__
             raise BadFrame(f"worker {peer.name!r} answered a call for a value with {kind}")
@@ -388,15 +393,14 @@ class Outcomes:
             if isinstance(message, Reply):
                 attach = None
                 if message.sent:
-                    gradients = self._agent.gradients
-                    attach = gradients.receive(message.context, peer, message.sent)
-                return self._agent.serializer.load(
+                    attach = self._gradients.receive(message.context, peer, message.sent)
+                return self._serializer.load(
                     answer.body, answer.buffers, references=handles, attach=attach
                 )
             # In no variable: its traceback has this frame, and both would wait for the collector.
-            raise self._agent.likeness.translate(
+            raise self._status.likeness.translate(
                 load_failure(
-                    self._agent.serializer,
+                    self._serializer,
                     message,
                     answer.body,
                     answer.buffers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -19,11 +19,8 @@ from farcall.runtime.future import Future, complete_with
 from farcall.runtime.hosts import host_name
 from farcall.runtime.outboxes import Box
 from farcall.transport.base import Link
-
-if TYPE_CHECKING:
-    from farcall.runtime.inbound import Job
-    from farcall.runtime.references import RefHandle
-
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Request
 
 L = TypeVar("L", bound=PeerLost)
 
@@ -49,7 +46,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     watched: bool = False  # `Outcomes.expire` has to be called when its deadline has passed
     sent: bool = False  # the callee may have got some of the request; of those that are watched
     is_noted: bool = False  # see `protocol.worker`: it makes a reference, or its request pins some
-    handles: Sequence[RefHandle] = ()  # references in it that are not pinned
+    handles: Sequence[object] = ()  # of the references in it that are not pinned
     recording: Callable[[], None] | None = None  # to be done when the request was sent
     method: str = ""  # see `method_of`
 
@@ -65,6 +62,33 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
             complete_with(future, error)
 
 
+class IncomingCall(Protocol):
+    """What is known of a call that a peer makes here. `inbound.Job` serves it."""
+
+    @property
+    def peer(self) -> Peer: ...
+    @property
+    def link(self) -> Link: ...
+    @property
+    def frame(self) -> Frame: ...
+    @property
+    def request(self) -> Request: ...
+    @property
+    def deadline(self) -> float:
+        """`time.monotonic()` seconds."""
+
+    queued: int  # bytes by which it counts as queued, see `intake`
+
+    def run_queued(self) -> None:
+        """Run what was counted as queued."""
+
+    def left(self, *, is_sent: bool) -> None:
+        """Hear that the answer, which waited in a box, is sent, or never will be."""
+
+    def cancel(self) -> None:
+        """Stop what can be stopped: the caller gave up, or is lost."""
+
+
 class Peer:
     """One incarnation of another worker.
 
@@ -75,7 +99,7 @@ class Peer:
         self,
         worker: Worker,
         same_program: bool,
-        calls: Calls[PendingCall, Job],
+        calls: Calls[PendingCall, IncomingCall],
         bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
     ) -> None:
         self.worker = worker
@@ -91,7 +115,7 @@ class Peer:
         self.outbox: Box = Outbox(bounds.in_flight_bytes)  # for the link that we dial
         self.back_outbox: Box = Outbox(bounds.in_flight_bytes)  # for `back_link`
         self.back_link: Link | None = None  # the link that it dialled
-        self.admission: Admission[Job] = Admission(bounds)  # of its requests
+        self.admission: Admission[IncomingCall] = Admission(bounds)  # of its requests
         self.reading = threading.Lock()  # held while `back_link` is told whether it is read
         self.crowded = ""  # why it had no more threads for our calls, when it said so last
         self.crowded_at = -math.inf  # when that was, `time.monotonic()` seconds

@@ -7,8 +7,8 @@ finalizer appends to a queue and wakes the agent's leader: it takes no lock and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,13 +16,14 @@ from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDie
 from farcall.ids import MET_AGAIN, RefId, Worker, original
 from farcall.protocol.instructions import TransferKey
 from farcall.protocol.ref_entries import HeldState
+from farcall.runtime.collecting import Collecting
+from farcall.runtime.directory import Directory
+from farcall.runtime.losses import Loss
 from farcall.runtime.machine import Machine
+from farcall.runtime.status import Status
 from farcall.runtime.values import OwnedValue
 from farcall.serde import StoredError
 from farcall.wire.messages import Message, Reference, Registered, Request
-
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
 
 
 class RefHandle:
@@ -55,13 +56,32 @@ class RefHandle:
 
 
 class References:
-    """The references of one agent. Thread-safe."""
+    """The references of one agent. Thread-safe.
 
-    def __init__(self, agent: Agent, machine: Machine, values: dict[RefId, OwnedValue]) -> None:
+    Args:
+        agent: whose references these are. Layers above, whose handles lead to it, know its type.
+        values: of the references that live here, which the machine drops.
+        collecting: says whether a thread collects garbage.
+        wake: wakes the leader of the agent. It takes no lock.
+    """
+
+    def __init__(
+        self,
+        agent: Any,
+        status: Status,
+        machine: Machine,
+        values: dict[RefId, OwnedValue],
+        directory: Directory,
+        collecting: Collecting,
+        wake: Callable[[], None],
+    ) -> None:
         self.agent = agent
-        self.me = agent.me
+        self._status = status
+        self.me = status.me
+        self._directory = directory
+        self._wake = wake
         self._machine = machine
-        self._collecting = agent.executor.collecting
+        self._collecting = collecting
         self._lock = machine.lock
         self._refs = machine.state.refs
         self._values = values
@@ -95,7 +115,7 @@ class References:
     def forget(self, ref: RefId) -> None:
         """A handle was collected. Called from finalizers."""
         self._forgotten.append(ref)
-        self.agent.endpoint.wake()
+        self._wake()
 
     def drain(self) -> None:
         """Count out the handles that were collected, and go on with what another thread left."""
@@ -169,9 +189,9 @@ class References:
         if handle.is_owner:
             place = self._values.get(handle.ref)
             return "shut down" if place is None else place.described_state()
-        if self.agent.is_closed:
+        if self._status.is_closed:
             return "shut down"
-        owner = self.agent.directory.of_incarnation(handle.owner)
+        owner = self._directory.of_incarnation(handle.owner)
         if owner is not None and owner.lost is not None:
             return "owner lost"
         error = self._creation_errors.get(handle.ref)
@@ -185,8 +205,8 @@ class References:
     def check_usable(self, handle: RefHandle) -> None:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
         ref = handle.ref
-        owner = self.agent.directory.of_incarnation(handle.owner)
-        if owner is not None and owner.lost is not None and not self.agent.is_closed:
+        owner = self._directory.of_incarnation(handle.owner)
+        if owner is not None and owner.lost is not None and not self._status.is_closed:
             # Whoever heard of its loss by a call may be here before the machine knows.
             raise owner.owner_died()
         if not self._creation_errors and not self._refs.is_void(ref):
@@ -276,7 +296,7 @@ class References:
                     if is_made or not self._refs.knows(ref):
                         self._creation_errors.pop(ref, None)
 
-    def lost(self) -> None:
+    def lost(self, _: Loss) -> None:
         """The machine was told that a peer is lost."""
         self._machine.run()
         with self._lock:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from farcall.errors import (
     AuthenticationFailed,
@@ -15,24 +14,35 @@ from farcall.errors import (
     Cancelled,
     LinkError,
 )
-from farcall.runtime.outboxes import Turn, detached, size_of
+from farcall.runtime.context import waiting
+from farcall.runtime.executor import Executor
+from farcall.runtime.links import Links
+from farcall.runtime.outboxes import Outboxes, Turn, detached, size_of
+from farcall.runtime.outcomes import Outcomes
 from farcall.runtime.peers import PendingCall
+from farcall.runtime.references import References
 from farcall.serde import message_of
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame, check_size
 from farcall.wire.messages import encode_message
 
-if TYPE_CHECKING:
-    from farcall.runtime.agent import Agent
-
 
 class WaitingRequests:
     """Leaves the requests of an agent to its outboxes, and sends them from there. Thread-safe."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._references = agent.references
-        self._outcomes = agent.outcomes
+    def __init__(
+        self,
+        links: Links,
+        outboxes: Outboxes,
+        executor: Executor,
+        references: References,
+        outcomes: Outcomes,
+    ) -> None:
+        self._links = links
+        self._outboxes = outboxes
+        self._executor = executor
+        self._references = references
+        self._outcomes = outcomes
 
     def leave(self, pending: PendingCall, frame: Frame, until: float) -> None:
         """Leave a request to the box of its callee. Waits only if the box is full.
@@ -49,9 +59,9 @@ class WaitingRequests:
             check_size(
                 frame.message, len(encode_message(frame.message)), len(frame.body), frame.buffers
             )
-            waiting = _WaitingRequest(self, pending, detached(frame), until)
-            with self._agent.waiting():
-                self._agent.outboxes.put(pending.peer.outbox, waiting, until)
+            request = _WaitingRequest(self, pending, detached(frame), until)
+            with waiting():
+                self._outboxes.put(pending.peer.outbox, request, until)
         except NotSent as error:
             self._could_not_send(pending, error)
 
@@ -62,15 +72,15 @@ class WaitingRequests:
             NotSent: it is not by the call's deadline.
         """
         turn = Turn()
-        with self._agent.waiting():
-            self._agent.outboxes.put(pending.peer.outbox, turn, pending.deadline)
+        with waiting():
+            self._outboxes.put(pending.peer.outbox, turn, pending.deadline)
             turn.wait(pending.deadline)
 
     def send(self, pending: PendingCall, frame: Frame, until: float) -> None:
         """Send a request whose turn has come; dials its callee if need be."""
         link: Link | None = None
         try:
-            link = self._agent.connect(pending.peer, until)
+            link = self._links.connect(pending.peer, until)
             if is_over(pending):
                 self.drop(pending)
                 return
@@ -105,7 +115,7 @@ class WaitingRequests:
         if pending.future is None or not pending.future._callbacks:
             end()
         else:
-            self._agent.executor.submit(end, pending.depth + 1)
+            self._executor.submit(end, pending.depth + 1)
 
     def drop(self, pending: PendingCall) -> None:
         """A request that waited will not be sent, since its call is over."""

@@ -63,7 +63,7 @@ def inject(agent: Agent, faults: Sequence[Fault]) -> None:
 
     Outcomes of calls go their own way and are not touched. Call it before the agent sends anything.
     """
-    connect, linked = agent.connect, agent.linked
+    connect, linked = agent.links.connect, agent.links.linked
     wrapped: dict[Link, FaultyLink] = {}
 
     def connect_badly(peer: Peer, deadline: float) -> Link:
@@ -74,8 +74,8 @@ def inject(agent: Agent, faults: Sequence[Fault]) -> None:
         link = linked(peer)
         return None if link is None else wrapped.setdefault(link, FaultyLink(link, faults))
 
-    agent.connect = connect_badly  # type: ignore[method-assign]
-    agent.linked = linked_badly  # type: ignore[method-assign]
+    agent.links.connect = connect_badly  # type: ignore[method-assign]
+    agent.links.linked = linked_badly  # type: ignore[method-assign]
 
 
 class FaultyLink:

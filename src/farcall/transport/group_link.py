@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 
@@ -15,9 +15,6 @@ from farcall.transport.group_frames import Kind, pack
 from farcall.transport.handed_over import Gate, HandedOver
 from farcall.transport.waiter import Waiter
 from farcall.wire.frames import Frame
-
-if TYPE_CHECKING:
-    from farcall.transport.process_group import ProcessGroupEndpoint
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -48,20 +45,31 @@ def decode_hello(data: memoryview) -> Hello:
 
 
 class GroupLink(HandedOver):
-    """See `base.Link`."""
+    """See `base.Link`.
+
+    Args:
+        number: of the link, among those that the same side has dialled on the channel.
+        watch: has a waiter get the answer with an id that comes by a link.
+    """
 
     def __init__(
-        self, home: ProcessGroupEndpoint, channel: Channel, number: int, dialled: bool, peer: Worker
+        self,
+        scheme: str,
+        channel: Channel,
+        number: int,
+        dialled: bool,
+        peer: Worker,
+        watch: Callable[[GroupLink, int, Waiter[Frame]], None],
     ) -> None:
         super().__init__()
         self.peer = peer
-        self.description = f"{home.scheme} {'to' if dialled else 'from'} rank {channel.rank}"
+        self.description = f"{scheme} {'to' if dialled else 'from'} rank {channel.rank}"
         self.lost: str | None = None
         self.channel = channel
         self.number = number
         self.dialled = dialled
         self.gate = Gate()  # of what is sent
-        self._home = home
+        self._watch = watch
 
     def set_reading(self, is_on: bool) -> None:
         # The peer is told. All its links share the way, so nothing else could be left unread.
@@ -87,7 +95,7 @@ class GroupLink(HandedOver):
         )
 
     def expect(self, call_id: int, waiter: Waiter[Frame]) -> None:
-        self._home.watch(self, call_id, waiter)
+        self._watch(self, call_id, waiter)
 
 
 class Opening:

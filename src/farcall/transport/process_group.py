@@ -153,7 +153,7 @@ class ProcessGroupEndpoint:
         me = self.me
         return encode_hello(Hello(me.name, me.id, me.incarnation, expects, me.host, me.main))
 
-    def watch(self, link: GroupLink, call_id: int, waiter: Waiter[Frame]) -> None:
+    def _watch(self, link: GroupLink, call_id: int, waiter: Waiter[Frame]) -> None:
         """For a link: somebody waits for the outcome of a call."""
         with self._lock:
             if link.lost is not None:
@@ -216,7 +216,7 @@ class ProcessGroupEndpoint:
 
     def _add(self, channel: Channel, number: int, dialled: bool, peer: Worker) -> GroupLink:
         """A new link. `_lock` held."""
-        link = GroupLink(self, channel, number, dialled, peer)
+        link = GroupLink(self.scheme, channel, number, dialled, peer, self._watch)
         self._links[channel.rank, dialled, number] = link
         return link
 

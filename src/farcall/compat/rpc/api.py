@@ -24,7 +24,7 @@ from farcall.ids import WorkerInfo
 from farcall.log import get_logger
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime import profiling
-from farcall.runtime.context import current_agent, default_agent
+from farcall.runtime.current import current_agent, default_agent
 from farcall.runtime.future import Future
 from farcall.runtime.options import RpcBackendOptions, validate_timeout
 
@@ -107,11 +107,11 @@ def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
 
 def get_rpc_timeout() -> float:
     """Seconds that a call may take by default; 0 for no limit."""
-    return current_agent().rpc_timeout
+    return current_agent().status.rpc_timeout
 
 
 def _set_rpc_timeout(seconds: float) -> None:
-    current_agent().rpc_timeout = validate_timeout(seconds)
+    current_agent().status.rpc_timeout = validate_timeout(seconds)
 
 
 @_require_initialized

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farcall.compat import autograd
 from farcall.compat.rpc.api import _get_current_rpc_agent, _require_initialized
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 
 
 def _rref_context_get_debug_info() -> dict[str, str]:

@@ -13,7 +13,8 @@ from typing import Any
 from farcall import rpc as farcall_rpc
 from farcall.errors import PeerLost, RpcTimeout
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import current_agent
+from farcall.runtime.context import waiting
+from farcall.runtime.current import current_agent
 
 
 class AllGatherStates:
@@ -116,7 +117,7 @@ def _wait(agent: Agent, sequence_id: str, others: set[str], seconds: float | Non
             if error.worker in others and error.worker not in states.gathered_objects:
                 states.fail(error)
 
-    with agent.losses.hearing(lost), agent.waiting():
+    with agent.losses.hearing(lost), waiting():
         for name in others:
             try:
                 peer = agent.directory.resolve(name)

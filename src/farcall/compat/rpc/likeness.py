@@ -61,8 +61,8 @@ def make_like_torch(agent: Agent) -> None:
     assert isinstance(agent.gradients, Autograd)
     _runners.add(agent.gradients.runner)
     agent.gradients.runner.looks_for_leaf_hooks = _any_node_has_hooks
-    agent.likeness = Likeness(translate, show, inherits_deadlines=False)
-    agent.advice = Advice(())
+    agent.status.likeness = Likeness(translate, show, inherits_deadlines=False)
+    agent.status.advice = Advice(())
     # The table itself: RemoteModule adds to it when it is imported, which may be later.
     agent.serializer.reducers = _internal_rpc_pickler._class_reducer_dict
 
@@ -204,7 +204,7 @@ def get_future(self: RRef[Any]) -> Future[Any]:
 def serialize(self: RRef[Any]) -> Any:
     """`RRef._serialize`: raises if it may not be sent. It goes by calls of farcall's only."""
     handle = self._handle
-    if handle.references.agent.is_closed:
+    if handle.references.agent.status.is_closed:
         raise RuntimeError(f"{self!r}: Cannot call fork an UserRRef after deletion.")
     _check_use(self)
     if handle.is_owner and self._place.is_ready:
@@ -224,7 +224,7 @@ def deserialize(data: Any) -> RRef[Any]:
 
 def to_here(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     """`RRef.to_here`; also its owner does not get the value of one that is of no use."""
-    if self._handle.references.agent.is_closed:
+    if self._handle.references.agent.status.is_closed:
         raise RuntimeError(f"{self!r}: Cannot call to_here() on it after deletion.")
     _check_use(self)
     if not self._handle.is_owner:
@@ -242,7 +242,7 @@ def _own_value(rref: RRef[Any], get: Callable[[], Any]) -> Any:
     try:
         return get()
     except Exception as error:
-        raised = agent.likeness.translate(error, agent.me.info)
+        raised = agent.status.likeness.translate(error, agent.me.info)
         if raised is error:
             raise
         raise raised from cause_of(raised)

@@ -17,8 +17,7 @@ from farcall.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from farcall.compat.rpc.scripted_references import boxed, unboxed
 from farcall.compat.rpc.scripts import for_torch, handed_on
 from farcall.rref import RRef
-from farcall.runtime.agent import Agent
-from farcall.runtime.context import current_context, reset_context, set_context
+from farcall.runtime.context import current_context, is_at_work, reset_context, set_context, waiting
 
 # Of the inputs a node has the first ones.
 
@@ -62,8 +61,8 @@ def _let_others_work(future: Any) -> None:
 
     Elsewhere torch's own wait leaves its thread to others.
     """
-    if Agent.is_at_work():
-        with Agent.waiting(), contextlib.suppress(Exception):  # torch's wait has the error, too
+    if is_at_work():
+        with waiting(), contextlib.suppress(Exception):  # torch's wait has the error, too
             future.wait()
 
 

@@ -17,7 +17,7 @@ from farcall import rpc as farcall_rpc
 from farcall.compat import autograd
 from farcall.compat.rpc import api, backend_registry
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
-from farcall.runtime.context import current_agent
+from farcall.runtime.current import current_agent
 from farcall.runtime.options import RpcBackendOptions
 from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions
 from farcall.runtime.tensorpipe_options import TensorPipeRpcBackendOptions

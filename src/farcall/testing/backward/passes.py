@@ -8,20 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 from farcall.protocol import pass_instructions as do
+from farcall.protocol.contexts import Contexts
 from farcall.protocol.passes import ROOT, SURVEY, State, UnexpectedGradient
 from farcall.protocol.shares import WHOLE
 from farcall.testing.backward.history import Leaf, Node, Receive, Source
+from farcall.testing.backward.machines import Machines
 from farcall.testing.backward.messages import Abort, AboutPass, Answered, Grad, Options, Prepare
 from farcall.testing.backward.reach import SimulatedReach, Sums
-from farcall.testing.backward.world import Run
-
-if TYPE_CHECKING:
-    from farcall.testing.backward.worker import Worker
+from farcall.testing.backward.world import Run, World
 
 OnAnswer = Callable[[str], None]  # the error, if there is one
+T = TypeVar("T")
+
+
+class PassHome(Protocol):
+    """What a pass uses of its worker."""
+
+    id: int
+    machines: Machines
+    world: World
+    lost: set[int]
+
+    @property
+    def contexts(self) -> Contexts[Any]: ...
+
+    def send(self, peer: int, message: Any) -> None:
+        """Send something that is not answered."""
+
+    def call(self, peer: int, message: Any, on_answer: Callable[[Answered], None]) -> None:
+        """Send something that is answered, or fails."""
+
+    def carry_out(self, todo: Sequence[T], do: Callable[[T], None]) -> None:
+        """Do what a machine said."""
 
 
 class Content:
@@ -52,7 +73,7 @@ class SimulatedPass:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: PassHome,
         context: int,
         content: Content,
         options: Options,

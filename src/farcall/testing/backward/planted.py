@@ -21,8 +21,8 @@ from farcall.protocol.pass_instructions import (
 )
 from farcall.protocol.passes import PassMachine, State
 from farcall.protocol.shares import WHOLE, Returned, Shares
+from farcall.testing.backward.machines import Machines
 from farcall.testing.backward.reach import SimulatedExploration, SimulatedReach
-from farcall.testing.backward.worker import Machines
 
 Todo = list[Instruction]
 

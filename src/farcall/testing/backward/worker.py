@@ -7,12 +7,12 @@ the callee is lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
 from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnShare, TellRoot
-from farcall.protocol.passes import PassMachine
 from farcall.testing.backward.history import Node
+from farcall.testing.backward.machines import Machines
 from farcall.testing.backward.messages import (
     Abort,
     AboutPass,
@@ -23,18 +23,9 @@ from farcall.testing.backward.messages import (
     Prepare,
 )
 from farcall.testing.backward.passes import Content, SimulatedPass
-from farcall.testing.backward.reach import SimulatedReach
 from farcall.testing.backward.world import Run, World
 
 T = TypeVar("T")
-
-
-class Machines(NamedTuple):
-    """The classes a worker is made of; a planted bug replaces one."""
-
-    passes: type[PassMachine] = PassMachine
-    contexts: type[Contexts[Any]] = Contexts
-    reach: type[SimulatedReach] = SimulatedReach
 
 
 class Worker:

@@ -20,7 +20,7 @@ import torch
 
 from farcall import autograd, rpc
 from farcall.runtime.agent import Agent
-from farcall.runtime.context import current_agent
+from farcall.runtime.context import waiting
 from farcall.testing.cluster import acting_as
 from farcall.testing.gradients.execute import Frame, Main, grad_mode, penalty, unpack
 from farcall.testing.gradients.ops import Site, Tally, make_parameters
@@ -227,7 +227,7 @@ def at_once(starts: Sequence[Callable[[], None]]) -> list[Exception | None]:
     for thread in threads[1:]:
         thread.start()
     start(0)
-    with current_agent().waiting():  # so that others may use this thread of the worker
+    with waiting():  # so that others may use this thread of the worker
         for thread in threads[1:]:
             thread.join()
     return errors

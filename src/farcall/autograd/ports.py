@@ -1,0 +1,105 @@
+"""What the parts of distributed autograd use of each other, without importing each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch.autograd.graph import Node
+
+from farcall.autograd.contents import Context
+from farcall.autograd.ending import Dropped
+from farcall.autograd.handlers import Options
+from farcall.autograd.records import Receive
+from farcall.autograd.replicas import Replicas
+from farcall.runtime.agent import Agent
+from farcall.runtime.peers import Peer
+from farcall.serde import StoredError
+from farcall.transport.base import Link
+
+
+class Recorded(Protocol):
+    """The contexts of a worker, and what is recorded in them. See `recorder.Autograd`."""
+
+    def next_id(self) -> int:
+        """Return a number that no other pass has."""
+
+    def find(self, context: int) -> Context:
+        """Return the context of this id, or raise what is wrong with the id."""
+
+    def get(self, context: int) -> Context | None:
+        """Return the context of this id, if there is one."""
+
+    def known_to(self, context: int) -> tuple[int, ...]:
+        """Return the incarnations that have the context, as far as this worker knows."""
+
+    def send(
+        self, context: int, peer: Peer, tensors: Sequence[torch.Tensor], waits: bool = False
+    ) -> tuple[int, int]:
+        """See `runtime.gradients.Gradients`."""
+
+    def receive(
+        self, context: int, peer: Peer, sent: int
+    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """See `runtime.gradients.Gradients`."""
+
+
+class RunningPass(Protocol):
+    """What a run uses of its `passes.Pass`."""
+
+    def wait_for(self, number: int) -> Mapping[int, torch.Tensor | None]:
+        """Return the gradients of the live tensors of a source, when they are there."""
+
+    def receive_of(self, node: Node) -> Receive | None:
+        """Return the receive that an exit belongs to, or None if it is no exit of this context."""
+
+    def left(
+        self, number: int, receive: Receive, found: Mapping[Node, torch.Tensor | None]
+    ) -> None:
+        """Hear that an exit of a receive has run, and which gradients of exits there are so far."""
+
+    def ran(self, number: int) -> None:
+        """Hear that the run of a source is over."""
+
+
+class FailedPass(Protocol):
+    """What others are told of a `passes.Pass` that failed."""
+
+    options: Options
+
+    @property
+    def error(self) -> StoredError | Dropped | None:
+        """What the pass failed with."""
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether it was told to others that the pass has failed."""
+
+
+class PassHome(Protocol):
+    """What a pass uses of its `runner.Runner`."""
+
+    agent: Agent
+    replicas: Replicas
+    looks_for_leaf_hooks: bool
+
+    def send_gradients(
+        self,
+        peer: Peer,
+        context: Context,
+        options: Options,
+        number: int,
+        share: int,
+        gradients: Mapping[int, torch.Tensor | None],
+    ) -> Link:
+        """Send gradients, of tensors that a peer sent with this number, and a share of the pass."""
+
+    def give_back(self, context: Context, options: Options, share: int, missing: int) -> None:
+        """Give a share of a pass back to its root."""
+
+    def tell_root(self, context: int, options: Options) -> None:
+        """Tell the root that the pass has failed here."""
+
+    def tell_all(self, context: int, backward: FailedPass) -> None:
+        """Tell everybody who may take part in a pass that it has failed."""
