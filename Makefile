@@ -40,7 +40,7 @@ SANITIZE_thread := thread
 RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
-.PHONY: help $(DEMOS) test conformance lint format sim field bench bench-all clean
+.PHONY: help $(DEMOS) test conformance lint format pictures sim field bench bench-all clean
 .PHONY: native native-test native-clang sanitize sanitize-python fuzz
 
 help: ## List the targets.
@@ -121,6 +121,9 @@ lint: $(INSTALLED) ## Check style and types.
 format: $(INSTALLED) ## Reformat, and fix what ruff can fix.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+pictures: $(VENV_MADE) ## Draw the layers and the machines of protocol/ again, into docs/.
+	$(BIN)/python tests/pictures.py
 
 sim: $(NATIVE) ## Simulate protocols, run random programs. Options: SCHEDULES=100000 PROGRAMS=10000 SEED=0 JOBS=2
 	for protocol in calls backward connecting departure; do \

@@ -1,6 +1,6 @@
-"""The compiled part: transport (`native/module.cpp`) and plain values (`native/plain/`).
+"""The compiled part: moves frames, pickles plain values, watches threads. Knows bytes, no torch.
 
-Safe from any thread.
+Made in `native/module.cpp` and `native/plain/`. Safe from any thread.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,79 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from layers import BESIDE, LAYERS, TREES, imports_of, unit_of
 
-PACKAGE = Path(__file__).parents[2] / "src" / "farcall"
-
-# A unit is a module or a package directly under farcall. Units of one layer don't import each
-# other; modules of one unit do.
-LAYERS = {
-    "errors": 0,
-    "version": 0,
-    "threads": 0,
-    "ids": 1,
-    "log": 1,
-    "wire": 2,
-    "_native": 2,  # C++, see native/
-    "protocol": 3,
-    "transport": 4,
-    "serde": 4,
-    "runtime": 5,
-    "rref": 6,
-    "functions": 6,
-    "autograd": 7,
-    "nn": 8,
-    "optim": 8,
-    "rpc": 9,
-    "": 9,  # farcall/__init__.py
-}
-# They stand beside the layers and may import all of them; no layer imports one of these.
-BESIDE = {"__main__", "compat", "cli", "demos", "testing"}
 IMPURE = {
     *("_thread", "asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "numpy"),
     *("os", "pickle", "queue", "random", "secrets", "select", "selectors", "signal", "socket"),
     *("ssl", "subprocess", "threading", "time", "torch"),
 }
-
-
-def name_of(path: Path) -> str:
-    """ "farcall.runtime.agent" for src/farcall/runtime/agent.py."""
-    parts = ["farcall", *path.relative_to(PACKAGE).with_suffix("").parts]
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-# Stubs stand for what is compiled.
-FILES = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
-TREES = {name_of(path): ast.parse(path.read_text()) for path in FILES}
-
-
-def unit_of(module: str) -> str:
-    return f"{module}..".split(".")[1]
-
-
-def is_type_checking(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-
-
-def imports_of(tree: ast.AST) -> Iterator[str]:
-    """Names of the modules that are imported when this runs, those in functions included."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports are not used in farcall"
-            assert node.module is not None
-            for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                yield submodule if submodule in TREES else node.module
-        elif isinstance(node, ast.If) and is_type_checking(node):
-            for other in node.orelse:
-                yield from imports_of(ast.Module([other], []))
-        else:
-            yield from imports_of(node)
 
 
 def upward_imports(module: str, tree: ast.AST) -> list[str]:

@@ -1,8 +1,11 @@
-"""Which requests of one peer may run, and whether more of them are read.
+"""Decide which requests of one peer may run, and whether more of them are read.
 
-*Answers.* A caller that does not read its answers must cost the others no thread and not all of the
-memory. So its answers wait in a box (`outbox.py`), and while as many bytes wait as may, no function
-of its requests begins.
+This keeps one caller from exhausting the worker. A caller that does not read its answers must cost
+the other callers no thread and not all of the memory, and neither must a caller that sends requests
+faster than their functions run.
+
+*Answers.* The answers wait in a box (`outbox`). While as many bytes wait there as may, no function
+of the caller's requests begins.
 
     state   event                    next    effect
     ------  -----------------------  ------  ---------------------------------------------
@@ -16,23 +19,23 @@ of its requests begins.
     any     lost                     LOST    every job that is held comes out, to be ended
     LOST    begin                    LOST    the job runs: it finds that its caller is lost
 
-*Requests.* What is queued here of one caller must not take all of the memory either. So beyond a
-bound in requests or in bytes the link that they come by is not read, until half of that is left.
-That holds up the caller, and not the functions that are queued. But if these can't run for want of
-threads, those that have the threads may be waiting for what is still to be read: for a nested call,
-or for a message about a reference. Then as much again is read.
+*Requests.* Requests whose functions have not begun are queued. Beyond a bound in requests or in
+bytes the link that they come by is not read, until half of the bound is left. That holds up the
+caller, and not the functions that are queued. But if these can't run for want of threads, the
+functions that have the threads may be waiting for what is still to be read: for a nested call, or
+for a message about a reference. Then as much again is read.
 
-    state     event                                  next
-    --------  -------------------------------------  --------
-    READS     queued, up to the bounds               READS
-    READS     queued, beyond a bound                 PAUSED
-    PAUSED    queued (it was read before)            PAUSED
-    PAUSED    begun, more than half of a bound left  PAUSED
-    PAUSED    begun, half of both bounds left        READS; the bounds are the first ones again
-    PAUSED    stuck: there are no threads            READS; the bounds grow by what is queued
-    READS     begun                                  READS; likewise
-    READS     stuck                                  READS
-    any       lost                                   READS, and so it stays
+    state   event                                  next    effect
+    ------  -------------------------------------  ------  -----------------------------------
+    READS   queued, up to the bounds               READS
+    READS   queued, beyond a bound                 PAUSED  the link is not read
+    PAUSED  queued (it was read before)            PAUSED
+    PAUSED  begun, more than half of a bound left  PAUSED
+    PAUSED  begun, half of both bounds left        READS   the bounds are the first ones again
+    PAUSED  stuck: there are no threads            READS   the bounds grow by what is queued
+    READS   begun, half of both bounds left        READS   the bounds are the first ones again
+    READS   stuck                                  READS
+    any     lost                                   READS   and so it stays
 
 Invariants (tests cite them):
 

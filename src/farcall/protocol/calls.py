@@ -1,4 +1,9 @@
-"""The life of calls between two workers, seen from either end.
+"""Track the calls between two workers, at the caller and at the callee.
+
+The caller completes each call once, with whatever comes first: the answer, its own timeout, or the
+loss of the peer. The callee runs each function at most once, even if requests and cancellations are
+lost, come twice, or overtake each other. A caller numbers the calls to each peer 1, 2, 3 ..., so
+the callee needs one number and a small set to know which calls it has seen.
 
 Caller (`Outgoing`), per call id:
 
@@ -16,6 +21,8 @@ Caller (`Outgoing`), per call id:
 
 Callee (`Incoming`), per call id:
 
+    state      event                  next       effect
+    ---------  ---------------------  ---------  ---------------------------------------------
     unseen     request                RUNNING    run it
     unseen     cancel                 FINISHED   never run it, even if it arrives later; answer
     RUNNING    request (duplicate)    RUNNING    ignored
@@ -32,8 +39,6 @@ CALL-2  `Incoming.request` is true at most once per call id: a function runs at 
 CALL-3  An abandoned call is closed by the callee's answer, after which it can't run any more.
 CALL-4  An id of which the callee has heard nothing is given to the next call. So the ids that the
         callee has seen have no more holes than calls were begun at once, and its memory is bounded.
-
-A caller numbers the calls to each peer 1, 2, 3 ..., so "seen" is one number and a small set.
 
 A call can be stopped before its function begins, and after the function has returned a future that
 is not completed: the function has run then, and only its outcome is missing. Such a call finishes

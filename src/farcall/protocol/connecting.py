@@ -1,40 +1,45 @@
-"""Reaching one incarnation of a worker: which address to try, when to try again, when it is dead.
+"""Decide how to reach one incarnation of a worker: where, when again, and when it is dead.
 
 Several callers may want a link to the same worker, each up to a deadline of its own. One of them
 at a time is the *dialler*: it carries out what the machine says. The others wait. A *round* tries
 every address of the worker once, in order.
 
-    state      | event                                   | next       | instruction
-    -----------|-----------------------------------------|------------|-------------------
-    IDLE       | begin, woke                             | CONNECTING | Try the first address
-    CONNECTING | connected                               | TALKING    | Talk
-    CONNECTING,| failed, and addresses are left          | CONNECTING | Try the next address
-    TALKING    | failed: the worker has refused us       | DEAD       | Dead REFUSED
-               | failed, last: ABSENT at every address   | DEAD       | Dead ABSENT
-               | failed, last: silent for long enough    | DEAD       | Dead SILENT
-               | failed, last: anything else             | PAUSED     | Pause
-               | failed, and the deadline has passed     | IDLE       | Late
-    TALKING    | linked                                  | LINKED     | none; the others are Linked
-    PAUSED     | woke                                    | CONNECTING | Try the first address
-               | woke, and the deadline has passed       | IDLE       | Late
-    any of the | left: the dialler ends in any way       | IDLE       | none; a waiting caller woke
-    above      | begin, woke by another caller           | the same   | Wait
-    LINKED     | begin, woke                             | LINKED     | Linked
-    -          | there are no addresses                  | DEAD       | none
-    DEAD       | begin, woke                             | DEAD       | Dead, as before
+    state                event                              next        instruction
+    -------------------  ---------------------------------  ----------  -------------------------
+    -                    the worker has addresses           IDLE        none
+    -                    the worker has none                DEAD        none
+    IDLE                 begin, woke                        CONNECTING  Try the first address
+    CONNECTING           connected                          TALKING     Talk
+    CONNECTING, TALKING  failed, and addresses are left     CONNECTING  Try the next address
+    CONNECTING, TALKING  failed: the worker has refused us  DEAD        Dead REFUSED
+    CONNECTING, TALKING  failed, last: ABSENT everywhere    DEAD        Dead ABSENT
+    CONNECTING, TALKING  failed, last: silent long enough   DEAD        Dead SILENT
+    CONNECTING, TALKING  failed, last: anything else        PAUSED      Pause
+    CONNECTING, TALKING  failed, beyond the deadline        IDLE        Late
+    TALKING              linked                             LINKED      none; others are Linked
+    PAUSED               woke                               CONNECTING  Try the first address
+    PAUSED               woke, beyond the deadline          IDLE        Late
+    CONNECTING, TALKING  left (the dialler ends)            IDLE        none; a waiting caller woke
+    PAUSED               left (the dialler ends)            IDLE        none; a waiting caller woke
+    any                  begin, woke by another caller      same        Wait
+    LINKED               begin, woke                        LINKED      Linked
+    DEAD                 begin, woke                        DEAD        Dead, as before
 
 Callers whose deadline has passed are Late in every state but LINKED and DEAD.
 
 What a failure says:
 
-    failure              | the worker is not there | counts as silence | ends the silence
-    ---------------------|-------------------------|-------------------|-----------------
-    ABSENT               | yes                     | no                | no
-    NO_ANSWER            | no                      | yes               | no
-    TIMED_OUT            | no                      | if long enough    | no
-    OF_THIS_MACHINE      | no                      | no: nor the round | no
-    HANDSHAKE_UNFINISHED | no                      | no                | yes
-    REFUSED              | ends it, see CON-4      | no                | no
+    failure               the worker is not there  counts as silence  ends the silence
+    --------------------  -----------------------  -----------------  ----------------
+    ABSENT                yes                      no                 no
+    NO_ANSWER             no                       yes                no
+    TIMED_OUT             no                       if long enough     no
+    OF_THIS_MACHINE       no                       no: nor the round  no
+    HANDSHAKE_UNFINISHED  no                       no                 yes
+    REFUSED               ends it, see CON-4       no                 no
+
+An attempt is long enough if it had `PROOF_SECONDS`, or `PROOF_SHARE` of `dead_after` if that is
+shorter. (`dead_after` is the option `dead_host_timeout`.)
 
 Invariants:
 

@@ -1,4 +1,4 @@
-"""Which autograd contexts live at one worker, who gave them to it, and whom it told.
+"""Keep the autograd contexts that live at one worker, with their givers and receivers.
 
 A context is made by one worker, its creator, and spreads with the calls made inside it. When it
 ends, the creator tells those it gave the context to, and they tell on. A call that is late, by a
@@ -11,9 +11,9 @@ Ids of one creator only grow, and each release says below which id all of them a
     unseen   create, enter                OPEN
     OPEN     enter, tell                  OPEN     the giver or receiver is remembered
     OPEN     end, released                DEAD     DropContext, Tell those that were told
-    OPEN     lost: the creator            DEAD     as after released: in the creator's place
-    OPEN     lost: another giver          OPEN     Report to the creator, which tells us of the end
-    OPEN     lost: a giver, creator gone  DEAD     as after released
+    OPEN     lost (the creator)           DEAD     as after released: in the creator's place
+    OPEN     lost (another giver)         OPEN     Report to the creator, which tells us of the end
+    OPEN     lost (a giver; no creator)   DEAD     as after released
     OPEN     held                         OPEN     TellFailures: what the peer may have missed
     DEAD     enter, tell                  DEAD     refused
     DEAD     held                         DEAD     Tell the peer that reports

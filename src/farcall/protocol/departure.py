@@ -1,4 +1,4 @@
-"""How a fixed group of workers leaves together: everybody ready, nothing in flight, then go.
+"""Let a fixed group of workers leave together, once all are ready and nothing is in flight.
 
 The live worker with the lowest id leads. When it is ready itself it asks all (DRAIN, in rounds);
 each answers (DRAINED) when its user has called shutdown and it is idle, with a number that
@@ -12,21 +12,29 @@ worker that is stopped, or whose host went dark, is not known to be dead. So who
 those that it waits for, again and again, whether they are there (`Silence`): not their users but
 their processes, which answer while a function computes.
 
-    event                                    effect
-    ---------------------------------------  ----------------------------------------------------
-    ready, at the leader                     a round: DRAIN to all members
-    ready, idle, on_drain, elsewhere too     when ready and idle: DRAINED to all that have asked
-    on_drained, of an old round              none
-    on_drained, the last one; the first      a round
-    round, or answers as never before
-    on_drained, the last one; the same       DISMISS to all others; dismissed
-    answers as in the round before
-    lost, and this worker leads from now on  a round
-    lost, at the leader                      as if it had answered
-    on_dismiss, by the leader                dismissed
-    on_dismiss, by another one               none: it takes this worker's leader for dead, and goes
-    unanswered, for `bound` seconds          the peer is to be declared lost
-    answered                                 its silence is over
+    state    event                             next   effect
+    -------  --------------------------------  -----  -------------------------------------------
+    WORKING  idle, on_drain                    same   remembered
+    WORKING  lost                              same   the member is struck from the list
+    WORKING  ready, at the leader              READY  a round: DRAIN to all members
+    WORKING  ready, elsewhere                  READY  if idle: DRAINED to all that have asked
+    READY    idle, on_drain                    same   if idle: DRAINED to all that have asked
+    READY    on_drained, of an old round       same   ignored
+    READY    on_drained, the last one; the     same   a round
+               first, or answers are new
+    READY    on_drained, the last one; the     -      DISMISS to all others; dismissed
+               answers of the round before
+    READY    lost, and this worker leads now   same   a round
+    READY    lost, at the leader               same   it counts as an answer
+    any      on_dismiss, by the leader         -      dismissed
+    any      on_dismiss, by another worker     same   the other one takes our leader for dead
+
+Of each worker that is waited for (`Silence`):
+
+    event                            effect
+    -------------------------------  -------------------------------
+    unanswered, for `bound` seconds  the peer is to be declared lost
+    answered                         its silence is over
 
 Invariants:
 

@@ -1,4 +1,8 @@
-"""What waits to be sent to one peer by one way, in order, so that no caller waits for the network.
+"""Queue what waits to be sent to one peer by one way, so that no caller waits for the network.
+
+Almost all messages go past an idle box. A message that can't be written at once is put into the
+box, and the box's sender writes what comes out, in order. A box that is not idle takes all
+messages, since a request must not overtake the one that makes the reference which it uses.
 
     state      event             next       effect
     ---------  ----------------  ---------  -----------------------------------------------------
@@ -20,9 +24,6 @@ OUT-4  While the box is IDLE, nothing waits and nothing is being sent: whoever s
        then overtakes nothing that was put before.
 OUT-5  If everybody who puts an item that has bytes asks `has_room` first, what waits has at most
        `most` bytes, or a single item has bytes.
-
-Messages may go past an idle box, which is what almost all do. A box that is not idle takes all of
-them, since a request must not overtake the one that makes the reference which it uses.
 """
 
 from __future__ import annotations

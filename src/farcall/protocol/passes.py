@@ -1,4 +1,7 @@
-"""One backward pass at one worker, as a pure state machine: events in, instructions out.
+"""Decide what one worker does in one backward pass.
+
+The machine is told which messages have arrived, and what torch's engine has computed. It says which
+part of the graph is run next, which gradients are sent, and when the pass is over or has failed.
 
 A *source* is where gradients enter this worker's part of the graph: the roots, or tensors that it
 sent in one message. A *receive* is where they leave it: tensors that it received in one message.
@@ -10,33 +13,33 @@ tensors that are used. Two waves go through the workers of a pass:
   it caused is answered, so the answer at the root means that the wave is over everywhere.
 - GRADIENTS computes. Each message carries a share of the pass (`shares`).
 
-    state     event                           next      effect
-    --------  ------------------------------  --------  ------------------------------------------
-    NEW       explored, sources share nothing ALONE
-    NEW       explored, all else              WAITING
-    ALONE     arrive                          ALONE     Run: others need not be known
-    WAITING   arrive, the first               WAITING   AskRoot; in fast mode, as `begin`
-    WAITING   arrive, a later one             WAITING   it waits for `begin`
-    WAITING   begin, live ones share nothing  APART     Run for each that has arrived
-    WAITING   begin, live ones share nodes    TOGETHER  RunTogether, the latest source first
-    APART     arrive                          APART     Run
-    TOGETHER  arrive                          TOGETHER  the run waits for it no more
-    any       survey                          same      the first: Explore the roots
-    any       reached                         same      Ask for each part; if there is none, Answer
-    any       prepared                        same      Answer whoever waits for no other part
-    any       computed                        same      Keep leaf gradients, Send the others
-    any       left                            same      Send, if the receive has all its gradients
-    any       ran                             same      Return what is left of the source's share
-    any       ran, the last, and averages     same      Average; then, when `averaged`, Return
-    any       returned, not all               same      (at the root)
-    any       returned, all                   OVER      End; or Unused, if fast mode was wrong
-    any       broken                          same      AskCause (at the root)
-    any       fail, or lost: who was sent to  FAILED    Stop, Answer all, End at the root, TellRoot
-    any       lost: the root, or stop         FAILED    the same, and the root is not told
-    any       abort                           FAILED    the same, and TellAll, once
-    FAILED    abort, the first                FAILED    TellAll
-    FAILED    all else                        FAILED    nothing; an asker gets the error
-    OVER      any                             OVER      nothing
+    state     event                            next      effect
+    --------  -------------------------------  --------  ----------------------------------------
+    NEW       explored, sources share nothing  ALONE
+    NEW       explored, anything else          WAITING
+    ALONE     arrive                           ALONE     Run: others need not be known
+    WAITING   arrive, the first                WAITING   AskRoot; in fast mode, as `begin`
+    WAITING   arrive, a later one              WAITING   it waits for `begin`
+    WAITING   begin, live ones share nothing   APART     Run for each that has arrived
+    WAITING   begin, live ones share nodes     TOGETHER  RunTogether, the latest source first
+    APART     arrive                           APART     Run
+    TOGETHER  arrive                           TOGETHER  the run waits for it no more
+    any       survey                           same      the first: Explore the roots
+    any       reached                          same      Ask for each part; if there is none, Answer
+    any       prepared                         same      Answer whoever waits for no other part
+    any       computed                         same      Keep leaf gradients, Send the others
+    any       left                             same      Send, if the receive has all its gradients
+    any       ran                              same      Return what is left of the source's share
+    any       ran, the last, and averages      same      Average; then, when `averaged`, Return
+    any       returned, not all                same      (at the root)
+    any       returned, all                    OVER      End; or Unused, if fast mode was wrong
+    any       broken                           same      AskCause (at the root)
+    any       fail, lost (was sent gradients)  FAILED    Stop, Answer all, End at the root, TellRoot
+    any       stop, lost (the root)            FAILED    the same, and the root is not told
+    any       abort                            FAILED    the same, and TellAll, once
+    FAILED    abort, the first                 FAILED    TellAll
+    FAILED    all else                         FAILED    nothing; an asker gets the error
+    OVER      any                              OVER      nothing
 
 Invariants (tests cite them):
 
@@ -45,10 +48,10 @@ BWD-1  Gradients are those of the same model in one process: a receive's are sen
 BWD-2  Each receive that is used sends its gradients once, and no other does.
 BWD-3  At the root, OVER means that no worker has a share, so none has anything left to do. Leaf
        gradients are kept before the last share of their source goes.
-BWD-5  At the root every pass is OVER or FAILED in the end, and each asker is answered. Every death
-       of a worker that has a share is noticed: it was given the share by one that was given its own
-       and so on from the root. The first dead worker of that chain got it from a living one, which
-       remembers whom it sent gradients.
+BWD-5  At the root every pass is OVER or FAILED in the end, FAILED only for a reason, and each asker
+       is answered. Every death of a worker that has a share is noticed: it was given the share by
+       one that was given its own and so on from the root. The first dead worker of that chain got
+       it from a living one, which remembers whom it sent gradients.
 BWD-6  Once a pass has FAILED at the root, everybody who has the context is told.
 BWD-7  In fast mode no pass is OVER if something that was sent is unused.
 

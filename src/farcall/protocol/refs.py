@@ -1,4 +1,4 @@
-"""The reference protocol: who holds which remote value, and when it may go.
+"""Count which processes hold which remote value, and decide when the value may go.
 
 *Owner*: the process that has the value. *Holder*: another process with a live `RRef` to it. We
 count per process, not per `RRef` and not per copy sent, as in Birrell et al., "Network Objects"
@@ -13,6 +13,7 @@ A holder's entry for a reference it does not own:
     -            arrive (in a message)         REGISTERING  REGISTER to the owner
     CREATING     accepted                      CONFIRMED    messages waiting for it are handed on
     CREATING     creation failed               CREATING     REGISTER to the owner (see below)
+    CREATING     creation was never sent       VOID         messages waiting for it are refused
     CREATING     registered, known             CONFIRMED    messages waiting for it are handed on
     CREATING     registered, unknown           VOID         messages waiting for it are refused
     REGISTERING  registered, known             CONFIRMED    messages waiting for it are handed on
@@ -36,8 +37,8 @@ A holder sends RELEASE only after its registration was confirmed, so a RELEASE c
 REGISTER that it ends; and sequence numbers grow, so neither can be mistaken for a later one.
 
 A `remote()` call that failed may have been accepted all the same: the ACCEPTED may be lost, or come
-after the answer to a CANCEL. Who believed the failure would leave the owner with a value for ever.
-So its holder asks, with a REGISTER of the creation's own sequence number. And until the owner has
+after the answer to a CANCEL. A holder that believed the failure would leave the owner with a value
+forever. So it asks, with a REGISTER of the creation's own sequence number. And until the owner has
 confirmed a creation, the reference goes to nobody (over a FIFO link, to nobody but its owner): a
 third party's REGISTER could be there before the request, and be refused.
 
@@ -45,7 +46,7 @@ Invariants (tests cite them):
 
 REF-1  While any process holds a live reference, or one is in flight from a live sender, the
        owner keeps the value.
-REF-2  When none is left, the owner drops the value, in bounded time.
+REF-2  When none is left, the owner drops the value, in bounded time, outside every lock.
 REF-3  Loss, duplication, reordering and death of any message or process break neither (a lost
        owner excepted).
 REF-4  Values are destroyed exactly once.

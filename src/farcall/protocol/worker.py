@@ -1,30 +1,25 @@
-"""What a worker does with its calls and its references: the rules that join `calls` and `refs`.
+"""Join the calls and the references of one worker: the rules between `calls` and `refs`.
 
-Calls that carry no reference and make none know nothing of each other, and need the tables of
-`calls` only. The others are *noted* here: a call that makes a reference (`remote()`), or whose
-request pins references.
+A call that carries no reference and makes none needs the tables of `calls` only. The other calls
+are *noted* here: those that make a reference (`remote()`), and those whose requests pin references.
 
-    event                                       effect
-    ------------------------------------------  ----------------------------------------------------
-    caller
-      pin, before a noted request is sent       its references are kept until RECEIVED
-      retract: the callee hears nothing of it   they are let go; what it would make is void
-      abandon, sent                             CANCEL and PINNED follow the request
-      abandon, not sent yet                     as soon as it is sent, they do (`sent_late`)
-      answered: ACCEPTED                        what it makes is confirmed
-      answered otherwise, and it makes one      the owner is asked whether it has made it
-      answered with references, call open       they arrive (`Refs.arrive`)
-      answered with references, call closed     RECEIVED
-    callee
-      admit: it makes a reference               the place is made, the call finished: ACCEPTED
-      admit: its references live here           each is used once more; the function may run
-      admit: others                             False: they are to arrive before the function runs
-      cancelled: before it came, or it ended    answered as cancelled; its answer's pins are let go
-      cancelled: it is queued or runs           its record comes out, to be stopped
-      answer: the caller waits                  references of the answer are pinned
-    both
-      lost                                      every open call and every job comes out
-      meet, of one that was lost                a new incarnation, of which nothing is known yet
+    at      event                                   effect
+    ------  --------------------------------------  ----------------------------------------------
+    caller  pin, before a noted request is sent     its references are kept until RECEIVED
+    caller  retract: the callee hears nothing       they are let go; what it would make is void
+    caller  abandon; later `sent_late`, if unsent   CANCEL and PINNED follow the request
+    caller  answered: ACCEPTED                      what it makes is confirmed
+    caller  answered otherwise, and it makes one    the owner is asked whether it has made it
+    caller  answered with references, call open     they arrive (`Refs.arrive`)
+    caller  answered with references, call closed   RECEIVED
+    callee  admit: it makes a reference             the place is made, the call finished: ACCEPTED
+    callee  admit: its references live here         each is used once more; the function may run
+    callee  admit: others                           they arrive first (False), then it runs
+    callee  cancelled: before it came, or it ended  answered as cancelled; its pins are let go
+    callee  cancelled: it is queued or runs         its record comes out, to be stopped
+    callee  answer: the caller waits                references of the answer are pinned
+    both    lost                                    every open call and every job comes out
+    both    meet, of one that was lost              a new incarnation, of which nothing is known
 
 Invariants (tests cite them):
 
