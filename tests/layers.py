@@ -52,12 +52,8 @@ def unit_of(module: str) -> str:
     return f"{module}..".split(".")[1]
 
 
-def is_type_checking(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-
-
 def imports_of(tree: ast.AST) -> Iterator[str]:
-    """Names of the modules that are imported when this runs, those in functions included."""
+    """Names of the modules that are imported, also inside functions or for type checkers only."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -67,8 +63,5 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
                 yield submodule if submodule in TREES else node.module
-        elif isinstance(node, ast.If) and is_type_checking(node):
-            for other in node.orelse:
-                yield from imports_of(ast.Module([other], []))
         else:
             yield from imports_of(node)
