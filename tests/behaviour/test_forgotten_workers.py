@@ -9,8 +9,8 @@ import pytest
 from behaviour.helpers import by_remote, by_sync, echo, wait_until
 from farcall import rpc
 from farcall.errors import UnknownWorker
-from farcall.runtime import directory
 from farcall.runtime.agent import Agent
+from farcall.runtime.membership import directory
 from farcall.testing.cluster import acting_as
 
 COMING_AND_GOING = 6

@@ -12,8 +12,8 @@ from behaviour.helpers import Gate, echo, in_threads, wait_at, wait_until
 from farcall import rpc
 from farcall.errors import OwnerDied, PeerLost
 from farcall.ids import MET_AGAIN
-from farcall.runtime import searching
 from farcall.runtime.agent import Agent
+from farcall.runtime.membership import searching
 from farcall.testing.cluster import acting_as
 
 TIMES = 3

@@ -14,7 +14,7 @@ from farcall import rpc
 from farcall.errors import OwnerDied, PeerLost, RpcTimeout
 from farcall.ids import Worker
 from farcall.runtime.agent import Agent
-from farcall.runtime.lookup import NotAsked
+from farcall.runtime.membership.lookup import NotAsked
 
 
 def fetch(reference: Any) -> Any:

@@ -13,9 +13,9 @@ from patience import PATIENCE
 
 from farcall.errors import RpcTimeout, UnknownWorker
 from farcall.ids import Worker, nth_incarnation
-from farcall.runtime import lookup as lookup_module
-from farcall.runtime.directory import FORGET_SECONDS, Directory
-from farcall.runtime.lookup import Lookup, NotAsked
+from farcall.runtime.membership import lookup as lookup_module
+from farcall.runtime.membership.directory import FORGET_SECONDS, Directory
+from farcall.runtime.membership.lookup import Lookup, NotAsked
 
 ME = Worker("me", 0, 1)
 OTHER = Worker("other", 1, 2)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import pytest
-from layers import BESIDE, LAYERS, TREES, imports_of, unit_of
+from layers import BESIDE, FILES, LAYERS, PACKAGE, TREES, imports_of, unit_of
 
+MOST_LINES = 450
 IMPURE = {
     *("_thread", "asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "numpy"),
     *("os", "pickle", "queue", "random", "secrets", "select", "selectors", "signal", "socket"),
@@ -41,6 +43,11 @@ def find_cycle(trees: dict[str, ast.Module]) -> list[str] | None:
     return None
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_module_is_too_long(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+
+
 def roots_of(module: str) -> set[str]:
     return {imported.partition(".")[0] for imported in imports_of(TREES[module])}
 
@@ -64,7 +71,7 @@ def test_an_upward_import_is_noticed() -> None:
         "farcall.wire.frames": "import farcall.runtime.agent",
         "farcall.serde.tensors": "from farcall import rpc",
         "farcall.protocol.calls": "from farcall.transport.base import Link",
-        "farcall.transport.socket": "def f():\n    from farcall.serde import pickling",
+        "farcall.transport.sockets.endpoint": "def f():\n    from farcall.serde import pickling",
         "farcall.wire.messages": "if TYPE_CHECKING:\n    from farcall.runtime.agent import Agent",
         "farcall.runtime.agent": "if True:\n    from farcall.testing import ManualClock",
     }
@@ -105,7 +112,7 @@ def test_protocol_has_no_io_threads_clock_or_torch(module: str) -> None:
 @pytest.mark.parametrize("module", modules_in("errors", "ids", "wire", "protocol", "transport"))
 def test_layers_below_serde_know_nothing_of_torch(module: str) -> None:
     # For memory that is not cleared first: the standard library has none.
-    allowed = {"numpy"} if module == "farcall.transport.framing" else set()
+    allowed = {"numpy"} if module == "farcall.transport.sockets.framing" else set()
     assert roots_of(module) & {"torch", "numpy", "pickle", "cloudpickle"} <= allowed
 
 

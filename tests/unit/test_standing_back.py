@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from patience import PATIENCE
 
-from farcall.runtime import executor as module
-from farcall.runtime.executor import MAX_IN_A_ROW, Executor
+from farcall.runtime.threads import completion_row
+from farcall.runtime.threads.executor import MAX_IN_A_ROW, Executor
 from farcall.transport.watch import Watch
 
 
@@ -50,7 +50,7 @@ class Row:
         return self._answers.pop(0) if self._answers else None
 
     def next(self, timeout: float | None) -> Any:
-        if timeout != 0.0 and self.executor.is_completing:
+        if timeout != 0.0 and self.executor.row.is_on:
             self.log.append("sleeps, and lets others stand back")
         if timeout != 0.0 and not self._answers:
             self.finished.set()
@@ -70,14 +70,14 @@ class Row:
 
     def handle(self, answer: int) -> None:
         self.executor.completes()
-        self.log.append((answer, self.executor.is_completing))
+        self.log.append((answer, self.executor.row.is_on))
         if answer == 2:
             self.second()
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Row]]:
-    monkeypatch.setattr(module, "STAND_BACK", PATIENCE)
+    monkeypatch.setattr(completion_row, "STAND_BACK", PATIENCE)
     rows = []
 
     def start(answers: int) -> Row:
@@ -96,19 +96,19 @@ def row(start: Callable[[int], Row]) -> Row:
 
 def test_one_answer_is_no_row(row: Row) -> None:
     assert row.run() == [(1, False), (2, True), (3, True)]
-    assert not row.executor.is_completing
+    assert not row.executor.row.is_on
 
 
 @pytest.mark.parametrize("answers", [MAX_IN_A_ROW, MAX_IN_A_ROW + 1, 2 * MAX_IN_A_ROW])
 def test_a_long_row_has_an_end(start: Callable[[int], Row], answers: int) -> None:
     row = start(answers)
     assert row.run() == [(answer, answer > 1) for answer in range(1, answers + 1)]
-    assert not row.executor.is_completing
+    assert not row.executor.row.is_on
 
 
 def test_a_thread_goes_on_after_the_last_answer(row: Row) -> None:
     def stand_back() -> None:
-        assert row.executor.is_completing
+        assert row.executor.row.is_on
         started.set()
         row.executor.let_complete()
         row.log.append("went on")
@@ -129,20 +129,20 @@ def test_a_thread_goes_on_after_the_last_answer(row: Row) -> None:
 def test_the_leader_does_not_wait_for_itself(row: Row) -> None:
     def call_in_callback() -> None:
         row.executor.let_complete()
-        row.log.append(row.executor.is_completing)
+        row.log.append(row.executor.row.is_on)
 
     row.second = call_in_callback
     assert row.run() == [(1, False), (2, True), True, (3, True)]
 
 
 def test_nobody_waits_for_long(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STAND_BACK", 0.0)
+    monkeypatch.setattr(completion_row, "STAND_BACK", 0.0)
 
     def callback_that_waits_for_a_caller() -> None:
         thread = threading.Thread(target=row.executor.let_complete)
         thread.start()
         thread.join(PATIENCE)
-        row.log.append((thread.is_alive(), row.executor.is_completing))
+        row.log.append((thread.is_alive(), row.executor.row.is_on))
 
     row.second = callback_that_waits_for_a_caller
     assert row.run() == [(1, False), (2, True), (False, False), (3, True)]
@@ -150,7 +150,7 @@ def test_nobody_waits_for_long(row: Row, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_nobody_waits_while_a_function_runs(row: Row) -> None:
     def look() -> None:
-        row.log.append(("function", row.executor.is_completing))
+        row.log.append(("function", row.executor.row.is_on))
 
     row.second = lambda: row.executor.submit(look)
     assert row.run()[:3] == [(1, False), (2, True), ("function", False)]
@@ -159,7 +159,7 @@ def test_nobody_waits_while_a_function_runs(row: Row) -> None:
 def test_nobody_waits_for_a_leader_that_waits(row: Row) -> None:
     def wait() -> None:
         with row.executor.waiting():
-            row.log.append(("waits", row.executor.is_completing))
+            row.log.append(("waits", row.executor.row.is_on))
 
     row.second = wait
     assert ("waits", False) in row.run()

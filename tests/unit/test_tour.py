@@ -21,7 +21,7 @@ def classes() -> dict[str, list[type]]:
     found: dict[str, list[type]] = {}
     for package in PACKAGES:
         path = [str(Path(farcall.__file__).parent / package)]
-        for module in pkgutil.iter_modules(path, f"farcall.{package}."):
+        for module in pkgutil.walk_packages(path, f"farcall.{package}."):
             for name, value in vars(importlib.import_module(module.name)).items():
                 if inspect.isclass(value) and value.__module__ == module.name:
                     found.setdefault(name, []).append(value)

@@ -14,7 +14,7 @@ from farcall.autograd.handlers import Options
 from farcall.autograd.records import Receive
 from farcall.autograd.replicas import Replicas
 from farcall.runtime.agent import Agent
-from farcall.runtime.peers import Peer
+from farcall.runtime.membership.peers import Peer
 from farcall.serde import StoredError
 from farcall.transport.base import Link
 

@@ -3,9 +3,6 @@
 What no caller waits for is taken from the endpoint by the executor's leader and handled here
 (`handle`): outcomes of asynchronous calls, requests, the messages of the reference protocol, lost
 links. Calls out are in `outbound` and `outcomes`, calls in are `inbound.Job`s.
-
-Locks: each `Peer` has one, held around the machine of its calls; nothing else is locked meanwhile,
-and no user code (functions, pickling, callbacks, destructors) runs under any lock.
 """
 
 from __future__ import annotations
@@ -25,34 +22,34 @@ from farcall.ids import RefId, Worker
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import WorkerMachine
-from farcall.runtime import intake
-from farcall.runtime.answers import Answers
+from farcall.runtime.calls import intake
+from farcall.runtime.calls.answers import Answers
+from farcall.runtime.calls.future import Future
+from farcall.runtime.calls.inbound import Job
+from farcall.runtime.calls.limits import Limits
+from farcall.runtime.calls.outbound import Function, Kwargs, Outbound, To
+from farcall.runtime.calls.outboxes import Outboxes
+from farcall.runtime.calls.outcomes import Outcomes
+from farcall.runtime.calls.pickling import Pickling
+from farcall.runtime.calls.policy import Policy
+from farcall.runtime.calls.serving import Serving
+from farcall.runtime.calls.shortage import Shortage
+from farcall.runtime.calls.waiting_requests import WaitingRequests
 from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.control import ControlMessages
-from farcall.runtime.directory import Directory, Find
-from farcall.runtime.executor import Executor
-from farcall.runtime.function_queue import max_threads_of
-from farcall.runtime.future import Future
 from farcall.runtime.gradients import Gradients
-from farcall.runtime.inbound import Job
-from farcall.runtime.leaving import Leaver
-from farcall.runtime.limits import Limits
-from farcall.runtime.links import Links
-from farcall.runtime.losses import Loss, Losses
 from farcall.runtime.machine import Machine
-from farcall.runtime.openmp import IdleTeam
-from farcall.runtime.outbound import Function, Kwargs, Outbound, To
-from farcall.runtime.outboxes import Outboxes
-from farcall.runtime.outcomes import Outcomes
-from farcall.runtime.peers import IncomingCall, Peer, PendingCall
-from farcall.runtime.pickling import Pickling
-from farcall.runtime.policy import Policy
-from farcall.runtime.references import References, RefHandle
-from farcall.runtime.serving import Serving
-from farcall.runtime.shortage import Shortage
+from farcall.runtime.membership.directory import Directory, Find
+from farcall.runtime.membership.leaving import Leaver
+from farcall.runtime.membership.links import Links
+from farcall.runtime.membership.losses import Loss, Losses
+from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
+from farcall.runtime.references.handles import References, RefHandle
+from farcall.runtime.references.values import OwnedValue
 from farcall.runtime.status import Status
-from farcall.runtime.values import OwnedValue
-from farcall.runtime.waiting_requests import WaitingRequests
+from farcall.runtime.threads.executor import Executor
+from farcall.runtime.threads.function_queue import max_threads_of
+from farcall.runtime.threads.openmp import IdleTeam
 from farcall.serde import DeviceMap, Serializer
 from farcall.transport.base import Arrived, Endpoint, Event, Link
 from farcall.transport.loopback import LoopbackLink
@@ -217,7 +214,8 @@ class Agent:
             machine.lose,
             [
                 lambda loss: endpoint.drop(loss.peer.incarnation, loss.cause),
-                _cancel_served,  # before answers go on: functions that are held must not run
+                # Before answers go on: functions that are held must not run.
+                Loss.cancel_served,
                 lambda loss: self.outboxes.lose(loss.peer.outbox),
                 lambda loss: self.outboxes.lose(loss.peer.back_outbox),
                 self.answers.lost,
@@ -243,15 +241,11 @@ class Agent:
         timeout: float | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> Any:
-        """Run a function on another worker (or this one) and wait for its value.
+        """Run a function on another worker, or this one, and wait: see `rpc.rpc_sync`.
 
         Args:
             timeout: seconds; 0 for no limit, None for the agent's default.
             meanwhile: called when the request was sent, before the wait. Must not raise.
-
-        Raises:
-            RpcTimeout, PeerLost, Cancelled, SerializationError: see `farcall.errors`.
-            BaseException: what the function raised, as itself if it can be rebuilt here.
         """
         return self._outbound.call(to, function, args, kwargs, timeout, meanwhile)
 
@@ -264,11 +258,7 @@ class Agent:
         timeout: float | None = None,
         maker: FrameType | None = None,
     ) -> Future[Any]:
-        """Like `call`, with a future of the value. Raises only what is wrong with the arguments.
-
-        Args:
-            maker: the frame that makes the call, for the log; None for the caller's.
-        """
+        """Like `call`, with a future. `maker` is the frame that makes the call, for the log."""
         return self._outbound.call_async(to, function, args, kwargs, timeout, maker)
 
     def remote(
@@ -279,12 +269,7 @@ class Agent:
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
     ) -> RefHandle:
-        """Run a function elsewhere and leave its result there: a handle of it, at once.
-
-        Args:
-            timeout: seconds for the making of the reference, not for the function, nor for the
-                sending of the request: see `outbound.SECONDS_TO_SEND`.
-        """
+        """Run a function elsewhere, and leave its result there: see `rpc.remote`."""
         return self._outbound.remote(to, function, args, kwargs, timeout)
 
     # Events; see `executor.Handler`.
@@ -398,14 +383,11 @@ class Agent:
             return
         missing = [self.directory.of_incarnation(inc) for inc in self.leaver.missing]
         names = ", ".join(repr(peer.name) for peer in missing if peer is not None)
+        active = self.leaver.active
+        what = f"{active} calls are in flight here" if active else f"waiting for {names}"
         raise RpcTimeout(
-            f"graceful shutdown of {self.me.name!r} took longer than {timeout} s: "
-            + (
-                f"{self.leaver.active} calls are in flight here"
-                if self.leaver.active
-                else f"waiting for {names}"
-            )
-            + self.shortage.describe()
+            f"graceful shutdown of {self.me.name!r} took longer than {timeout} s: {what}"
+            f"{self.shortage.describe()}"
         )
 
     def close(self, reason: str = "it has shut down", patience: float = STOP_SECONDS) -> None:
@@ -464,8 +446,3 @@ class Agent:
             self.gradients.close()
             self.references.close(error)
             self.machine.close(error)
-
-
-def _cancel_served(loss: Loss) -> None:
-    for job in loss.served:
-        job.cancel()

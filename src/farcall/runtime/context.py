@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from farcall.runtime.call_names import Served
+from farcall.runtime.calls.call_names import Served
 from farcall.runtime.likeness import Likeness
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 
 from farcall.errors import LinkError, RpcTimeout
+from farcall.runtime.calls.outboxes import AT_ONCE, Box, Outboxes, end_of_grace
 from farcall.runtime.context import waiting
-from farcall.runtime.directory import Directory
-from farcall.runtime.links import Links
-from farcall.runtime.losses import Losses
-from farcall.runtime.outboxes import AT_ONCE, Box, Outboxes, end_of_grace
-from farcall.runtime.peers import Peer
+from farcall.runtime.membership.directory import Directory
+from farcall.runtime.membership.links import Links
+from farcall.runtime.membership.losses import Losses
+from farcall.runtime.membership.peers import Peer
 from farcall.runtime.status import Status
 from farcall.transport.base import Endpoint, Link, NotSent
 from farcall.wire.frames import Frame

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from farcall.runtime.peers import Peer
+from farcall.runtime.membership.peers import Peer
 from farcall.serde import Attach
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Broken, Ran

@@ -27,14 +27,14 @@ from farcall.protocol.instructions import (
 from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.context import waiting
 from farcall.runtime.control import ControlMessages
-from farcall.runtime.directory import Directory
-from farcall.runtime.executor import Executor
-from farcall.runtime.inquiries import Inquiries
-from farcall.runtime.isolation import call_isolated
-from farcall.runtime.lookup import LOOKUP_SECONDS
-from farcall.runtime.peers import IncomingCall, Peer, PendingCall
+from farcall.runtime.membership.directory import Directory
+from farcall.runtime.membership.inquiries import Inquiries
+from farcall.runtime.membership.lookup import LOOKUP_SECONDS
+from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
+from farcall.runtime.references.values import OwnedValue
 from farcall.runtime.status import Status
-from farcall.runtime.values import OwnedValue
+from farcall.runtime.threads.executor import Executor
+from farcall.runtime.threads.isolation import call_isolated
 from farcall.transport.waiter import Waiter
 from farcall.wire.messages import Failure, Reference, Reply, Request
 

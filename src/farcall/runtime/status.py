@@ -6,7 +6,7 @@ from farcall.errors import CallError, Cancelled
 from farcall.ids import Worker
 from farcall.runtime.advice import Advice
 from farcall.runtime.likeness import Likeness
-from farcall.runtime.peers import Peer
+from farcall.runtime.membership.peers import Peer
 
 
 class Status:

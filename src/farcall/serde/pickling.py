@@ -24,12 +24,12 @@ from cloudpickle import cloudpickle as cloudpickle_internals
 from farcall.serde.exceptions import has_own_reduction, reduce_by_own_word, reduce_exception
 from farcall.serde.functions import MAIN, SPAWNED_MAIN, name_of, resolve
 from farcall.serde.loading import load_reference
+from farcall.serde.notes import Notes
 from farcall.serde.scripts import SCRIPTED, hidden_tensors, own_parameters, reduce_script
 from farcall.serde.sharing import plan_of
 from farcall.serde.tensors import (
     INLINE_BYTES,
     DeviceMap,
-    Notes,
     reduce_memory_format,
     reduce_span,
     reduce_subclass,

@@ -39,12 +39,14 @@ CALL-3 A call begins to run after its caller, having given up, got the callee's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
-from farcall.ids import RefId, meeting_of, original
+from farcall.ids import RefId, meeting_of, nth_incarnation, original
 from farcall.protocol.calls import Outgoing
+from farcall.protocol.instructions import TransferKey
 from farcall.protocol.refs import Refs
+from farcall.protocol.worker import WorkerMachine
 
 
 class Violation(NamedTuple):
@@ -71,17 +73,19 @@ class Watched(Protocol):
     """What the oracle looks at in a worker."""
 
     incarnation: int
+    machine: WorkerMachine[Any, Any]
     refs: Refs
     handles: dict[RefId, int]
-
-    def would_accept(self, transfer: Transfer) -> bool:
-        """Whether this message would be accepted if it arrived now, or has been."""
 
     def meeting_with(self, other: int) -> int:
         """Which meeting with that worker is the present one, or was the last one, here."""
 
-    def meeting_with_owner(self, ref: RefId) -> int:
-        """In which meeting with its owner it has this reference."""
+    def owner_of(self, ref: RefId) -> int:
+        """The owner of a reference that it has or had, as the incarnation of that time."""
+
+    @property
+    def received(self) -> Container[TransferKey]:
+        """Messages with references that user code has not seen yet."""
 
     @property
     def outgoing(self) -> Mapping[int, Outgoing[Any]]:
@@ -185,7 +189,7 @@ class Oracle:
         sender = self.workers[transfer.sender]
         self._sent_at[transfer] = {
             ref: (
-                sender.meeting_with_owner(ref),
+                meeting_of(sender.owner_of(ref)),
                 self._ended_of(transfer.receiver, self.values[ref].owner),
             )
             for ref in refs
@@ -310,7 +314,7 @@ class Oracle:
         return (
             receiver is not None
             and transfer.sender in self.workers
-            and receiver.would_accept(transfer)
+            and _would_accept(receiver, transfer)
         )
 
     def _is_given_up(self, transfer: Transfer, refs: Sequence[RefId]) -> bool:
@@ -325,7 +329,7 @@ class Oracle:
     def _has(self, worker: Watched, ref: RefId) -> bool:
         """Whether the owner of a worker's reference lives, and the two have not parted since."""
         owner = self.values[ref].owner
-        meeting = worker.meeting_with_owner(ref)
+        meeting = meeting_of(worker.owner_of(ref))
         return owner in self.workers and self._ended_of(worker.incarnation, owner) <= meeting
 
     def _bound(self, transfer: Transfer, ref: RefId) -> bool:
@@ -358,3 +362,17 @@ def _name(ref: RefId) -> str:
 def _describe(transfer: Transfer) -> str:
     half = "reply" if transfer.of_reply else "request"
     return f"{half} {transfer.call_id} from {transfer.sender} to {transfer.receiver}"
+
+
+def _would_accept(worker: Watched, transfer: Transfer) -> bool:
+    """Whether a worker would accept this message if it arrived now, or has accepted it."""
+    _, _, call_id, of_reply, meeting = transfer
+    sender = nth_incarnation(transfer.sender, meeting)
+    if worker.machine.is_lost(sender):
+        return False
+    if TransferKey(sender, call_id, of_reply) in worker.received:
+        return True
+    calls = worker.machine.calls_with(sender)
+    if of_reply:
+        return not calls.outgoing.is_closed(call_id)
+    return not calls.incoming.has_seen(call_id)

@@ -32,6 +32,7 @@ from farcall.protocol import (
     instructions,
     passes,
     ref_entries,
+    ref_tables,
     refs,
     shares,
     worker,
@@ -57,7 +58,7 @@ BUGS = {
 
 FAULTS = {field.name for field in fields(Faults)}
 MACHINES: dict[str, Sequence[ModuleType]] = {
-    "calls": (worker, calls, refs, ref_entries, instructions),
+    "calls": (worker, calls, refs, ref_tables, ref_entries, instructions),
     "backward": (passes, contexts, shares),
     "connecting": (connecting,),
     "departure": (departure,),
@@ -70,12 +71,12 @@ QUERIES = {
     "Incoming.__len__",
     "Outgoing.find",
     "Outgoing.records",
-    "Refs.holders",
-    "Refs.is_void",
-    "Refs.knows",
-    "Refs.state",
+    "RefTables.holders",
+    "RefTables.is_void",
+    "RefTables.knows",
+    "RefTables.state",
     "Refs.take",
-    "Refs.void_cause",
+    "RefTables.void_cause",
 }
 
 

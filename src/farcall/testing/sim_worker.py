@@ -34,15 +34,7 @@ from farcall.protocol.instructions import (
 from farcall.protocol.worker import WorkerMachine
 from farcall.testing.oracle import Oracle, Transfer
 from farcall.testing.sim_records import Call, Machines, SendMessage, Task
-from farcall.wire.messages import (
-    Accepted,
-    Cancel,
-    Failure,
-    Message,
-    Reference,
-    Reply,
-    Request,
-)
+from farcall.wire.messages import Accepted, Cancel, Failure, Message, Reference, Reply, Request
 
 
 class SimWorker:
@@ -289,21 +281,6 @@ class SimWorker:
     def owner_of(self, ref: RefId) -> int:
         """The owner of a reference that user code has or had, as the incarnation of that time."""
         return self._owners[ref][0]
-
-    def meeting_with_owner(self, ref: RefId) -> int:
-        return meeting_of(self.owner_of(ref))
-
-    def would_accept(self, transfer: Transfer) -> bool:
-        _, _, call_id, of_reply, meeting = transfer
-        sender = nth_incarnation(transfer.sender, meeting)
-        if self.machine.is_lost(sender):
-            return False
-        if TransferKey(sender, call_id, of_reply) in self.received:
-            return True
-        calls = self.machine.calls_with(sender)
-        if of_reply:
-            return not calls.outgoing.is_closed(call_id)
-        return not calls.incoming.has_seen(call_id)
 
     # Inside: the caller.
 

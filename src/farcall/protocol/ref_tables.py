@@ -1,0 +1,99 @@
+"""The tables of `farcall.protocol.refs`, and what they say when they are asked."""
+
+from __future__ import annotations
+
+from farcall.ids import RefId
+from farcall.protocol.instructions import Instructions, TransferKey
+from farcall.protocol.ref_entries import Arrival, Held, HeldState, Owned
+
+
+class RefTables:
+    """What one worker incarnation knows of references. `Refs` changes it."""
+
+    def __init__(self, me: int, to_do: Instructions | None = None) -> None:
+        self._me = me
+        self._minted = 0
+        self._sequence = 0
+        self._owned: dict[RefId, Owned] = {}
+        self._held: dict[RefId, Held] = {}
+        self._releasing: dict[RefId, tuple[int, int]] = {}  # ref -> owner, sequence
+        self._transfers: dict[TransferKey, tuple[tuple[RefId, ...], bool]] = {}
+        self._arrivals: dict[TransferKey, Arrival] = {}
+        self.losses: dict[int, str] = {}
+        self._forgettable: set[int] = set()  # of those
+        self._to_do = to_do or Instructions()
+
+    def mint(self) -> RefId:
+        """A new identity, for `own` here or `create` elsewhere."""
+        self._minted += 1
+        return RefId(self._me, self._minted)
+
+    def state(self, ref: RefId) -> HeldState:
+        """How far the owner has confirmed us. References that live here are CONFIRMED."""
+        held = self._held.get(ref)
+        return HeldState.CONFIRMED if held is None else held.state
+
+    def is_being_created(self, ref: RefId, *, elsewhere_than: int) -> bool:
+        """Whether its owner, if it is not that incarnation, may not know the reference yet."""
+        held = self._held.get(ref)
+        return (
+            held is not None and held.state is HeldState.CREATING and held.owner != elsewhere_than
+        )
+
+    def is_usable(self, ref: RefId) -> bool:
+        """Return whether a reference is not void, and its creation is not known to have failed."""
+        held = self._held.get(ref)
+        return held is None or not (held.cause or held.state is HeldState.VOID)
+
+    def void_cause(self, ref: RefId) -> tuple[str, str] | None:
+        """(owner's name, cause) if the reference can't be used any more."""
+        held = self._held.get(ref)
+        if held is None or held.state is not HeldState.VOID:
+            return None
+        return held.owner_name, held.cause
+
+    def is_void(self, ref: RefId) -> bool:
+        """Whether there is a `void_cause`. One look: needs no lock."""
+        held = self._held.get(ref)
+        return held is not None and held.state is HeldState.VOID
+
+    def knows(self, ref: RefId) -> bool:
+        return ref in self._owned or ref in self._held
+
+    def owns(self, ref: RefId) -> bool:
+        return ref in self._owned
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing waits for an answer: no registration, release, pin or arrival."""
+        return not (
+            self._releasing
+            or self._transfers
+            or self._arrivals
+            or any(held.is_unconfirmed for held in self._held.values())
+        )
+
+    def statistics(self) -> dict[str, int]:
+        """Sizes of the tables: references owned and held, releases and transfers unanswered.
+
+        Of those held, also how many the owner has not confirmed: made by `remote()`, or met in a
+        message.
+        """
+        states = [held.state for held in self._held.values()]
+        return {
+            "owned": len(self._owned),
+            "held": len(self._held),
+            "creating": states.count(HeldState.CREATING),
+            "registering": states.count(HeldState.REGISTERING),
+            "releasing": len(self._releasing),
+            "pinned_transfers": len(self._transfers),
+            "waiting_arrivals": len(self._arrivals),
+        }
+
+    def holders(self) -> list[int]:
+        """For each value here that others hold: how many."""
+        return [owned.live for owned in self._owned.values() if owned.live]
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence

@@ -1,0 +1,229 @@
+"""The end of a call that is served: its value or error goes to the caller, or into its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from farcall.errors import (
+    FarcallError,
+    SerializationError,
+)
+from farcall.ids import RefId
+from farcall.log import get_logger
+from farcall.protocol.instructions import TransferKey
+from farcall.runtime.calls.call_names import FETCH, readable
+from farcall.runtime.calls.serving import Serving
+from farcall.runtime.membership.peers import Peer
+from farcall.runtime.references.handles import RefHandle
+from farcall.runtime.references.values import OwnedValue
+from farcall.serde import (
+    Dumped,
+    as_exception,
+    dump_failure,
+    message_of,
+    reason_of,
+    text_failure,
+    text_of,
+    type_name_of,
+)
+from farcall.transport.base import Link
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Buffer, Failure, Reply, Request
+
+logger = get_logger("farcall")
+
+HOW_CALLERS_RAISE = (
+    "pass timeout= to the call, or rpc_timeout= in the options of its worker's init_rpc, for more"
+)
+
+
+class Answering(msgspec.Struct, eq=False):
+    """A request that is being served: its state, and its one end. `inbound.Job` has the rest."""
+
+    serving: Serving
+    peer: Peer
+    link: Link
+    frame: Frame
+    request: Request
+    deadline: float  # `time.monotonic()` seconds
+    cancelled: bool = False
+    is_deferred: bool = False  # the function has returned a future, which is waited for
+    stop: Callable[[], None] | None = None  # ends a wait that goes on for it
+    queued: int = 0  # bytes by which it counts as queued, see `intake`
+    is_ended: bool = False  # it was answered, or its value has been made
+    unpins: TransferKey | None = None  # of the references in an answer that waits in a box
+    context: int = 0  # the autograd context that the call is part of
+    handles: Sequence[RefHandle] | None = None  # of its references, if they all live here
+    target: OwnedValue | None = None  # what the function works on, with `Request.on_reference`
+    method: str = ""  # `method_of` its arguments, when those are known
+    place: RefId | None = None  # where the result goes, of a `remote()` call
+
+    @property
+    def key(self) -> TransferKey:
+        return TransferKey(self.peer.worker.incarnation, self.frame.call_id, of_reply=False)
+
+    def _let_go(self) -> None:
+        self.handles = None
+        stop, self.stop = self.stop, None
+        if stop is not None:
+            stop()
+
+    @property
+    def _seconds(self) -> str:
+        return f"{self.request.timeout:g} s"
+
+    @property
+    def name(self) -> str:
+        """What the caller asked for, for messages."""
+        return readable(self.request.function, self.method)
+
+    # Outcomes. Each request ends once, in `_end`: what runs code of the user before may raise.
+
+    def _succeed(self, result: Any) -> None:
+        if self.place is not None:
+            value = self.serving.references.place_of(self.place)
+            if value is not None:
+                value.set(result)
+            self._end()
+            return
+        try:
+            dumped = self.serving.pickling.dump(result, self.peer)
+        except BaseException as error:  # pickling runs user code
+            explained = SerializationError(
+                f"{self._result_name(result)} can't be sent: {reason_of(error)}"
+            )
+            raise explained from error
+        reply = Reply()
+        gradients = self.serving.gradients
+        if self.context and dumped.tensors:
+            reply.context, reply.sent = gradients.send(self.context, self.peer, dumped.tensors)
+        self._answer(reply, dumped)
+        if reply.sent:
+            gradients.record(reply.context, reply.sent)
+
+    def _result_name(self, result: Any) -> str:
+        if self.request.function == FETCH:
+            return f"the value of the reference, of type {type_name_of(result)},"
+        return f"the result of {self.name}"
+
+    def _fail(self, error: BaseException) -> None:
+        if self.is_ended and self.cancelled:
+            return  # given up while its future was completed
+        if self.is_ended:
+            logger.error(
+                "%s: an error after the answer of %s:\n%s",
+                self.serving.status.me.name,
+                self.request.function,
+                text_of(error),
+            )
+            return
+        try:
+            self.serving.status.likeness.on_raised(error)
+            if self.place is not None:
+                self._fail_value(error)
+                return
+            failure, dumped = dump_failure(
+                self.serving.pickling.serializer, error, by_value=not self.peer.same_program
+            )
+            self._answer(failure, dumped)
+        except BaseException as worse:
+            logger.error(
+                "%s: could not answer %s with its error:\n%s",
+                self.serving.status.me.name,
+                self.request.function,
+                text_of(worse),
+            )
+            if not self.is_ended:
+                text = f"{message_of(error)} (and answering with it failed: {message_of(worse)})"
+                self._answer(text_failure(error, text), Dumped(b""))
+
+    def _fail_value(self, error: BaseException) -> None:
+        assert self.place is not None
+        value = self.serving.references.place_of(self.place)
+        try:
+            if value is not None:
+                value.fail(as_exception(error, self.serving.status.me.name))
+            elif not issubclass(type(error), FarcallError):
+                logger.error(
+                    "%s: %s raised, and nobody holds a reference to its result any more:\n%s",
+                    self.serving.status.me.name,
+                    self.request.function,
+                    text_of(error),
+                )
+        finally:
+            self._end()
+
+    def _answer(self, message: Reply | Failure, dumped: Dumped) -> None:
+        handles: Sequence[RefHandle] = dumped.references
+        is_sent: bool | None = False  # None: it waits in the caller's box
+        try:
+            if handles:
+                is_wanted = self._answer_with(message, handles)
+            else:
+                is_wanted = self.peer.incoming.finish(self.frame.call_id)
+            if is_wanted:
+                frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
+                try:
+                    is_sent = self.serving.answers.send(self, frame)
+                except SerializationError as error:  # it is too large: nothing of it was written
+                    self._explain(message, error)
+        finally:
+            if is_sent is None:
+                self.is_ended = True  # but it goes on: `left` ends it
+                self.stop = self.handles = None
+            elif self.unpins is None:
+                self._end()
+            else:
+                self.left(is_sent=is_sent)
+
+    def left(self, *, is_sent: bool) -> None:
+        """The answer is sent, or never will be."""
+        unpins, self.unpins = self.unpins, None
+        if unpins is not None and not is_sent:
+            self.serving.references.unpin(unpins)
+        self._end()
+
+    def _explain(self, answer: Reply | Failure, error: SerializationError) -> None:
+        """Send an error in the place of an answer that can't be sent."""
+        what = "result" if isinstance(answer, Reply) else "error"
+        function = self.request.function or "the function"
+        text = f"the {what} of {function} can't be sent: {reason_of(error)}"
+        failure, dumped = dump_failure(self.serving.pickling.serializer, SerializationError(text))
+        self._answer_later(failure, dumped.body)
+
+    def _end(self) -> None:
+        self.is_ended = True
+        # A copy of the context in which the function ran may outlive the call, and leads here.
+        if self.stop is not None:
+            self.stop = None
+        if self.handles is not None:
+            self.handles = None
+        self.serving.leaver.end(self)
+
+    def _answer_with(self, message: Reply | Failure, handles: Sequence[RefHandle]) -> bool:
+        """Put references into the answer, and pin them. Returns whether it is to be sent."""
+        call_id = self.frame.call_id
+        try:
+            refs = [handle.ref for handle in handles]
+            self.serving.machine.wait_until_confirmed(refs, 0, self.deadline)
+        except TimeoutError:
+            if not self.peer.incoming.finish(call_id):
+                return False
+            text = (
+                f"the owner of a reference in the result of {self.name} did not confirm within "
+                f"{self._seconds} that it knows the reference; {HOW_CALLERS_RAISE}"
+            )
+            self._answer_later(Failure("farcall.errors.RpcTimeout", text, ""))
+            return False
+        if not self.serving.references.answer(self.peer.incarnation, call_id, handles):
+            return False
+        message.references = tuple([handle.reference for handle in handles])
+        self.unpins = TransferKey(self.peer.incarnation, call_id, of_reply=True)
+        return True
+
+    def _answer_later(self, message: Failure, body: Buffer = b"") -> None:
+        """Send what is small: now, or when the caller takes it. Never waits."""
+        self.serving.control.answer(self.peer.incarnation, message, self.frame.call_id, body)

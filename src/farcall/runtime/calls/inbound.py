@@ -1,0 +1,264 @@
+"""Serving a call: from the request frame to the reply frame."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch.autograd import profiler
+
+from farcall.errors import (
+    CallError,
+    Cancelled,
+    RpcTimeout,
+)
+from farcall.ids import RefId, original
+from farcall.log import get_logger
+from farcall.runtime.calls import intake
+from farcall.runtime.calls.answering import HOW_CALLERS_RAISE, Answering
+from farcall.runtime.calls.call_names import OF_METHODS, Served, method_of
+from farcall.runtime.calls.deferred import Deferred, result_of
+from farcall.runtime.context import CallContext, set_context
+from farcall.runtime.threads.isolation import put_back_anomaly_mode
+from farcall.wire.messages import Failure, Request
+
+logger = get_logger("farcall")
+
+
+class Job(Answering, eq=False):
+    """One request that is being served. `run` is called once, by a thread of the executor."""
+
+    def start(self) -> None:
+        """Accept the request, and run it as soon as its references may be used."""
+        request = self.request
+        if not (request.references or request.creates) or self._admit(request):
+            if not self.serving.executor.run_here(self.run, request.depth, self.peer):
+                self._queue()
+        else:
+            self.serving.machine.arrive(self.key, request, self._admitted)
+            if self.cancelled:  # perhaps before it could be found there
+                self.cancel()
+
+    def _admit(self, request: Request) -> bool:
+        """Whether the function may run: all references of the request live here."""
+        references = self.serving.references
+        counted = request.references
+        if request.on_reference and len(counted) == 1:
+            # It is there, and the function gets the place itself: there is no use to be counted.
+            self.target = references.made_place(counted[0])
+            if self.target is not None:
+                if not request.creates:
+                    return True
+                counted = ()
+        caller = self.peer.incarnation
+        if request.creates:
+            self.place = RefId(original(caller), request.creates)
+        if not references.admit(caller, self.frame.call_id, request, counted):
+            return False
+        if counted:
+            self.handles = references.handles_of_own(counted)
+        return True
+
+    def _admitted(self, error: CallError | None) -> None:
+        if error is not None:
+            self._fail(error)
+        elif not self.serving.executor.run_here(self.run, self.request.depth, self.peer):
+            self._queue()
+
+    def _queue(self) -> None:
+        """Have it run when there is a thread for it."""
+        intake.queue(self)
+        self.serving.executor.queue(self.run_queued, self.request.depth, self.peer)
+
+    def run_queued(self) -> None:
+        """Like `run`, of what was counted as queued."""
+        intake.begin(self)
+        self.run()
+
+    def run(self) -> None:
+        """Run the function, and answer whatever happens. In a context of its own."""
+        is_read = self.peer.back_outbox.is_idle
+        if not is_read and self.place is None and intake.holds(self):
+            return  # it is run when the caller has read more
+        try:
+            if self.request.context:
+                self.context = self.serving.gradients.enter(self.request.context, self.peer)
+            depth = self.request.depth
+            set_context(CallContext(self.serving.agent, self.deadline, self.context, depth, self))
+            try:
+                result = self._call()
+            finally:
+                if torch.is_anomaly_enabled():
+                    put_back_anomaly_mode()
+            if type(result) is Deferred:
+                self._defer(result)
+            else:
+                self._succeed(result)
+        except BaseException as error:
+            self._fail(error)
+
+    def _call(self) -> Any:
+        function, args, kwargs = self._load()
+        if profiler._is_profiler_enabled:
+            return self._call_recorded(function, args, kwargs)
+        if self.request.no_grad:
+            with torch.no_grad():
+                return result_of(function, function(*args, **kwargs))
+        return result_of(function, function(*args, **kwargs))
+
+    def _call_recorded(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # What came by value has no name but its own.
+        name = self.request.function or getattr(function, "__qualname__", "")
+        event = profiler.record_function(
+            f"rpc#{name}({self.peer.name} -> {self.serving.status.me.name})"
+        )
+        with event, torch.set_grad_enabled(not self.request.no_grad):
+            return result_of(function, function(*args, **kwargs))
+
+    def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        serving, request, frame = self.serving, self.request, self.frame
+        serializer, policy = serving.pickling.serializer, serving.policy
+        handles, target = self.handles, self.target
+        # Assigned only if they change: that takes as long as a small call of Python.
+        if handles is not None:
+            self.handles = None
+        if target is not None:
+            self.target = None
+        arrived = handles is None and target is None and request.references
+        try:
+            if self.cancelled or time.monotonic() > self.deadline:
+                self._refuse()
+            if not policy.allows_all:
+                policy.check(request.function)
+            if arrived:
+                handles = serving.references.handles(request.references)
+            attach = None
+            if request.sent:
+                attach = serving.gradients.receive(self.context, self.peer, request.sent)
+            if handles and request.on_reference and target is None:
+                target = serving.references.value_of(handles[0])
+                # Kept until the answer: what is not made yet must not be dropped meanwhile.
+                self.handles, handles = handles[:1], handles[1:]
+            loaded = serializer.load(
+                frame.body, frame.buffers, references=handles or (), attach=attach
+            )
+        finally:
+            # Also of a request that is not unpickled at all.
+            if arrived:
+                serving.machine.taken_over(self.key)
+        frame.body = b""
+        if frame.buffers:
+            frame.buffers = ()
+        if request.function:
+            args, kwargs = loaded
+            function = serializer.functions.resolve(request.function)
+            if not policy.allows_all:
+                policy.check_found(request.function, function)
+        else:
+            function, args, kwargs = loaded
+        args = args if target is None else (target, *args)
+        if request.function in OF_METHODS:
+            self.method = method_of(request.function, args)
+        return function, args, kwargs
+
+    def _refuse(self) -> NoReturn:
+        if self.cancelled:
+            raise Cancelled(f"the caller gave up on {self.name} before it was run")
+        raise RpcTimeout(
+            f"{self.name} was not run by its deadline, {self._seconds} after it came"
+            + self.serving.shortage.describe()
+            + f"; the caller {self.peer.name!r} set the limit: {HOW_CALLERS_RAISE}"
+        )
+
+    def _defer(self, result: Deferred) -> None:
+        """Wait for a future without a thread, as long as somebody wants its value.
+
+        The future may be the user's, and never complete. It is not kept here: the future's callback
+        leads to this job, and no garbage collector sees cycles through a future of torch's.
+        """
+        # Written first, then the caller's state is read; `cancel` and `Drop` do it the other way
+        # round. So one of both sides sees the other.
+        self.stop, self.is_deferred = result.stop, True
+        if self.place is not None:
+            self._tie_to(self.place)
+        elif self.cancelled:
+            self._give_up()
+        if not self.is_ended:
+            result.future.add_done_callback(self._finish_later)
+
+    def _tie_to(self, ref: RefId) -> None:
+        """Have the wait for the value of a `remote()` call end with the last reference to it."""
+        references = self.serving.references
+        place = references.place_of(ref)
+        if place is not None:
+            place.on_dropped = self._no_longer_wanted
+        if references.place_of(ref) is None:
+            self._no_longer_wanted()
+
+    def _no_longer_wanted(self) -> None:
+        """Count no longer as going on. If the future fails after all, its error is still logged."""
+        self._let_go()
+        self.serving.leaver.end(self)
+
+    def cancel(self) -> None:
+        """Stop what can be stopped: the caller gave up, or is lost.
+
+        A function that has not begun won't, and a future that a function has returned is waited for
+        no longer. A function that runs goes on, unless it waits for a value of this worker.
+        """
+        self.cancelled = True
+        if self.is_deferred:
+            self._give_up()
+        elif self.stop is not None:
+            self._end_wait()
+        elif self.request.references:
+            # No effect if the request does not wait for the owners of its references.
+            gone = Cancelled(f"the caller gave up on {self.name} before it was run")
+            self.serving.machine.stop_waiting(self.key, gone)
+
+    def limit(self) -> tuple[float, float, Served]:
+        """The time that the caller gives, as `Outbound.deadline` gives it for calls made here."""
+        served = (self.request.function, self.method, self.peer.name)
+        return self.deadline, self.request.timeout, served
+
+    @contextlib.contextmanager
+    def stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Inside the block the function waits; `stop` ends the wait if the call is cancelled."""
+        self.stop = stop
+        try:
+            if self.cancelled:
+                self._end_wait()
+            yield
+        finally:
+            self.stop = None
+
+    def _end_wait(self) -> None:
+        """End a wait of the function, unless it ends by itself when the caller's time is over."""
+        stop = self.stop
+        if stop is not None and (self.deadline == math.inf or self.peer.lost is not None):
+            stop()
+
+    def _give_up(self) -> None:
+        """End a call whose function has returned a future. The future stays the user's."""
+        self._let_go()
+        try:
+            if self.peer.incoming.finish(self.frame.call_id):
+                text = f"the caller gave up on {self.name} before its future was completed"
+                answer = Failure("farcall.errors.Cancelled", text, "")
+                self._answer_later(answer)
+        finally:
+            self._end()
+
+    def _finish_later(self, future: torch._C.Future[Any]) -> None:
+        if self.is_ended:
+            return  # given up; or a future of the user's own class calls back twice, or then raises
+        try:
+            self._succeed(future.value())
+        except BaseException as error:
+            self._fail(error)

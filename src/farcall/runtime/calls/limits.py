@@ -1,0 +1,80 @@
+"""How long a call may take, and how its user gets more time."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from farcall.errors import RpcTimeout
+from farcall.runtime.calls.call_names import Served, inherited_from
+from farcall.runtime.context import current_context
+from farcall.runtime.status import Status
+from farcall.runtime.threads.openmp import IdleTeam
+
+Limit = tuple[float, float, Served | None]  # see `Limits.of_call`
+
+
+class Limits:
+    """The deadlines of the calls of one agent. Thread-safe.
+
+    Args:
+        idle_team: hears of calls.
+    """
+
+    def __init__(self, status: Status, idle_team: IdleTeam) -> None:
+        self._status = status
+        self._idle_team = idle_team
+
+    def of_call(self, timeout: float | None) -> Limit:
+        """Return when a call that begins now must end.
+
+        A call made by a handler has at most what is left to the call that the handler serves.
+
+        Args:
+            timeout: seconds; 0 for no limit, None for the agent's default.
+
+        Returns:
+            The deadline in `time.monotonic()` seconds; the seconds from now; and, if a call that is
+            being served has set them, what that call asked for and who made it, else None.
+
+        Raises:
+            RpcTimeout: nothing is left.
+        """
+        seconds = self._status.rpc_timeout if timeout is None else timeout
+        now = time.monotonic()
+        if now >= self._idle_team.asks_at:
+            self._idle_team.note(now)
+        deadline = now + seconds if seconds else math.inf
+        context = current_context()
+        if (
+            context is not None
+            and context.deadline < deadline
+            and context.agent.status.likeness.inherits_deadlines
+        ):
+            job = context.job
+            assert job is not None  # only calls that are served have a deadline
+            _, given, served = job.limit()
+            seconds = context.deadline - now
+            if seconds <= 0:
+                raise RpcTimeout(
+                    f"no time is left for this call: the {given:g} s of the call that is being "
+                    f"served are over{inherited_from(served)}"
+                )
+            return context.deadline, seconds, served
+        return deadline, seconds, None
+
+    def how_to_raise(self, seconds: float, inherited: Served | None) -> str:
+        """Return, for timeouts, how to get more time.
+
+        Args:
+            seconds: the limit.
+            inherited: the call being served, see `of_call`, if the limit comes from there.
+
+        Returns:
+            "" if the user has given the limit, and so knows.
+        """
+        if inherited is not None:
+            return inherited_from(inherited)
+        if seconds != self._status.rpc_timeout:
+            return ""
+        return "; pass timeout= to the call, or rpc_timeout= in the options of init_rpc, for more"

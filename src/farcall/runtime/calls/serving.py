@@ -1,0 +1,41 @@
+"""What the calls that an agent serves use of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farcall.runtime.calls.answers import Answers
+from farcall.runtime.calls.pickling import Pickling
+from farcall.runtime.calls.policy import Policy
+from farcall.runtime.calls.shortage import Shortage
+from farcall.runtime.context import ServingAgent
+from farcall.runtime.control import ControlMessages
+from farcall.runtime.gradients import Gradients
+from farcall.runtime.machine import Machine
+from farcall.runtime.membership.leaving import Leaver
+from farcall.runtime.references.handles import References
+from farcall.runtime.status import Status
+from farcall.runtime.threads.executor import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The parts of an agent that its `inbound.Job`s use, all of them thread-safe.
+
+    Attributes:
+        agent: in whose name functions run.
+        policy: says which functions may be called.
+    """
+
+    agent: ServingAgent
+    status: Status
+    machine: Machine
+    references: References
+    pickling: Pickling
+    gradients: Gradients
+    executor: Executor
+    leaver: Leaver
+    answers: Answers
+    control: ControlMessages
+    shortage: Shortage
+    policy: Policy

@@ -1,0 +1,209 @@
+"""What happens when a worker is lost, and when it turns out that it lives.
+
+A loss ends everything between two workers. One of them may be alive all the same: it stood still,
+or nothing got through for a while. Then each is a new incarnation to the other (`farcall.ids`),
+and they begin anew as soon as there is a link again. Whoever hears of the other first says in the
+handshake which meeting of the two this is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from farcall.errors import PeerLost
+from farcall.ids import MAX_MEETINGS, meeting_of, next_incarnation, nth_incarnation
+from farcall.log import get_logger
+from farcall.runtime.membership.directory import Directory
+from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
+from farcall.runtime.membership.searching import Search
+from farcall.runtime.status import Status
+from farcall.transport.base import Endpoint
+from farcall.transport.uninterrupted import uninterrupted
+
+logger = get_logger("farcall")
+
+ATTEMPT_SECONDS = 5.0  # to reach somebody who was lost
+
+
+class Loss(NamedTuple):
+    """What the loss of a worker means for the calls between it and this one.
+
+    Attributes:
+        peer: the lost worker.
+        cause: why it counts as lost.
+        error: what the calls to it end with.
+        calls: our calls to it that end by that.
+        served: its calls that are being served here.
+    """
+
+    peer: Peer
+    cause: str
+    error: PeerLost
+    calls: Sequence[PendingCall]
+    served: Sequence[IncomingCall]
+
+    def cancel_served(self) -> None:
+        """Stop what can be stopped of the calls that are being served."""
+        for job in self.served:
+            job.cancel()
+
+
+EndCalls = Callable[[Peer, str], tuple[Sequence[PendingCall], Sequence[IncomingCall]]]
+Party = Callable[[Loss], object]
+
+
+class Reception:
+    """Answers an endpoint that listens before its agent exists. Until then nobody is lost.
+
+    Attributes:
+        losses: of the agent, once there is one.
+    """
+
+    losses: Losses | None = None
+
+    def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
+        """See `transport.base.Admit`."""
+        return None if self.losses is None else self.losses.admit(name, incarnation, meeting)
+
+    def meeting(self, incarnation: int) -> int:
+        """See `transport.base.Meeting`."""
+        return 0 if self.losses is None else self.losses.meeting(incarnation)
+
+
+class Losses:
+    """The losses of one agent. Thread-safe.
+
+    Nobody can be lost before `start`.
+    """
+
+    def __init__(self, status: Status, endpoint: Endpoint, directory: Directory) -> None:
+        self._status = status
+        self._me = status.me
+        self._endpoint = endpoint
+        self._directory = directory
+        self._lock = threading.Lock()  # around changes of what follows
+        self._hearers: tuple[Callable[[PeerLost], None], ...] = ()
+        self._search = Search(status.me.name, self._reach)
+
+    def start(
+        self, end_calls: EndCalls, parties: Sequence[Party], forget: Callable[[list[int]], None]
+    ) -> None:
+        """Say what is done when a worker is lost.
+
+        Args:
+            end_calls: takes the calls between a peer, which was lost for some cause, and this
+                worker out of the tables.
+            parties: hear of each loss, one after the other, in the thread that noticed it. They
+                must not wait. An error of one keeps nothing from the others.
+            forget: drops what is known of incarnations that were lost long ago.
+        """
+        self._end_calls = end_calls
+        self._parties = parties
+        self._forget = forget
+
+    @contextlib.contextmanager
+    def hearing(self, tell: Callable[[PeerLost], None]) -> Iterator[None]:
+        """Inside the block, `tell` is called, in any thread, when a worker is lost.
+
+        A death is noticed sooner or later where there is a link, see `ControlMessages.watch`.
+        """
+        with self._lock:
+            self._hearers += (tell,)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._hearers = tuple(one for one in self._hearers if one is not tell)
+
+    def lose(self, peer: Peer, cause: str) -> None:
+        """An incarnation is gone for good: everything that waits for it ends now."""
+        if peer.lost is None:
+            # Else who waits for what Ctrl-C left undone would wait forever.
+            uninterrupted(lambda: self._lose(peer, cause), f"farcall-loss-{self._me.name}")
+
+    def _lose(self, peer: Peer, cause: str) -> None:
+        with peer.lock:
+            if peer.lost is not None or peer.worker is self._me:
+                return
+            peer.note_loss(cause)
+            peer.back_link = None
+        calls, served = self._end_calls(peer, cause)
+        loss = Loss(peer, cause, peer.loss(), calls, served)
+        own: list[Party] = [self._log, self._forget_long_lost, self._look_for]
+        hearers: list[Party] = [partial(self._tell, tell) for tell in self._hearers]
+        for party in [*self._parties, *own, *hearers]:
+            try:
+                party(loss)
+            except Exception:  # the others wait, too
+                logger.exception("%s: an internal error after a loss", self._me.name)
+
+    @staticmethod
+    def _tell(hearer: Callable[[PeerLost], None], loss: Loss) -> None:
+        hearer(loss.error)
+
+    def _forget_long_lost(self, loss: Loss) -> None:
+        self._forget(self._directory.note_lost(loss.peer, time.monotonic()))
+
+    def _log(self, loss: Loss) -> None:
+        peer, cause = loss.peer, loss.cause
+        expected = peer.left is not None or self._status.is_closed or self._status.is_leaving
+        logger.log(
+            logging.DEBUG if expected else logging.WARNING,
+            "%s: lost worker %r: %s",
+            self._me.name,
+            peer.name,
+            peer.left or cause,
+        )
+
+    # Whoever was lost may live.
+
+    def _look_for(self, loss: Loss) -> None:
+        if loss.peer.left is None and not self._status.is_closed:
+            self._search.begin(loss.peer, times_met=meeting_of(loss.peer.incarnation))
+
+    def _reach(self, peer: Peer) -> None:
+        if not self._status.is_closed and self._directory.is_current(peer):
+            again = next_incarnation(peer.incarnation)
+            worker = msgspec.structs.replace(peer.worker, incarnation=again)
+            self._endpoint.connect(worker, time.monotonic() + ATTEMPT_SECONDS)
+
+    def meeting(self, incarnation: int) -> int:
+        """For the endpoint, see `transport.base.Meeting`."""
+        return self._directory.meeting(incarnation)
+
+    def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
+        """For the endpoint, see `transport.base.Admit`."""
+        if self._status.is_closed:
+            return "this worker is shutting down"
+        directory = self._directory
+        peer = directory.newest(incarnation)
+        if peer is not None and peer.lost is not None and peer.left is not None:
+            return f"this incarnation of {name!r} has left: {peer.left}"
+        if meeting < directory.meeting(incarnation):
+            return f"this incarnation of {name!r} was declared lost"
+        if meeting == MAX_MEETINGS:
+            return f"{name!r} was lost too often"
+        if peer is None or meeting == meeting_of(peer.incarnation):
+            return None
+        self.lose(peer, "it had given this worker up")
+        again = nth_incarnation(incarnation, meeting)
+        worker = msgspec.structs.replace(peer.worker, incarnation=again)
+        if directory.meet_again(worker, time.monotonic()):
+            logger.warning(
+                "%s: worker %r, which was lost, is here again; both begin anew",
+                self._me.name,
+                name,
+            )
+        return None
+
+    def close(self) -> None:
+        """The agent shuts down: nobody is looked for any more."""
+        self._search.close()

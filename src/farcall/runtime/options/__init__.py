@@ -1,0 +1,4 @@
+"""What users may set, how it is checked, and what the environment sets.
+
+Nothing here starts anything.
+"""

@@ -1,0 +1,1 @@
+"""Frames over TCP and Unix sockets in pure Python."""
