@@ -17,6 +17,7 @@ from farcall.errors import Cancelled, RpcTimeout
 from farcall.ids import WorkerInfo, worker_info
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls import profiling
+from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.deferred import Deferred, result_of
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import methods_break_graphs
@@ -354,11 +355,13 @@ def _wait(place: OwnedValue, limit: Limit, job: CallBeingServed | None) -> None:
     )
 
 
+@own_handler("to_here", result="the value of the reference, of type {},", checks_itself=True)
 def fetch(place: OwnedValue) -> Any:
     """Handler of `to_here`."""
     return _when_made(place, OwnedValue.get)
 
 
+@own_handler("the type of a remote value", checks_itself=True)
 def type_of(place: OwnedValue) -> Any:
     """Handler of `_get_type`."""
     return _when_made(place, lambda place: type(place.get()))
@@ -380,6 +383,7 @@ def _when_made(place: OwnedValue, read: Callable[[OwnedValue], Any]) -> Any:
     return Deferred(future, partial(place.remove_callback, made))
 
 
+@own_handler("the backward pass of a remote value", checks_itself=True)
 def run_backward(place: OwnedValue, context: int, retain_graph: bool) -> None:
     """Handler of `RRef.backward`."""
     _backward(place, current_agent(), context, retain_graph)
@@ -403,6 +407,12 @@ def _awaited(place: OwnedValue) -> Any:
     return _value(place, None if context is None or context.job is None else context.job.limit())
 
 
+@own_handler(
+    "a method of a remote value",
+    of_method="method {!r} of a remote value",
+    users_arguments=2,
+    checks_itself=True,
+)
 def call_method(place: OwnedValue, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handler of the call proxies."""
     value = place.get() if place.is_ready else _awaited(place)

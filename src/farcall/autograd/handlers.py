@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.current import current_agent
 
 
@@ -21,21 +22,25 @@ def _runner() -> Any:
     return current_agent().gradients.runner  # type: ignore[attr-defined]
 
 
+@own_handler("a part of a backward pass", checks_itself=True)
 def prepare(context: int, options: tuple[Any, ...], number: int, live: list[int]) -> Any:
     """Of the tensors that were sent with this number, those with these indices are used."""
     return _runner().on_prepare(context, Options(*options), number, live)
 
 
+@own_handler("a part of a backward pass", checks_itself=True)
 def survey(context: int, options: tuple[Any, ...]) -> Any:
     """To the root: which sources are live must be known."""
     return _runner().on_survey(context, Options(*options))
 
 
+@own_handler("the cause of a failed backward pass", checks_itself=True)
 def cause(context: int, number: int) -> Any:
     """To a worker where a pass failed: raises what it failed with."""
     return _runner().on_cause(context, number)
 
 
+@own_handler("the news of a failed backward pass", checks_itself=True)
 def abort(context: int, options: tuple[Any, ...], reason: str) -> None:
     """The pass has failed elsewhere."""
     _runner().on_abort(context, Options(*options), reason)

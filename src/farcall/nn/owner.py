@@ -10,11 +10,13 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from farcall.rref import RRef
+from farcall.runtime.calls.call_names import own_handler
 from farcall.serde import message_of
 
 Made = Callable[..., nn.Module]
 
 
+@own_handler("the making of a RemoteModule", users_arguments=1)
 def make(
     module_cls: Made, args: Sequence[Any], kwargs: Mapping[str, Any], device: str
 ) -> nn.Module:
@@ -32,6 +34,7 @@ def make(
     return module.to(device)
 
 
+@own_handler("the making of a RemoteModule", users_arguments=1)
 def make_scripted(
     module_cls: Made, args: Sequence[Any], kwargs: Mapping[str, Any], device: str
 ) -> nn.Module:
@@ -40,6 +43,7 @@ def make_scripted(
     return scripted
 
 
+@own_handler("a method of a RemoteModule", of_method="{} of a RemoteModule", users_arguments=3)
 def run(
     rref: RRef[nn.Module], method: str, device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
@@ -61,6 +65,7 @@ def run(
     return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
 
 
+@own_handler("the parameters or buffers of a RemoteModule", of_method="{} of a RemoteModule")
 def named(
     rref: RRef[nn.Module], which: str, prefix: str, recurse: bool, remove_duplicate: bool
 ) -> list[tuple[str, RRef[Any]]]:
@@ -69,12 +74,14 @@ def named(
     return [(name, RRef(value)) for name, value in found]
 
 
+@own_handler("state_dict of a RemoteModule")
 def state_dict(rref: RRef[nn.Module], prefix: str) -> dict[str, Any]:
     """The module's state, on the CPU."""
     found = rref.local_value().state_dict(prefix=prefix)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), found)  # type: ignore[no-any-return]
 
 
+@own_handler("load_state_dict of a RemoteModule")
 def load_state_dict(
     rref: RRef[nn.Module], state: Mapping[str, Any]
 ) -> tuple[list[str], list[str], list[str]]:
@@ -86,11 +93,13 @@ def load_state_dict(
     return list(found.missing_keys), list(found.unexpected_keys), []
 
 
+@own_handler("a method of a RemoteModule", of_method="{} of a RemoteModule")
 def apply_method(rref: RRef[nn.Module], method: str, args: Sequence[Any]) -> None:
     """Call a method of the module for what it does to it."""
     getattr(rref.local_value(), method)(*args)
 
 
+@own_handler("a method of a RemoteModule", of_method="{} of a RemoteModule")
 def move(
     rref: RRef[nn.Module], method: str, args: Sequence[Any], kwargs: Mapping[str, Any], device: str
 ) -> str:

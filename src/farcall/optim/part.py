@@ -14,6 +14,7 @@ from farcall.optim.parameters import Parameters
 from farcall.optim.shards import Outline, Shard, initial_state, mismatches, to_cpu
 from farcall.optim.standins import StandIns, stand_in
 from farcall.rref import RRef
+from farcall.runtime.calls.call_names import own_handler
 
 Tensor = torch.Tensor
 
@@ -207,12 +208,14 @@ class Built(NamedTuple):
     options: dict[int, Options]
 
 
+@own_handler("the making of an optimizer")
 def build(recipe: Recipe, groups: Sequence[LocalGroup], hogwild: bool) -> Built:
     """Handler: make this worker's part of an optimizer."""
     part = Part(recipe, groups, hogwild)
     return Built(RRef(part), part.defaults(), part.options())
 
 
+@own_handler("the making of an optimizer")
 def build_parameters(groups: Sequence[LocalGroup]) -> RRef[Parameters]:
     """Handler: make this worker's part of an optimizer that works elsewhere."""
     parameters = Parameters()

@@ -19,15 +19,17 @@ from farcall.compat.rpc.constants import (
     DEFAULT_RPC_TIMEOUT_SEC,
 )
 from farcall.compat.rpc.starting import register_own
+from farcall.rref import fetch
 from farcall.runtime.agent import Agent
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
+from farcall.serde import name_of
 from farcall.testing.faults import Fault, Matches, inject, of_type
 from farcall.wire.messages import Message, Received, Register, Release, ReleaseContext, Request
 
 __all__ = ["FaultyTensorPipeAgent", "FaultyTensorPipeRpcBackendOptions", "is_available"]
 
-FETCH = "farcall.rref:fetch"
+FETCH = name_of(fetch)
 
 
 def is_available() -> bool:

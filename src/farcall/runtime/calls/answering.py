@@ -14,7 +14,7 @@ from farcall.errors import (
 from farcall.ids import RefId
 from farcall.log import get_logger
 from farcall.protocol.instructions import TransferKey
-from farcall.runtime.calls.call_names import FETCH, readable
+from farcall.runtime.calls.call_names import readable, readable_result
 from farcall.runtime.calls.serving import Serving
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.references.handles import RefHandle
@@ -92,9 +92,8 @@ class Answering(msgspec.Struct, eq=False):
         try:
             dumped = self.serving.pickling.dump(result, self.peer)
         except BaseException as error:  # pickling runs user code
-            explained = SerializationError(
-                f"{self._result_name(result)} can't be sent: {reason_of(error)}"
-            )
+            name = readable_result(self.request.function, self.method, type_name_of(result))
+            explained = SerializationError(f"{name} can't be sent: {reason_of(error)}")
             raise explained from error
         reply = Reply()
         gradients = self.serving.gradients
@@ -103,11 +102,6 @@ class Answering(msgspec.Struct, eq=False):
         self._answer(reply, dumped)
         if reply.sent:
             gradients.record(reply.context, reply.sent)
-
-    def _result_name(self, result: Any) -> str:
-        if self.request.function == FETCH:
-            return f"the value of the reference, of type {type_name_of(result)},"
-        return f"the result of {self.name}"
 
     def _fail(self, error: BaseException) -> None:
         if self.is_ended and self.cancelled:

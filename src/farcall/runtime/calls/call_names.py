@@ -1,54 +1,69 @@
-"""How messages name the calls that users make. Runs no code of the user."""
+"""farcall's own handlers: how messages name their calls. Runs no code of the user.
+
+The layers above register theirs with `own_handler`, and are named nowhere below.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 # The call that a deadline is inherited from: the function of its request, what `method_of` gives
 # for it, and the name of its caller.
 Served = tuple[str, str, str]
 
-FETCH = "farcall.rref:fetch"
+F = TypeVar("F", bound=Callable[..., Any])
 
-# How farcall's own handlers are called in messages.
-_OWN_NAMES = {
-    "": "a function sent by value",
-    FETCH: "to_here",
-    "farcall.rref:type_of": "the type of a remote value",
-    "farcall.rref:call_method": "a method of a remote value",
-    "farcall.rref:run_backward": "the backward pass of a remote value",
-    "farcall.nn.owner:make": "the making of a RemoteModule",
-    "farcall.nn.owner:make_scripted": "the making of a RemoteModule",
-    "farcall.nn.owner:run": "a method of a RemoteModule",
-    "farcall.nn.owner:named": "the parameters or buffers of a RemoteModule",
-    "farcall.nn.owner:state_dict": "state_dict of a RemoteModule",
-    "farcall.nn.owner:load_state_dict": "load_state_dict of a RemoteModule",
-    "farcall.nn.owner:apply_method": "a method of a RemoteModule",
-    "farcall.nn.owner:move": "a method of a RemoteModule",
-    "farcall.optim.part:build": "the making of an optimizer",
-    "farcall.optim.part:build_parameters": "the making of an optimizer",
-    "farcall.autograd.handlers:survey": "a part of a backward pass",
-    "farcall.autograd.handlers:prepare": "a part of a backward pass",
-    "farcall.autograd.handlers:cause": "the cause of a failed backward pass",
-    "farcall.autograd.handlers:abort": "the news of a failed backward pass",
-}
+
+class _Handler(NamedTuple):
+    """How messages name what is asked of one of farcall's own handlers."""
+
+    call: str
+    result: str
+    users_arguments: int | None
+    checks_itself: bool
+
+
+# By the name in requests. Filled while farcall's modules are imported, and never changed.
+_HANDLERS: dict[str, _Handler] = {"": _Handler("a function sent by value", "", None, False)}
 # Handlers whose second argument is the name of a method.
-OF_METHODS = {
-    "farcall.rref:call_method": "method {!r} of a remote value",
-    "farcall.nn.owner:run": "{} of a RemoteModule",
-    "farcall.nn.owner:named": "{} of a RemoteModule",
-    "farcall.nn.owner:apply_method": "{} of a RemoteModule",
-    "farcall.nn.owner:move": "{} of a RemoteModule",
-}
-# Where handlers have the arguments of the user: the index of the positional ones, which the
-# keyword arguments follow.
-_USERS_ARGUMENTS = {
-    "farcall.rref:call_method": 2,
-    "farcall.nn.owner:run": 3,
-    "farcall.nn.owner:make": 1,
-    "farcall.nn.owner:make_scripted": 1,
-}
+OF_METHODS: dict[str, str] = {}
+
+
+def own_handler(
+    call: str,
+    *,
+    of_method: str = "",
+    users_arguments: int | None = None,
+    result: str = "",
+    checks_itself: bool = False,
+) -> Callable[[F], F]:
+    """Register a function of farcall's that other workers call: how messages name its calls.
+
+    Args:
+        call: what a call of it is to the user.
+        of_method: the same, as a format of the method's name, if the second argument is that.
+        users_arguments: where the arguments of the user are: the index of the positional ones,
+            which the keyword arguments follow.
+        result: what its result is to the user, as a format of the name of the result's type, if
+            that is not "the result of" `call`.
+        checks_itself: it checks what it is asked to call, so every `Policy` allows it.
+    """
+
+    def register(function: F) -> F:
+        name = f"{function.__module__}:{function.__qualname__}"
+        _HANDLERS[name] = _Handler(call, result, users_arguments, checks_itself)
+        if of_method:
+            OF_METHODS[name] = of_method
+        return function
+
+    return register
+
+
+def checks_itself(function: str) -> bool:
+    """Return whether a function of this name is a handler that every policy allows."""
+    handler = _HANDLERS.get(function)
+    return handler is not None and handler.checks_itself
 
 
 def readable(function: str, method: str = "") -> str:
@@ -60,7 +75,16 @@ def readable(function: str, method: str = "") -> str:
     """
     if method:
         return OF_METHODS[function].format(method)
-    return _OWN_NAMES.get(function, function)
+    handler = _HANDLERS.get(function)
+    return function if handler is None else handler.call
+
+
+def readable_result(function: str, method: str, type_name: str) -> str:
+    """Return what the result of a call, which has a type, is to the user, for messages."""
+    handler = _HANDLERS.get(function)
+    if handler is None or not handler.result:
+        return f"the result of {readable(function, method)}"
+    return handler.result.format(type_name)
 
 
 def method_of(function: str, args: Sequence[Any]) -> str:
@@ -84,9 +108,10 @@ def arguments_of_user(
         function: the name in the request.
         args, kwargs: all arguments of the function, as they are sent.
     """
-    index = _USERS_ARGUMENTS.get(function)
-    if index is None:
+    handler = _HANDLERS.get(function)
+    if handler is None or handler.users_arguments is None:
         return args, kwargs
+    index = handler.users_arguments
     return args[index], args[index + 1]
 
 

@@ -223,7 +223,7 @@ class Job(Answering, eq=False):
             self.serving.machine.stop_waiting(self.key, gone)
 
     def limit(self) -> tuple[float, float, Served]:
-        """The time that the caller gives, as `Outbound.deadline` gives it for calls made here."""
+        """The time that the caller gives, as `Limits.of_call` gives it for calls made here."""
         served = (self.request.function, self.method, self.peer.name)
         return self.deadline, self.request.timeout, served
 

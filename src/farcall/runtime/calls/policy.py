@@ -8,12 +8,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from farcall.errors import Refused
+from farcall.runtime.calls.call_names import checks_itself
 from farcall.serde import name_of
-
-OWN_HANDLERS = frozenset(
-    [f"farcall.rref:{name}" for name in ("fetch", "type_of", "call_method", "run_backward")]
-    + [f"farcall.autograd.handlers:{name}" for name in ("survey", "prepare", "cause", "abort")]
-)
 
 # What a class body defines as a method. Anything else that can be called, such as a property's
 # value, a callable in an attribute, or a partial, may be another's function.
@@ -44,7 +40,7 @@ class Policy:
 
         farcall's own handlers may always be: they check what they are asked to call.
         """
-        if self._patterns is None or name in OWN_HANDLERS:
+        if self._patterns is None or checks_itself(name):
             return
         if not name:
             raise Refused("this worker runs only functions that are named; this one came by value")
