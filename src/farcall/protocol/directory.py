@@ -158,8 +158,13 @@ class DirectoryMachine(Generic[P]):
         return self._by_key.get(to)
 
     def is_current(self, party: P) -> bool:
-        """Whether nobody has taken a worker's name over, and it is not forgotten."""
-        return self._by_key.get(party.worker.name) is party
+        """Whether nobody who lives has taken a worker's name over, and it is not forgotten."""
+        for other in reversed(self.parties()):
+            if other is party:
+                return True
+            if other.lost is None and other.worker.name == party.worker.name:
+                return False  # it was learnt later
+        return False
 
     def newest(self, incarnation: int) -> P | None:
         """What a worker is here now, or was last, by its original incarnation."""
@@ -182,7 +187,7 @@ class DirectoryMachine(Generic[P]):
             return Verdict.LEFT
         if meeting < self.meeting(incarnation):
             return Verdict.GIVEN_UP
-        if meeting == MAX_MEETINGS:
+        if meeting >= MAX_MEETINGS:
             return Verdict.TOO_OFTEN
         if meeting == meeting_of(self._met_again.get(incarnation, incarnation)):
             return Verdict.WELCOME
@@ -194,9 +199,25 @@ class DirectoryMachine(Generic[P]):
         """Learn of a worker, or more about one. A new incarnation takes its name over.
 
         Args:
-            worker: with the incarnation that it has here, or with its original one.
+            worker: with its original incarnation, as in the store.
         """
-        worker = self._as_met(worker)
+        now = self._met_again.get(worker.incarnation)
+        return self._know(
+            worker if now is None else msgspec.structs.replace(worker, incarnation=now)
+        )
+
+    def heard(self, worker: Worker) -> P | None:
+        """A link brings something. Return whose it is, or None if it is of an earlier meeting.
+
+        Args:
+            worker: with the incarnation that it has here by that link.
+        """
+        begun = original(worker.incarnation)
+        if worker.incarnation < self._met_again.get(begun, begun):
+            return None
+        return self._know(worker)
+
+    def _know(self, worker: Worker) -> P:
         party = self._by_incarnation.get(worker.incarnation)
         if party is None:
             party = self._by_incarnation[worker.incarnation] = self._make(worker)
@@ -208,15 +229,6 @@ class DirectoryMachine(Generic[P]):
             if party.lost is None or key not in self._by_key:
                 self._by_key[key] = party
         return party
-
-    def _as_met(self, worker: Worker) -> Worker:
-        """The worker with the incarnation that it has here."""
-        now = self._met_again.get(original(worker.incarnation), 0)
-        if meeting_of(worker.incarnation):
-            self._met_again[original(worker.incarnation)] = max(now, worker.incarnation)
-        elif now:
-            return msgspec.structs.replace(worker, incarnation=now)
-        return worker
 
     def meet_again(self, incarnation: int, meeting: int, now: float) -> bool:
         """A worker that is lost, or was forgotten, is here again.
@@ -232,7 +244,7 @@ class DirectoryMachine(Generic[P]):
         last = self._met_again.get(incarnation, incarnation)
         again = nth_incarnation(incarnation, meeting)
         if last >= again:
-            return False
+            return False  # another thread was faster
         self._met_again[incarnation] = again
         old = self._by_incarnation.get(last)
         if old is None:  # the number is kept until there is a link, or for as long as others are
@@ -240,7 +252,7 @@ class DirectoryMachine(Generic[P]):
             return False
         if not self.is_open:
             self._lost.append((now, old))
-        self.add(msgspec.structs.replace(old.worker, incarnation=again))
+        self._know(msgspec.structs.replace(old.worker, incarnation=again))
         return True
 
     def note_lost(self, party: P, now: float) -> list[int]:

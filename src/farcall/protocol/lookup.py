@@ -40,8 +40,7 @@ class Query(Protocol):
         key: the name or id that is asked for.
     """
 
-    @property
-    def key(self) -> str | int: ...
+    key: str | int
 
 
 Q = TypeVar("Q", bound=Query)

@@ -48,7 +48,6 @@ class Directory:
         self.of_incarnation = machine.of_incarnation
         self.known = machine.known
         self.newest = machine.newest
-        self.is_current = machine.is_current
         self.of_id: Callable[[int], Peer | None] = machine.holder
         for worker in workers:
             self.add(worker)
@@ -66,6 +65,11 @@ class Directory:
         """Learn of a worker, or more about one. A new incarnation takes its name over."""
         with self._lock:
             return self._machine.add(worker)
+
+    def heard(self, worker: Worker) -> Peer | None:
+        """A link brings something. Return whose it is, or None if it is of an earlier meeting."""
+        with self._lock:
+            return self._machine.heard(worker)
 
     def meeting(self, incarnation: int) -> int:
         """Which meeting with a worker is the present one, or the next if it is lost."""
@@ -88,6 +92,11 @@ class Directory:
             return self._machine.note_lost(peer, now)
 
     # Questions.
+
+    def is_current(self, peer: Peer) -> bool:
+        """Whether nobody who lives has taken a worker's name over, and it is not forgotten."""
+        with self._lock:
+            return self._machine.is_current(peer)
 
     def can_ask(self, to: object) -> bool:
         """Whether the rendezvous can be asked for one named so."""
