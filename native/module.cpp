@@ -1,4 +1,4 @@
-// What Python sees of the transport: bytes in, bytes out. `farcall/transport/native.py` gives it
+// What Python sees of the transport: bytes in, bytes out. `farcall/transport/native/endpoint.py` gives it
 // meaning.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>

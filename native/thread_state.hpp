@@ -1,5 +1,5 @@
 // What a function may set in its thread: torch's state, and Python's functions for tracing and
-// profiling. See `farcall/runtime/isolation.py`.
+// profiling. See `farcall/runtime/threads/isolation.py`.
 #pragma once
 
 #include <Python.h>

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from farcall.runtime.deferred import ASYNC_MARK
-from farcall.runtime.graph_breaks import breaks_graphs
+from farcall.runtime.calls.deferred import ASYNC_MARK
+from farcall.runtime.calls.graph_breaks import breaks_graphs
 
 F = TypeVar("F", bound=Callable[..., Any])
 

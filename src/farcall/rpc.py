@@ -36,22 +36,22 @@ from farcall.errors import (
 )
 from farcall.ids import WorkerInfo, check_name
 from farcall.rref import RRef, seconds_or_default
-from farcall.runtime import profiling
 from farcall.runtime.advice import Advice
+from farcall.runtime.calls import profiling
+from farcall.runtime.calls.future import Future
+from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.context import current_agent, default_agent, set_default_agent
-from farcall.runtime.future import Future
-from farcall.runtime.graph_breaks import breaks_graphs
 from farcall.runtime.heap import keep_freed_memory
-from farcall.runtime.option_types import BackendType
-from farcall.runtime.options import (
+from farcall.runtime.options.backend_options import (
     UNSET_RPC_TIMEOUT,
     RpcBackendOptions,
     validate_timeout,
 )
-from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions, check_backend
+from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions, check_backend
+from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
+from farcall.runtime.options.types import BackendType
 from farcall.runtime.program_end import keep_exit_code
 from farcall.runtime.start import start_agent
-from farcall.runtime.tensorpipe_options import TensorPipeRpcBackendOptions
 from farcall.serde import hide_own_frames
 
 __all__ = [

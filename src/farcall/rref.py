@@ -15,18 +15,18 @@ from torch.autograd import profiler
 
 from farcall.errors import Cancelled, RpcTimeout
 from farcall.ids import WorkerInfo, worker_info
-from farcall.runtime import profiling
 from farcall.runtime.agent import Agent
+from farcall.runtime.calls import profiling
+from farcall.runtime.calls.deferred import Deferred, result_of
+from farcall.runtime.calls.future import Future
+from farcall.runtime.calls.graph_breaks import methods_break_graphs
+from farcall.runtime.calls.inbound import Job
+from farcall.runtime.calls.methods import RemoteMethod, check_is_for_the_owner, not_a_method
+from farcall.runtime.calls.outbound import Limit
 from farcall.runtime.context import current_agent, current_context
-from farcall.runtime.deferred import Deferred, result_of
-from farcall.runtime.future import Future
-from farcall.runtime.graph_breaks import methods_break_graphs
-from farcall.runtime.inbound import Job
-from farcall.runtime.methods import RemoteMethod, check_is_for_the_owner, not_a_method
-from farcall.runtime.options import UNSET_RPC_TIMEOUT, validate_timeout
-from farcall.runtime.outbound import Limit
-from farcall.runtime.references import RefHandle
-from farcall.runtime.values import OwnedValue
+from farcall.runtime.options.backend_options import UNSET_RPC_TIMEOUT, validate_timeout
+from farcall.runtime.references.handles import RefHandle
+from farcall.runtime.references.values import OwnedValue
 from farcall.serde import hide_own_frames
 
 T = TypeVar("T")

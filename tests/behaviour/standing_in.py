@@ -18,7 +18,7 @@ from farcall.compat.rpc import api
 from farcall.compat.rpc.agents import TensorPipeAgent
 from farcall.compat.rpc.likeness import make_like_torch
 from farcall.runtime.agent import Agent
-from farcall.runtime.options import RpcBackendOptions
+from farcall.runtime.options.backend_options import RpcBackendOptions
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from behaviour.helpers import WAYS, Box, echo, fail_with
 from farcall import rpc
 from farcall.errors import BadFrame, FunctionNotFound, Refused, SerializationError, UnknownWorker
 from farcall.runtime.agent import Agent
-from farcall.runtime.policy import Policy
+from farcall.runtime.calls.policy import Policy
 from farcall.serde import Serializer
 from farcall.testing.cluster import acting_as
 from farcall.wire.frames import Frame
@@ -115,7 +115,7 @@ def test_a_function_that_the_callee_lacks_is_named(
     pair: list[Agent], monkeypatch: pytest.MonkeyPatch, call: Way
 ) -> None:
     missing = "farcall_no_such_module:nothing"
-    monkeypatch.setattr("farcall.runtime.outbound.name_of", lambda function: missing)
+    monkeypatch.setattr("farcall.runtime.calls.outbound.name_of", lambda function: missing)
     with pytest.raises(FunctionNotFound, match="no module named 'farcall_no_such_module'"):
         call("w1", make_lock)
     missing = f"{__name__}:nothing"

@@ -22,7 +22,7 @@ from farcall import autograd, rpc
 from farcall.nn import RemoteModule
 from farcall.optim import DistributedOptimizer
 from farcall.runtime.agent import Agent
-from farcall.runtime.graph_breaks import MARK
+from farcall.runtime.calls.graph_breaks import MARK
 
 COMPAT = ("farcall.compat.rpc", "farcall.compat.rpc.api", "farcall.compat.autograd")
 MODULES = [

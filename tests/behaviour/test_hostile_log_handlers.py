@@ -13,8 +13,8 @@ import pytest
 from behaviour.helpers import PATIENCE, Gate
 from farcall import rpc
 from farcall.errors import PeerLost, RemoteError, RpcTimeout, SerializationError
-from farcall.runtime import outcomes
 from farcall.runtime.agent import Agent
+from farcall.runtime.calls import outcomes
 
 KINDS = [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit]
 

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from behaviour.helpers import Gate, in_threads, wait_at, wait_until
 from farcall import autograd, rpc
-from farcall.runtime import isolation, thread_state
 from farcall.runtime.agent import Agent
+from farcall.runtime.threads import isolation, thread_state
 
 variable: ContextVar[str] = ContextVar("variable", default="unset")
 

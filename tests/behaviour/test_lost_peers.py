@@ -25,7 +25,7 @@ from behaviour.helpers import (
 )
 from farcall import rpc
 from farcall.runtime.agent import Agent
-from farcall.runtime.peers import Peer, PendingCall
+from farcall.runtime.membership.peers import Peer, PendingCall
 from farcall.testing.cluster import acting_as
 
 

@@ -14,8 +14,8 @@ from farcall import rpc
 from farcall.errors import OwnerDied, PeerLost
 from farcall.ids import MET_AGAIN
 from farcall.protocol.directory import FORGET_SECONDS
-from farcall.runtime import searching
 from farcall.runtime.agent import Agent
+from farcall.runtime.membership import searching
 from farcall.testing.cluster import acting_as
 
 TIMES = 3

@@ -26,7 +26,7 @@ from farcall import errors, rpc
 from farcall.optim import DistributedOptimizer
 from farcall.optim.owners import Owners
 from farcall.runtime.agent import Agent
-from farcall.runtime.policy import Policy
+from farcall.runtime.calls.policy import Policy
 from farcall.testing.cluster import acting_as
 
 # Every class of torch.optim but LBFGS, which has tests of its own.

@@ -30,9 +30,9 @@ from behaviour.helpers import (
 from farcall import autograd, rpc
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError, SerializationError
 from farcall.protocol.admission import Bounds
-from farcall.runtime import outboxes
 from farcall.runtime.agent import Agent
-from farcall.runtime.peers import Peer
+from farcall.runtime.calls import outboxes
+from farcall.runtime.membership.peers import Peer
 from farcall.testing.cluster import TRANSPORTS, acting_as
 from farcall.transport.base import Link, NotSent
 from farcall.wire import frames

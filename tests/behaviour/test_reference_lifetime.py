@@ -21,7 +21,7 @@ from behaviour.helpers import (
 from farcall import rpc
 from farcall.errors import Refused
 from farcall.runtime.agent import Agent
-from farcall.runtime.policy import Policy
+from farcall.runtime.calls.policy import Policy
 from farcall.testing.cluster import acting_as
 
 kept: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from behaviour.helpers import (
 from farcall import rpc
 from farcall.errors import InvalidReference
 from farcall.runtime.agent import Agent
-from farcall.runtime.peers import Peer
+from farcall.runtime.membership.peers import Peer
 from farcall.testing.cluster import acting_as
 from farcall.transport.base import Link
 

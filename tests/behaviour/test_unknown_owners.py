@@ -15,7 +15,7 @@ from farcall.errors import OwnerDied, PeerLost, RpcTimeout
 from farcall.ids import MET_AGAIN, Worker
 from farcall.protocol.directory import FORGET_SECONDS
 from farcall.runtime.agent import Agent
-from farcall.runtime.lookup import NotAsked
+from farcall.runtime.membership.lookup import NotAsked
 
 
 def fetch(reference: Any) -> Any:

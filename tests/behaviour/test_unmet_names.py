@@ -15,7 +15,7 @@ from farcall import rpc
 from farcall.errors import PeerLost, RpcTimeout, UnknownWorker
 from farcall.ids import Worker
 from farcall.runtime.agent import Agent
-from farcall.runtime.lookup import NotAsked
+from farcall.runtime.membership.lookup import NotAsked
 
 
 class Store:

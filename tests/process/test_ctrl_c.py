@@ -21,7 +21,7 @@ from farcall import autograd as dist_autograd
 from farcall import rpc
 from farcall.nn import RemoteModule
 from farcall.optim import DistributedOptimizer
-from farcall.runtime import store_probe
+from farcall.runtime.membership import store_probe
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from farcall import rpc
 from farcall.errors import UnknownWorker
-from farcall.runtime import lookup
+from farcall.runtime.membership import lookup
 
 _kept: list[Any] = []
 

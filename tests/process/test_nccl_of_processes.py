@@ -15,7 +15,7 @@ from crew import PATIENCE, Crew, Member, call, leave_all
 
 from farcall import rpc
 from farcall.runtime.context import current_agent
-from farcall.transport.process_group import ProcessGroupEndpoint
+from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_nccl_available() or not torch.cuda.is_available(),

@@ -10,7 +10,7 @@ import torch
 from crew import PATIENCE, Crew, leave_all
 
 from farcall import rpc
-from farcall.runtime.openmp import find_libgomp
+from farcall.runtime.threads.openmp import find_libgomp
 from farcall.transport.spin import spare_cores
 
 CALLS = 20  # between two looks

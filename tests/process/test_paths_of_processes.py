@@ -15,7 +15,7 @@ from crew import Crew, call, join, leave, leave_all
 
 from farcall.errors import AuthenticationFailed
 from farcall.runtime.context import current_agent
-from farcall.runtime.endpoints import NATIVE
+from farcall.runtime.membership.endpoints import NATIVE
 
 needs_native = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"

@@ -15,7 +15,7 @@ from sides import BareLink, Side, SideMaker
 from stations import GroupNet, InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
 
 from farcall.testing.cluster import connected
-from farcall.transport.connection import Connection
+from farcall.transport.connect.connection import Connection
 
 StationMaker = Callable[..., Station]
 
@@ -57,7 +57,7 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
 
 
 def native_net(path: str, by: str) -> SocketNet:
-    from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
+    from farcall.transport.native.endpoint import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
 
     if path != "striped":
         return SocketNet(None, by, NativeEndpoint, paths=NATIVE_PATHS[path])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from farcall.runtime import mpi
-from farcall.runtime.mpi import MpiGroup
+from farcall.runtime.process_groups import mpi
+from farcall.runtime.process_groups.mpi import MpiGroup
 
 
 class Work:

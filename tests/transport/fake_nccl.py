@@ -21,8 +21,8 @@ import torch
 from stations import PATIENCE
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
-from farcall.runtime import nccl
-from farcall.runtime.nccl import NcclLanes
+from farcall.runtime.process_groups import nccl
+from farcall.runtime.process_groups.nccl import NcclLanes
 
 CPU = torch.device("cpu")
 
@@ -210,7 +210,7 @@ class Machine:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Have `farcall.runtime.nccl` use it; its device is the CPU."""
+    """Have `farcall.runtime.process_groups.nccl` use it; its device is the CPU."""
     machine = Machine()
     monkeypatch.setattr(nccl, "_Nccl", machine.process_group())
     cuda: Any = torch.cuda

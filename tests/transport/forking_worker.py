@@ -36,7 +36,7 @@ def net_of(kind: str) -> SocketNet:
     by = "unix" if "unix" in paths else "tcp"
     if transport == "socket":
         return SocketNet(None, by, paths=paths)
-    from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
+    from farcall.transport.native.endpoint import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
 
     if path != "striped":
         return SocketNet(None, by, NativeEndpoint, paths=paths)

@@ -8,10 +8,10 @@ from typing import Any
 from stations import PATIENCE, soon
 
 from farcall.ids import Worker, new_incarnation
-from farcall.transport.connection import Connection
-from farcall.transport.connections import Connections
-from farcall.transport.handshake import Identity
-from farcall.transport.listening import Listening
+from farcall.transport.connect.connection import Connection
+from farcall.transport.connect.connections import Connections
+from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.listening import Listening
 
 
 class BareLink:

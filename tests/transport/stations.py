@@ -17,15 +17,17 @@ from patience import PATIENCE
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
-from farcall.transport import acceptor, dialling, poller, socket_link
-from farcall.transport import socket as socket_transport
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
-from farcall.transport.group import Group
-from farcall.transport.handshake import Identity
+from farcall.transport.connect import acceptor, dialling
+from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.listening import Listening
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
-from farcall.transport.listening import Listening
-from farcall.transport.process_group import ProcessGroupEndpoint
-from farcall.transport.socket import SocketEndpoint
+from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
+from farcall.transport.process_group.group import Group
+from farcall.transport.sockets import endpoint as socket_transport
+from farcall.transport.sockets import link as socket_link
+from farcall.transport.sockets import poller
+from farcall.transport.sockets.endpoint import SocketEndpoint
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 from farcall.wire.messages import Message, Reply, Request
 

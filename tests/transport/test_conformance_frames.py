@@ -10,7 +10,7 @@ from stations import Station, Threads, content, request, soon, take
 
 from farcall.errors import SerializationError
 from farcall.transport.base import Arrived, Event
-from farcall.transport.framing import READ_SIZE
+from farcall.transport.sockets.framing import READ_SIZE
 from farcall.wire import frames
 from farcall.wire.frames import HEADER, Frame, Limits
 from farcall.wire.messages import MESSAGES, Leaving, Register, Reply

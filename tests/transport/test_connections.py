@@ -22,11 +22,11 @@ from stations import PATIENCE, Threads, soon
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
-from farcall.transport import dialling, handshake
-from farcall.transport.addresses import UNIX
 from farcall.transport.base import NotSent
-from farcall.transport.connection import Connection
-from farcall.transport.handshake import Identity
+from farcall.transport.connect import dialling, handshake
+from farcall.transport.connect.addresses import UNIX
+from farcall.transport.connect.connection import Connection
+from farcall.transport.connect.handshake import Identity
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 

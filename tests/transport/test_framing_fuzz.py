@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stations import content
 
 from farcall.errors import BadFrame, LinkError
-from farcall.transport.framing import READ_SIZE, FrameReader
+from farcall.transport.sockets.framing import READ_SIZE, FrameReader
 from farcall.wire.frames import HEADER, MAGIC, VERSION, Frame, Limits, encode
 from farcall.wire.messages import (
     MESSAGES,

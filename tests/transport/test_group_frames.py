@@ -8,7 +8,14 @@ import pytest
 from stations import content, request
 
 from farcall.errors import BadFrame
-from farcall.transport.group_frames import BATCH_SIZE, LONE_SIZE, ROOM, batches, pack, unpack
+from farcall.transport.process_group.frames import (
+    BATCH_SIZE,
+    LONE_SIZE,
+    ROOM,
+    batches,
+    pack,
+    unpack,
+)
 from farcall.wire.frames import DEFAULT_LIMITS, HEADER, Frame, Limits
 from farcall.wire.messages import Buffer
 

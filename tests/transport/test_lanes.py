@@ -20,10 +20,10 @@ from farcall.ids import Worker, new_incarnation
 from farcall.serde import Serializer, tensors
 from farcall.testing.cluster import connected
 from farcall.transport.base import Link
-from farcall.transport.group import Lanes
-from farcall.transport.group_frames import announce, announced, put_in_place
-from farcall.transport.handshake import Identity
-from farcall.transport.process_group import ProcessGroupEndpoint
+from farcall.transport.connect.handshake import Identity
+from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
+from farcall.transport.process_group.frames import announce, announced, put_in_place
+from farcall.transport.process_group.group import Lanes
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 from farcall.wire.messages import OnDevice
 

@@ -7,8 +7,8 @@ import pytest
 from stations import GroupNet, Threads, content, echo, request, soon
 
 from farcall.errors import LinkError, RendezvousError
-from farcall.runtime import mpi
-from farcall.runtime.mpi import MpiGroup
+from farcall.runtime.process_groups import mpi
+from farcall.runtime.process_groups.mpi import MpiGroup
 
 
 def test_messages_that_an_int_can_not_count_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from fake_nccl import Machine
 from stations import Threads
 
 from farcall.errors import LinkError
-from farcall.runtime.nccl import NcclLanes
-from farcall.transport.group import Operation
+from farcall.runtime.process_groups.nccl import NcclLanes
+from farcall.transport.process_group.group import Operation
 from farcall.wire.messages import OnDevice
 
 VARIABLE = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from stations import PATIENCE, use_selector_poller
 
-from farcall.transport import poller as module
-from farcall.transport.poller import EpollPoller, Poller, SelectorPoller
+from farcall.transport.sockets import poller as module
+from farcall.transport.sockets.poller import EpollPoller, Poller, SelectorPoller
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -17,7 +17,7 @@ from sides import SideMaker
 from stations import PATIENCE, soon
 
 from farcall.ids import Worker, new_incarnation
-from farcall.transport import dialling, presence
+from farcall.transport.connect import dialling, presence
 
 Connected = Callable[[socket.socket], None]
 

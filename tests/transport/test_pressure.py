@@ -13,7 +13,7 @@ from stations import LARGE, Station, Threads, content, echo, request, soon, take
 
 from farcall.errors import LinkError
 from farcall.transport.base import Arrived, Link, LinkLost, NotSent
-from farcall.transport.process_group import ProcessGroupEndpoint
+from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Reply
 

@@ -11,9 +11,9 @@ import pytest
 from stations import PATIENCE, Station, Threads, request, soon
 
 from farcall.ids import Worker, new_incarnation
-from farcall.transport import handshake
 from farcall.transport.base import Link
-from farcall.transport.handshake import Identity
+from farcall.transport.connect import handshake
+from farcall.transport.connect.handshake import Identity
 from farcall.transport.waiter import Alarm
 from farcall.wire.frames import Frame, encode
 from farcall.wire.messages import Leaving, Ran, ReleaseContext

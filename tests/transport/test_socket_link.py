@@ -15,10 +15,10 @@ import pytest
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
-from farcall.transport import socket_link
-from farcall.transport.framing import FrameReader
-from farcall.transport.poller import WRITE, EpollPoller, new_poller
-from farcall.transport.socket_link import SocketLink
+from farcall.transport.sockets import link as socket_link
+from farcall.transport.sockets.framing import FrameReader
+from farcall.transport.sockets.link import SocketLink
+from farcall.transport.sockets.poller import WRITE, EpollPoller, new_poller
 from farcall.transport.spin import SpinBudget
 from farcall.wire import frames
 from farcall.wire.frames import DEFAULT_LIMITS, Frame

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from farcall.transport import spin
-from farcall.transport.poller import WOKEN, new_poller
+from farcall.transport.sockets.poller import WOKEN, new_poller
 from farcall.transport.spin import SpinBudget, Spinner
 
 

@@ -18,8 +18,8 @@ from stations import PATIENCE, SocketNet, Station, dial, echo, request, soon
 
 from farcall.errors import AuthenticationFailed, LinkError
 from farcall.ids import Worker, new_incarnation
-from farcall.transport import addresses, handshake, strangers
-from farcall.transport.handshake import Identity
+from farcall.transport.connect import addresses, handshake, strangers
+from farcall.transport.connect.handshake import Identity
 from farcall.wire.frames import HEADER, MAGIC, VERSION, Limits, encode
 from farcall.wire.messages import Kind
 

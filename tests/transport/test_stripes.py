@@ -17,10 +17,10 @@ from stations import SocketNet, Station, Threads, dial, echo, request, soon
 
 from farcall.errors import LinkError
 from farcall.ids import new_incarnation
-from farcall.transport import addresses, handshake
 from farcall.transport.base import Arrived, LinkLost, NotSent
-from farcall.transport.handshake import Identity
-from farcall.transport.socket import SocketEndpoint
+from farcall.transport.connect import addresses, handshake
+from farcall.transport.connect.handshake import Identity
+from farcall.transport.sockets.endpoint import SocketEndpoint
 
 pytestmark = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"
@@ -38,7 +38,7 @@ def secret(request: pytest.FixtureRequest) -> bytes | None:
 
 @pytest.fixture
 def station(secret: bytes | None) -> Iterator[StationMaker]:
-    from farcall.transport.native import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
+    from farcall.transport.native.endpoint import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
 
     made: list[Station] = []
 

@@ -16,9 +16,9 @@ from stations import SocketNet, Station, Threads, echo, request, soon
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.ids import Worker
-from farcall.transport import addresses
-from farcall.transport.addresses import UNIX
 from farcall.transport.base import Link
+from farcall.transport.connect import addresses
+from farcall.transport.connect.addresses import UNIX
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import farcall
-from farcall.transport.addresses import resolve
+from farcall.transport.connect.addresses import resolve
 
 NO_NAMES = ["a" * 64, "a..b", "", "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 64, "a\0b", "\ud800"]
 
@@ -29,7 +29,7 @@ def test_a_name_resolves_as_python_does(host: str) -> None:
 
 def test_no_tables_of_international_names_are_loaded_for_others() -> None:
     code = (
-        "import socket, sys; from farcall.transport.addresses import resolve; "
+        "import socket, sys; from farcall.transport.connect.addresses import resolve; "
         "resolve('127.0.0.1', 80, socket.SOCK_STREAM); assert 'encodings.idna' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

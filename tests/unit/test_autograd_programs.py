@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from farcall.autograd import contents, graph, passes
 from farcall.autograd.recorder import Autograd
-from farcall.runtime.deferred import result_of
-from farcall.runtime.inbound import Job
+from farcall.runtime.calls.deferred import result_of
+from farcall.runtime.calls.inbound import Job
 from farcall.testing.gradients import (
     Bench,
     Hang,

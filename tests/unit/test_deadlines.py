@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall.runtime.deadlines import PAUSE, Deadlines
+from farcall.runtime.calls.deadlines import PAUSE, Deadlines
 
 
 @dataclass(eq=False)

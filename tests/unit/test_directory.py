@@ -15,8 +15,8 @@ from farcall.errors import RpcTimeout, UnknownWorker
 from farcall.ids import Worker, nth_incarnation
 from farcall.protocol import lookup as lookup_rules
 from farcall.protocol.directory import FORGET_SECONDS
-from farcall.runtime.directory import Directory
-from farcall.runtime.lookup import Lookup, NotAsked
+from farcall.runtime.membership.directory import Directory
+from farcall.runtime.membership.lookup import Lookup, NotAsked
 
 ME = Worker("me", 0, 1)
 OTHER = Worker("other", 1, 2)

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from farcall.ids import new_incarnation
-from farcall.runtime import endpoints
-from farcall.runtime.endpoints import ListeningEndpoint, open_endpoint
-from farcall.transport.handshake import Identity
-from farcall.transport.listening import Listening
-from farcall.transport.socket import SocketEndpoint
+from farcall.runtime.membership import endpoints
+from farcall.runtime.membership.endpoints import ListeningEndpoint, open_endpoint
+from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.listening import Listening
+from farcall.transport.sockets.endpoint import SocketEndpoint
 
 ME = Identity("me", 0, new_incarnation())
 
@@ -94,7 +94,7 @@ def test_missing_native_transport_is_told_once(
     (record,) = caplog.records
     assert record.levelname == level
     assert "farcall runs without its native transport: " in record.getMessage()
-    assert "farcall.transport.native" in record.getMessage()
+    assert "farcall.transport.native.endpoint" in record.getMessage()
 
 
 @pytest.mark.usefixtures("without_native")

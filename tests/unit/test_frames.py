@@ -11,13 +11,13 @@ import weakref
 import pytest
 from patience import PATIENCE
 
-from farcall.runtime import frames
-from farcall.runtime.frames import current_frames
+from farcall.runtime.threads import thread_stacks as frames
+from farcall.runtime.threads.thread_stacks import current_frames
 
 # With `sys._current_frames` itself, Python 3.11.7 stops in the first hundred or so.
 PROGRAM = """
 import gc, threading, time
-from farcall.runtime.frames import current_frames
+from farcall.runtime.threads.thread_stacks import current_frames
 
 def begin_and_end_threads():
     while not over.is_set():

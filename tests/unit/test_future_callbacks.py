@@ -14,8 +14,8 @@ import pytest
 import torch
 from patience import PATIENCE
 
-import farcall.runtime.callbacks as module
-from farcall.runtime.future import Future
+import farcall.runtime.calls.callbacks as module
+from farcall.runtime.calls.future import Future
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def test_an_upward_import_is_noticed() -> None:
         "farcall.wire.frames": "import farcall.runtime.agent",
         "farcall.serde.tensors": "from farcall import rpc",
         "farcall.protocol.calls": "from farcall.transport.base import Link",
-        "farcall.transport.socket": "def f():\n    from farcall.serde import pickling",
+        "farcall.transport.sockets.endpoint": "def f():\n    from farcall.serde import pickling",
         "farcall.runtime.agent": "if True:\n    from farcall.testing import ManualClock",
     }
     for module, source in sources.items():
@@ -144,7 +144,7 @@ def test_protocol_has_no_io_threads_clock_or_torch(module: str) -> None:
 @pytest.mark.parametrize("module", modules_in("errors", "ids", "wire", "protocol", "transport"))
 def test_layers_below_serde_know_nothing_of_torch(module: str) -> None:
     # For memory that is not cleared first: the standard library has none.
-    allowed = {"numpy"} if module == "farcall.transport.framing" else set()
+    allowed = {"numpy"} if module == "farcall.transport.sockets.framing" else set()
     assert roots_of(module) & {"torch", "numpy", "pickle", "cloudpickle"} <= allowed
 
 

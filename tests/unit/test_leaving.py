@@ -9,7 +9,7 @@ import time
 import pytest
 from patience import PATIENCE
 
-from farcall.runtime.leaving import Leaver
+from farcall.runtime.membership.leaving import Leaver
 from farcall.wire.messages import Dismiss, Drain, Drained, Message
 
 ME, SILENT, READY = 10, 11, 12

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from farcall import rpc
-from farcall.runtime import logs, outcomes
+from farcall.runtime import logs
+from farcall.runtime.calls import outcomes
 from farcall.testing.cluster import acting_as, cluster
 
 PROGRAM = """

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from farcall.runtime import nccl
-from farcall.runtime.nccl import Candidate, NcclLanes
+from farcall.runtime.process_groups import nccl
+from farcall.runtime.process_groups.nccl import Candidate, NcclLanes
 
 
 class Machine:

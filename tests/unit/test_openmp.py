@@ -14,11 +14,12 @@ from patience import PATIENCE
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from farcall import rpc
-from farcall.runtime import openmp, options
-from farcall.runtime.endpoints import Place
-from farcall.runtime.openmp import FREQUENT_CALLS, FREQUENT_SECONDS, IdleTeam, find_libgomp
-from farcall.transport.introductions import Identity
-from farcall.transport.listening import Listening, admit_all, first_meeting
+from farcall.runtime.membership.endpoints import Place
+from farcall.runtime.options import backend_options as options
+from farcall.runtime.threads import openmp
+from farcall.runtime.threads.openmp import FREQUENT_CALLS, FREQUENT_SECONDS, IdleTeam, find_libgomp
+from farcall.transport.connect.introductions import Identity
+from farcall.transport.connect.listening import Listening, admit_all, first_meeting
 
 needs_libgomp = pytest.mark.skipif(
     find_libgomp() is None, reason="torch computes without libgomp here"

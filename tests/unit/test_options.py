@@ -17,15 +17,15 @@ from torch.distributed import HashStore
 
 import farcall.compat
 from farcall import rpc
-from farcall.runtime.option_types import BackendType
-from farcall.runtime.options import (
+from farcall.runtime.options.backend_options import (
     UNSET_RPC_TIMEOUT,
     RpcBackendOptions,
     validate_timeout,
 )
-from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions, check_backend
-from farcall.runtime.protected_mode import listen_address
-from farcall.runtime.tensorpipe_options import TensorPipeRpcBackendOptions
+from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions, check_backend
+from farcall.runtime.options.protected_mode import listen_address
+from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
+from farcall.runtime.options.types import BackendType
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ def test_nonsense_is_refused_where_it_is_written(
 
 
 def test_tensorpipe_transports_are_accepted_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, logger="farcall.runtime.tensorpipe_options"):
+    with caplog.at_level(logging.DEBUG, logger="farcall.runtime.options.tensorpipe"):
         TensorPipeRpcBackendOptions(_transports=["shm", "uv"], _channels=["basic"])
     assert [record.levelname for record in caplog.records] == ["DEBUG"] * 3
 

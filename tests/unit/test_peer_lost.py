@@ -9,7 +9,7 @@ import pytest
 from farcall.errors import OwnerDied, PeerLost
 from farcall.ids import Worker
 from farcall.protocol.worker import Calls
-from farcall.runtime.peers import Peer, PendingCall
+from farcall.runtime.membership.peers import Peer, PendingCall
 
 WORKER = Worker("w1", 1, 77, host="box/boot/ns", pid=4711)
 

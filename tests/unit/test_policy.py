@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from farcall.errors import Refused
-from farcall.runtime.policy import Policy
+from farcall.runtime.calls.policy import Policy
 
 HERE = __name__
 

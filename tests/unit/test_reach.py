@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from farcall.runtime import reach
-from farcall.runtime.reach import address_towards, advertised
+from farcall.runtime.membership import reach
+from farcall.runtime.membership.reach import address_towards, advertised
 
 
 @pytest.fixture

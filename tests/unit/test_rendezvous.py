@@ -22,9 +22,9 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from farcall import rpc
 from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
 from farcall.ids import Worker, new_incarnation
-from farcall.runtime.hosts import host_id, host_name, main_fingerprint
-from farcall.runtime.rendezvous import Rendezvous
-from farcall.runtime.stores import bounded, host_of, open_store
+from farcall.runtime.membership.hosts import host_id, host_name, main_fingerprint
+from farcall.runtime.membership.rendezvous import Rendezvous
+from farcall.runtime.membership.stores import bounded, host_of, open_store
 
 Outcome = list[Worker] | BaseException
 OpenStore = Callable[[], Store]

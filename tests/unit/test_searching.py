@@ -12,9 +12,9 @@ from patience import PATIENCE
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.protocol.worker import Calls
-from farcall.runtime import searching
-from farcall.runtime.peers import Peer
-from farcall.runtime.searching import Search
+from farcall.runtime.membership import searching
+from farcall.runtime.membership.peers import Peer
+from farcall.runtime.membership.searching import Search
 from farcall.transport.base import NotSent, Silent
 
 PEER = Peer(Worker("other", 1, 2), True, Calls())

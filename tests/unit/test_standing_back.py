@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from patience import PATIENCE
 
-from farcall.runtime import executor as module
-from farcall.runtime.executor import MAX_IN_A_ROW, Executor
+from farcall.runtime.threads import executor as module
+from farcall.runtime.threads.executor import MAX_IN_A_ROW, Executor
 from farcall.transport.watch import Watch
 
 

@@ -18,8 +18,8 @@ from patience import PATIENCE
 from torch.distributed import TCPStore
 
 from farcall.errors import RendezvousError, RendezvousTimeout
-from farcall.runtime import store_probe
-from farcall.runtime.stores import open_store
+from farcall.runtime.membership import store_probe
+from farcall.runtime.membership.stores import open_store
 
 BRIEFLY = 0.5
 

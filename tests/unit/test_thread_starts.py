@@ -20,11 +20,11 @@ from patience import PATIENCE
 import farcall
 from farcall import rpc
 from farcall.errors import FarcallError, LinkError, RendezvousTimeout
-from farcall.runtime.executor import Executor
-from farcall.runtime.function_queue import FunctionQueue, max_threads_of
-from farcall.runtime.places import Places
-from farcall.runtime.store_probe import Search
-from farcall.runtime.stores import bounded
+from farcall.runtime.membership.store_probe import Search
+from farcall.runtime.membership.stores import bounded
+from farcall.runtime.threads.executor import Executor
+from farcall.runtime.threads.function_queue import FunctionQueue, max_threads_of
+from farcall.runtime.threads.places import Places
 from farcall.testing.cluster import TRANSPORTS, Transport, acting_as, cluster
 from farcall.threads import FarcallThread
 from farcall.transport.brief_threads import BriefThreads

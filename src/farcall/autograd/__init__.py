@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from farcall.autograd.contents import Context
 from farcall.autograd.recorder import Autograd
+from farcall.runtime.calls.graph_breaks import breaks_graphs, methods_break_graphs
 from farcall.runtime.context import (
     CallContext,
     current_agent,
@@ -29,7 +30,6 @@ from farcall.runtime.context import (
     reset_context,
     set_context,
 )
-from farcall.runtime.graph_breaks import breaks_graphs, methods_break_graphs
 from farcall.serde import hide_own_frames
 
 __all__ = ["backward", "context", "get_gradients"]

@@ -28,10 +28,10 @@ from farcall.autograd.records import Receive, Source, with_grad
 from farcall.autograd.shared_run import SharedRun
 from farcall.protocol import pass_instructions as do
 from farcall.protocol.passes import SURVEY, PassMachine, State, UnexpectedGradient
+from farcall.runtime.calls.future import Future
 from farcall.runtime.context import CallContext, reset_context, set_context
-from farcall.runtime.function_queue import DEEPEST
-from farcall.runtime.future import Future
-from farcall.runtime.peers import Peer
+from farcall.runtime.membership.peers import Peer
+from farcall.runtime.threads.function_queue import DEEPEST
 from farcall.serde import StoredError
 from farcall.transport.base import Link
 

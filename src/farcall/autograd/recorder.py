@@ -17,7 +17,7 @@ from farcall.errors import PeerLost, SerializationError
 from farcall.ids import MET_AGAIN
 from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
 from farcall.runtime.agent import Agent
-from farcall.runtime.peers import Peer
+from farcall.runtime.membership.peers import Peer
 from farcall.serde.tensors import described, is_recorded
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Broken, HoldContext, Ran, ReleaseContext

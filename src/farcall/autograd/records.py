@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from farcall.protocol.passes import ROOT
-from farcall.runtime.peers import Peer
+from farcall.runtime.membership.peers import Peer
 
 Tensor = torch.Tensor
 P = ParamSpec("P")

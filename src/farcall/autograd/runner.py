@@ -19,13 +19,13 @@ from farcall.autograd.records import Source
 from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
 from farcall.protocol.passes import ROOT
 from farcall.protocol.shares import WHOLE
-from farcall.runtime import profiling
-from farcall.runtime.call_names import inherited_from
+from farcall.runtime.calls import profiling
+from farcall.runtime.calls.call_names import inherited_from
+from farcall.runtime.calls.deferred import Deferred
+from farcall.runtime.calls.future import Future
 from farcall.runtime.context import CallContext, reset_context, set_context
-from farcall.runtime.deferred import Deferred
-from farcall.runtime.function_queue import DEEPEST
-from farcall.runtime.future import Future
-from farcall.runtime.peers import Peer
+from farcall.runtime.membership.peers import Peer
+from farcall.runtime.threads.function_queue import DEEPEST
 from farcall.serde import add_note, message_of
 from farcall.transport.base import Link
 from farcall.transport.waiter import Alarm

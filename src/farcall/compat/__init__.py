@@ -41,7 +41,7 @@ from farcall.compat.rpc import (
 from farcall.compat.rpc.starting import start_agent
 from farcall.compat.swap import Swap
 from farcall.rref import RRef
-from farcall.runtime.graph_breaks import module_breaks_graphs
+from farcall.runtime.calls.graph_breaks import module_breaks_graphs
 
 __all__ = ["install", "is_installed", "start_agent", "uninstall"]
 

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from farcall.compat.imports import ImportHook
 from farcall.compat.swap import Swap
-from farcall.runtime.graph_breaks import module_breaks_graphs
+from farcall.runtime.calls.graph_breaks import module_breaks_graphs
 
 PACKAGE = "torch.distributed.nn"
 REMOTE_MODULE = "torch.distributed.nn.api.remote_module"

@@ -11,9 +11,9 @@ from torch.distributed.remote_device import _remote_device
 
 from farcall.nn import owner
 from farcall.rref import RRef
+from farcall.runtime.calls.future import Future
+from farcall.runtime.calls.graph_breaks import methods_break_graphs
 from farcall.runtime.context import current_agent
-from farcall.runtime.future import Future
-from farcall.runtime.graph_breaks import methods_break_graphs
 from farcall.serde import hide_own_frames
 
 Tensor = torch.Tensor

@@ -30,7 +30,7 @@ from farcall.optim.part import Recipe
 from farcall.optim.sharded import Sharded
 from farcall.optim.shards import StateDict, check_groups
 from farcall.optim.stepping import is_watched
-from farcall.runtime.graph_breaks import methods_break_graphs
+from farcall.runtime.calls.graph_breaks import methods_break_graphs
 from farcall.serde import hide_own_frames
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import replace
 
 from farcall.rref import RRef, call_meanwhile
+from farcall.runtime.calls.future import Future
 from farcall.runtime.context import (
     CallContext,
     current_agent,
@@ -15,7 +16,6 @@ from farcall.runtime.context import (
     reset_context,
     set_context,
 )
-from farcall.runtime.future import Future
 from farcall.serde import add_note, message_of, notes_of
 
 R = TypeVar("R")

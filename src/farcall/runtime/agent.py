@@ -23,29 +23,29 @@ from farcall.errors import Cancelled, LinkError, RpcTimeout
 from farcall.ids import RefId, Worker
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
-from farcall.runtime import intake
 from farcall.runtime.advice import Advice
-from farcall.runtime.answers import Answers
+from farcall.runtime.calls import intake
+from farcall.runtime.calls.answers import Answers
+from farcall.runtime.calls.deadlines import Deadlines
+from farcall.runtime.calls.inbound import Job
+from farcall.runtime.calls.outbound import Outbound
+from farcall.runtime.calls.outboxes import Outboxes
+from farcall.runtime.calls.outcomes import Outcomes
+from farcall.runtime.calls.policy import Policy
 from farcall.runtime.context import CallContext, current_context, set_context
 from farcall.runtime.control import ControlMessages
-from farcall.runtime.deadlines import Deadlines
-from farcall.runtime.directory import Directory, Find
-from farcall.runtime.executor import Executor
-from farcall.runtime.function_queue import max_threads_of
 from farcall.runtime.gradients import Gradients
-from farcall.runtime.inbound import Job
-from farcall.runtime.leaving import Leaver
 from farcall.runtime.likeness import Likeness
-from farcall.runtime.losses import Losses
 from farcall.runtime.machine import Machine
-from farcall.runtime.openmp import IdleTeam
-from farcall.runtime.outbound import Outbound
-from farcall.runtime.outboxes import Outboxes
-from farcall.runtime.outcomes import Outcomes
-from farcall.runtime.peers import Peer, PendingCall
-from farcall.runtime.policy import Policy
-from farcall.runtime.references import References, RefHandle
-from farcall.runtime.values import OwnedValue
+from farcall.runtime.membership.directory import Directory, Find
+from farcall.runtime.membership.leaving import Leaver
+from farcall.runtime.membership.losses import Losses
+from farcall.runtime.membership.peers import Peer, PendingCall
+from farcall.runtime.references.handles import References, RefHandle
+from farcall.runtime.references.values import OwnedValue
+from farcall.runtime.threads.executor import Executor
+from farcall.runtime.threads.function_queue import max_threads_of
+from farcall.runtime.threads.openmp import IdleTeam
 from farcall.serde import DeviceMap, Dumped, Serializer
 from farcall.transport.base import Arrived, Endpoint, Event, Link
 from farcall.transport.loopback import LoopbackLink

@@ -16,7 +16,7 @@ from farcall.errors import NotInitialized
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
-    from farcall.runtime.inbound import Job
+    from farcall.runtime.calls.inbound import Job
 
 
 class CallContext(msgspec.Struct, frozen=True):

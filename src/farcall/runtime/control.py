@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from farcall.errors import LinkError, RpcTimeout
-from farcall.runtime.outboxes import AT_ONCE, Box, end_of_grace
-from farcall.runtime.peers import Peer
+from farcall.runtime.calls.outboxes import AT_ONCE, Box, end_of_grace
+from farcall.runtime.membership.peers import Peer
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Buffer, Crowded, Message

@@ -16,7 +16,7 @@ from farcall.wire.frames import Frame
 from farcall.wire.messages import Broken, Ran
 
 if TYPE_CHECKING:
-    from farcall.runtime.peers import Peer
+    from farcall.runtime.membership.peers import Peer
 
 
 class Gradients(Protocol):

@@ -25,17 +25,17 @@ from farcall.protocol.instructions import (
     TransferKey,
 )
 from farcall.protocol.worker import WorkerMachine
-from farcall.runtime.inquiries import Inquiries
-from farcall.runtime.isolation import call_isolated
-from farcall.runtime.lookup import LOOKUP_SECONDS
-from farcall.runtime.peers import PendingCall
-from farcall.runtime.values import OwnedValue
+from farcall.runtime.membership.inquiries import Inquiries
+from farcall.runtime.membership.lookup import LOOKUP_SECONDS
+from farcall.runtime.membership.peers import PendingCall
+from farcall.runtime.references.values import OwnedValue
+from farcall.runtime.threads.isolation import call_isolated
 from farcall.transport.waiter import Waiter
 from farcall.wire.messages import Failure, Reply, Request
 
 if TYPE_CHECKING:
     from farcall.runtime.agent import Agent
-    from farcall.runtime.inbound import Job
+    from farcall.runtime.calls.inbound import Job
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from farcall.log import get_logger
-from farcall.runtime.frames import current_frames
-from farcall.runtime.inbound import Job
+from farcall.runtime.calls.inbound import Job
+from farcall.runtime.threads.thread_stacks import current_frames
 from farcall.threads import FarcallThread
 
 logger = get_logger("farcall")

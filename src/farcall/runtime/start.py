@@ -20,22 +20,22 @@ from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
 from farcall.runtime import logs
 from farcall.runtime.agent import Agent
-from farcall.runtime.endpoints import ListeningEndpoint, Place
+from farcall.runtime.calls.policy import Policy
 from farcall.runtime.gradients import Gradients
-from farcall.runtime.hosts import host_id, host_name, main_fingerprint, versions
-from farcall.runtime.lookup import Lookup, Reminder
-from farcall.runtime.losses import Reception
-from farcall.runtime.options import RpcBackendOptions
-from farcall.runtime.policy import Policy
-from farcall.runtime.protected_mode import is_confined, listen_address
-from farcall.runtime.reach import advertised
-from farcall.runtime.rendezvous import Rendezvous
-from farcall.runtime.stores import bounded, check_place, open_store
+from farcall.runtime.membership.endpoints import ListeningEndpoint, Place
+from farcall.runtime.membership.hosts import host_id, host_name, main_fingerprint, versions
+from farcall.runtime.membership.lookup import Lookup, Reminder
+from farcall.runtime.membership.losses import Reception
+from farcall.runtime.membership.reach import advertised
+from farcall.runtime.membership.rendezvous import Rendezvous
+from farcall.runtime.membership.stores import bounded, check_place, open_store
+from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.options.protected_mode import is_confined, listen_address
 from farcall.serde import DeviceMap
 from farcall.threads import is_main_thread
-from farcall.transport.addresses import is_loopback_name
-from farcall.transport.handshake import Identity
-from farcall.transport.process_group import ProcessGroupEndpoint
+from farcall.transport.connect.addresses import is_loopback_name
+from farcall.transport.connect.handshake import Identity
+from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
 
 logger = get_logger("farcall")
 

@@ -19,14 +19,14 @@ from farcall.autograd.recorder import Autograd
 from farcall.ids import Worker, new_incarnation
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import CallContext, reset_context, set_context
-from farcall.runtime.endpoints import open_endpoint
-from farcall.runtime.gloo import GlooGroup
-from farcall.runtime.losses import Reception
+from farcall.runtime.membership.endpoints import open_endpoint
+from farcall.runtime.membership.losses import Reception
+from farcall.runtime.process_groups.gloo import GlooGroup
 from farcall.transport.base import Endpoint
-from farcall.transport.handshake import Identity
+from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.listening import Listening
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
-from farcall.transport.listening import Listening
-from farcall.transport.process_group import ProcessGroupEndpoint
+from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
 
 Transport = Literal["inproc", "socket", "native", "process_group"]
 # A process group is slow to make, so only some tests run on it, too.

@@ -21,8 +21,8 @@ from typing import Any
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.runtime.agent import Agent
-from farcall.runtime.outboxes import detached
-from farcall.runtime.peers import Peer
+from farcall.runtime.calls.outboxes import detached
+from farcall.runtime.membership.peers import Peer
 from farcall.transport.base import Link, NotSent
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Message

@@ -14,8 +14,8 @@ import msgspec
 from farcall.errors import LinkError
 from farcall.ids import Worker, nth_incarnation
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, Meeting
+from farcall.transport.connect.listening import admit_all, first_meeting
 from farcall.transport.handed_over import Gate, HandedOver
-from farcall.transport.listening import admit_all, first_meeting
 from farcall.transport.waiter import Waiter
 from farcall.transport.watch import Watch
 from farcall.wire.frames import Frame

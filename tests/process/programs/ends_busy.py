@@ -17,7 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from farcall import rpc
 from farcall.errors import RendezvousTimeout
-from farcall.runtime.stores import bounded
+from farcall.runtime.membership.stores import bounded
 
 started = threading.Event()
 

@@ -9,10 +9,10 @@ from torch.distributed import rpc
 
 import farcall.compat
 from farcall.ids import Worker
-from farcall.runtime.endpoints import Place
+from farcall.runtime.membership.endpoints import Place
 from farcall.transport.base import Link
-from farcall.transport.listening import Listening
-from farcall.transport.socket import SocketEndpoint
+from farcall.transport.connect.listening import Listening
+from farcall.transport.sockets.endpoint import SocketEndpoint
 
 
 class NotingEndpoint(SocketEndpoint):

@@ -6,7 +6,7 @@ from typing import Any
 
 from farcall.ids import WorkerInfo
 from farcall.runtime.agent import Agent
-from farcall.runtime.options import RpcBackendOptions
+from farcall.runtime.options.backend_options import RpcBackendOptions
 
 
 class RpcAgent:

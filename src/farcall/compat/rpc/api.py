@@ -23,10 +23,10 @@ from farcall.compat.rpc.scripts import check_arguments
 from farcall.ids import WorkerInfo
 from farcall.log import get_logger
 from farcall.rref import RRef, seconds_or_default
-from farcall.runtime import profiling
+from farcall.runtime.calls import profiling
+from farcall.runtime.calls.future import Future
 from farcall.runtime.context import current_agent, default_agent
-from farcall.runtime.future import Future
-from farcall.runtime.options import RpcBackendOptions, validate_timeout
+from farcall.runtime.options.backend_options import RpcBackendOptions, validate_timeout
 
 __all__ = [
     "AllGatherStates",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from farcall.runtime.options import (
+from farcall.runtime.options.backend_options import (
     DEFAULT_INIT_METHOD,
     DEFAULT_RPC_TIMEOUT,
     DEFAULT_WORKER_THREADS,

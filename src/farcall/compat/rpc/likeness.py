@@ -25,9 +25,9 @@ from farcall.ids import WorkerInfo
 from farcall.rref import RRef, seconds_or_default, type_of
 from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent
-from farcall.runtime.future import Future
+from farcall.runtime.calls.future import Future
 from farcall.runtime.likeness import Likeness
-from farcall.runtime.options import UNSET_RPC_TIMEOUT
+from farcall.runtime.options.backend_options import UNSET_RPC_TIMEOUT
 from farcall.serde.exceptions import (
     get_attribute,
     message_of,

@@ -1,7 +1,7 @@
 """What `torch.distributed.rpc.options` has."""
 
-from farcall.runtime.options import RpcBackendOptions
-from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions
-from farcall.runtime.tensorpipe_options import TensorPipeRpcBackendOptions
+from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions
+from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
 
 __all__ = ["ProcessGroupRpcBackendOptions", "RpcBackendOptions", "TensorPipeRpcBackendOptions"]

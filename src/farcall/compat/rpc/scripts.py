@@ -14,8 +14,8 @@ import torch
 
 from farcall.compat.rpc.scripted_references import call_function, call_method
 from farcall.rref import RRef
+from farcall.runtime.calls.future import Future
 from farcall.runtime.context import CallContext, current_context
-from farcall.runtime.future import Future
 
 # What torch's C++ code says of scripted code that needs an agent, or references, of C++.
 _COMPLAINTS = ("RPC agent is not set", "Expected a value of type 'RRef")

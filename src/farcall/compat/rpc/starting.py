@@ -18,9 +18,9 @@ from farcall.compat import autograd
 from farcall.compat.rpc import api, backend_registry
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.runtime.context import current_agent
-from farcall.runtime.options import RpcBackendOptions
-from farcall.runtime.process_group_options import ProcessGroupRpcBackendOptions
-from farcall.runtime.tensorpipe_options import TensorPipeRpcBackendOptions
+from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions
+from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
 
 # torch passes these names on from C, or by *, without saying so in a way that mypy accepts.
 dist: Any = distributed

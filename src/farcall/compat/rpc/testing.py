@@ -20,8 +20,8 @@ from farcall.compat.rpc.constants import (
 )
 from farcall.compat.rpc.starting import register_own
 from farcall.runtime.agent import Agent
-from farcall.runtime.options import RpcBackendOptions
-from farcall.runtime.tensorpipe_options import TensorPipeRpcBackendOptions
+from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
 from farcall.testing.faults import Fault, Matches, inject, of_type
 from farcall.wire.messages import Message, Received, Register, Release, ReleaseContext, Request
 

@@ -1,6 +1,6 @@
 """One schedule of connecting: many callers, one worker, everything at moments drawn from a seed.
 
-The machine is `farcall.protocol.connecting.Connecting`, as `transport/dialling.py` runs it. Around
+The machine is `farcall.protocol.connecting.Connecting`, as `transport/connect/dialling.py` runs it. Around
 it are callers with deadlines from a tenth of a second to none, a host with faults (`world`), and
 standstills of the dialling process at any event: the event is handled that much later.
 """

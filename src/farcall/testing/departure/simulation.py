@@ -1,7 +1,7 @@
 """One schedule of leaving: workers call each other, become ready, stand still and die, at moments
 drawn from a seed.
 
-The machines are `farcall.protocol.departure`'s, as `runtime/leaving.py` runs them. What is checked:
+The machines are `farcall.protocol.departure`'s, as `runtime/membership/leaving.py` runs them. What is checked:
 
 DEP-1 At each dismissal, but by a worker that was given up: every worker that counts is ready, and
       serves or waits for no call on behalf of workers that all count. A worker counts unless it is

@@ -4,7 +4,7 @@
 
     print(simulate_directory(seed=1).violations)  # ()
 
-`world` has the workers, their links and the store, `asking` is what `runtime/lookup.py` is to an
+`world` has the workers, their links and the store, `asking` is what `runtime/membership/lookup.py` is to an
 agent, `simulation` has the order of events, `oracle` judges. `planted` has mistakes that are found.
 Many schedules: `python -m farcall.testing.sim --protocol directory`.
 """

@@ -1,4 +1,4 @@
-"""How a simulated worker asks the store: what `runtime/lookup.py` is to an agent.
+"""How a simulated worker asks the store: what `runtime/membership/lookup.py` is to an agent.
 
 Judges by LOOK-1 to LOOK-4 what the machine says.
 """

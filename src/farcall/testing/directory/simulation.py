@@ -233,7 +233,7 @@ class _Schedule:
 
         self._dial(node, incarnation, deadline, done)
 
-    # Handshakes, as `transport/handshake.py` and `transport/connections.py` have them.
+    # Handshakes, as `transport/connect/handshake.py` and `transport/connect/connections.py` have them.
 
     def _dial(self, node: Node, incarnation: int, until: float, done: Done) -> None:
         if incarnation in node.dialling:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from farcall import rpc
-from farcall.runtime.frames import current_frames
+from farcall.runtime.threads.thread_stacks import current_frames
 from farcall.testing.cluster import Transport, acting_as, cluster
 from farcall.testing.gradients.distributed import Host, hosting, run_distributed
 from farcall.testing.gradients.generate import draw_leaves, generate

@@ -1,0 +1,71 @@
+"""How much is queued here of each caller; beyond the bounds its link is not read.
+
+The rules are `farcall.protocol.admission`'s. What runs at once is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from farcall.runtime.calls.outboxes import size_of
+from farcall.runtime.membership.peers import Peer
+from farcall.transport.base import Link
+
+if TYPE_CHECKING:
+    from farcall.runtime.calls.inbound import Job
+
+
+def queue(job: Job) -> None:
+    """Count a request that can't run yet."""
+    peer = job.peer
+    job.queued = size_of(job.frame)
+    with peer.lock:
+        peer.admission.queue(job.queued)
+        has_changed = not peer.admission.reads
+    if has_changed:
+        _follow(peer, job.link)
+
+
+def holds(job: Job) -> bool:
+    """Whether the function of a job has to wait until its caller has read more answers.
+
+    Then it is queued until `Answers` lets it begin again.
+    """
+    peer = job.peer
+    job.queued = size_of(job.frame)
+    with peer.lock:
+        if peer.admission.begin(job):
+            return False
+        peer.admission.queue(job.queued)
+        has_changed = not peer.admission.reads
+    if has_changed:
+        _follow(peer, job.link)
+    return True
+
+
+def begin(job: Job) -> None:
+    """A request that was counted is about to run."""
+    peer = job.peer
+    with peer.lock:
+        was_paused = not peer.admission.reads
+        peer.admission.begun(job.queued)
+        has_changed = was_paused and peer.admission.reads
+    if has_changed:
+        _follow(peer, job.link)
+
+
+def let_in(peers: Iterable[Peer]) -> None:
+    """This worker has no threads for what is queued: what the others wait for may be unread."""
+    for peer in peers:
+        link = peer.back_link
+        if link is not None and not peer.admission.reads:
+            with peer.lock:
+                peer.admission.stuck()
+            _follow(peer, link)
+
+
+def _follow(peer: Peer, link: Link) -> None:
+    """Have a link read, or not. Of several threads the last one sets what was decided last."""
+    with peer.reading:
+        link.set_reading(peer.admission.reads)

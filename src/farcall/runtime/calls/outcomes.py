@@ -1,0 +1,420 @@
+"""How the calls of a worker end. Every call that was begun ends once: by its answer (`arrived`),
+by time (`give_up`, `expire`), by its link (`unreachable`), or with its peer or its agent (`fail`).
+The `Outgoing` machine of the peer decides which was first. But an answer that a waiting thread has
+in hand counts, also if the machine heard of the loss of the peer before that thread told it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from farcall.errors import (
+    AuthenticationFailed,
+    BadFrame,
+    CallError,
+    Cancelled,
+    LinkError,
+    RpcTimeout,
+)
+from farcall.log import get_logger
+from farcall.protocol.instructions import TransferKey
+from farcall.runtime.calls.call_names import Served, inherited_from
+from farcall.runtime.context import CallContext, reset_context, set_context
+from farcall.runtime.machine import Continuation
+from farcall.runtime.membership.peers import Peer, PendingCall
+from farcall.runtime.threads.isolation import between_functions, call_isolated, clean_thread
+from farcall.serde import load_failure
+from farcall.transport.base import NotSent
+from farcall.transport.waiter import Waiter
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Accepted, Failure, Reply
+
+if TYPE_CHECKING:
+    from farcall.runtime.agent import Agent
+
+
+logger = get_logger("farcall")
+
+CROWDED_SECONDS = 10.0  # for which it counts that a peer said it had no more threads
+OWNER_IS_LATE = "; the answer is here, but the owner of a reference in it has not confirmed that"
+NO_TENSOR_BYTES = 16  # what is pickled in so few is no tensor
+SLOW_SECONDS = 1.0  # a call that takes longer has a line in the log, at level DEBUG
+
+
+class Outcomes:
+    """The ends of the calls that an agent makes. Thread-safe."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._machine = agent.machine
+        self._references = agent.references
+        # Looked at once: asking the logger for each call would cost more.
+        self._says_slow = logger.isEnabledFor(logging.DEBUG)
+        self._queued: set[PendingCall] = set()  # answered, but no thread runs their callbacks yet
+        self._waiting: set[PendingCall] = set()  # answered, but with references that can't be used
+
+    def unreachable(self, pending: PendingCall, error: LinkError) -> Exception:
+        """The link failed before or while the call was made: what the call ends with.
+
+        Its future has got it, too.
+        """
+        ended: Exception
+        if self._agent.is_closed:
+            ended = self.ended(pending.peer)
+        elif isinstance(error, AuthenticationFailed | BadFrame):
+            ended = error
+        else:
+            self._agent.losses.lose(pending.peer, str(error))
+            return self.ended(pending.peer)
+        self._retract(pending, ended)
+        return ended
+
+    def ended(self, peer: Peer) -> CallError:
+        """What a call ends with that was ended by the loss of its peer, or the end of its agent."""
+        if self._agent.is_closed:
+            return Cancelled(f"the agent of {self._agent.me.name!r} was shut down")
+        return peer.loss()
+
+    def give_up(self, pending: PendingCall, error: BaseException) -> RpcTimeout:
+        """The call took too long: what it ends with. Its future has got it, too."""
+        ended = self.timeout(pending, error)
+        if isinstance(error, NotSent):
+            self._retract(pending, ended)
+        else:
+            pending.sent = True
+            self._abandon(pending, ended)
+        return ended
+
+    def _retract(self, pending: PendingCall, error: Exception) -> None:
+        """The request was not sent."""
+        if self.withdraw(pending, str(error)):
+            pending.fail(error)
+            self._agent.leaver.end(pending)
+
+    def withdraw(self, pending: PendingCall, cause: str) -> bool:
+        """Of this call the callee has heard nothing. Returns whether the call is to be ended."""
+        call_id, pending.call_id = pending.call_id, 0  # another call's from now on: CALL-4
+        retract = self._machine.state.retract
+        return self._machine.tell(retract, pending.peer.incarnation, call_id, pending, cause)
+
+    def _abandon(self, pending: PendingCall, error: Exception) -> bool:
+        """Nobody waits for the answer any more. Returns whether that ends the call."""
+        peer = pending.peer.incarnation
+        with self._machine.lock:
+            if not self._machine.state.abandon(peer, pending.call_id, pending):
+                return False
+        try:
+            self._machine.run()
+            # If it is not sent, a thread is about to, and does the rest: `expired` or `withdraw`.
+        finally:
+            pending.fail(error)
+            self._agent.leaver.end(pending)
+        return True
+
+    def sent(self, pending: PendingCall) -> None:
+        """The request was sent, or some of it; the rest follows."""
+        pending.sent = True
+        if not pending.watched:
+            self.expired(pending)
+
+    def expired(self, pending: PendingCall) -> None:
+        """The request was sent, and its deadline has passed meanwhile.
+
+        The flag `sent` was set before. So the machine sees it here, or in `_abandon`, or both.
+        """
+        late = self._machine.state.sent_late
+        self._machine.tell(late, pending.peer.incarnation, pending.call_id, pending)
+
+    def interrupted(self, pending: PendingCall, error: BaseException, may_be_sent: bool) -> None:
+        """Something unexpected was raised, such as KeyboardInterrupt, while the call was made."""
+        call_id = pending.call_id = pending.call_id or pending.peer.outgoing.find(pending)
+        ended = Cancelled(f"{type(error).__name__} while the call was made")
+        if may_be_sent:
+            pending.sent = True
+            if not self._abandon(pending, ended):
+                self.expired(pending)
+        elif call_id:
+            self._retract(pending, ended)
+        # Its answer may be out of all tables, in the hands of a thread that was interrupted.
+        self._agent.leaver.end(pending)
+
+    def watch(self, pending: PendingCall) -> None:
+        """See to it that `expire` is called in time, for no thread waits for this call itself.
+
+        The call must be in a table that `watched` looks at.
+        """
+        pending.watched = True
+        deadlines = self._agent.deadlines
+        if pending.deadline < deadlines.next and deadlines.note(pending.deadline):
+            self._agent.endpoint.wake()
+
+    def watched(self) -> list[PendingCall]:
+        """The calls that are being watched."""
+        calls = list(self._waiting)
+        for peer in self._agent.directory.all():
+            calls += peer.outgoing.records()
+        return [call for call in calls if call.watched]
+
+    def timeout(
+        self, pending: PendingCall, error: BaseException | None = None, note: str = ""
+    ) -> RpcTimeout:
+        """What a call ends with whose deadline has passed; `error` is how that was noticed."""
+        what = pending.name
+        why = "" if pending.sent else _backlog(pending.peer, error)
+        hint = self.how_to_raise(pending.timeout, pending.inherited)
+        return RpcTimeout(
+            f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
+            f"{what} on worker {pending.peer.name!r}{note}{self._missing_link(pending.peer, error)}"
+            f"{why}{self.shortage(pending.peer)}{hint}"
+        )
+
+    def how_to_raise(self, seconds: float, inherited: Served | None) -> str:
+        """For timeouts: how to get more time, where the user may not know why there was no more.
+
+        Args:
+            seconds: the limit.
+            inherited: the call being served, see `inherited_from`, if the limit comes from there.
+        """
+        if inherited is not None:
+            return inherited_from(inherited)
+        if seconds != self._agent.rpc_timeout:
+            return ""
+        return "; pass timeout= to the call, or rpc_timeout= in the options of init_rpc, for more"
+
+    def shortage(self, peer: Peer | None = None) -> str:
+        """For timeouts: which worker lately had functions queue for threads that it could not have.
+
+        Nested calls need a thread for each function that waits, here or at the peer.
+        """
+        me = self._agent.me
+        parts = []
+        why = self._agent.executor.shortage()
+        if why:
+            parts.append((me.name, why))
+        if peer is not None and time.monotonic() < peer.crowded_at + CROWDED_SECONDS:
+            parts.append((peer.name, peer.crowded))
+        return "".join(
+            f"; calls queue for a thread at worker {name!r}: {why}" for name, why in parts
+        )
+
+    def _missing_link(self, peer: Peer, error: BaseException | None) -> str:
+        """For messages: which addresses were tried in vain, and what each attempt gave."""
+        if peer.linked or peer.worker is self._agent.me or not peer.worker.addresses:
+            return ""
+        tried = str(error) if isinstance(error, NotSent) else ""
+        return f"; no link to it was made in time ({tried or ', '.join(peer.worker.addresses)})"
+
+    def arrived(self, peer: Peer, answer: Frame) -> PendingCall | None:
+        """The answer of a call arrived. None: it had ended already.
+
+        Who gets the call says `leaver.end` when it is done with it, callbacks included.
+        """
+        pending = peer.outgoing.outcome(answer.call_id)
+        if pending is None or pending.is_noted:
+            self._noted(peer, answer, pending)
+        if self._says_slow and pending is not None:
+            self._say_if_slow(pending)
+        return pending
+
+    def _noted(self, peer: Peer, answer: Frame, pending: PendingCall | None) -> None:
+        """The answer of a call arrived of which the machine knows, or that had ended already."""
+        message = answer.message
+        assert isinstance(message, Accepted | Reply | Failure)
+        if pending is not None and pending.created is not None:
+            if type(message) is Accepted:
+                self._references.accepted(pending.created)
+            else:
+                cause = Cancelled(f"worker {peer.name!r} did not make the value: {message}")
+                self._references.creation_failed(pending.created, cause)
+        answered = self._machine.state.answered
+        self._machine.tell(answered, peer.incarnation, answer.call_id, pending, message)
+
+    def _say_if_slow(self, pending: PendingCall) -> None:
+        if not pending.timeout:
+            return  # when it began is known by its deadline only
+        seconds = time.monotonic() - (pending.deadline - pending.timeout)
+        if seconds >= SLOW_SECONDS:
+            logger.debug(
+                "%s: %s on %r took %.3f s",
+                self._agent.me.name,
+                pending.name,
+                pending.peer.name,
+                seconds,
+            )
+
+    def on_answer(self, peer: Peer, answer: Frame) -> None:
+        """An answer arrived that no thread waits for."""
+        pending = self.arrived(peer, answer)
+        if pending is None:
+            return
+        if pending.created is not None:
+            self._agent.leaver.end(pending)
+        elif answer.message.references:  # type: ignore[attr-defined]
+            # The deadline goes on: an owner that does not answer must not make the call hang.
+            self._waiting.add(pending)
+            self.watch(pending)
+
+            def admitted(error: CallError | None) -> None:
+                self._waiting.discard(pending)
+                self._complete(peer, answer, pending, error)
+
+            self._arrive(peer, answer, admitted)
+        elif (future := pending.future) is not None and future._callbacks:
+            self._complete(peer, answer, pending, None)
+        else:  # as `_complete` would, without a frame more for every call
+            self._complete_now(peer, answer, pending, None)
+
+    def _complete(
+        self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
+    ) -> None:
+        future, executor = pending.future, self._agent.executor
+        if future is None or not future._callbacks:
+            self._complete_now(peer, answer, pending, error)
+            return
+        # Callbacks count as a function that the call's own calls: what waits for them is less deep.
+        depth = pending.depth + 1
+        self._queued.add(pending)
+
+        def complete() -> None:
+            self._queued.discard(pending)
+            token = set_context(CallContext(self._agent, depth=depth))
+            try:
+                with between_functions():
+                    self._complete_now(peer, answer, pending, error)
+            finally:
+                reset_context(token)
+
+        if executor.may_wait_here(depth):
+            complete()
+            return
+        # No other thread could lead if a callback waited here.
+        executor.submit(complete, depth)
+        if self._agent.is_closed:
+            self.fail_queued(self.ended(peer))
+
+    def fail_queued(self, error: Exception) -> None:
+        """The agent has ended: so do the calls that were answered and wait for a thread."""
+        while self._queued:
+            with contextlib.suppress(KeyError):
+                self._queued.pop().fail(error)
+
+    def _complete_now(
+        self, peer: Peer, answer: Frame, pending: PendingCall, error: CallError | None
+    ) -> None:
+        message = answer.message
+        try:
+            self._agent.executor.completes()
+            if error is not None:
+                raise error
+            # In a thread of the agent: unpickling may run code of the user.
+            if type(message) is Reply and not message.references and not message.sent:
+                if len(answer.body) > NO_TENSOR_BYTES or answer.buffers:
+                    clean_thread()
+                value = self._agent.serializer.load(
+                    answer.body, answer.buffers, around=call_isolated
+                )
+            else:
+                value = call_isolated(partial(self.open, peer, answer))
+            future = pending.future
+            if future is not None:
+                future.set_result(value)
+            pending.future = None
+        except BaseException as failure:  # of the call; or torch refuses the value
+            pending.fail(failure)
+        finally:
+            self._agent.leaver.end(pending)
+
+    def expire(self, pending: PendingCall) -> None:
+        """The deadline of a call that is watched has passed."""
+        pending.watched = False
+        peer, call_id = pending.peer, pending.call_id
+        self._agent.executor.may_pass_lead()
+        if peer.outgoing.peek(call_id) is None:
+            # The answer is here, but waits for an owner that does not answer.
+            late = self.timeout(pending, note=OWNER_IS_LATE)
+            self._machine.stop_waiting(TransferKey(peer.incarnation, call_id, True), late)
+        elif pending.created is None:
+            self._abandon(pending, self.timeout(pending))
+        else:
+            # The owner may still make the value; until it says so, using the reference fails.
+            self._references.creation_late(pending.created, self.timeout(pending))
+
+    def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
+        """These calls ended because their peer, or this agent, did."""
+        for pending in lost:
+            pending.fail(error)
+            if pending.created is not None and isinstance(error, CallError):
+                self._references.creation_failed(pending.created, error)
+            self._agent.leaver.end(pending)
+
+    def wait_for_references(self, peer: Peer, answer: Frame, pending: PendingCall) -> None:
+        """Wait until the references in an answer may be used.
+
+        Raises:
+            OwnerDied: one can't.
+            RpcTimeout: an owner does not say so by the deadline.
+        """
+        arrived: Waiter[CallError | None] = Waiter()
+        self._arrive(peer, answer, arrived.deliver)
+        try:
+            error = arrived.wait(pending.deadline)
+        except TimeoutError:
+            key = TransferKey(peer.incarnation, answer.call_id, True)
+            self._machine.stop_waiting(key, self.timeout(pending, note=OWNER_IS_LATE))
+            error = arrived.wait(math.inf)
+        if error is not None:
+            raise error
+
+    def _arrive(self, peer: Peer, answer: Frame, then: Continuation) -> None:
+        key = TransferKey(peer.incarnation, answer.call_id, True)
+        self._machine.arrive(key, answer.message, then)  # type: ignore[arg-type]
+
+    def open(self, peer: Peer, answer: Frame) -> Any:
+        """The value of an answer whose references may be used; raises what the callee raised."""
+        message = answer.message
+        if type(message) is Reply and not message.references and not message.sent:
+            return self._agent.serializer.load(answer.body, answer.buffers)
+        if not isinstance(message, Reply | Failure):
+            kind = type(message).__name__
+            raise BadFrame(f"worker {peer.name!r} answered a call for a value with {kind}")
+        handles = self._references.handles(message.references) if message.references else ()
+        try:
+            if isinstance(message, Reply):
+                attach = None
+                if message.sent:
+                    gradients = self._agent.gradients
+                    attach = gradients.receive(message.context, peer, message.sent)
+                return self._agent.serializer.load(
+                    answer.body, answer.buffers, references=handles, attach=attach
+                )
+            # In no variable: its traceback has this frame, and both would wait for the collector.
+            raise self._agent.likeness.translate(
+                load_failure(
+                    self._agent.serializer,
+                    message,
+                    answer.body,
+                    answer.buffers,
+                    worker=peer.name,
+                    references=handles,
+                ),
+                peer.worker.info,
+            )
+        finally:
+            if message.references:
+                self._machine.taken_over(TransferKey(peer.incarnation, answer.call_id, True))
+
+
+def _backlog(peer: Peer, error: BaseException | None) -> str:
+    """Return, for timeouts of calls that were not sent, what was to be sent before."""
+    box = peer.outbox
+    if box.is_idle:
+        return ""
+    if isinstance(error, NotSent) and str(error) and peer.linked:
+        return f"; {error}"
+    return f"; it was not sent: the worker does not read, and {len(box)} messages wait for it"

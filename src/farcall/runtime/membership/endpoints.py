@@ -1,0 +1,137 @@
+"""Which transport a worker runs on: the first one that the options name and this machine has."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
+
+from farcall.ids import Worker
+from farcall.log import get_logger
+from farcall.transport.base import Admit, Endpoint, Meeting
+from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.listening import Listening
+from farcall.transport.sockets.endpoint import SocketEndpoint
+
+logger = get_logger("farcall")
+
+NATIVE = (
+    "farcall.transport.native.endpoint"  # imported only if it is wanted: it needs what was compiled
+)
+SOCKET_PATHS = ("unix", "tcp")
+
+
+class ListeningEndpoint(Endpoint, Protocol):
+    """An endpoint that is reached over a network."""
+
+    me: Identity
+    """What it says of itself in handshakes that begin from now on."""
+
+    def is_gone(self, worker: Worker, deadline: float) -> bool:
+        """Whether a worker is no longer where it listened, so that another may have its name.
+
+        When in doubt it is there. Blocks the calling thread.
+
+        Args:
+            deadline: on `time.monotonic()`, in seconds; ends the search.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a worker is about to start: what opening its endpoint may need.
+
+    Attributes:
+        me: what to say of ourselves. The id is -1 if the group has yet to assign it.
+        admit, meeting: for the endpoint, see `Listening`.
+        listen: host and port (0: any free one) to listen on, checked to be safe.
+        advertise: host names or addresses under which others reach us, best first.
+        store: for the endpoint's own use: keys in it clash with nobody else's.
+        world_size: number of workers; None: they come and go.
+        timeout: seconds to wait for others; 0 for no limit.
+    """
+
+    me: Identity
+    admit: Admit
+    meeting: Meeting
+    listen: tuple[str, int]
+    advertise: tuple[str, ...]
+    store: Store
+    world_size: int | None
+    timeout: float
+
+
+_Opener = Callable[[Identity, Listening], ListeningEndpoint]
+
+
+class _Missing(Exception):
+    """This machine, or these options, can't have that transport. The message says why."""
+
+
+def open_endpoint(
+    transports: Sequence[str], me: Identity, listening: Listening
+) -> ListeningEndpoint:
+    """Listen, on the best transport that can be had.
+
+    Logs once per process that the native transport was wanted and another one is used: a warning
+    on Linux, where it belongs to farcall.
+
+    Args:
+        transports: their names, best first; see `RpcBackendOptions`.
+        me: what to say of ourselves in handshakes.
+        listening: where to listen, and how to reach others.
+
+    Raises:
+        LinkError: the address can't be listened on.
+        ValueError: none of these transports can be had; the message says why.
+    """
+    missing: dict[str, str] = {}
+    for name in transports:
+        try:
+            opener = _FINDERS[name](listening.paths)
+        except _Missing as error:
+            missing[name] = str(error)
+            continue
+        if "native" in missing:
+            _say_that_calls_are_slower(missing["native"])
+        return opener(me, listening)
+    reasons = "; ".join(f"{name!r}: {reason}" for name, reason in missing.items())
+    raise ValueError(f"none of the transports that were asked for can be had here: {reasons}")
+
+
+def _find_native(paths: Collection[str]) -> _Opener:
+    try:
+        opener: _Opener = importlib.import_module(NATIVE).NativeEndpoint
+    except ImportError as error:
+        raise _Missing(str(error)) from error
+    return opener
+
+
+def _find_socket(paths: Collection[str]) -> _Opener:
+    if not set(paths) & set(SOCKET_PATHS):
+        raise _Missing(f"it has no way to other workers with paths={tuple(paths)}: add 'tcp'")
+    return SocketEndpoint
+
+
+_FINDERS: dict[str, Callable[[Collection[str]], _Opener]] = {
+    "native": _find_native,
+    "socket": _find_socket,
+}
+
+
+@functools.cache  # once per process
+def _say_that_calls_are_slower(reason: str) -> None:
+    logger.log(
+        logging.WARNING if sys.platform == "linux" else logging.INFO,
+        "farcall runs without its native transport: %s, calls are slower; "
+        "install farcall where there is a C++20 compiler, or set FARCALL_TRANSPORTS=socket to say "
+        "that this is meant",
+        reason,
+    )

@@ -1,0 +1,281 @@
+"""Opening the torch Store at which workers meet: `env://`, `tcp://host:port`, `file:///path`.
+
+It accepts what `torch.distributed.rendezvous` accepts, and torchrun's environment, but opens the
+stores itself: that function's TCPStore waits for all clients, and when one is missing its timeout
+names nobody. Who is missing is `farcall.runtime.membership.rendezvous`'s business; here a worker only gets a
+store, and its place (rank, world size) as the arguments, the URL or the environment tell it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TypeVar
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+# torch passes these names on from C without saying so in a way that mypy's strict mode accepts.
+from torch.distributed import (  # type: ignore[attr-defined]
+    FileStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+
+from farcall.errors import RendezvousError
+from farcall.runtime.membership.store_probe import LOOPBACK, Search, listen_on_loopback
+from farcall.transport.uninterrupted import in_a_thread
+
+# Stands for "no limit" where torch wants one: its stores count milliseconds in 32 bits.
+_NO_LIMIT = 7 * 24 * 3600.0
+_PROBE_SECONDS = 5.0  # for a connection to a store that was there before
+
+_Result = TypeVar("_Result")
+
+
+def open_store(
+    init_method: str,
+    rank: int = -1,
+    world_size: int | None = None,
+    timeout: float = 60.0,
+    *,
+    confined: bool = False,
+) -> tuple[Store, int, int | None]:
+    """The store that a URL names, and this worker's rank and world size.
+
+    An argument wins over the URL's query (`?rank=0&world_size=2`), which wins over the environment
+    (`RANK`, `WORLD_SIZE`; `env://` only). Under torchrun the agent hosts the store; else rank 0
+    does, and the store lives as long as the object returned there. May block the calling thread
+    until the timeout; safe in any thread.
+
+    Args:
+        init_method: "env://" (with `MASTER_ADDR` and `MASTER_PORT`), "tcp://host:port" or
+            "file:///path".
+        rank: this worker's, or -1 when the URL or environment says it.
+        world_size: number of workers; None, 0 or -1 when the URL or environment says it.
+        timeout: seconds to wait for the store to appear; 0 for no limit.
+        confined: host a store for this machine alone, and use none of another machine.
+
+    Returns:
+        The store, the rank (-1: to be assigned, in a group without a world size) and the world
+        size (None: workers come and go).
+
+    Raises:
+        ValueError: a part is missing or makes no sense; the message says which.
+        RendezvousTimeout: nobody hosts a store at that address; the message says what was found.
+        RendezvousError: the address can't be used, for instance because another program has it, or
+            because it is another machine's and this worker is confined to its own.
+    """
+    url = urlsplit(init_method)
+    if url.scheme not in ("env", "tcp", "file"):
+        raise ValueError(
+            f"init_method {init_method!r} is not understood: use env://, tcp://host:port or "
+            "file:///path"
+        )
+    query = dict(parse_qsl(url.query))
+    environment = os.environ if url.scheme == "env" else {}
+    rank = _place("rank", rank, query, environment)
+    size = _place("world_size", -1 if world_size is None else world_size, query, environment)
+    check_place(rank, size, init_method)
+    if url.scheme == "file":
+        store = _open_file(url, size, timeout)
+    else:
+        store = _open_tcp(*_master(url), rank, timeout, _use_libuv(query), confined)
+    return store, rank, size if size > 0 else None
+
+
+def check_place(rank: int, world_size: int, where: str) -> None:
+    """Raises ValueError: not a rank of a group of that size; 0 and -1 stand for any size."""
+    if world_size > 0 and rank < 0:
+        raise ValueError(
+            f"{where} rendezvous: the rank is missing: pass rank= (RANK in the environment counts "
+            "with init_method env:// only)"
+        )
+    if 0 < world_size <= rank:
+        raise ValueError(
+            f"rank {rank} is not below the world size {world_size}: ranks count from 0"
+        )
+
+
+def host_of(store: Store) -> str | None:
+    """Where a store is, if it is a TCPStore, by itself or below prefixes."""
+    below = _below_prefixes(store)
+    return below.host if isinstance(below, TCPStore) else None
+
+
+def reopened(store: Store) -> Store:
+    """A new client of the same store, with the same prefixes.
+
+    Raises:
+        OSError: nobody hosts the store.
+        RuntimeError: torch can't connect to it.
+    """
+    below = _below_prefixes(store)
+    if isinstance(below, TCPStore):
+        # First, since torch's client would try for its whole timeout, and print why.
+        socket.create_connection((below.host, below.port), _PROBE_SECONDS).close()
+    clone: Store = store.clone()  # type: ignore[attr-defined]
+    return clone
+
+
+def _below_prefixes(store: Store) -> Store:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def bounded(run: Callable[[], _Result], seconds: float, late: Exception) -> _Result:
+    """Run an operation of a store, which may never return, and raise `late` if it takes longer.
+
+    Raises:
+        FarcallError: the system has no thread for it.
+    """
+    return in_a_thread(run, "farcall store", seconds, late, "an operation of torch's store")
+
+
+def _place(name: str, given: int, query: Mapping[str, str], environment: Mapping[str, str]) -> int:
+    """Rank or world size: from the argument, the query or the environment; -1 for unknown."""
+    if given > 0 or (given == 0 and name == "rank"):
+        return given
+    text = query.get(name) or environment.get(name.upper()) or "-1"
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, not {text!r}") from None
+
+
+def _master(url: SplitResult) -> tuple[str, int]:
+    """Host and port of the store."""
+    if url.scheme == "env":
+        host = os.environ.get("MASTER_ADDR", "")
+        port_text = os.environ.get("MASTER_PORT", "")
+        for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port_text)):
+            if not value:
+                raise ValueError(f"env:// rendezvous: environment variable {name} is not set")
+        where = "MASTER_PORT"
+    else:
+        host = url.hostname or ""
+        port_text = url.netloc.rpartition("@")[2][len(_bracketed(host, url)) :].lstrip(":")
+        where = f"the port of {url.geturl()}"
+        if not host:
+            raise ValueError(f"tcp:// rendezvous: {url.geturl()} has no host")
+        if not port_text:
+            raise ValueError(f"tcp:// rendezvous: {url.geturl()} has no port")
+    if not port_text.isdecimal() or int(port_text) >= 2**16:
+        raise ValueError(f"{where} must be a number from 0 to 65535, not {port_text!r}")
+    return host, int(port_text)
+
+
+def _bracketed(host: str, url: SplitResult) -> str:
+    return f"[{host}]" if url.netloc.startswith("[") else host
+
+
+def _use_libuv(query: Mapping[str, str]) -> bool:
+    default = "0" if sys.platform == "win32" else "1"  # torch for Windows comes without libuv
+    return query.get("use_libuv", os.environ.get("USE_LIBUV", default)) == "1"
+
+
+def _open_tcp(
+    host: str, port: int, rank: int, timeout: float, use_libuv: bool, confined: bool
+) -> Store:
+    hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    search = Search(host, port, timeout, confined=confined)
+    host_of_store = "the torchrun agent" if hosted_by_agent else "rank 0"
+    hint = f"; is {host_of_store} running, and is that its address?"
+    if rank == 0 and not hosted_by_agent:
+        return _host_store(host, port, search, use_libuv, confined)
+    address = search.find(hint)
+    try:
+        store: Store = _tcp_store(address, port, max(search.remaining, 1.0), use_libuv)
+    except RuntimeError as error:  # it ended just now
+        raise search.late(hint) from error
+    store.set_timeout(timedelta(seconds=timeout or _NO_LIMIT))
+    if hosted_by_agent:
+        # The agent's store outlives its workers: without this, workers that torchrun restarts
+        # would meet the records of the ones before.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return PrefixStore(f"farcall_attempt_{attempt}", store)
+    return store
+
+
+def _host_store(host: str, port: int, search: Search, use_libuv: bool, confined: bool) -> Store:
+    addresses = search.resolve("; is it the name of rank 0's machine?")
+    try:
+        if not confined:
+            return _tcp_store(LOOPBACK[0], port, search.remaining, use_libuv, is_master=True)
+        try:
+            listener = listen_on_loopback(addresses, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            # Perhaps a store of this process has it, such as that of `init_process_group`: torch
+            # shares its own stores within a process, and fails if it is another's.
+            return _tcp_store(LOOPBACK[0], port, search.remaining, use_libuv, is_master=True)
+        own, port = listener.getsockname()[:2]
+        return _tcp_store(
+            own, port, search.remaining, use_libuv, is_master=True, fd=listener.detach()
+        )
+    except (RuntimeError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise RendezvousError(f"rank 0 can't host a store at {host}:{port}: {reason}") from error
+
+
+def _tcp_store(
+    host: str,
+    port: int,
+    seconds: float,
+    use_libuv: bool,
+    *,
+    is_master: bool = False,
+    fd: int | None = None,
+) -> TCPStore:
+    return TCPStore(
+        host,
+        port,
+        None,
+        is_master,
+        timeout=timedelta(seconds=max(1.0, min(seconds, _NO_LIMIT))),
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=fd,
+        use_libuv=use_libuv,
+    )
+
+
+def _open_file(url: SplitResult, world_size: int, timeout: float) -> Store:
+    path = url.netloc + url.path
+    if not path:
+        raise ValueError("file:// rendezvous: the path is missing: use file:///path")
+    problem = _problem_of_file(os.path.abspath(path))
+    if problem is not None:
+        raise RendezvousError(f"file:// rendezvous: {problem}")
+    try:
+        store = FileStore(path, world_size)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RendezvousError(f"file:// rendezvous: can't use {path}: {reason}") from error
+    store.set_timeout(timedelta(seconds=timeout or _NO_LIMIT))
+    return store
+
+
+def _problem_of_file(path: str) -> str | None:
+    """What is wrong with the path of a FileStore, which would try to open it until its timeout."""
+    directory = os.path.dirname(path)
+    if not os.path.exists(directory):
+        return f"can't create {path}: the directory {directory} does not exist"
+    if not os.path.isdir(directory):
+        return f"can't create {path}: {directory} is not a directory"
+    if os.path.isdir(path):
+        return f"{path} is a directory: name a file, for instance {os.path.join(path, 'workers')}"
+    if not os.path.exists(path):
+        if os.access(directory, os.W_OK | os.X_OK):
+            return None
+        return f"can't create {path}: no permission to write to the directory {directory}"
+    if not os.path.isfile(path):
+        return f"{path} is not a regular file"
+    if not os.access(path, os.R_OK | os.W_OK):
+        return f"no permission to read and write {path}"
+    return None

@@ -1,0 +1,208 @@
+"""Checks of what a user set, and what the environment says where a user set nothing.
+
+All raise TypeError or ValueError, which say what is wrong with which option or variable. Each takes
+what it returned before as it is: options are checked again when the agent starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import os
+from collections.abc import Collection
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
+
+from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
+
+MAX_DEAD_HOST_TIMEOUT = 3600.0
+
+
+def nearest(name: str, options: Collection[str]) -> str:
+    """The end of an error message: which option a misspelt name may stand for."""
+    found = difflib.get_close_matches(name, options, n=1)
+    if found:
+        return f"; did you mean {found[0]!r}?"
+    return f"; the options are {', '.join(options)}"
+
+
+def shown(name: str, value: object) -> str:
+    """The `repr` of an option: of a secret only that there is one, of a store its class."""
+    if value is None or name not in ("secret", "store"):
+        return repr(value)
+    return "..." if name == "secret" else f"<{type(value).__name__}>"
+
+
+def text(what: str, given: str) -> str:
+    """As given."""
+    if not isinstance(given, str):
+        raise TypeError(f"{what} must be a str, not {type(given).__name__}")
+    return given
+
+
+def flag(what: str, given: bool) -> bool:
+    """As given: text such as "False" would count as true."""
+    if not isinstance(given, bool):
+        raise TypeError(f"{what} must be True or False, not {given!r}")
+    return given
+
+
+def switch(what: str, given: bool | None, variable: str, default: bool) -> bool:
+    """As given, or as the environment says ("1" or "0"), or the default."""
+    if given is not None:
+        return flag(what, given)
+    said = os.environ.get(variable, "").strip()
+    if said not in ("", "0", "1"):
+        raise ValueError(f"{variable} must be 1 or 0, not {said!r}")
+    return said == "1" if said else default
+
+
+def store(given: Store | None) -> Store | None:
+    """As given."""
+    if given is not None and not isinstance(given, Store):
+        raise TypeError(f"store must be one of torch.distributed, not {type(given).__name__}")
+    return given
+
+
+def listen(given: str | None) -> str | None:
+    """As given, or as the environment says; None: neither."""
+    what = "listen"
+    if given is None:
+        given = os.environ.get("FARCALL_LISTEN") or None
+        what = "FARCALL_LISTEN"
+    if given is not None:
+        host_and_port(text(what, given), what)
+    return given
+
+
+def host_and_port(listen: str, what: str = "listen") -> tuple[str, int]:
+    """Split "host" (port 0), "host:port", "[IPv6 address]:port" or an IPv6 address."""
+    if listen.startswith("["):
+        host, bracket, rest = listen[1:].partition("]")
+        sensible = bracket == "]" and (not rest or rest.startswith(":"))
+        port = rest[1:] if rest else "0"
+    elif listen.count(":") > 1:  # an IPv6 address without brackets has no port
+        host, port, sensible = listen, "0", True
+    else:
+        host, colon, port = listen.partition(":")
+        sensible, port = True, port if colon else "0"
+    if not host or not sensible or not port.isdecimal() or int(port) >= 2**16:
+        raise ValueError(f"{what} must be 'host' or 'host:port' (0 to 65535), not {listen!r}")
+    return host, int(port)
+
+
+def dead_host_timeout(given: float | None) -> float:
+    """As given, or as the environment says, or 30."""
+    what: str = "dead_host_timeout"
+    if given is None:
+        said = os.environ.get("FARCALL_DEAD_HOST_TIMEOUT", "").strip()
+        if not said:
+            return DEFAULT_SECONDS
+        what = "FARCALL_DEAD_HOST_TIMEOUT"
+        try:
+            given = float(said)
+        except ValueError:
+            raise ValueError(f"{what} must be a number of seconds, not {said!r}") from None
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise TypeError(f"{what} must be a number of seconds, not {type(given).__name__}")
+    seconds = float(given)
+    if math.isnan(seconds) or not (seconds == 0 or 1 <= seconds <= MAX_DEAD_HOST_TIMEOUT):
+        raise ValueError(
+            f"{what} must be 0 (as long as the system waits) or from 1 to "
+            f"{MAX_DEAD_HOST_TIMEOUT:.0f} seconds, not {given}"
+        )
+    return seconds
+
+
+def secret(given: str | bytes | None) -> bytes | None:
+    """As bytes: as given, or as the environment says; None: no authentication."""
+    if given is None:
+        return os.environ.get("FARCALL_SECRET", "").encode() or None
+    if not isinstance(given, str | bytes):
+        raise TypeError(f"secret must be text or bytes, not {type(given).__name__}")
+    if not given:
+        raise ValueError("secret is empty: pass None for no authentication")
+    return given.encode() if isinstance(given, str) else given
+
+
+def whole_number(
+    what: str,
+    given: int | None,
+    variable: str,
+    lowest: int,
+    highest: int,
+    default: int | None = None,
+) -> int | None:
+    """As given, or as the environment says, or the default."""
+    if given is None:
+        said = os.environ.get(variable, "").strip()
+        if not said:
+            return default
+        what = variable
+        if not said.isdecimal():
+            raise ValueError(f"{what} must be a number from {lowest} to {highest}, not {said!r}")
+        given = int(said)
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(f"{what} must be an int, not {type(given).__name__}")
+    if not lowest <= given <= highest:
+        raise ValueError(f"{what} must be a number from {lowest} to {highest}, not {given}")
+    return given
+
+
+def thread_count(what: str, count: int) -> int:
+    """As given."""
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"{what} must be an int, not {type(count).__name__}")
+    if count <= 0:
+        raise ValueError(f"{what} must be positive, got {count}")
+    return count
+
+
+def choice(
+    what: str, given: Collection[str] | None, variable: str, known: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Some of the known names: as given, or as the environment says, or all."""
+    if given is None:
+        said = os.environ.get(variable, "")
+        if not said:
+            return known
+        what, given = variable, [name.strip() for name in said.split(",")]
+    names = _names(given, what)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{what}: there is no {name!r}; there are: {', '.join(known)}")
+    return names
+
+
+def one_of(what: str, given: str | None, variable: str, known: tuple[str, ...]) -> str:
+    """One of the known names: as given, or as the environment says, or the first."""
+    if given is None:
+        given = os.environ.get(variable) or known[0]
+        what = variable
+    if given not in known:
+        raise ValueError(f"{what}: there is no {given!r}; there are: {', '.join(known)}")
+    return given
+
+
+def _names(given: Collection[str], what: str) -> tuple[str, ...]:
+    several = isinstance(given, Collection) and not isinstance(given, str | bytes)
+    if not several or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"{what} must be several strings, for instance a tuple, not {given!r}")
+    if not given:
+        raise ValueError(f"{what} is empty")
+    return tuple(given)
+
+
+def patterns(given: Collection[str] | None) -> tuple[str, ...] | None:
+    """Of `allow_functions`; None: all are allowed."""
+    if given is None:
+        return None
+    if isinstance(given, Collection) and not isinstance(given, str | bytes) and not given:
+        return ()
+    names = _names(given, "allow_functions")
+    for name in names:
+        # A pattern like "torch.add" would silently match nothing.
+        if ":" not in name and name != "*":
+            raise ValueError(f"allow_functions: {name!r} is not of the form 'module:qualname'")
+    return names

@@ -1,0 +1,312 @@
+"""References in a running agent: their handles, their values, and why some can't be used.
+
+`RefHandle` is one live use of a reference in this process; an `RRef` is a thin dress for it. Its
+finalizer appends to a queue and wakes the agent's leader: it takes no lock and sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied, RpcTimeout
+from farcall.ids import MET_AGAIN, RefId, Worker, original
+from farcall.protocol.instructions import TransferKey
+from farcall.protocol.ref_entries import HeldState
+from farcall.runtime.machine import Machine
+from farcall.runtime.references.values import OwnedValue
+from farcall.serde import StoredError
+from farcall.wire.messages import Message, Reference, Registered, Request
+
+if TYPE_CHECKING:
+    from farcall.runtime.agent import Agent
+
+
+class RefHandle:
+    """One live use of a reference in this process. Made by `References` only."""
+
+    __slots__ = ("__weakref__", "is_owner", "owner", "ref", "reference", "references")
+
+    def __init__(self, references: References, reference: Reference) -> None:
+        """Make a handle.
+
+        Args:
+            references: it belongs to these.
+            reference: with the incarnation that its owner has here.
+        """
+        self.references = references
+        self.owner = reference.owner
+        self.reference = reference if reference.owner < MET_AGAIN else as_it_travels(reference)
+        self.ref = RefId(reference.minted_by, reference.number)
+        self.is_owner = reference.owner == references.me.incarnation
+
+    def __reduce__(self) -> Any:
+        raise InvalidReference(
+            "Can not pickle rref in python pickler, rref can only be pickled when using RPC: "
+            "pass it as an argument or return it from a remote function"
+        )
+
+    def __del__(self) -> None:
+        if hasattr(self, "ref"):  # else Ctrl-C came while it was made
+            self.references.forget(self.ref)
+
+
+class References:
+    """The references of one agent. Thread-safe."""
+
+    def __init__(self, agent: Agent, machine: Machine, values: dict[RefId, OwnedValue]) -> None:
+        self.agent = agent
+        self.me = agent.me
+        self._machine = machine
+        self._collecting = agent.executor.collecting
+        self._lock = machine.lock
+        self._refs = machine.state.refs
+        self._values = values
+        self._forgotten: deque[RefId] = deque()
+        self._creation_errors: dict[RefId, StoredError] = {}
+
+    # Making and dropping.
+
+    def own(self) -> tuple[RefHandle, OwnedValue]:
+        """A new value of this process, empty yet."""
+        if self._collecting.thread:
+            self._collecting.refuse("RRef")
+        value = OwnedValue()
+        with self._lock:
+            ref = self._refs.mint()
+            self._refs.own(ref)
+            self._values[ref] = value
+        return RefHandle(self, self._reference_to(ref, self.me)), value
+
+    def create(self, owner: Worker) -> tuple[RefHandle, int]:
+        """The handle for a `remote()` call that is about to be sent, and its sequence number."""
+        with self._lock:
+            ref = self._refs.mint()
+            sequence = self._refs.create(ref, owner.incarnation, owner.name)
+        return RefHandle(self, self._reference_to(ref, owner)), sequence
+
+    @staticmethod
+    def _reference_to(ref: RefId, owner: Worker) -> Reference:
+        return Reference(ref.minted_by, ref.number, owner.incarnation, owner.name, owner.id)
+
+    def forget(self, ref: RefId) -> None:
+        """A handle was collected. Called from finalizers."""
+        self._forgotten.append(ref)
+        self.agent.endpoint.wake()
+
+    def drain(self) -> None:
+        """Count out the handles that were collected, and go on with what another thread left."""
+        if self._machine.ready:
+            self._machine.go_on()
+        if self._forgotten:
+            self._machine.tell(self._release_forgotten)
+
+    def _release_forgotten(self) -> None:
+        while self._forgotten:
+            ref = self._forgotten.popleft()
+            self._refs.release(ref)
+            if self._creation_errors and not self._refs.knows(ref):
+                self._creation_errors.pop(ref, None)
+
+    # Creation by remote().
+
+    def admit(
+        self, caller: int, call_id: int, request: Request, references: Sequence[Reference]
+    ) -> bool:
+        """A request arrived that makes a reference or carries some: see `WorkerMachine.admit`."""
+        admit = self._machine.state.admit
+        if not request.creates:
+            with self._lock:
+                return admit(caller, call_id, request, references)
+        if caller != self.me.incarnation:
+            self._values[RefId(original(caller), request.creates)] = OwnedValue()
+        return self._machine.tell(admit, caller, call_id, request, references)
+
+    def place_of(self, ref: RefId) -> OwnedValue | None:
+        """The place of a value that lives here; None when it was dropped."""
+        return self._values.get(ref)
+
+    def accepted(self, ref: RefId) -> None:
+        """The owner has made the value's place: its creation is late no more."""
+        if self._creation_errors:
+            self._creation_errors.pop(ref, None)
+
+    def creation_failed(self, ref: RefId, error: CallError) -> None:
+        """The request was not accepted, and never will be: use of the reference raises this."""
+        place = self._values.get(ref)
+        if place is not None:  # a call to ourselves
+            place.fail(_of_creation(error))
+            return
+        with self._lock:
+            if self._refs.knows(ref):
+                self._creation_errors[ref] = StoredError(_of_creation(error))
+
+    def never_sent(self, ref: RefId, error: CallError) -> None:
+        """`creation_failed` of a call that was not even begun."""
+        self.creation_failed(ref, error)
+        self._machine.tell(self._refs.creation_failed, ref, str(error), was_sent=False)
+
+    def creation_late(self, ref: RefId, error: CallError) -> None:
+        """Holder: the request was not accepted in time; it still may be."""
+        with self._lock:
+            if self._refs.state(ref) is HeldState.CREATING:
+                self._creation_errors[ref] = StoredError(_of_creation(error))
+
+    # Use.
+
+    def is_confirmed(self, handle: RefHandle) -> bool:
+        with self._lock:
+            return self._refs.state(handle.ref) is HeldState.CONFIRMED
+
+    def described_state(self, handle: RefHandle) -> str:
+        """Return in a few words what is known here of a reference's value.
+
+        Takes no lock, since signal handlers may want to show a reference, and runs no user code.
+        """
+        if handle.is_owner:
+            place = self._values.get(handle.ref)
+            return "shut down" if place is None else place.described_state()
+        if self.agent.is_closed:
+            return "shut down"
+        owner = self.agent.directory.of_incarnation(handle.owner)
+        if owner is not None and owner.lost is not None:
+            return "owner lost"
+        error = self._creation_errors.get(handle.ref)
+        if error is not None:
+            return f"failed: {error.type_name}"
+        state = self._refs.state(handle.ref)
+        if state is HeldState.VOID:
+            return "owner lost"
+        return "confirmed" if state is HeldState.CONFIRMED else "not confirmed yet"
+
+    def check_usable(self, handle: RefHandle) -> None:
+        """Raises what makes the reference unusable: its owner died, or its creation failed."""
+        ref = handle.ref
+        owner = self.agent.directory.of_incarnation(handle.owner)
+        if owner is not None and owner.lost is not None and not self.agent.is_closed:
+            # Whoever heard of its loss by a call may be here before the machine knows.
+            raise owner.owner_died()
+        if not self._creation_errors and not self._refs.is_void(ref):
+            return
+        with self._lock:
+            cause = self._refs.void_cause(ref)
+            error = self._creation_errors.get(ref)
+        if error is not None:
+            raise error.error()
+        if cause is not None:
+            raise OwnerDied(*cause) if owner is None else owner.describe(OwnerDied(*cause))
+
+    def made_place(self, reference: Reference) -> OwnedValue | None:
+        """The place of a value that lives here and has been made; else None."""
+        if reference.owner != self.me.incarnation:
+            return None
+        place = self._values.get(RefId(reference.minted_by, reference.number))
+        return place if place is not None and place.is_ready else None
+
+    def value_of(self, handle: RefHandle) -> OwnedValue:
+        """The place of a value that lives here.
+
+        Raises:
+            InvalidReference: it lives elsewhere.
+            NotInitialized: it lived here, until this agent was shut down.
+        """
+        value = self._values.get(handle.ref)
+        if value is None and handle.is_owner:
+            raise NotInitialized(f"the agent of {self.me.name!r} was shut down")
+        if value is None:
+            reference = handle.reference
+            raise InvalidReference(
+                f"local_value() of a reference is for its owner, worker {reference.owner_name!r}; "
+                f"this is {self.me.name!r}. Call to_here() to get a copy"
+            )
+        return value
+
+    # Transfers out.
+
+    def check_sendable(self, handle: RefHandle) -> None:
+        """Raises what keeps the reference from being sent by this agent."""
+        if handle.references is not self:
+            raise InvalidReference(
+                f"a reference of agent {handle.references.me.name!r} can't be sent by agent "
+                f"{self.me.name!r} of the same process"
+            )
+        self.check_usable(handle)
+
+    def pin(self, callee: int, call_id: int, handles: Sequence[RefHandle]) -> None:
+        """A request with these references is about to be sent, and needs pins."""
+        with self._lock:
+            self._machine.state.pin(callee, call_id, [handle.ref for handle in handles])
+
+    def answer(self, caller: int, call_id: int, handles: Sequence[RefHandle]) -> bool:
+        """A function has ended, and its answer carries these: see `WorkerMachine.answer`."""
+        with self._lock:
+            state = self._machine.state
+            return state.answer(caller, call_id, [handle.ref for handle in handles])
+
+    def unpin(self, key: TransferKey) -> None:
+        """The message was not sent."""
+        self._machine.tell(self._refs.unpin, key)
+
+    # Transfers in.
+
+    def handles_of_own(self, references: Sequence[Reference]) -> list[RefHandle]:
+        """Handles for the references of a request that was admitted: each is counted already."""
+        return [RefHandle(self, reference) for reference in references]
+
+    def handles(self, references: Sequence[Reference]) -> list[RefHandle]:
+        """Handles for the references of a message that may be rebuilt."""
+        with self._lock:
+            for reference in references:
+                self._refs.acquire(RefId(reference.minted_by, reference.number))
+        return [RefHandle(self, reference) for reference in references]
+
+    # Messages and deaths.
+
+    def on_message(self, sender: int, message: Message, call_id: int) -> None:
+        """A message of the reference protocol arrived."""
+        self._machine.tell(self._machine.state.on_message, sender, message, call_id)
+        if self._creation_errors and type(message) is Registered:
+            # The value was made after all, or nobody uses the reference any more.
+            with self._lock:
+                for minted_by, number, _, is_made in message.entries:
+                    ref = RefId(minted_by, number)
+                    if is_made or not self._refs.knows(ref):
+                        self._creation_errors.pop(ref, None)
+
+    def lost(self) -> None:
+        """The machine was told that a peer is lost."""
+        self._machine.run()
+        with self._lock:
+            for ref in [ref for ref in self._creation_errors if not self._refs.knows(ref)]:
+                del self._creation_errors[ref]
+
+    def statistics(self) -> dict[str, int]:
+        with self._lock:
+            return self._refs.statistics()
+
+    def holders(self) -> list[int]:
+        """For each value here that others hold: how many."""
+        with self._lock:
+            return self._refs.holders()
+
+    def close(self, error: CallError) -> None:
+        """The agent shuts down: every value may go."""
+        values = list(self._values.values())
+        self._values.clear()
+        for value in values:
+            value.fail(error)
+
+
+def as_it_travels(reference: Reference) -> Reference:
+    """Return a reference as others know it, to whom its owner is another incarnation."""
+    return msgspec.structs.replace(reference, owner=original(reference.owner))
+
+
+def _of_creation(error: CallError) -> CallError:
+    """What use of a reference raises whose `remote()` call failed so."""
+    if isinstance(error, RpcTimeout):
+        return RpcTimeout(f"RRef creation via rpc.remote() timed out: {error}")
+    return error

@@ -1,0 +1,528 @@
+"""The threads of an agent: leader and followers.
+
+One thread at a time is the *leader*: it takes events from the endpoint and handles them itself,
+user functions included, so that a short call costs no hand-over between threads. The lead passes
+to another thread when the leader
+
+- enters a farcall wait (`waiting`): a nested call, `Future.wait`, `RRef.to_here`; or
+- has been busy with one event for a millisecond, counted from `may_pass_lead`: a watchdog sees to
+  that, as Go's sysmon does. `transport.base.Watch` looks for it, if it can without taking the
+  interpreter from others.
+
+Until the leader says `may_pass_lead`, no other thread takes an event. So the state machines see
+the events of one link in their order, which the reference protocol relies on; what may take long
+or run user code (sending, completing futures, functions) comes after.
+
+At most `max_running` user functions run at once, and some more of callers that would have none
+(`function_queue`); others are queued, and replies are still received.
+A function inside a farcall wait does not count, so nested and mutual calls of any depth never
+exhaust the bound; when its wait ends it goes on at once, even if that makes one more for a while.
+A wait that torch does by itself (`torch.futures.wait_all`, a plain `torch.futures.Future`) can't
+announce itself; when functions are queued, the watchdog looks whether one that runs sits in such a
+wait.
+
+But each function that waits keeps a thread, and there are at most `max_threads`; perhaps the system
+does not give even these. That fails no call: functions stay queued until there is a thread
+(`function_queue`). There is always a thread that can lead: the leader runs a function, or a
+callback that may wait, only if another thread rests. If none rests and none can be started, it
+queues the function, and goes on leading.
+
+Locks: `_lock` guards every table here and is held for a few instructions; nothing that belongs to
+the user runs under it. That a function has ended is noted without it: that only makes room.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from farcall.errors import FarcallError
+from farcall.log import get_logger
+from farcall.runtime.threads.bell import Bell
+from farcall.runtime.threads.collecting import Collecting
+from farcall.runtime.threads.event_source import EventSource, Handler
+from farcall.runtime.threads.followers import Followers
+from farcall.runtime.threads.function_queue import (
+    DEEPEST,
+    DEFAULT_MAX_THREADS,
+    Function,
+    FunctionQueue,
+)
+from farcall.runtime.threads.isolation import Isolation, isolate_thread
+from farcall.runtime.threads.places import OWN, Places
+from farcall.runtime.threads.thread_stacks import current_frames
+from farcall.runtime.threads.thread_state import float_control
+from farcall.threads import FarcallThread
+from farcall.transport.base import Endpoint, Event, Notice
+
+logger = get_logger("farcall")
+
+TORCH_WAITS = (torch.futures.wait_all.__code__, torch.futures.Future.wait.__code__)
+MAX_IN_A_ROW = 32
+STAND_BACK = 0.005  # seconds
+PAUSE_SECONDS = 0.01  # of the watchdog, when no thread can take the lead over
+RECENTLY = 5.0  # seconds for which a shortage of threads is told of
+
+
+class _Wait:
+    """See `Executor.waiting`."""
+
+    __slots__ = ("_executor", "_me", "_ran")
+
+    def __init__(self, executor: Executor, me: int) -> None:
+        self._executor = executor
+        self._me = me
+
+    def __enter__(self) -> None:
+        self._ran = self._executor.leave(self._me)
+
+    def __exit__(self, *_: object) -> None:
+        if self._ran:
+            self._executor.come_back(self._me)
+
+
+_NO_WAIT = nullcontext()
+
+
+class Executor:
+    """See the module's description. All methods may be called from any thread.
+
+    Args:
+        name: of the worker.
+        endpoint: where events come from.
+        handler: what to do with them.
+        max_running: how many functions may run at once, those that wait not counted.
+        max_threads: how many threads there may be, the watchdog not counted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        handler: Handler,
+        max_running: int,
+        max_threads: int = DEFAULT_MAX_THREADS,
+    ) -> None:
+        self._name = name
+        self._endpoint = endpoint
+        self._handler = handler
+        self.collecting = Collecting()
+        self._floats = float_control()
+        self._source = EventSource(name, endpoint, handler)
+        self._max_running = max_running
+        self._max_threads = max_threads
+        self._lock = threading.Lock()
+        self._events: deque[Event] = deque()
+        self._queue = FunctionQueue(max_threads, max_running)
+        self._places = Places(max_running, self._queue.guests)
+        self._running, self._away = self._places.running, self._places.away
+        self._followers = Followers(name, self._follow, self._lock, max_threads)
+        self._resting, self._threads = self._followers.resting, self._followers.threads
+        # Of the threads that have had work. What is set meanwhile for new threads holds for others.
+        self._isolations: dict[int, Isolation] = {}
+        self._leader = 0  # thread that has the lead; 0: nobody
+        self._place_of_callbacks = OWN  # that the leader runs, or ran last
+        self._runs_callbacks = False  # the leader does: they may wait, and then another has to lead
+        self._in_a_row = 0  # events that the leader took without a look at what is due
+        self.is_completing = False  # a row of futures; see `let_complete`
+        self._row_ends = Bell()
+        self._stopping = False
+        self._watch = endpoint.new_watch()  # over the leader and its event
+        self._watchdog = FarcallThread(self._guard, f"farcall-watch-{name}")
+
+    def start(self) -> None:
+        """Start the threads.
+
+        Raises:
+            FarcallError: the system gives no threads.
+        """
+        refused = self._watchdog.try_start()
+        with self._lock:
+            started = refused is None and self._followers.start_first()
+        if not started:
+            self.stop(1.0)
+            raise FarcallError(
+                f"the threads of worker {self._name!r} can't be started: "
+                f"{refused or self._followers.refused}"
+            )
+
+    def stop(self, timeout: float) -> bool:
+        """Take no more events and end the threads. False: a user function still runs."""
+        with self._lock:
+            self._stopping = True
+            self._queue.clear()
+            threads = self._followers.stop()
+        self.collecting.close()
+        self._endpoint.wake()
+        self._watch.stop()
+        deadline = time.monotonic() + timeout
+        me = threading.current_thread()
+        for thread in [*threads, self._watchdog]:
+            thread.join_if_started(max(0.0, deadline - time.monotonic()))
+        return not any(t.is_alive() for t in threads if t is not me)
+
+    # Work that comes in.
+
+    def post(self, event: Event) -> None:
+        """An event that did not come through the endpoint (a call to oneself)."""
+        with self._lock:
+            self._events.append(event)
+            found = self._followers.find()
+        if not found:
+            self._endpoint.wake()  # the leader takes it, between others
+
+    def submit(self, function: Function, depth: int = DEEPEST, caller: Hashable = None) -> None:
+        """Run a user function: here and now if it may, else when there is a thread for it.
+
+        Args:
+            depth: of the call, see `function_queue`.
+            caller: whose call it is; None for what this worker does by itself.
+        """
+        if not self.run_here(function, depth, caller):
+            self.queue(function, depth, caller)
+
+    def queue(self, function: Function, depth: int, caller: Hashable) -> None:
+        """Run a user function in another thread, when there is one for it. See `submit`."""
+        with self._lock:
+            self._queue.push(function, depth, caller)
+            # In this order: who ends a function looks whether one is queued.
+            if len(self._running) < self._max_running or self._places.may_run(caller):
+                self._followers.find()
+            self._watch.set_queue(True)
+
+    def run_here(self, function: Function, depth: int, caller: Hashable) -> bool:
+        """Run a user function now, if this is the leader and a place is free. See `submit`.
+
+        Returns:
+            False, without side effects, if it must not be run here.
+        """
+        me = threading.get_ident()
+        running = self._running
+        with self._lock:
+            has_place = len(running) < self._max_running or self._places.may_run(caller)
+            here = has_place and self._leader == me and me not in running
+            # Most often it may, and that takes no call of Python.
+            if here and not (len(self._resting) > 1 and len(self._threads) <= self._queue.plenty):
+                here = self._may_work(depth)
+            if here:
+                running[me] = depth, caller
+        if here:
+            if self.is_completing:
+                self.end_row()
+            self._watch.begin()
+            self._run(me, function)
+        return here
+
+    def _run(self, me: int, function: Function) -> None:
+        try:
+            isolation = self._isolations[me]
+            isolation.state.run(isolation.context, function, isolation.put_back)
+        except BaseException:
+            logger.exception("%s: an internal error while serving a call", self._name)
+        finally:
+            if self._running.pop(me, None) is None:
+                self._away.pop(me, None)  # it was in a wait of torch's when it was last looked at
+            # In this order: who queues a function then looks whether there is a place.
+            if self._queue.size:
+                with self._lock:
+                    if self._leader == me and self._has_turn():
+                        self._followers.find()
+
+    def _has_turn(self) -> bool:
+        """Whether there is a place for one of the functions that are queued. Lock held."""
+        places = self._places
+        return places.is_any_free and self._queue.has_turn(places.refused())
+
+    def may_pass_lead(self) -> None:
+        """The calling thread has done what must be done in order. No effect if it does not lead."""
+        if self._leader == threading.get_ident():
+            self._watch.begin()
+
+    def completes(self) -> None:
+        """Like `may_pass_lead`; the calling thread goes on to complete the future of a call."""
+        if self._leader != threading.get_ident():
+            return
+        self._watch.begin()
+        if self._in_a_row and not self.is_completing:
+            self.begin_row()
+
+    def let_complete(self) -> None:
+        """If the leader completes a row of futures, wait for the end of that, but not for long.
+
+        torch lets go of the interpreter whenever a future is completed. A thread that makes one
+        call after the other, or waits for one future after the other, would take it each time.
+        That costs more than all the rest of a call, so such threads stand back.
+
+        A bell, and no `threading.Event`: Ctrl-C in the main thread may leave the lock of an event
+        held, and the leader would wait for it forever.
+        """
+        if self._leader != threading.get_ident() and not self._row_ends.wait(STAND_BACK):
+            self.end_row()
+
+    def begin_row(self) -> None:
+        """The leader completes futures, one after the other. See `let_complete`."""
+        self._row_ends = Bell()
+        self.is_completing = True
+
+    def end_row(self) -> None:
+        self.is_completing = False
+        self._row_ends.ring()
+
+    def may_wait_here(self, depth: int) -> bool:
+        """Whether the calling thread may run the callbacks of a call of this depth.
+
+        They may wait. So a leader runs them only if there is a thread for it, as for a function.
+        """
+        if self._leader != threading.get_ident():
+            return True
+        with self._lock:
+            may = self._may_work(depth)
+            if may:
+                self._place_of_callbacks = depth, None
+                self._runs_callbacks = True
+            return may
+
+    def _may_work(self, depth: int) -> bool:
+        """Whether the leader may run what has this depth and may wait. Lock held."""
+        followers = self._followers
+        if len(self._resting) > 1 and len(self._threads) <= self._queue.plenty:
+            return True  # there are so few threads that nothing need be counted
+        if self._queue.admits(depth, self._places.taken()) and (
+            followers.has_reserve() if depth < 2 else followers.has_spare()
+        ):
+            return True
+        self._queue.held_at = time.monotonic()
+        return False
+
+    # Waiting inside user functions.
+
+    @property
+    def running(self) -> int:
+        """How many functions run, but for those that wait for farcall."""
+        return len(self._running)
+
+    def is_at_work(self) -> bool:
+        """Whether the calling thread leads or runs a function: `waiting` has something to do."""
+        me = threading.get_ident()
+        # Of both the thread itself is the only one that makes them so.
+        return me == self._leader or me in self._running
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a wait for farcall: another thread leads and runs functions instead."""
+        return _Wait(self, threading.get_ident()) if self.is_at_work() else _NO_WAIT
+
+    def leave(self, me: int) -> bool:
+        """The calling thread begins to wait. Gives whether it runs a function."""
+        with self._lock:
+            place = self._running.pop(me, None)
+            leads = self._leader == me
+            if place is not None or leads:
+                # A leader that runs no function runs a callback, and is away until that ends.
+                self._away[me] = self._place_of_callbacks if place is None else place
+            if leads:
+                # Seldom: what waits here is no function, and did not ask by `may_wait_here`.
+                if not self._followers.has_spare() and not self._followers.start(beyond=True):
+                    self._watch.set_queue(True)  # so that the watchdog tries again
+                self._pass_lead()
+            elif place is not None and self._has_turn():
+                self._followers.find()
+        return place is not None
+
+    def come_back(self, me: int) -> None:
+        """The wait of a thread that runs a function is over."""
+        with self._lock:
+            self._running[me] = self._away.pop(me, OWN)
+
+    def _pass_lead(self) -> None:
+        """Leave the lead to a thread that rests, or was just started. Lock held."""
+        if self.is_completing:
+            self.end_row()
+        self._leader = 0
+        self._runs_callbacks = False
+        self._watch.end()
+        self._followers.wake()
+
+    def _has_free_leader(self) -> bool:
+        """Whether a thread leads that runs nothing of the user's. Lock held."""
+        return bool(self._leader) and self._leader not in self._running and not self._runs_callbacks
+
+    def _is_led(self) -> bool:
+        """Whether somebody else leads, or could, while the calling thread works. Lock held."""
+        return self._has_free_leader() or self._followers.has_spare()
+
+    def shortage(self) -> str:
+        """For messages: whether functions were lately held back for want of threads, and why."""
+        now = time.monotonic()
+        followers = self._followers
+        if now < followers.refused_at + RECENTLY:
+            return f"the system gives it no more than {len(self._threads)} threads"
+        if now < self._queue.held_at + RECENTLY:
+            return f"its option max_threads ({self._max_threads}) allows no more threads"
+        return ""
+
+    # The threads.
+
+    def _follow(self) -> None:
+        me = threading.get_ident()
+        woken: bool | None = True
+        looked = False
+        try:
+            while woken is not None:
+                woken, looked = self._do_something(me, woken), True
+        finally:
+            self._isolations.pop(me, None)
+            with self._lock:
+                self._followers.ended(woken=not looked)
+
+    def _do_something(self, me: int, woken: bool) -> bool | None:
+        """Run a queued function, lead, or rest.
+
+        Args:
+            woken: the thread was started or woken, and looks for work for the first time since.
+
+        Returns:
+            True if the thread has rested and was woken, False if it has worked, and None if it is
+            to end.
+        """
+        function: Function | None = None
+        event: Event | None = None
+        bell: threading.Lock | None = None
+        leads = has_left_event = False
+        with self._lock:
+            self._followers.waking -= woken
+            if self._stopping:
+                return None
+            has_place = self._queue.size and self._places.is_any_free
+            if (has_place or self._events) and self._is_led():
+                function = self._take_function(me) if has_place else None
+                # Else the leader takes it. Its handling may be a callback that waits.
+                if (
+                    function is None
+                    and self._events
+                    and self._queue.admits(1, self._places.taken())
+                ):
+                    event = self._events.popleft()
+                    self._away[me] = OWN
+            if function or event:
+                pass
+            elif self._leader:
+                bell = self._followers.bell()
+                has_left_event = bool(self._events)
+            else:
+                self._leader = me
+                leads = True
+            if (function or event) and not self._leader:
+                self._followers.wake()
+        has_work = function is not None or event is not None or leads
+        if has_work and me not in self._isolations:
+            self._handler.on_thread_start()
+            self._isolations[me] = isolate_thread(self._floats)
+        if function is not None:
+            self._run(me, function)
+        elif event is not None:
+            self._source.handle(event)
+            self._away.pop(me, None)
+        elif leads:
+            self._lead(me)
+        else:
+            if has_left_event:
+                self._endpoint.wake()
+            return (bell is not None and self._followers.sleep(bell)) or None
+        return False
+
+    def _take_function(self, me: int) -> Function | None:
+        """A queued function that may have this thread. Lock held."""
+        followers = self._followers
+        has_reserve = (self._has_free_leader() and followers.has_spare()) or followers.has_reserve()
+        # At the ceiling the queue itself keeps threads for the calls that functions wait for.
+        least = 1 if has_reserve or followers.is_full else 2
+        found = self._queue.pop(self._places.taken(), least, self._places.refused())
+        if found is None:
+            return None
+        function, depth, caller = found
+        self._running[me] = depth, caller
+        if not self._queue.size:
+            self._watch.set_queue(False)
+        return function
+
+    def _lead(self, me: int) -> None:
+        """Take and handle events until the lead is lost or the agent stops."""
+        event: Event | None = None
+        self._in_a_row = 0
+        due = 0.0
+        while not self._stopping:
+            if event is not None:
+                try:  # `EventSource.handle`, without a frame for each event
+                    self._handler.handle(event)
+                except BaseException:
+                    self._source.log_handling(event)
+                self._in_a_row += 1
+            elif self.is_completing:
+                self.end_row()
+            if event is None or self._in_a_row == MAX_IN_A_ROW:
+                due = self._source.before_sleep()
+                self._in_a_row = 0
+            with self._lock:
+                if self._leader != me:
+                    self._away.pop(me, None)
+                    return
+                if self._runs_callbacks:
+                    self._runs_callbacks = False
+                    if self._queue.size:
+                        self._followers.find()
+                self._watch.end()
+                event = self._events.popleft() if self._events else None
+            if event is None and self._in_a_row:
+                event = self._source.poll()
+            elif event is None:
+                event = self._source.next(0.0 if self.is_completing else due)
+        with self._lock:
+            if self._leader == me:
+                self._leader = 0
+
+    def _guard(self) -> None:
+        """The watchdog: pass the lead on when the leader is busy for too long."""
+        while notice := self._watch.wait():
+            if notice == Notice.STARVING:
+                self._look_after_queue()
+                continue
+            with self._lock:
+                overdue = self._leader and self._watch.is_overdue()
+                passed = overdue and self._followers.has_spare()
+                if passed:
+                    if self._leader not in self._running:
+                        self._away[self._leader] = self._place_of_callbacks
+                    self._pass_lead()
+            if overdue and not passed:
+                time.sleep(PAUSE_SECONDS)
+
+    def _discount_torch_waits(self) -> None:
+        waiting = {
+            thread for thread, frame in current_frames().items() if frame.f_code in TORCH_WAITS
+        }
+        with self._lock:
+            for thread in waiting.intersection(list(self._running)):
+                place = self._running.pop(thread, None)
+                if place is not None:
+                    self._away[thread] = place
+                    self._followers.find()
+
+    def _look_after_queue(self) -> None:
+        """Functions are queued, and nothing ends."""
+        if len(self._running) >= self._max_running:
+            self._discount_torch_waits()
+        with self._lock:
+            if self._leader and not self._queue.size:
+                self._watch.set_queue(False)
+                return
+            if self._leader and not self._has_turn():
+                return
+            if not self._followers.find():
+                self._queue.held_at = time.monotonic()
+        if self.shortage():
+            self._handler.on_shortage()

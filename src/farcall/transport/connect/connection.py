@@ -1,0 +1,62 @@
+"""A connection whose handshake is done, and what is required of the link that is made of it."""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple, Protocol
+
+from farcall.ids import Worker
+from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.joining import Way
+
+
+class KeptLink(Protocol):
+    """What has to be known of a link to keep it."""
+
+    @property
+    def peer(self) -> Worker:
+        """Who is at the other end."""
+
+    @property
+    def description(self) -> str:
+        """Which path it takes, for people."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why the link ended, or None while it has not."""
+
+    def lose(self, cause: str) -> None:
+        """End the link."""
+
+    def start(self) -> None:
+        """Called once, when the link is in the tables: from now on it may receive."""
+
+
+class Connection(NamedTuple):
+    """A stream socket that is ours alone, and who is at its other end: the handshake is done.
+
+    Attributes:
+        sock: nothing beyond the handshake was read from it. Its timeout may be anything.
+        peer: what it said of itself, proven if there is a secret.
+        description: which path this is, for people; see `base.Link.description`.
+        dialled: by us, not by the peer.
+        deadline: for `open_link`, on `time.monotonic()` in seconds.
+        streams: how many connections the link may have, this one included.
+        way: if there may be more, and we dialled: how to dial them, for `widen`.
+    """
+
+    sock: socket.socket
+    peer: Identity
+    description: str
+    dialled: bool
+    deadline: float
+    streams: int = 1
+    way: Way | None = None
+
+    @property
+    def worker(self) -> Worker:
+        """The peer as the rest of farcall names it."""
+        peer = self.peer
+        return Worker(
+            peer.name, peer.id, peer.incarnation, peer.addresses, peer.host, main=peer.main
+        )

@@ -1,0 +1,442 @@
+"""Makes connections and keeps their links: listening, accepting, dialling, handshakes, tables.
+
+What goes over a connection is none of its business: an endpoint gives it `open_link`, which makes
+a link of the endpoint's kind from a connection whose handshake is done.
+
+Workers of one host use Unix sockets where there are any (`addresses.py`): that is tried first, and
+when it fails, TCP.
+
+One connection per direction of calling: whoever dials sends requests, the other answers. A thread
+accepts connections; handshakes run on threads of their own, so that a stranger who connects and
+says nothing delays nobody.
+
+A link over TCP may get more connections, for large buffers: see `joining.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+import msgspec
+
+from farcall.errors import LinkError
+from farcall.ids import Worker, meeting_of, nth_incarnation, original
+from farcall.log import get_logger
+from farcall.transport.brief_threads import BriefThreads
+from farcall.transport.connect import addresses, dark_hosts, handshake, joining, presence
+from farcall.transport.connect.acceptor import Acceptor
+from farcall.transport.connect.connection import Connection, KeptLink
+from farcall.transport.connect.dark_hosts import HostWatch
+from farcall.transport.connect.dialling import Dialled, Dialler
+from farcall.transport.connect.handshake import Ended, Identity, Unfinished
+from farcall.transport.connect.introductions import MAX_ADDRESSES
+from farcall.transport.connect.joining import Joinable, Way
+from farcall.transport.connect.listening import Listening
+from farcall.transport.connect.strangers import StrangerLog
+from farcall.transport.connect.versions import Versions
+from farcall.transport.forks import keep_from_children
+from farcall.transport.uninterrupted import uninterrupted
+
+logger = get_logger("farcall.transport")
+
+HANDSHAKE_SECONDS = 10.0  # that strangers have
+# That workers have for the rest, once they know each other: 100 may start at once on two cores.
+ESTABLISH_SECONDS = 60.0
+MAX_HANDSHAKES = 32
+
+
+L = TypeVar("L", bound=KeptLink)
+
+
+class Connections(Generic[L]):
+    """The links of one endpoint, dialled and accepted. Any thread may call anything.
+
+    It listens when it is made, and accepts from `start` to `close`.
+
+    Args:
+        me: what to say of ourselves in handshakes. The attribute may be replaced; handshakes that
+            begin later use the new one.
+        listening: where to listen, and how to reach others. Its path "unix" is to listen on a
+            Unix socket, too, where there are any, and to dial those of others; "tcp" is to dial
+            TCP.
+        open_link: makes the link of a connection. It runs in the thread of the handshake, without
+            locks, and may talk to the peer's `open_link` up to the connection's deadline. The
+            socket belongs to the link then. If it raises LinkError or OSError, the handshake has
+            failed, and the connection is closed.
+        give_up: gets a link that comes too late to be kept: it was lost before its `start`, or we
+            have shut down meanwhile. For links that took the socket's descriptor: others need
+            not do anything, their socket is closed.
+        join: gives a link one more connection, whose handshake is done; raises LinkError if it
+            can't. For links that may have several: `me` says how many.
+
+    Raises:
+        LinkError: the address can't be listened on.
+    """
+
+    def __init__(
+        self,
+        me: Identity,
+        listening: Listening,
+        open_link: Callable[[Connection], L],
+        give_up: Callable[[L], None] | None = None,
+        join: Callable[[L, socket.socket], None] | None = None,
+    ) -> None:
+        self._listening = listening
+        self._open_link = open_link
+        self._give_up = give_up or _is_closed_with_its_socket
+        self._join = join or _has_no_more
+        self._lock = threading.Lock()  # guards the tables of links
+        self._links: set[L] = set()
+        self._dialled: dict[int, L] = {}
+        self._diallers: dict[int, Dialler[L]] = {}  # of workers without a link
+        self._joinable: Joinable[L] = Joinable()
+        self._shaking: set[socket.socket] = set()
+        self._closed = False
+        self._closing = threading.Event()
+        self._strangers = StrangerLog(logger, me.name)
+        self._versions = Versions(me.name)
+        self._hosts: HostWatch[L] = HostWatch(
+            me.name, listening.dead_host_timeout, lambda link, cause: link.lose(cause)
+        )
+        self._acceptor = Acceptor(
+            me.name,
+            listening.listen,
+            listening.advertise,
+            self._on_connection,
+            self._strangers,
+            unix=listening.uses_unix,
+        )
+        self._background = BriefThreads(f"farcall-handshake-{me.name}", MAX_HANDSHAKES)
+        self.me = msgspec.structs.replace(me, addresses=self.addresses[:MAX_ADDRESSES])
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """See `base.Endpoint`."""
+        return self._acceptor.addresses
+
+    def start(self) -> None:
+        """Accept connections from now on: `open_link` may be called at once.
+
+        Raises:
+            LinkError: the system has no thread for that. Everything is closed.
+        """
+        try:
+            self._acceptor.start()
+        except LinkError:
+            self.close()
+            raise
+
+    # Dialling.
+
+    def linked(self, worker: Worker) -> L | None:
+        """See `base.Endpoint`."""
+        link = self._dialled.get(worker.incarnation)
+        return link if link is not None and link.lost is None else None
+
+    def connect(self, worker: Worker, deadline: float) -> L:
+        """See `base.Endpoint`."""
+        link = self._dialled.get(worker.incarnation)
+        if link is not None and link.lost is None:
+            return link
+        # Uninterrupted, since the peer has a link as soon as it has answered.
+        return uninterrupted(
+            lambda: self._connect(worker, deadline), f"farcall-dial-{self.me.name}"
+        )
+
+    def _connect(self, worker: Worker, deadline: float) -> L:
+        incarnation = worker.incarnation
+        with self._lock:
+            link = self._dialled.get(incarnation)
+            if link is not None and link.lost is None:
+                return link
+            dialler = self._diallers.get(incarnation)
+            if dialler is None or (dialler.is_idle and dialler.urls != worker.addresses):
+                dialler = Dialler(worker, self.me, self._listening, self._closing)
+                self._diallers[incarnation] = dialler
+        try:
+            link = dialler.reach(
+                deadline, lambda dialled: self._introduce(worker, dialled, deadline)
+            )
+            if link.peer.incarnation != incarnation:
+                raise LinkError(f"worker {worker.name!r} had given this one up; both begin anew")
+            return link
+        except LinkError as error:  # if it was late, what is known of its silence is kept
+            logger.debug("%s: no link to %r: %s", self.me.name, worker.name, error)
+            with self._lock:
+                if self._diallers.get(incarnation) is dialler:
+                    del self._diallers[incarnation]
+            raise
+
+    def _introduce(self, worker: Worker, dialled: Dialled, deadline: float) -> L:
+        logger.debug("%s: dialled %r at %s", self.me.name, worker.name, dialled.url)
+        begun = original(worker.incarnation)
+        sock = dialled.sock
+        me = msgspec.structs.replace(self.me, meeting=self._listening.meeting(begun))
+        if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
+            me = joining.naming_a_link(me)
+        peer = handshake.connect(
+            sock, me, self._listening.secret, expects=begun, deadline=dialled.until
+        )
+        if peer.meeting:
+            reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
+            if reason is not None:
+                raise LinkError(f"this worker does not want worker {peer.name!r}: {reason}")
+        # The peer has a link now, whose end it would take for our death. So we want it, too, even
+        # if that is too late for who has asked.
+        until = max(deadline, time.monotonic() + ESTABLISH_SECONDS)
+        streams = joining.streams_of(me, peer, me.link)
+        way = joining.way_of(sock, me, peer) if streams > 1 else None
+        peer = _as_met(peer)
+        connection = Connection(sock, peer, dialled.description, True, until, streams, way)
+        try:
+            link = self._keep(connection)
+        except OSError as error:  # LinkError is one
+            raise Unfinished(f"the connection to {peer.name!r} broke: {error}") from error
+        with self._lock:
+            self._dialled[peer.incarnation] = link
+            self._diallers.pop(worker.incarnation, None)
+        return link
+
+    def _gains_by_streams(self, sock: socket.socket, worker: Worker) -> bool:
+        # Over loopback the memory is what is slow, and several connections make it slower.
+        if self._listening.streams is not None:
+            return True
+        is_near = worker.host != "" and worker.host == self.me.host
+        return not is_near and not addresses.is_loopback(sock)
+
+    def is_gone(self, worker: Worker, deadline: float) -> bool:
+        """See `presence.is_gone`."""
+        return presence.is_gone(worker, self.me, self._listening, self._closing, deadline)
+
+    def answers(self, worker: Worker, deadline: float) -> bool:
+        """See `presence.answers`."""
+        return presence.answers(worker, self.me, self._listening, self._closing, deadline)
+
+    # Accepting.
+
+    def _on_connection(self, sock: socket.socket, peer: str) -> None:
+        with self._lock:
+            if self._closed:
+                sock.close()
+                return
+            self._shaking.add(sock)
+        if not self._background.run(partial(self._accept_one, sock, peer)):
+            sock.close()  # shut down between the check and here
+
+    def _accept_one(self, sock: socket.socket, peer: str) -> None:
+        refused: list[str] = []  # the agent's own decisions are nothing to warn of
+
+        def admit(identity: Identity) -> str | None:
+            reason = None
+            if not identity.joins:
+                reason = self._listening.admit(
+                    identity.name, identity.incarnation, identity.meeting
+                )
+            if reason is None:
+                reason = self._joinable.admit(identity, me)
+                expected.extend([identity.link] if reason is None and not identity.joins else [])
+            refused.extend([reason] if reason is not None else [])
+            return reason
+
+        expected: list[bytes] = []  # the name of the link, once it may be joined
+        me = self.me
+        try:
+            addresses.tune(sock)
+            if not addresses.is_unix(sock):
+                dark_hosts.limit(sock, self._listening.dead_host_timeout)
+            until = time.monotonic() + HANDSHAKE_SECONDS
+            worker = handshake.accept(
+                sock,
+                me,
+                self._listening.secret,
+                deadline=until,
+                admit=admit,
+                meeting=self._listening.meeting,
+                seconds_when_admitted=ESTABLISH_SECONDS,
+            )
+            until = time.monotonic() + ESTABLISH_SECONDS
+            if worker.joins:
+                self._add(self._joinable.wait_for(worker, until), sock)
+                return
+            kind = "unix" if addresses.is_unix(sock) else "tcp"
+            streams = joining.streams_of(me, worker, worker.link)
+            link = self._keep(
+                Connection(sock, _as_met(worker), f"{kind} from {peer}", False, until, streams)
+            )
+            if streams > 1:
+                self._joinable.opened(worker.link, link)
+        except OSError as error:  # LinkError is one
+            sock.close()
+            for name in expected:
+                self._joinable.failed(name)
+            if isinstance(error, Ended):  # it died, or gave up: that is no refusal
+                self._strangers.log(logging.DEBUG, "%s while it dialled: %s", peer, error)
+                return
+            self._strangers.log(
+                logging.DEBUG if refused or self._closed else logging.WARNING,
+                "refused a connection from %s: %s",
+                peer,
+                error,
+            )
+        finally:
+            with self._lock:
+                self._shaking.discard(sock)
+
+    # More connections for a link.
+
+    def widen(self, link: L, way: Way) -> None:
+        """Dial the connections that a link may have beside the first, in the background.
+
+        Those that can't be had are done without.
+        """
+        for _ in range(way.streams - 1):
+            self._background.run(partial(self._dial_side, link, way), needed=False)
+
+    def _dial_side(self, link: L, way: Way) -> None:
+        sock = socket.socket(way.family, socket.SOCK_STREAM)
+        keep_from_children(sock)
+        with self._lock:
+            if self._closed or link.lost is not None:
+                sock.close()
+                return
+            self._shaking.add(sock)
+        try:
+            until = time.monotonic() + HANDSHAKE_SECONDS
+            addresses.tune(sock)
+            dark_hosts.limit(sock, self._listening.dead_host_timeout)
+            sock.settimeout(HANDSHAKE_SECONDS)
+            sock.connect(way.address)
+            me = msgspec.structs.replace(self.me, joins=way.link)
+            handshake.connect(
+                sock, me, self._listening.secret, expects=original(way.incarnation), deadline=until
+            )
+            self._add(link, sock)
+        except OSError as error:
+            sock.close()
+            logger.debug("%s: no further connection to %s: %s", self.me.name, way.address, error)
+        finally:
+            with self._lock:
+                self._shaking.discard(sock)
+
+    def _add(self, link: L, sock: socket.socket) -> None:
+        connection = self._hosts.note(sock)
+        self._join(link, sock)
+        self._hosts.watch(link, connection)
+        if link.lost is not None:  # and `removed` may have been called already
+            self._hosts.forget(link)
+
+    # Links.
+
+    def _keep(self, connection: Connection) -> L:
+        self._versions.compare(self.me, connection.peer)
+        logger.debug("%s: shook hands with %r", self.me.name, connection.peer.name)
+        watched = self._hosts.note(connection.sock)
+        link = self._open_link(connection)
+        try:
+            with self._lock:
+                if self._closed:
+                    raise LinkError("this worker has shut down")
+                self._links.add(link)
+            incarnation = link.peer.incarnation
+            if self._listening.meeting(original(incarnation)) != meeting_of(incarnation):
+                raise LinkError(f"worker {link.peer.name!r} was lost meanwhile")
+            self._hosts.watch(link, watched)
+            link.start()
+            logger.debug(
+                "%s: made a link to %r: %s", self.me.name, link.peer.name, link.description
+            )
+        except LinkError:  # no event tells of its end
+            self.removed(link)
+            self._give_up(link)
+            raise
+        return link
+
+    def links(self) -> list[L]:
+        """Every link that is not lost."""
+        with self._lock:
+            return list(self._links)
+
+    def of_peer(self, incarnation: int) -> list[L]:
+        """Those of them that lead to one incarnation."""
+        with self._lock:
+            return [link for link in self._links if link.peer.incarnation == incarnation]
+
+    def forget_peer(self, incarnation: int) -> None:
+        """An incarnation is lost: keep nothing of it but the links that there are."""
+        with self._lock:
+            dialler = self._diallers.get(incarnation)
+            if dialler is not None and dialler.is_idle:
+                del self._diallers[incarnation]
+        self._versions.forget(incarnation)
+
+    def removed(self, link: L) -> None:
+        """A link is lost: forget it."""
+        self._joinable.lost(link)
+        self._hosts.forget(link)
+        with self._lock:
+            if link in self._links:
+                logger.debug(
+                    "%s: lost the link to %r, %s: %s",
+                    self.me.name,
+                    link.peer.name,
+                    link.description,
+                    link.lost or "this worker has shut down",
+                )
+            self._links.discard(link)
+            if self._dialled.get(link.peer.incarnation) is link:
+                del self._dialled[link.peer.incarnation]
+
+    # Ending.
+
+    def close(self) -> bool:
+        """Stop listening, and end handshakes. Afterwards no new link comes: lose those there are.
+
+        Returns:
+            Whether this call did it; an earlier one may have.
+        """
+        with self._lock:
+            if self._closed:
+                return False
+            self._closed = True
+            self._closing.set()
+            shaking = list(self._shaking)
+        self._acceptor.close()
+        self._hosts.close()
+        for sock in shaking:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._background.close()
+        return True
+
+    def forget(self) -> list[L]:
+        """In a child that was forked: close its copies; the parent goes on listening.
+
+        Returns:
+            The links, for the endpoint to forget.
+        """
+        # No locks: their holders were not forked.
+        self._closed = True
+        self._acceptor.forget()
+        return list(self._links)
+
+
+def _as_met(peer: Identity) -> Identity:
+    """Return who the peer is to this worker, in the meeting that both agree on."""
+    return msgspec.structs.replace(
+        peer, incarnation=nth_incarnation(peer.incarnation, peer.meeting)
+    )
+
+
+def _is_closed_with_its_socket(link: object) -> None:
+    pass
+
+
+def _has_no_more(link: object, sock: socket.socket) -> None:
+    raise LinkError("a link of this transport has one connection")

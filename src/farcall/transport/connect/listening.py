@@ -1,0 +1,67 @@
+"""How a worker listens for others, and finds its way to them: the same for every transport."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from farcall.transport.base import Admit, Meeting
+from farcall.transport.connect.addresses import PATHS
+from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
+
+DEFAULT_SHARED_MEMORY = 4 << 30  # bytes
+
+
+def admit_all(name: str, incarnation: int, meeting: int) -> None:
+    """Refuse nobody."""
+
+
+def first_meeting(incarnation: int) -> int:
+    """Return the number of the first meeting: nobody is lost."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where to listen, whom to let in, and which ways to others to take.
+
+    Attributes:
+        listen: (host, port) to listen on with TCP; port 0 takes a free one.
+        advertise: host names or addresses under which others reach us.
+        secret: what links are authenticated with; None for none.
+        admit: asked about everyone who dials in, see `base.Admit`.
+        meeting: which meeting with a worker it is, see `base.Meeting`.
+        paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
+            listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
+        streams: how many TCP connections a link may use for large buffers, 1 to 16, if the peer
+            can use as many and the transport can use several. None: 4, but links that we dial to
+            workers of this host have one.
+        dead_host_timeout: seconds after which a host that does not answer counts as dead; 0: as
+            long as the system waits.
+        shared_memory: how many bytes of it the endpoint may create, for all its links together. A
+            link for which there is no more goes over the Unix socket.
+        confined: dial Unix sockets and loopback only.
+        move_threads: a caller that waits may move to another core (`native` only, `spin.hpp`).
+        keep_awake: a thread that waits may keep its core awake (`native` only, `awake.hpp`).
+    """
+
+    listen: tuple[str, int] = ("127.0.0.1", 0)
+    advertise: Sequence[str] = ()
+    secret: bytes | None = field(default=None, repr=False)
+    admit: Admit = admit_all
+    meeting: Meeting = first_meeting
+    paths: Collection[str] = PATHS
+    streams: int | None = None
+    dead_host_timeout: float = DEFAULT_SECONDS
+    shared_memory: int = DEFAULT_SHARED_MEMORY
+    confined: bool = False
+    move_threads: bool = False
+    keep_awake: bool = True
+
+    @property
+    def uses_unix(self) -> bool:
+        """Whether to listen on a Unix socket, and to dial those of others.
+
+        "shm" is as good as "unix", as shared memory is handed over on a Unix socket.
+        """
+        return "unix" in self.paths or "shm" in self.paths

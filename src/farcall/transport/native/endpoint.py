@@ -1,0 +1,322 @@
+"""Frames through the compiled transport, without the interpreter: `native/` in the source tree.
+
+Workers of one host talk through rings in shared memory, with a Unix socket beside them that rings
+the bell and tells of death; others, or who may not use shared memory, over a socket, and over
+several if that is TCP and buffers are large. What the
+compiled part knows is bytes: the messages are encoded and decoded here. How connections come about
+is in `connections.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from farcall import _native
+from farcall.errors import BadFrame, LinkError
+from farcall.ids import Worker
+from farcall.transport.base import Arrived, Event, Link, LinkLost, NotSent, Watch
+from farcall.transport.connect import addresses
+from farcall.transport.connect.addresses import DEFAULT_STREAMS
+from farcall.transport.connect.connection import Connection
+from farcall.transport.connect.connections import Connections
+from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.joining import Way
+from farcall.transport.connect.listening import Listening
+from farcall.transport.spin import spare_cores
+from farcall.wire import frames
+from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits, check_size
+from farcall.wire.messages import KINDS, Buffer, Message, decode_message, encode_message
+
+_DIALLED, _ACCEPTED = 0, 1
+_NUMBERS = {message: int(kind) for message, kind in KINDS.items()}
+_LAST_KIND = max(_NUMBERS.values())
+
+
+class NativeLink:
+    """See `base.Link`."""
+
+    __slots__ = ("_core", "_lends", "description", "peer", "way")
+
+    def __init__(
+        self, core: _native.Link, peer: Worker, description: str, lends: bool, way: Way | None
+    ) -> None:
+        self.peer = peer
+        self.description = description
+        self.way = way
+        self._core = core
+        self._lends = lends
+
+    @property
+    def id(self) -> int:
+        """What the core calls it in its events."""
+        return self._core.id
+
+    @property
+    def lost(self) -> str | None:
+        """Why it ended, or None."""
+        return self._core.cause() if self._core.is_lost else None
+
+    def start(self) -> None:
+        """Let the endpoint read."""
+        try:
+            self._core.start()
+        except RuntimeError as error:
+            raise LinkError(str(error)) from error
+
+    def set_reading(self, is_on: bool) -> None:
+        self._core.set_reading(is_on)
+
+    def join(self, sock: socket.socket) -> None:
+        """See `connections.KeptLink`."""
+        try:
+            self._core.join(sock.detach())
+        except RuntimeError as error:
+            raise LinkError(str(error)) from error
+
+    @property
+    def streams(self) -> int:
+        """How many connections it uses."""
+        return self._core.streams
+
+    @property
+    def striped_buffers(self) -> int:
+        """How many buffers it has sent over several connections."""
+        return self._core.striped_buffers
+
+    def send(self, frame: Frame, deadline: float) -> None:
+        message, buffers = frame.message, frame.buffers
+        status = self._core.send(
+            _NUMBERS[type(message)],
+            frame.call_id,
+            encode_message(message),
+            frame.body,
+            _with_files(buffers) if self._lends else buffers,
+            deadline,
+        )
+        if status:
+            raise self._failure(status, frame)
+
+    def exchange(
+        self, frame: Frame, deadline: float, meanwhile: Callable[[], None] | None = None
+    ) -> Frame:
+        message, buffers = frame.message, frame.buffers
+        answer = self._core.exchange(
+            _NUMBERS[type(message)],
+            frame.call_id,
+            encode_message(message),
+            frame.body,
+            _with_files(buffers) if self._lends else buffers,
+            deadline,
+            meanwhile,
+        )
+        if isinstance(answer, int):
+            raise self._failure(answer, frame)
+        kind, call_id, meta, body, arrived = answer
+        opened = self.open(kind, call_id, meta, body, arrived)
+        if opened is None:
+            raise self._failure(_native.LOST, frame)
+        return opened
+
+    def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> Frame | None:
+        arrived = self._core.receive(_mask(kinds), alarm, deadline)
+        return None if arrived is None else self.open(*arrived)
+
+    def open(
+        self, kind: int, call_id: int, meta: bytes, body: Buffer, buffers: list[memoryview]
+    ) -> Frame | None:
+        """The frame that arrived; None if it can't be decoded, which loses the link."""
+        try:
+            return Frame(decode_message(kind, meta), call_id, body, buffers)
+        except BadFrame as error:
+            self.lose(str(error))
+            return None
+
+    def lose(self, cause: str) -> None:
+        """End the link: wake everyone who waits on it, and report it once."""
+        self._core.lose(cause)
+
+    def forget(self) -> None:
+        """In a forked child: close its copy, without a word to the peer."""
+        self._core.forget()
+
+    def _failure(self, status: int, frame: Frame) -> Exception:
+        if status == _native.TOO_LARGE:
+            meta = encode_message(frame.message)
+            check_size(frame.message, len(meta), len(frame.body), frame.buffers)
+        if status == _native.LOST:
+            return LinkError(self.lost or "the connection broke")
+        return NotSent() if status == _native.NOT_SENT else TimeoutError()
+
+
+@lru_cache
+def _mask(kinds: frozenset[type[Message]]) -> int:
+    return sum(1 << _NUMBERS[kind] for kind in kinds)
+
+
+def _with_files(buffers: Sequence[Any]) -> list[_native.OutBuffer]:
+    """Buffers; those that lie in shared memory, see `serde/shared.py`, with the file."""
+    return [_with_file(buffer) for buffer in buffers]
+
+
+def _with_file(buffer: Any) -> _native.OutBuffer:
+    find = getattr(getattr(buffer, "obj", None), "file_and_address", None)
+    file = None if find is None else find()
+    return buffer if file is None else (buffer, *file)
+
+
+class NativeEndpoint:
+    """See `base.Endpoint`.
+
+    Args:
+        me: what to say of ourselves in handshakes.
+        listening: where to listen, and how to reach others.
+        limits: what a peer may make us allocate.
+        stripe_threshold: bytes; smaller buffers go over the link's first connection alone.
+        stripe_chunk: bytes that go over one connection at a time.
+
+    Raises:
+        LinkError: the address can't be listened on.
+    """
+
+    def __init__(
+        self,
+        me: Identity,
+        listening: Listening,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        stripe_threshold: int = 1 << 20,
+        stripe_chunk: int = 1 << 20,
+    ) -> None:
+        self._limits = (*limits, _LAST_KIND)
+        self._core = _native.Endpoint(
+            spare_cores(),
+            listening.shared_memory,
+            listening.move_threads,
+            listening.keep_awake,
+            (*frames.SENDING_LIMITS, _LAST_KIND),
+        )
+        self._links: dict[int, NativeLink] = {}  # by the id of the core
+        self._shm = "shm" in listening.paths
+        self._streams = DEFAULT_STREAMS if listening.streams is None else listening.streams
+        self._stripes = (stripe_threshold, stripe_chunk)
+        self._connections = Connections(
+            self._speaking(me), listening, self._open_link, self._give_up, NativeLink.join
+        )
+        self.connect = self._connections.connect
+        self.linked = self._connections.linked
+        self.is_gone = self._connections.is_gone
+        self.answers = self._connections.answers
+        self._connections.start()
+
+    def _speaking(self, me: Identity) -> Identity:
+        shm = _native.SHM_VERSION if self._shm else 0
+        return msgspec.structs.replace(me, shm=shm, streams=self._streams)
+
+    @property
+    def me(self) -> Identity:
+        """Replaced once if the id is assigned after the endpoint listens."""
+        return self._connections.me
+
+    @me.setter
+    def me(self, me: Identity) -> None:
+        self._connections.me = self._speaking(me)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._connections.addresses
+
+    @property
+    def shared_memory(self) -> int:
+        """How many bytes of shared memory its links have created and not given back."""
+        return self._core.shared_memory
+
+    def _open_link(self, connection: Connection) -> NativeLink:
+        lends = self.me.lends and connection.peer.lends
+        core = self._open_core(connection, lends)
+        path = connection.description
+        if not core.is_stream:
+            path = path.replace("unix", "shm", 1)
+        # In the table before it starts: `next` may have an event of it at once.
+        lends = lends and not core.is_stream
+        link = NativeLink(core, connection.worker, path, lends, connection.way)
+        self._links[link.id] = link
+        return link
+
+    def _give_up(self, link: NativeLink) -> None:
+        self._links.pop(link.id, None)  # `close` may have been first
+        link.lose("this worker has shut down")
+
+    def _open_core(self, connection: Connection, lends: bool) -> _native.Link:
+        unix = addresses.is_unix(connection.sock)
+        dialled = connection.dialled
+        fd = connection.sock.detach()
+        if not (unix and self._shm and connection.peer.shm == _native.SHM_VERSION):
+            streams = connection.streams
+            return self._core.open_stream(fd, self._limits, streams, *self._stripes, dialled)
+        side = _DIALLED if dialled else _ACCEPTED
+        try:
+            return self._core.open_rings(fd, self._limits, side, lends, connection.deadline)
+        except RuntimeError as error:
+            raise LinkError(str(error)) from error
+
+    # Events.
+
+    def next(self, timeout: float | None) -> Event | None:
+        return self._open(self._core.next(math.inf if timeout is None else timeout))
+
+    def poll(self) -> Event | None:
+        return self._open(self._core.poll())
+
+    def _open(self, event: _native.Event | None) -> Event | None:
+        if event is None:
+            return None
+        if len(event) == 6:
+            number, kind, call_id, meta, body, buffers = event
+            link = self._links[number]
+            frame = link.open(kind, call_id, meta, body, buffers)
+            return None if frame is None else Arrived(link, frame)
+        link = self._links[event[0]]
+        if len(event) == 1:
+            if link.way is not None:
+                self._connections.widen(link, link.way)
+            return None
+        del self._links[event[0]]
+        self._connections.removed(link)
+        return LinkLost(link, event[1])
+
+    def new_watch(self) -> Watch:
+        return _native.Watch()
+
+    def wake(self) -> None:
+        self._core.wake()
+
+    # Ending.
+
+    def links(self) -> list[Link]:
+        return [link for link in self._connections.links() if link.lost is None]
+
+    def drop(self, peer: int, cause: str) -> None:
+        for link in self._connections.of_peer(peer):
+            link.lose(cause)
+        self._connections.forget_peer(peer)
+
+    def close(self) -> None:
+        if not self._connections.close():
+            return
+        self._core.close()
+        for link in self._connections.links():
+            self._connections.removed(link)  # references keep a closed agent, not what it mapped
+        self._links.clear()
+
+    def forget(self) -> None:
+        self._connections.forget()
+        # By our table: another thread may have been changing that of the core just then.
+        for link in self._links.values():
+            link.forget()
+        self._core.forget()

@@ -1,0 +1,101 @@
+"""Links over a process group: how they are opened, and what they are for those who use them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farcall.errors import BadFrame, LinkError
+from farcall.ids import Worker
+from farcall.transport.handed_over import Gate, HandedOver
+from farcall.transport.process_group.channel import Channel
+from farcall.transport.process_group.frames import Kind, pack
+from farcall.transport.waiter import Waiter
+from farcall.wire.frames import Frame
+
+if TYPE_CHECKING:
+    from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """Who opens a link, or answers. `expects`: the incarnation that should answer."""
+
+    name: str
+    id: int
+    incarnation: int
+    expects: int
+    host: str
+    main: str
+
+    @property
+    def worker(self) -> Worker:
+        return Worker(self.name, self.id, self.incarnation, host=self.host, main=self.main)
+
+
+encode_hello = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Hello).decode
+
+
+def decode_hello(data: memoryview) -> Hello:
+    """Raises BadFrame: it is none."""
+    try:
+        return _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadFrame(f"what opens a link on the process group is no hello: {error}") from error
+
+
+class GroupLink(HandedOver):
+    """See `base.Link`."""
+
+    def __init__(
+        self, home: ProcessGroupEndpoint, channel: Channel, number: int, dialled: bool, peer: Worker
+    ) -> None:
+        super().__init__()
+        self.peer = peer
+        self.description = f"{home.scheme} {'to' if dialled else 'from'} rank {channel.rank}"
+        self.lost: str | None = None
+        self.channel = channel
+        self.number = number
+        self.dialled = dialled
+        self.gate = Gate()  # of what is sent
+        self._home = home
+
+    def set_reading(self, is_on: bool) -> None:
+        # The peer is told. All its links share the way, so nothing else could be left unread.
+        if self.lost is None:
+            with contextlib.suppress(LinkError):
+                kind = Kind.GO_ON if is_on else Kind.HOLD
+                self.channel.send(kind, self.dialled, self.number)
+
+    def send(self, frame: Frame, deadline: float) -> None:
+        self.gate.pass_by(deadline)
+        if self.lost is not None:
+            raise LinkError(self.lost)
+        inline, payload = pack(frame)
+        self.channel.send(
+            Kind.FRAME,
+            self.dialled,
+            self.number,
+            inline,
+            payload,
+            deadline,
+            lambda: self.lost,
+            frame.buffers,
+        )
+
+    def expect(self, call_id: int, waiter: Waiter[Frame]) -> None:
+        self._home.watch(self, call_id, waiter)
+
+
+class Opening:
+    """A link that was asked for; over when `done` is set."""
+
+    def __init__(self, channel: Channel, incarnation: int) -> None:
+        self.channel = channel
+        self.incarnation = incarnation
+        self.done = threading.Event()
+        self.link: GroupLink | None = None
+        self.failure = ""
