@@ -9,8 +9,8 @@ import pytest
 from behaviour.helpers import by_remote, by_sync, echo, wait_until
 from farcall import rpc
 from farcall.errors import UnknownWorker
+from farcall.protocol import directory
 from farcall.runtime.agent import Agent
-from farcall.runtime.membership import directory
 from farcall.testing.cluster import acting_as
 
 COMING_AND_GOING = 6
@@ -27,10 +27,10 @@ def crowd(
 
 def tables(agent: Agent) -> dict[str, int]:
     """How much is kept of other workers."""
-    directory, references = agent.directory, agent.references._refs
+    known, references = agent.directory._machine, agent.references._refs
     found = {
-        "incarnations": len(directory._by_incarnation),
-        "names": len(directory._by_key),
+        "incarnations": len(known._by_incarnation),
+        "names": len(known._by_key),
         "lost": len(references.losses),
     }
     connections = getattr(agent.endpoint, "_connections", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from behaviour.helpers import Gate, echo, in_threads, wait_at, wait_until
 from farcall import rpc
 from farcall.errors import OwnerDied, PeerLost
 from farcall.ids import MET_AGAIN
+from farcall.protocol.directory import FORGET_SECONDS
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership import searching
 from farcall.testing.cluster import acting_as
@@ -157,3 +159,19 @@ def test_nobody_looks_for_whoever_has_left(pair: list[Agent]) -> None:
     with pytest.raises(PeerLost):
         rpc.rpc_sync("w1", echo, args=(1,))
     assert not pair[0].losses._search._due
+
+
+@pytest.mark.usefixtures("at_once")
+def test_whoever_was_forgotten_is_met_again(start: Callable[..., list[Agent]]) -> None:
+    """One has lost the other, which has forgotten that there was anybody."""
+    agents = start(2, find=lambda name, deadline: None)
+    first, second = agents
+    peer, other = first.directory.resolve("w1"), second.directory.resolve("w0")
+    other.note_loss("a test said so")
+    for passed in (0.0, FORGET_SECONDS + 1, 2 * FORGET_SECONDS + 2):
+        second.directory.note_lost(other, passed)
+    assert second.directory.meeting(first.me.incarnation) == 0
+    first.losses.lose(peer, "a test said so")
+    wait_until(lambda: first.directory.known("w1") is not None)
+    assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+    assert second.directory.meeting(first.me.incarnation) == 1

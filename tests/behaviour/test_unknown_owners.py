@@ -12,7 +12,8 @@ import pytest
 from behaviour.helpers import echo, wait_until
 from farcall import rpc
 from farcall.errors import OwnerDied, PeerLost, RpcTimeout
-from farcall.ids import Worker
+from farcall.ids import MET_AGAIN, Worker
+from farcall.protocol.directory import FORGET_SECONDS
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership.lookup import NotAsked
 
@@ -35,7 +36,7 @@ class Store:
     def __init__(self, agent: Agent, unknown: Worker) -> None:
         self.worker: Worker | None = unknown
         self.is_dark = False
-        agent.directory._by_incarnation.pop(unknown.incarnation)
+        agent.directory._machine._by_incarnation.pop(unknown.incarnation)
         agent.directory._find = self.find
 
     def find(self, name: str | int, deadline: float) -> Worker | None:
@@ -76,6 +77,17 @@ def test_owner_that_is_not_there_yet_is_not_dead(trio: list[Agent], store: Store
         rpc.rpc_sync("w1", fetch, args=(reference,))
     store.worker = worker
     assert rpc.rpc_sync("w1", fetch, args=(reference,)) == 3
+
+
+def test_owner_that_was_lost_and_forgotten_and_lives(start: Callable[..., list[Agent]]) -> None:
+    agents = start(3, find=lambda name, deadline: agents[2].me)
+    directory = agents[1].directory
+    peer = directory.resolve("w2")
+    agents[1].losses.lose(peer, "a test said so")
+    directory.note_lost(peer, time.monotonic() + FORGET_SECONDS + 1)
+    assert directory.of_incarnation(peer.incarnation) is None
+    assert rpc.rpc_sync("w1", fetch, args=(rpc.remote("w2", echo, args=(3,)),)) == 3
+    assert directory.resolve("w2").incarnation == peer.incarnation + MET_AGAIN
 
 
 class SlowStore(Store):

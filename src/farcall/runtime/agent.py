@@ -282,7 +282,9 @@ class Agent:
     def handle(self, event: Event) -> None:
         """The executor's leader took an event."""
         worker = event.link.peer
-        peer = self.directory.of_incarnation(worker.incarnation) or self.directory.add(worker)
+        peer = self.directory.of_incarnation(worker.incarnation) or self.directory.heard(worker)
+        if peer is None:
+            return
         if not isinstance(event, Arrived):
             self.losses.lose(peer, event.cause)
             return

@@ -36,7 +36,7 @@ from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
 from farcall.runtime.threads.isolation import call_isolated
 from farcall.transport.waiter import Waiter
-from farcall.wire.messages import Failure, Reference, Reply, Request
+from farcall.wire.messages import Failure, Reply, Request
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -182,35 +182,41 @@ class Machine:
         Its references get the incarnations that their owners have here. If an owner can't be found,
         the message is refused, and nothing else: that is no death.
         """
-        references = message.references = self.state.localized(message.references)
+        message.references = self.state.localized(message.references)
         self._parked[key] = then
-        self._arrive(key, references)
+        self._arrive(key, message)
 
-    def _arrive(self, key: TransferKey, references: Sequence[Reference]) -> None:
+    def _arrive(self, key: TransferKey, message: Request | Reply | Failure) -> None:
         """Go on with a message when all owners of its references are known."""
         directory = self._directory
-        for reference in references:
+        for reference in message.references:
             if directory.of_incarnation(reference.owner) is None:
                 self.inquiries.ask(
                     reference.owner,
                     partial(directory.meet, reference.owner_name, reference.owner),
                     time.monotonic() + LOOKUP_SECONDS,
-                    lambda error: self.soon(partial(self._met, key, references, error)),
+                    lambda error: self.soon(partial(self._met, key, message, error)),
                 )
                 return
-        self.tell(self.state.refs.arrive, key, references)
+        self.tell(self.state.refs.arrive, key, message.references)
 
     def _met(
         self,
         key: TransferKey,
-        references: Sequence[Reference],
+        message: Request | Reply | Failure,
         unknown: Exception | None,
         closed: CallError | None,
     ) -> None:
         """The owner of one of the references of a message is known now, or can't be."""
         error = closed or unknown
         if error is None:
-            self._arrive(key, references)
+            # The owner may have been forgotten here, and be in its next meeting now.
+            is_known = self._directory.of_incarnation
+            message.references = tuple(
+                one if is_known(one.owner) else self.state.localized((one,))[0]
+                for one in message.references
+            )
+            self._arrive(key, message)
             return
         assert isinstance(error, CallError)  # `Directory.meet` raises no others
         self.tell(self.state.refs.asked, key)  # its sender keeps them no longer for us

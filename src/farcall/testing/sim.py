@@ -6,6 +6,7 @@
     python -m farcall.testing.sim --protocol backward --schedules 100000
     python -m farcall.testing.sim --protocol connecting --schedules 100000
     python -m farcall.testing.sim --protocol departure --schedules 100000
+    python -m farcall.testing.sim --protocol directory --schedules 100000
     python -m farcall.testing.sim --schedules 5000 --coverage
 
 Exit code 0: every schedule kept the invariants; 1: some did not, and how to replay them is said.
@@ -29,7 +30,9 @@ from farcall.protocol import (
     connecting,
     contexts,
     departure,
+    directory,
     instructions,
+    lookup,
     passes,
     ref_entries,
     ref_tables,
@@ -41,6 +44,7 @@ from farcall.testing.backward import BackwardBug, simulate_backward
 from farcall.testing.connecting import ConnectingBug, simulate_connecting
 from farcall.testing.coverage import Reached
 from farcall.testing.departure import DepartureBug, simulate_departure
+from farcall.testing.directory import DirectoryBug, simulate_directory
 from farcall.testing.network import Faults
 from farcall.testing.oracle import Violation
 from farcall.testing.planted import PlantedBug
@@ -54,6 +58,7 @@ BUGS = {
     "backward": [bug.value for bug in BackwardBug],
     "connecting": [bug.value for bug in ConnectingBug],
     "departure": [bug.value for bug in DepartureBug],
+    "directory": [bug.value for bug in DirectoryBug],
 }
 
 FAULTS = {field.name for field in fields(Faults)}
@@ -62,6 +67,7 @@ MACHINES: dict[str, Sequence[ModuleType]] = {
     "backward": (passes, contexts, shares),
     "connecting": (connecting,),
     "departure": (departure,),
+    "directory": (directory, lookup),
 }
 # What agents ask the machines, and no simulated worker does.
 QUERIES = {
@@ -118,6 +124,8 @@ class Chosen(NamedTuple):
             return simulate_connecting(seed, bug=ConnectingBug(self.bug) if self.bug else None)
         if self.protocol == "departure":
             return simulate_departure(seed, bug=DepartureBug(self.bug) if self.bug else None)
+        if self.protocol == "directory":
+            return simulate_directory(seed, bug=DirectoryBug(self.bug) if self.bug else None)
         faults = None
         if self.without:
             faults = but_for(self._run(seed, None, 0).faults, self.without)
@@ -238,7 +246,8 @@ def main(
 
     "calls" is the protocol of calls and references, "backward" that of distributed backward passes,
     "connecting" the rules by which a worker is reached, or declared dead, "departure" those by
-    which a group leaves together.
+    which a group leaves together, "directory" those by which workers are known, part and meet
+    again.
     """
     if plant and plant not in BUGS[protocol]:
         raise click.BadParameter(f"{plant!r} is none of {', '.join(BUGS[protocol])}")

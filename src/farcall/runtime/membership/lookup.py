@@ -1,5 +1,5 @@
 """Asks the rendezvous who is where. A store may answer late, or never, or be gone for a while: so a
-thread of its own asks, and nobody waits longer than he has time.
+thread of its own asks, and nobody waits longer than he has time. The rules: `protocol/lookup.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 
 from farcall.ids import Worker
 from farcall.log import get_logger
+from farcall.protocol.lookup import REMIND_SECONDS, LookupMachine, Step
 from farcall.runtime.threads.bell import Bell
 from farcall.threads import FarcallThread
 from farcall.transport.brief_threads import BriefThreads
@@ -20,9 +21,6 @@ logger = get_logger("farcall")
 
 LOOKUP_SECONDS = 60.0  # for a rendezvous, where no call says how long
 LOOK_AGAIN = 1.0  # seconds between looks at what a bell should have told
-STUCK_SECONDS = 5.0  # for an answer; then the connection to the store may lead nowhere
-REMIND_SECONDS = 20.0  # between two questions for a worker's own name
-MOST_STUCK = 2  # threads that wait for such answers
 
 Ask = Callable[[str | int], Worker | None]
 
@@ -93,10 +91,7 @@ class Lookup:
         self._ask = ask
         self._reopen = reopen
         self._lock = threading.Lock()  # guards what follows
-        self._questions: dict[str | int, _Question] = {}  # that are open
-        self._connection = 0  # its number
-        self._asked_at = 0.0  # when the question was asked by it that has no answer yet; 0: none
-        self._stuck = 0
+        self._machine: LookupMachine[_Question] = LookupMachine()
         self._threads = self._new_thread()
 
     def _new_thread(self) -> BriefThreads:
@@ -116,70 +111,55 @@ class Lookup:
         while not question.bell.wait(max(0.0, min(deadline - time.monotonic(), LOOK_AGAIN))):
             if time.monotonic() >= deadline:
                 raise NotAsked("it has not answered in time")
-            uninterrupted(self._ask_anew_if_stuck, f"farcall-ask-{self._name}")
+            uninterrupted(self._look, f"farcall-ask-{self._name}")
         if question.error is not None:
             raise NotAsked(str(question.error).partition("\n")[0]) from question.error
         return question.answer
 
     def _question(self, key: str | int) -> _Question:
         """The question about this key that is open, or a new one."""
-        self._ask_anew_if_stuck()
+        self._look()
         with self._lock:
-            known = self._questions.get(key)
-            if known is not None:
-                return known
-            question = self._questions[key] = _Question(key)
-            threads, connection = self._threads, self._connection
-        threads.run(partial(self._answer, question, connection))
+            question, connection = self._machine.ask(_Question(key))
+            threads = self._threads
+        if connection is not None:
+            threads.run(partial(self._answer, question, connection))
         return question
 
-    def _ask_anew_if_stuck(self) -> None:
+    def _look(self) -> None:
+        """Ask all anew, by another thread, if the store does not answer this one."""
         with self._lock:
-            waits = time.monotonic() - self._asked_at
-            if not self._asked_at or waits < STUCK_SECONDS or self._stuck == MOST_STUCK:
+            anew = self._machine.look(time.monotonic())
+            if anew is None:
                 return
-            self._stuck += 1
-            self._asked_at = 0.0
-            self._connection += 1
             threads = self._threads = self._new_thread()
-            again = list(self._questions.values())
-            connection = self._connection
-        logger.debug("%s: the store has not answered for %.0f s", self._name, waits)
-        for question in again:
-            threads.run(partial(self._answer, question, connection, is_new=question is again[0]))
+        logger.debug("%s: the store does not answer, and is asked anew", self._name)
+        for question in anew.questions:
+            threads.run(partial(self._answer, question, anew.connection))
 
-    def _answer(self, question: _Question, connection: int, *, is_new: bool = False) -> None:
-        """Ask the store.
-
-        Args:
-            connection: by which; nothing is asked any more if it is not the latest.
-            is_new: it is to be made first.
-        """
+    def _answer(self, question: _Question, connection: int) -> None:
+        """Ask the store by a connection, if that is the latest."""
         with self._lock:
-            if connection != self._connection:
-                return
-            self._asked_at = time.monotonic()
+            step = self._machine.begins(connection, time.monotonic())
+        if step is Step.DROP:
+            return
         answer: Worker | None = None
         failure: Exception | None = None
         try:
-            if is_new:
-                self._reopen()
-            answer = self._ask_twice(question.key)
+            answer = self._ask_store(question.key, reopen=step is Step.REOPEN)
         except Exception as error:
             failure = error
         with self._lock:
-            if connection != self._connection:
-                self._stuck -= 1
+            if not self._machine.ends(question, connection, failed=failure is not None):
                 return
-            self._asked_at = 0.0
             question.answer, question.error = answer, failure
-            del self._questions[question.key]
         question.bell.ring()
 
-    def _ask_twice(self, key: str | int) -> Worker | None:
-        try:
-            return self._ask(key)
-        except RuntimeError as error:
-            logger.debug("%s: the store is gone: %s", self._name, error)
+    def _ask_store(self, key: str | int, *, reopen: bool) -> Worker | None:
+        if not reopen:
+            try:
+                return self._ask(key)
+            except RuntimeError as error:
+                logger.debug("%s: the store is gone: %s", self._name, error)
         self._reopen()
         return self._ask(key)

@@ -19,8 +19,9 @@ from typing import NamedTuple
 import msgspec
 
 from farcall.errors import PeerLost
-from farcall.ids import MAX_MEETINGS, meeting_of, next_incarnation, nth_incarnation
+from farcall.ids import meeting_of, next_incarnation
 from farcall.log import get_logger
+from farcall.protocol.directory import Verdict
 from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
 from farcall.runtime.membership.searching import Search
@@ -184,24 +185,22 @@ class Losses:
         if self._status.is_closed:
             return "this worker is shutting down"
         directory = self._directory
-        peer = directory.newest(incarnation)
-        if peer is not None and peer.lost is not None and peer.left is not None:
-            return f"this incarnation of {name!r} has left: {peer.left}"
-        if meeting < directory.meeting(incarnation):
+        verdict, peer = directory.verdict(incarnation, meeting), directory.newest(incarnation)
+        if verdict is Verdict.LEFT:
+            return f"this incarnation of {name!r} has left: {peer and peer.left}"
+        if verdict is Verdict.GIVEN_UP:
             return f"this incarnation of {name!r} was declared lost"
-        if meeting == MAX_MEETINGS:
+        if verdict is Verdict.TOO_OFTEN:
             return f"{name!r} was lost too often"
-        if peer is None or meeting == meeting_of(peer.incarnation):
-            return None
-        self.lose(peer, "it had given this worker up")
-        again = nth_incarnation(incarnation, meeting)
-        worker = msgspec.structs.replace(peer.worker, incarnation=again)
-        if directory.meet_again(worker, time.monotonic()):
-            logger.warning(
-                "%s: worker %r, which was lost, is here again; both begin anew",
-                self._me.name,
-                name,
-            )
+        if verdict is Verdict.ANEW:
+            if peer is not None:
+                self.lose(peer, "it had given this worker up")
+            if directory.meet_again(incarnation, meeting, time.monotonic()):
+                logger.warning(
+                    "%s: worker %r, which was lost, is here again; both begin anew",
+                    self._me.name,
+                    name,
+                )
         return None
 
     def close(self) -> None:

@@ -21,8 +21,9 @@ from functools import partial
 from random import Random
 
 from farcall.protocol.departure import STANDSTILL, Messages
+from farcall.testing.agenda import Agenda
 from farcall.testing.departure.planted import DepartureBug, departure_of, silence_of
-from farcall.testing.departure.world import Answer, Call, Loss, Member, World
+from farcall.testing.departure.world import Answer, Call, Loss, Member
 from farcall.testing.network import Faults
 from farcall.testing.oracle import Violation
 from farcall.testing.simulation import Event, Result
@@ -50,7 +51,7 @@ class _Schedule:
         self._seed = seed
         self._random = random = Random(seed)
         self._slowest = random.choice((0.01, 1.0, 5.0))  # seconds that a message takes
-        self._world = World(random, self._slowest)
+        self._world: Agenda[Member] = Agenda(random, self._slowest)
         self._log: list[Event] = []
         self._violations: list[Violation] = []
         self._calls = 0

@@ -1,0 +1,300 @@
+"""Who is known: by name, id and incarnation, in which meeting, and for how long.
+
+What a key (a name, an id, a `WorkerInfo`) stands for:
+
+    the holder of the key   | the store can be asked | standing
+    ------------------------|------------------------|---------
+    lives, as far as known  | -                      | KNOWN
+    lost, or there is none  | yes                    | ASK, and then as below
+    lost                    | no, or it was asked    | LOST
+    there is none           | no, or it was asked    | UNKNOWN
+
+What a handshake in a meeting means for a worker (`verdict`):
+
+    the worker is here       | the meeting is                   | verdict
+    -------------------------|----------------------------------|--------------------------------
+    lost, after its goodbye  | any                              | LEFT
+    living, lost, or unknown | before the present, or next, one | GIVEN_UP
+                             | the last that there can be       | TOO_OFTEN
+                             | the present one                  | WELCOME
+                             | any later one                    | ANEW: lose it, and `meet_again`
+
+Invariants:
+
+DIR-1 (names) A key belongs to the worker that was learnt last under it. No lost worker has a key
+      that one which lives and is known could have.
+DIR-2 (agreement) Two workers count from the greater of what both say in a handshake. If a handshake
+      ends well and no link ends afterwards, both are in the same meeting, and neither is lost to
+      the other. That holds if both dial at once, and for those that have forgotten each other.
+DIR-3 (one meeting) Whoever is lost is never alive again in the meeting that ended, nor in one
+      before. What still comes of an earlier meeting finds a lost worker, or none.
+DIR-4 (doubt) "There is none" is said only if the store has said so, or if it is never asked.
+DIR-5 (bounds) The tables hold those that are not lost, and where workers come and go those that
+      were lost within `FORGET_SECONDS` of the last loss. In a group of fixed size they hold the
+      lost of the last meetings, whose places nobody takes. The number of the next meeting with a
+      worker outlives what is known of the last one, as long again.
+DIR-6 (forgetting) A lost incarnation leaves this directory after `FORGET_SECONDS`. It is to be
+      forgotten everywhere, once, after as much again: by then all has been handled that was told
+      of it while it was known.
+
+Pure; not thread-safe but for `of_incarnation`, `known` and `newest`: whoever owns a directory holds
+a lock around the other methods. Times are seconds on any one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from farcall.ids import (
+    MAX_MEETINGS,
+    MET_AGAIN,
+    Worker,
+    WorkerInfo,
+    meeting_of,
+    next_incarnation,
+    nth_incarnation,
+    original,
+)
+
+FORGET_SECONDS = 600.0  # after which a lost worker is forgotten, where workers come and go
+
+Key = str | int | WorkerInfo
+KEY_TYPES = frozenset((str, int, WorkerInfo))  # not bool: True would be found as worker 1
+
+
+class Party(Protocol):
+    """An incarnation of a worker, as its owner keeps it.
+
+    Attributes:
+        worker: with the incarnation that it has here, which never changes.
+        lost: why it is lost; None if it is not. The owner sets it, and says `note_lost` then.
+        left: its goodbye, if it has said one.
+    """
+
+    worker: Worker
+    lost: str | None
+    left: str | None
+
+
+P = TypeVar("P", bound=Party)
+
+
+class Standing(Enum):
+    """What a key stands for; see the table."""
+
+    KNOWN = auto()
+    LOST = auto()
+    ASK = auto()
+    UNKNOWN = auto()
+
+
+class Verdict(Enum):
+    """What a handshake means; see the table."""
+
+    WELCOME = auto()
+    ANEW = auto()
+    LEFT = auto()
+    GIVEN_UP = auto()
+    TOO_OFTEN = auto()
+
+
+class Found(NamedTuple, Generic[P]):
+    """What a key stands for, and the worker that has it, lost or not."""
+
+    standing: Standing
+    party: P | None
+
+
+class DirectoryMachine(Generic[P]):
+    """The directory of one worker.
+
+    Args:
+        make: makes the record of a worker that is new here.
+        is_open: workers come and go, and the store can be asked for them.
+
+    Attributes:
+        of_incarnation: the record of an incarnation, or None.
+    """
+
+    def __init__(self, make: Callable[[Worker], P], *, is_open: bool) -> None:
+        self._make = make
+        self.is_open = is_open
+        self._by_incarnation: dict[int, P] = {}
+        self._by_key: dict[object, P] = {}
+        self._met_again: dict[int, int] = {}  # by the original incarnation: that of now
+        self._lost: deque[tuple[float, P]] = deque()  # each with when that was
+        self._forgotten: deque[tuple[float, int]] = deque()
+        # Of each message: without a step of Python.
+        self.of_incarnation: Callable[[int], P | None] = self._by_incarnation.get
+
+    # Questions.
+
+    def known(self, to: object) -> P | None:
+        """The worker of that name, id or info, if it is known here and not lost."""
+        party = self._by_key.get(to) if type(to) in KEY_TYPES else None
+        return party if party is not None and party.lost is None else None
+
+    def resolve(self, to: Key, *, asked: bool = False) -> Found[P]:
+        """What a key stands for.
+
+        Args:
+            to: the key.
+            asked: the store was asked for it, and what it said was added.
+        """
+        party = self._by_key.get(to)
+        if party is not None and party.lost is None:
+            return Found(Standing.KNOWN, party)
+        if self.is_open and not asked:
+            return Found(Standing.ASK, party)
+        return Found(Standing.UNKNOWN if party is None else Standing.LOST, party)
+
+    def holder(self, to: Key) -> P | None:
+        """The worker that has a key, lost or not."""
+        return self._by_key.get(to)
+
+    def is_current(self, party: P) -> bool:
+        """Whether nobody who lives has taken a worker's name over, and it is not forgotten."""
+        for other in reversed(self.parties()):
+            if other is party:
+                return True
+            if other.lost is None and other.worker.name == party.worker.name:
+                return False  # it was learnt later
+        return False
+
+    def newest(self, incarnation: int) -> P | None:
+        """What a worker is here now, or was last, by its original incarnation."""
+        return self._by_incarnation.get(self._met_again.get(incarnation, incarnation))
+
+    def meeting(self, incarnation: int) -> int:
+        """Which meeting with a worker is the present one, or the next if it is lost."""
+        now = self._met_again.get(incarnation, incarnation)
+        party = self._by_incarnation.get(now)
+        return meeting_of(now) + (party is not None and party.lost is not None)
+
+    def parties(self) -> list[P]:
+        """Every incarnation that was met and is not forgotten."""
+        return list(self._by_incarnation.values())
+
+    def verdict(self, incarnation: int, meeting: int) -> Verdict:
+        """What a handshake with a worker, by its original incarnation, in a meeting means."""
+        party = self.newest(incarnation)
+        if party is not None and party.lost is not None and party.left is not None:
+            return Verdict.LEFT
+        if meeting < self.meeting(incarnation):
+            return Verdict.GIVEN_UP
+        if meeting >= MAX_MEETINGS:
+            return Verdict.TOO_OFTEN
+        if meeting == meeting_of(self._met_again.get(incarnation, incarnation)):
+            return Verdict.WELCOME
+        return Verdict.ANEW
+
+    # Events.
+
+    def add(self, worker: Worker) -> P:
+        """Learn of a worker, or more about one. A new incarnation takes its name over.
+
+        Args:
+            worker: with its original incarnation, as in the store.
+        """
+        now = self._met_again.get(worker.incarnation)
+        return self._know(
+            worker if now is None else msgspec.structs.replace(worker, incarnation=now)
+        )
+
+    def heard(self, worker: Worker) -> P | None:
+        """A link brings something. Return whose it is, or None if it is of an earlier meeting.
+
+        Args:
+            worker: with the incarnation that it has here by that link.
+        """
+        begun = original(worker.incarnation)
+        if worker.incarnation < self._met_again.get(begun, begun):
+            return None
+        return self._know(worker)
+
+    def _know(self, worker: Worker) -> P:
+        party = self._by_incarnation.get(worker.incarnation)
+        if party is None:
+            party = self._by_incarnation[worker.incarnation] = self._make(worker)
+        elif (worker.pid and not party.worker.pid) or (
+            worker.addresses and not party.worker.addresses
+        ):  # until now it was known from its hello, which says less
+            party.worker = worker
+        for key in (worker.name, worker.id, worker.info):
+            if party.lost is None or key not in self._by_key:
+                self._by_key[key] = party
+        return party
+
+    def meet_again(self, incarnation: int, meeting: int, now: float) -> bool:
+        """A worker that is lost, or was forgotten, is here again.
+
+        Args:
+            incarnation: its original one.
+            meeting: the number of the meeting.
+            now: the time.
+
+        Returns:
+            Whether it was lost before, and that is news here.
+        """
+        last = self._met_again.get(incarnation, incarnation)
+        again = nth_incarnation(incarnation, meeting)
+        if last >= again:
+            return False  # another thread was faster
+        self._met_again[incarnation] = again
+        old = self._by_incarnation.get(last)
+        if old is None:  # the number is kept until there is a link, or for as long as others are
+            self._forgotten.append((now, again - MET_AGAIN))
+            return False
+        if not self.is_open:
+            self._lost.append((now, old))
+        self._know(msgspec.structs.replace(old.worker, incarnation=again))
+        return True
+
+    def note_lost(self, party: P, now: float) -> list[int]:
+        """A worker is lost. Its keys go to those that live and have them, too.
+
+        Where workers come and go those that are gone would fill the memory, and anywhere what was
+        of meetings before the last one. So a loss is when the long lost are forgotten.
+
+        Returns:
+            The incarnations that are to be forgotten everywhere now.
+        """
+        self._pass_keys_on(party)
+        if self.is_open:  # else nobody takes their places
+            self._lost.append((now, party))
+        before = now - FORGET_SECONDS
+        while self._lost and self._lost[0][0] < before:
+            self._drop(self._lost.popleft()[1], now)
+        gone = []
+        while self._forgotten and self._forgotten[0][0] < before:
+            incarnation = self._forgotten.popleft()[1]
+            gone.append(incarnation)
+            begun, again = original(incarnation), next_incarnation(incarnation)
+            if self._met_again.get(begun) == again and again not in self._by_incarnation:
+                del self._met_again[begun]
+        return gone
+
+    def _pass_keys_on(self, lost: P) -> None:
+        """Give the keys of a lost worker to others, of whom it was heard before its last word."""
+        for key in (lost.worker.name, lost.worker.id, lost.worker.info):
+            if self._by_key.get(key) is lost:
+                for other in self._by_incarnation.values():
+                    worker = other.worker
+                    if other.lost is None and key in (worker.name, worker.id, worker.info):
+                        self._by_key[key] = other
+
+    def _drop(self, old: P, now: float) -> None:
+        """Forget one that is lost, but for the number of the next meeting with it."""
+        incarnation = old.worker.incarnation
+        self._by_incarnation.pop(incarnation, None)
+        begun = original(incarnation)
+        if self._met_again.get(begun, begun) == incarnation:
+            self._met_again[begun] = next_incarnation(incarnation)  # others know longer of the loss
+        for key in [key for key, known in self._by_key.items() if known is old]:
+            del self._by_key[key]
+        self._forgotten.append((now, incarnation))

@@ -1,0 +1,111 @@
+"""Questions to the store: which are open, by which connection they are asked, what answers count.
+
+A connection takes one question after the other, in order. It may never answer: then another one is
+made, by which all that is open is asked.
+
+    event of a connection   | it is the latest                    | an older one
+    ------------------------|-------------------------------------|------------------------------
+    begins                  | ASK; REOPEN if it is not made, or   | DROP
+                            | the question before has failed      |
+    ends: answered, failed  | the question is closed              | does not count; one stuck less
+
+Invariants:
+
+LOOK-1 (one at a time) Who asks what is asked already waits for the same answer.
+LOOK-2 (latest counts) What is heard by a connection counts only if there is no later one.
+LOOK-3 (few are stuck) At most `MOST_STUCK` connections are given up that have not answered yet.
+LOOK-4 (persistence) If the latest connection has not answered for `STUCK_SECONDS`, there is another
+      one at the next event, but for LOOK-3, and all that is open is asked anew by it.
+LOOK-5 (made again) After a failure the connection is made anew before the next question, so that a
+      store that was started again, and is empty, learns of this worker.
+
+Pure; not thread-safe: whoever owns a machine holds a lock around each method. Times are seconds on
+any one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+STUCK_SECONDS = 5.0  # for an answer; then the connection to the store may lead nowhere
+MOST_STUCK = 2  # connections that wait for such answers
+REMIND_SECONDS = 20.0  # between two questions for a worker's own name
+
+
+class Query(Protocol):
+    """A question.
+
+    Attributes:
+        key: the name or id that is asked for.
+    """
+
+    key: str | int
+
+
+Q = TypeVar("Q", bound=Query)
+
+
+class Step(Enum):
+    """What a connection does about a question whose turn it is."""
+
+    ASK = auto()
+    REOPEN = auto()  # make the connection, then ask
+    DROP = auto()
+
+
+class Round(NamedTuple, Generic[Q]):
+    """Ask these questions, in order, by the connection with this number."""
+
+    connection: int
+    questions: list[Q]
+
+
+class LookupMachine(Generic[Q]):
+    """The questions of one worker."""
+
+    def __init__(self) -> None:
+        self._open: dict[str | int, Q] = {}
+        self._connection = 0  # the number of the latest
+        self._is_made = True
+        self._asked_at: float | None = None  # when the question was asked that has no answer yet
+        self._stuck = 0
+
+    def ask(self, question: Q) -> tuple[Q, int | None]:
+        """Somebody wants to know something.
+
+        Returns:
+            The open question of this key, to wait for. If it is this one, the connection by which
+            it is to be asked.
+        """
+        known = self._open.setdefault(question.key, question)
+        return known, self._connection if known is question else None
+
+    def look(self, now: float) -> Round[Q] | None:
+        """Whoever waits looks now and then whether all is to be asked by another connection."""
+        if self._asked_at is None or now - self._asked_at < STUCK_SECONDS:
+            return None
+        if self._stuck == MOST_STUCK:
+            return None
+        self._stuck += 1
+        self._asked_at = None
+        self._connection += 1
+        self._is_made = False
+        return Round(self._connection, list(self._open.values()))
+
+    def begins(self, connection: int, now: float) -> Step:
+        """A connection is about to take a question."""
+        if connection != self._connection:
+            return Step.DROP
+        self._asked_at = now
+        return Step.ASK if self._is_made else Step.REOPEN
+
+    def ends(self, question: Q, connection: int, *, failed: bool) -> bool:
+        """A connection has an answer, or has failed. Returns whether that counts."""
+        if connection != self._connection:
+            self._stuck -= 1
+            return False
+        self._asked_at = None
+        self._is_made = not failed
+        del self._open[question.key]
+        return True

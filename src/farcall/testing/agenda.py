@@ -1,0 +1,72 @@
+"""What is to happen at simulated processes, on a virtual clock, and links between them.
+
+Every link keeps its order; of two links either may be faster. A process may stand still: what
+happens at it happens when it goes on, if it does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from random import Random
+from typing import Generic, Protocol, TypeVar
+
+from farcall.testing.clock import ManualClock
+
+
+class Process(Protocol):
+    """A process.
+
+    Attributes:
+        number: its own.
+        stands_until: when it goes on, in seconds; infinite: never.
+    """
+
+    number: int
+    stands_until: float
+
+
+M = TypeVar("M", bound=Process)
+
+
+class Agenda(Generic[M]):
+    """The queue of what is to happen, and the links.
+
+    Args:
+        random: draws delays.
+        slowest: seconds that a message may take.
+    """
+
+    def __init__(self, random: Random, slowest: float) -> None:
+        self._random = random
+        self._slowest = slowest
+        self.clock = ManualClock()
+        self._queue: list[tuple[float, int, M, Callable[[], None]]] = []
+        self._count = 0
+        self._arrivals: dict[tuple[int, int], float] = {}
+
+    def at(self, moment: float, member: M, act: Callable[[], None]) -> None:
+        """Have something happen at a worker, then or when it goes on."""
+        self._count += 1
+        heapq.heappush(self._queue, (moment, self._count, member, act))
+
+    def send(self, sender: int, to: M, act: Callable[[], None]) -> None:
+        """Have a message arrive after all that went before it by that link."""
+        ends = sender, to.number
+        delay = self._random.choice((0.0, 0.0, 0.001, self._slowest)) * self._random.random()
+        arrival = max(self.clock.now + delay, self._arrivals.get(ends, 0.0))
+        self._arrivals[ends] = arrival
+        self.at(arrival, to, act)
+
+    def next(self) -> tuple[M, Callable[[], None]] | None:
+        """What happens next, of workers that don't stand still; None: nothing."""
+        while self._queue:
+            moment, number, member, act = heapq.heappop(self._queue)
+            if member.stands_until > moment:
+                if member.stands_until < math.inf:
+                    heapq.heappush(self._queue, (member.stands_until, number, member, act))
+                continue
+            self.clock.advance_to(moment)
+            return member, act
+        return None

@@ -1,0 +1,16 @@
+"""The directory under simulation: the shipped machines, workers that part, and a store with faults.
+
+    from farcall.testing.directory import simulate_directory
+
+    print(simulate_directory(seed=1).violations)  # ()
+
+`world` has the workers, their links and the store, `asking` is what `runtime/membership/lookup.py`
+is to an agent, `simulation` has the order of events, `oracle` judges. `planted` has mistakes that are
+found.
+Many schedules: `python -m farcall.testing.sim --protocol directory`.
+"""
+
+from farcall.testing.directory.planted import DirectoryBug
+from farcall.testing.directory.simulation import simulate_directory
+
+__all__ = ["DirectoryBug", "simulate_directory"]

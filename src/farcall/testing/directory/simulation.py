@@ -1,0 +1,507 @@
+"""One schedule of the directory: workers meet, part and come again, at moments drawn from a seed.
+
+The machines are `farcall.protocol.directory`'s and `farcall.protocol.lookup`'s, as the runtime and
+the handshake run them. After `calm` seconds nothing goes wrong any more; then all call each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from farcall.ids import MAX_MEETINGS, Worker, meeting_of, nth_incarnation, original
+from farcall.protocol.directory import Key, Standing, Verdict
+from farcall.testing.agenda import Agenda
+from farcall.testing.directory.asking import Answer, Asking
+from farcall.testing.directory.oracle import DirectoryOracle
+from farcall.testing.directory.planted import DirectoryBug, directory_of, lookup_of
+from farcall.testing.directory.world import Change, Link, Mode, Node, Record, Store
+from farcall.testing.network import Faults
+from farcall.testing.oracle import Violation
+from farcall.testing.simulation import Event, Result
+
+NO_FAULTS = Faults()  # those of messages: here is none
+MAX_EVENTS = 20_000
+SETTLING = 120.0  # seconds after which all that went wrong has been noticed, and made good
+CALLS_AT_THE_END = 4
+SPANS = (30.0, 120.0, 120.0, 2500.0)  # seconds in which things go wrong
+NOTICED = 40.0  # seconds after which the end of a link is noticed over a network that is cut
+ATTEMPT_SECONDS = 5.0  # to reach somebody who was lost
+LONGEST_SEARCH = 30.0  # seconds between two attempts
+
+Done = Callable[[str], None]  # told how a call, or an attempt, has ended
+
+
+def simulate_directory(seed: int, *, bug: DirectoryBug | None = None) -> Result:
+    """Run one schedule.
+
+    Args:
+        seed: equal arguments give equal results.
+        bug: a mistake to plant in a machine, to see it found.
+    """
+    return _Schedule(seed, bug).run()
+
+
+class _Schedule:
+    def __init__(self, seed: int, bug: DirectoryBug | None) -> None:
+        self._seed, self._bug = seed, bug
+        self._random = random = Random(seed)
+        self._is_open = random.random() < 0.7
+        self._calm = random.choice(SPANS)
+        self._slowest = random.choice((0.001, 0.1, 2.0))
+        self._agenda: Agenda[Node] = Agenda(random, self._slowest)
+        self._oracle = DirectoryOracle()
+        self._store_returns = random.random() < 0.85
+        self._store = Store(self._draw_store(), random.choice((0.001, 0.3, 4.0)))
+        self._nodes: dict[int, Node] = {}
+        self._asking: dict[Node, Asking] = {}
+        self._cuts: dict[frozenset[int], float] = {}  # incarnations, and until when
+        self._log: list[Event] = []
+        size = random.choice((2, 2, 3, 4))
+        for number in range(size):
+            self._new_node(f"w{number}", number)
+        for node in self._nodes.values():
+            self._meet_at_start(node)
+        if random.random() < 0.02:
+            self._begin_near_the_last_meeting()
+        elif random.random() < 0.1:
+            self._begin_with_a_loss()
+        self._draw(size)
+
+    # What is drawn.
+
+    def _draw_store(self) -> list[Change]:
+        random, now, changes = self._random, 0.0, []
+        while random.random() < 0.7:
+            now += random.uniform(0.0, self._calm / 2)
+            mode = random.choice((Mode.DARK, Mode.DEAD))
+            back = now + random.choice((0.1, 3.0, 30.0, self._calm / 3)) * random.random()
+            if back >= self._calm:
+                break
+            is_new = mode is Mode.DEAD or random.random() < 0.3
+            changes += [Change(now, mode, False), Change(back, Mode.UP, is_new)]
+            now = back
+        if not self._store_returns:
+            changes.append(Change(self._calm, random.choice((Mode.DARK, Mode.DEAD)), False))
+        return changes
+
+    def _draw(self, size: int) -> None:
+        random, nodes = self._random, list(self._nodes.values())
+        somebody = Node(-1, nodes[0].me, nodes[0].machine)  # what happens to nobody's process
+        for change in self._store.changes:
+            self._agenda.at(change.moment, somebody, partial(self._change_store, change))
+        rate = random.choice((1, 3, 6)) * size
+        events: list[Callable[[], None]] = [self._cut, self._break_a_link, self._stand_still]
+        deaths = [self._crash, self._leave] if random.random() < 0.6 else []
+        for _ in range(random.randrange(2 * rate + 1)):
+            event = random.choice(events + deaths)
+            self._agenda.at(random.uniform(0.0, self._calm), somebody, event)
+        for _ in range(3 * rate):
+            moment = random.uniform(0.0, self._calm)
+            self._agenda.at(moment, somebody, self._call_anybody)
+        for attempt in range(CALLS_AT_THE_END):
+            moment = self._calm + SETTLING + 15.0 * attempt
+            self._agenda.at(moment, somebody, self._all_call)
+        end = self._calm + SETTLING + 15.0 * CALLS_AT_THE_END + 30.0
+        self._agenda.at(end, somebody, self._check_end)
+        self._end = end
+
+    def _new_node(self, name: str, id: int) -> Node:
+        number = len(self._nodes)
+        incarnation = 2 * number + 1
+        records = directory_of(self._bug)(Record, is_open=self._is_open)
+        node = Node(
+            number, Worker(name, id, incarnation, (f"tcp:{number}",), pid=number + 1), records
+        )
+        self._nodes[incarnation] = node
+        questions = lookup_of(self._bug)()
+        self._asking[node] = Asking(
+            node, questions, self._store, self._agenda, self._random, self._oracle, self._calm
+        )
+        records.add(node.me)
+        self._store.records[name] = node.me
+        if self._is_open:
+            self._at(self._random.uniform(0.0, 20.0), node, self._asking[node].remind)
+        return node
+
+    def _meet_at_start(self, node: Node) -> None:
+        """Learn who is there; where workers come and go, perhaps of some later."""
+        for other in self._nodes.values():
+            if not self._is_open or self._random.random() < 0.5:
+                node.machine.add(other.me)
+
+    def _begin_near_the_last_meeting(self) -> None:
+        one, other, *_ = self._nodes.values()
+        for node, peer in ((one, other), (other, one)):
+            node.machine.add(peer.me)
+            record = node.machine.newest(peer.incarnation)
+            assert record is not None
+            self._oracle.superseded(node, record, 0.0)
+            record.lost = "long ago"
+            self._note_lost(node, record)
+            node.machine.meet_again(peer.incarnation, MAX_MEETINGS - 2, 0.0)
+
+    def _begin_with_a_loss(self) -> None:
+        """One has lost another, which may know nothing of it."""
+        one, other, *_ = self._nodes.values()
+        record = one.machine.add(other.me)
+        self._at(0.0, one, partial(self._lose, one, record, "long ago"))
+
+    def run(self) -> Result:
+        self._note("the group is", "open;" if self._is_open else "fixed;", *self._nodes.values())
+        count = 0
+        try:
+            while not self._oracle.violations and count < MAX_EVENTS:
+                following = self._agenda.next()
+                if following is None or self._now > self._end:
+                    break
+                node, act = following
+                count += 1
+                if node.alive:
+                    act()
+                    if node.number >= 0:
+                        self._oracle.check(node, self._now)
+        except (AttributeError, AssertionError, IndexError, KeyError, ValueError) as error:
+            self._oracle.violate("ERROR", f"a machine raised {type(error).__name__}: {error}")
+        violations: tuple[Violation, ...] = tuple(self._oracle.violations)
+        return Result(self._seed, NO_FAULTS, count, violations, tuple(self._log))
+
+    @property
+    def _now(self) -> float:
+        return self._agenda.clock.now
+
+    def _at(self, moment: float, node: Node, act: Callable[[], None]) -> None:
+        self._agenda.at(moment, node, act)
+
+    def _soon(self, node: Node, act: Callable[[], None]) -> None:
+        delay = self._random.choice((0.0, 0.001, self._slowest)) * self._random.random()
+        self._agenda.at(self._now + delay, node, act)
+
+    def _is_cut(self, one: Node, other: Node) -> bool:
+        return self._now < self._cuts.get(frozenset((one.incarnation, other.incarnation)), 0.0)
+
+    # Calls.
+
+    def _call_anybody(self) -> None:
+        nodes = list(self._nodes.values())
+        node, to = self._random.choice(nodes), self._random.choice(nodes).me
+        key: Key = self._random.choice((to.name, to.id, to.info))
+        timeout = self._random.choice((0.1, 5.0, 60.0))
+        self._at(self._now, node, partial(self._call, node, key, timeout))
+
+    def _all_call(self) -> None:
+        living = [node for node in self._nodes.values() if node.alive]
+        for node in living:
+            for other in living:
+                self._at(self._now, node, partial(self._call, node, other.me.name, 10.0))
+
+    def _call(self, node: Node, key: Key, timeout: float) -> None:
+        deadline = self._now + timeout
+        self._note(node, "calls", key)
+        found = node.machine.resolve(key)
+        self._oracle.resolved(node, found, asked=False)
+        if found.standing is Standing.ASK:
+            name = key if isinstance(key, str | int) else key.name
+            self._asking[node].find(name, deadline, partial(self._on_answer, node, key, deadline))
+        elif found.standing is Standing.KNOWN and found.party is not None:
+            self._use(node, found.party, deadline)
+
+    def _on_answer(self, node: Node, key: Key, deadline: float, answer: Answer) -> None:
+        said = answer.worker if answer.asked else "no answer in time"
+        self._note(node, "hears of the store, for", key, said and said)
+        record = None if answer.worker is None else node.machine.add(answer.worker)
+        if record is None or record.lost is not None:
+            found = node.machine.resolve(key, asked=True)
+            self._oracle.resolved(node, found, asked=True)
+            record = found.party
+        if record is not None and record.lost is None:
+            self._use(node, record, deadline)
+
+    def _use(self, node: Node, record: Record, deadline: float) -> None:
+        incarnation = record.worker.incarnation
+        if incarnation == node.incarnation:
+            return
+        for link in node.links:
+            if link.dialler is node and link.peer(node).incarnation == incarnation:
+                self._send_frame(node, link)
+                return
+
+        def done(how: str) -> None:
+            if how not in {"linked", "late"}:
+                self._lose(node, record, how)
+
+        self._dial(node, incarnation, deadline, done)
+
+    # Handshakes, as `handshake.py` and `connections.py` in `transport/connect/` have them.
+
+    def _dial(self, node: Node, incarnation: int, until: float, done: Done) -> None:
+        if incarnation in node.dialling:
+            return
+        node.dialling.add(incarnation)
+        waiting = [done]
+
+        def end(how: str) -> None:
+            if waiting:
+                self._note(node, "dials", self._nodes[original(incarnation)], how)
+                node.dialling.discard(incarnation)
+                waiting.pop()(how)
+
+        target, begun = self._nodes[original(incarnation)], node.incarnation
+        said = node.machine.meeting(target.incarnation)
+
+        def accept() -> None:
+            agreed = max(said, target.machine.meeting(begun))
+            if self._random.random() < 0.3:  # proofs are exchanged
+                self._soon(target, partial(admit, agreed))
+            else:
+                admit(agreed)
+
+        def admit(agreed: int) -> None:
+            if not waiting or not target.alive:
+                return
+            if self._admits(target, node, agreed):
+                self._soon(node, partial(greet, agreed))
+            else:
+                self._soon(node, partial(end, "refused"))
+
+        def greet(agreed: int) -> None:
+            if not waiting or self._is_cut(node, target):
+                return
+            if agreed and not self._admits(node, target, agreed):
+                end("refused")
+                return
+            link = Link(node, target, agreed)
+            self._soon(target, partial(self._keep_theirs, target, link))
+            if self._keep(node, link):
+                end("linked" if agreed == meeting_of(incarnation) else "anew")
+                if node.alive and link in node.links:
+                    self._send_frame(node, link)
+
+        if not self._is_cut(node, target):
+            if target.alive:
+                self._soon(target, accept)
+            else:
+                self._soon(node, partial(end, "absent"))
+        self._at(min(until, self._now + 60.0), node, partial(end, "late"))
+
+    def _admits(self, node: Node, other: Node, meeting: int) -> bool:
+        """Whether a worker wants a link: `Losses.admit`."""
+        machine, incarnation = node.machine, other.incarnation
+        verdict, record = machine.verdict(incarnation, meeting), machine.newest(incarnation)
+        if verdict is Verdict.ANEW:
+            if record is not None:
+                self._lose(node, record, "it had given this worker up")
+                self._oracle.superseded(node, record, self._now)
+            if machine.meet_again(incarnation, meeting, self._now):
+                self._note(node, "meets", other, "again; meeting", meeting)
+            elif record is None and machine.meeting(incarnation) == meeting:
+                last = nth_incarnation(incarnation, meeting - 1)
+                self._oracle.heard_of(node, last, self._now)
+        elif verdict is not Verdict.WELCOME:
+            self._note(node, "refuses", other, verdict)
+        return verdict in (Verdict.WELCOME, Verdict.ANEW)
+
+    def _keep_theirs(self, node: Node, link: Link) -> None:
+        self._keep(node, link)
+
+    def _keep(self, node: Node, link: Link) -> bool:
+        """Have one side keep a link, unless that is of an earlier meeting by now."""
+        other = link.other(node)
+        if node.machine.meeting(other.incarnation) != link.meeting:
+            self._oracle.drops(node, link)
+            self._tell_end(other, link)
+            return False
+        node.links.append(link)
+        if not other.alive or (node is link.acceptor and link not in other.links):
+            self._tell_end(node, link)
+        return True
+
+    def _send_frame(self, node: Node, link: Link) -> None:
+        self._soon(link.other(node), partial(self._on_frame, link.other(node), link))
+
+    def _on_frame(self, node: Node, link: Link) -> None:
+        """As `Agent.handle`."""
+        if link not in node.links:
+            return
+        record = self._record(node, link)
+        present = node.machine.meeting(link.other(node).incarnation)
+        if record is not None and record.lost is None and present != link.meeting:
+            self._oracle.violate("DIR-3", f"{node} hears in {link.meeting}, and it is {present}")
+
+    def _record(self, node: Node, link: Link) -> Record | None:
+        peer = link.peer(node)
+        return node.machine.of_incarnation(peer.incarnation) or node.machine.heard(peer)
+
+    # Ends.
+
+    def _tell_end(self, node: Node, link: Link) -> None:
+        """A link has ended at the other end, and is to end here, sooner or later."""
+        cut = self._is_cut(node, link.other(node))
+        delay = self._random.uniform(0.0, NOTICED if cut else self._slowest)
+        self._at(self._now + delay, node, partial(self._on_end, node, link))
+
+    def _on_end(self, node: Node, link: Link) -> None:
+        if link in node.links:
+            node.links.remove(link)
+            self._tell_end(link.other(node), link)
+            record = self._record(node, link)
+            if record is not None:
+                self._lose(node, record, "the link ended")
+
+    def _lose(self, node: Node, record: Record, cause: str) -> None:
+        """As `Losses.lose`."""
+        if record.lost is not None:
+            return
+        incarnation = record.worker.incarnation
+        other, meeting = self._nodes[original(incarnation)], meeting_of(incarnation)
+        self._note(node, "loses", other, "in meeting", f"{meeting}:", cause)
+        record.lost = cause
+        for link in [one for one in node.links if self._leads_to(one, node, record)]:
+            node.links.remove(link)
+            self._tell_end(link.other(node), link)
+        node.unnoted += 1
+
+        def note() -> None:
+            node.unnoted -= 1
+            self._note_lost(node, record)
+            if record.left is None:
+                seconds = min(2.0 ** min(meeting_of(record.worker.incarnation), 9), LONGEST_SEARCH)
+                self._search(node, record, seconds)
+            if self._random.random() < 0.3:
+                self._soon(node, partial(self._call, node, record.worker.name, 20.0))
+
+        if self._random.random() < 0.8:
+            note()
+        else:  # another thread is at it
+            self._at(self._now + 0.01 * self._random.random(), node, note)
+
+    def _leads_to(self, link: Link, node: Node, record: Record) -> bool:
+        return link.peer(node).incarnation == record.worker.incarnation
+
+    def _note_lost(self, node: Node, record: Record) -> None:
+        before = node.machine.parties()
+        gone = node.machine.note_lost(record, self._now)
+        self._oracle.noted(node, record, before, gone, self._now)
+
+    def _search(self, node: Node, record: Record, seconds: float) -> None:
+        """As `Search` and `Losses._reach`."""
+
+        def reach() -> None:
+            if node.machine.is_current(record):
+                again = nth_incarnation(
+                    record.worker.incarnation, meeting_of(record.worker.incarnation) + 1
+                )
+                self._dial(node, again, self._now + ATTEMPT_SECONDS, done)
+
+        def done(how: str) -> None:
+            if how == "late":
+                self._search(node, record, min(2 * seconds, LONGEST_SEARCH))
+
+        self._at(self._now + seconds, node, reach)
+
+    # What befalls them.
+
+    def _change_store(self, change: Change) -> None:
+        self._note("the store is", change.mode.value, "and knows nobody" if change.is_new else "")
+        self._store.change(change)
+
+    def _somebody(self) -> Node | None:
+        living = [node for node in self._nodes.values() if node.alive]
+        return self._random.choice(living) if living else None
+
+    def _cut(self) -> None:
+        one, other = self._random.choices(list(self._nodes.values()), k=2)
+        until = (
+            self._now + self._random.choice((0.5, 10.0, 100.0, self._calm)) * self._random.random()
+        )
+        self._note("nothing gets through between", one, "and", other, "until", f"{until:.1f}")
+        self._cuts[frozenset((one.incarnation, other.incarnation))] = min(until, self._calm)
+        for node in (one, other):
+            for link in node.links:
+                if link.other(node) in (one, other) and self._random.random() < 0.7:
+                    self._tell_end(node, link)
+
+    def _break_a_link(self) -> None:
+        node = self._somebody()
+        if node is None or not node.links:
+            return
+        link = self._random.choice(node.links)
+        self._note("the link of", link.dialler, "to", link.acceptor, "breaks")
+        self._tell_end(link.dialler, link)
+        self._tell_end(link.acceptor, link)
+
+    def _stand_still(self) -> None:
+        node = self._somebody()
+        if node is not None:
+            seconds = self._random.choice((0.1, 1.0, 10.0, 60.0)) * self._random.random()
+            self._note(node, "stands still for", f"{seconds:.2f} s")
+            node.stands_until = min(self._now + seconds, self._calm)
+
+    def _crash(self) -> None:
+        node = self._somebody()
+        if node is not None:
+            self._note(node, "dies")
+            self._stop(node)
+
+    def _leave(self) -> None:
+        node = self._somebody()
+        if node is None:
+            return
+        self._note(node, "leaves")
+        for link in node.links:
+            other = link.other(node)
+            self._at(self._now, other, partial(self._on_goodbye, other, link))
+        if self._store.mode is Mode.UP and self._store.records.get(node.me.name) is node.me:
+            del self._store.records[node.me.name]
+        self._stop(node)
+
+    def _on_goodbye(self, node: Node, link: Link) -> None:
+        if link in node.links:
+            record = self._record(node, link)
+            if record is not None:
+                record.left = "it has shut down"
+
+    def _stop(self, node: Node) -> None:
+        node.alive = False
+        for link in node.links:
+            self._tell_end(link.other(node), link)
+        if self._is_open and self._random.random() < 0.8:
+            seconds = self._random.choice((0.0, 3.0, 60.0)) * self._random.random()
+            stays = Node(-1, node.me, node.machine)
+            self._at(self._now + seconds, stays, partial(self._come_again, node, stays))
+
+    def _come_again(self, node: Node, process: Node) -> None:
+        """A new incarnation takes a name over, as soon as the store answers."""
+        if self._store.mode is not Mode.UP:
+            if self._now < self._calm:
+                self._at(self._now + 1.0, process, partial(self._come_again, node, process))
+            return
+        others = list(self._store.records.values())
+        id = node.me.id if self._random.random() < 0.7 else 100 + len(self._nodes)
+        newcomer = self._new_node(node.me.name, id)
+        self._note(newcomer, "joins")
+        for other in others:
+            if other.name != node.me.name:
+                newcomer.machine.add(other)
+                if self._random.random() < 0.5:
+                    self._call(newcomer, other.name, 5.0)
+
+    # What is promised.
+
+    def _check_end(self) -> None:
+        living = [node for node in self._nodes.values() if node.alive]
+        for one in living:
+            for other in living:
+                linked = any(link in other.links for link in one.links)
+                if one.number < other.number and (
+                    linked or self._store_returns or not self._is_open
+                ):
+                    self._oracle.check_pair(one, other)
+        if self._store_returns and self._is_open:
+            for node in living:
+                self._oracle.check_registered(node, self._store)
+                self._asking[node].check_end()
+
+    def _note(self, *what: object) -> None:
+        self._log.append(Event(self._now, what))

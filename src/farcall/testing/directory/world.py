@@ -1,0 +1,137 @@
+"""Workers, the links between them, and the store at which they meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from farcall.ids import Worker, nth_incarnation
+from farcall.protocol.directory import DirectoryMachine
+
+
+class Mode(StrEnum):
+    """What the store is like for some time."""
+
+    UP = "up"
+    DARK = "dark"  # it does not answer
+    DEAD = "dead"  # its host says that nobody is there
+
+
+class Change(NamedTuple):
+    """What becomes of the store.
+
+    Attributes:
+        moment: when.
+        mode: what it is like from then on.
+        is_new: another process hosts it, and knows nobody.
+    """
+
+    moment: float
+    mode: Mode
+    is_new: bool
+
+
+class Store:
+    """Who has which name.
+
+    Args:
+        changes: what becomes of it, in order.
+        seconds: what an answer takes.
+    """
+
+    def __init__(self, changes: list[Change], seconds: float) -> None:
+        self.changes = changes
+        self.seconds = seconds
+        self.mode = Mode.UP
+        self.number = 0  # of the process that hosts it
+        self.records: dict[str, Worker] = {}
+
+    def change(self, change: Change) -> None:
+        """It is so now."""
+        self.mode = change.mode
+        if change.is_new:
+            self.number += 1
+            self.records.clear()
+
+    def changes_at(self, now: float) -> float:
+        """When it is different next, at the earliest."""
+        return min((one.moment for one in self.changes if one.moment > now), default=now + 1000.0)
+
+    def find(self, key: str | int) -> Worker | None:
+        """The worker of this name or id that is registered."""
+        if isinstance(key, str):
+            return self.records.get(key)
+        return next((worker for worker in self.records.values() if worker.id == key), None)
+
+
+class Client(NamedTuple):
+    """A worker's connection to the store.
+
+    Attributes:
+        number: of the process that hosted the store.
+        ends_at: when it fails, if it leads nowhere; else 0.
+    """
+
+    number: int
+    ends_at: float = 0.0
+
+
+@dataclass(eq=False)
+class Record:
+    """Another worker, or oneself: what `Peer` is to an agent."""
+
+    worker: Worker
+    lost: str | None = None
+    left: str | None = None
+
+
+@dataclass(eq=False)
+class Node:
+    """A worker.
+
+    Attributes:
+        me: as the others see it, with its original incarnation.
+        machine: its directory.
+        alive: it has neither died nor left.
+        stands_until: when its process goes on, in seconds.
+        links: those that it has, and has not seen end.
+        dialling: incarnations that it dials.
+        unnoted: losses that the directory has not been told of yet.
+    """
+
+    number: int
+    me: Worker
+    machine: DirectoryMachine[Record]
+    alive: bool = True
+    stands_until: float = 0.0
+    links: list[Link] = field(default_factory=list)
+    dialling: set[int] = field(default_factory=set)
+    unnoted: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.me.name}/{self.number}"
+
+    @property
+    def incarnation(self) -> int:
+        """The original one."""
+        return self.me.incarnation
+
+
+@dataclass(eq=False)
+class Link:
+    """A link between two workers, in a meeting of the two."""
+
+    dialler: Node
+    acceptor: Node
+    meeting: int
+
+    def other(self, node: Node) -> Node:
+        """The worker at the other end."""
+        return self.acceptor if node is self.dialler else self.dialler
+
+    def peer(self, node: Node) -> Worker:
+        """The other worker, as it is to this one. A hello does not say all that the store knows."""
+        they = self.other(node).me
+        incarnation = nth_incarnation(they.incarnation, self.meeting)
+        return Worker(they.name, they.id, incarnation, they.addresses)
