@@ -1,41 +1,41 @@
-"""Who is known: by name, id and incarnation, in which meeting, and for how long.
+"""Know who is there: by name, id and incarnation, in which meeting, and for how long.
 
 What a key (a name, an id, a `WorkerInfo`) stands for:
 
-    the holder of the key   | the store can be asked | standing
-    ------------------------|------------------------|---------
-    lives, as far as known  | -                      | KNOWN
-    lost, or there is none  | yes                    | ASK, and then as below
-    lost                    | no, or it was asked    | LOST
-    there is none           | no, or it was asked    | UNKNOWN
+    the holder of the key       the store can be asked  standing
+    --------------------------  ----------------------  ---------------------
+    lives, as far as is known   -                       KNOWN
+    is lost, or there is none   yes                     ASK, and then as below
+    is lost                     no, or it was asked     LOST
+    there is none               no, or it was asked     UNKNOWN
 
 What a handshake in a meeting means for a worker (`verdict`):
 
-    the worker is here       | the meeting is                   | verdict
-    -------------------------|----------------------------------|--------------------------------
-    lost, after its goodbye  | any                              | LEFT
-    living, lost, or unknown | before the present, or next, one | GIVEN_UP
-                             | the last that there can be       | TOO_OFTEN
-                             | the present one                  | WELCOME
-                             | any later one                    | ANEW: lose it, and `meet_again`
+    the worker is here         the meeting is                    verdict
+    -------------------------  --------------------------------  --------------------------------
+    lost, after its goodbye    any                               LEFT
+    living, lost, or unknown   before the present, or next, one  GIVEN_UP
+    living, lost, or unknown   the last that there can be        TOO_OFTEN
+    living, lost, or unknown   the present one                   WELCOME
+    living, lost, or unknown   any later one                     ANEW: lose it, and `meet_again`
 
 Invariants:
 
-DIR-1 (names) A key belongs to the worker that was learnt last under it. No lost worker has a key
-      that one which lives and is known could have.
-DIR-2 (agreement) Two workers count from the greater of what both say in a handshake. If a handshake
-      ends well and no link ends afterwards, both are in the same meeting, and neither is lost to
-      the other. That holds if both dial at once, and for those that have forgotten each other.
-DIR-3 (one meeting) Whoever is lost is never alive again in the meeting that ended, nor in one
-      before. What still comes of an earlier meeting finds a lost worker, or none.
-DIR-4 (doubt) "There is none" is said only if the store has said so, or if it is never asked.
-DIR-5 (bounds) The tables hold those that are not lost, and where workers come and go those that
-      were lost within `FORGET_SECONDS` of the last loss. In a group of fixed size they hold the
-      lost of the last meetings, whose places nobody takes. The number of the next meeting with a
-      worker outlives what is known of the last one, as long again.
-DIR-6 (forgetting) A lost incarnation leaves this directory after `FORGET_SECONDS`. It is to be
-      forgotten everywhere, once, after as much again: by then all has been handled that was told
-      of it while it was known.
+DIR-1  Names: a key belongs to the worker that was learnt last under it. No lost worker has a key
+       that one which lives and is known could have.
+DIR-2  Agreement: two workers count from the greater of what both say in a handshake. If a handshake
+       ends well and no link ends afterwards, both are in the same meeting, and neither is lost to
+       the other. That holds if both dial at once, and for those that have forgotten each other.
+DIR-3  One meeting: whoever is lost is never alive again in the meeting that ended, nor in one
+       before. What still comes of an earlier meeting finds a lost worker, or none.
+DIR-4  Doubt: "there is none" is said only if the store has said so, or if it is never asked.
+DIR-5  Bounds: the tables hold those that are not lost, and where workers come and go those that
+       were lost within `FORGET_SECONDS` of the last loss. In a group of fixed size they hold the
+       lost of the last meetings, whose places nobody takes. The number of the next meeting with a
+       worker outlives what is known of the last one, as long again.
+DIR-6  Forgetting: a lost incarnation leaves this directory after `FORGET_SECONDS`. It is to be
+       forgotten everywhere, once, after as much again: by then all has been handled that was told
+       of it while it was known.
 
 Pure; not thread-safe but for `of_incarnation`, `known` and `newest`: whoever owns a directory holds
 a lock around the other methods. Times are seconds on any one monotonic clock.

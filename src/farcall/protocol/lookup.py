@@ -1,23 +1,22 @@
-"""Questions to the store: which are open, by which connection they are asked, what answers count.
+"""Ask the store: which questions are open, by which connection they are asked, what answers count.
 
 A connection takes one question after the other, in order. It may never answer: then another one is
 made, by which all that is open is asked.
 
-    event of a connection   | it is the latest                    | an older one
-    ------------------------|-------------------------------------|------------------------------
-    begins                  | ASK; REOPEN if it is not made, or   | DROP
-                            | the question before has failed      |
-    ends: answered, failed  | the question is closed              | does not count; one stuck less
+    event                     the connection is the latest         it is an older one
+    ------------------------  -----------------------------------  ----------------------------
+    begins with a question    ASK, or REOPEN (see LOOK-5)          DROP
+    ends: answered, failed    the question is closed               does not count; one stuck less
 
 Invariants:
 
-LOOK-1 (one at a time) Who asks what is asked already waits for the same answer.
-LOOK-2 (latest counts) What is heard by a connection counts only if there is no later one.
-LOOK-3 (few are stuck) At most `MOST_STUCK` connections are given up that have not answered yet.
-LOOK-4 (persistence) If the latest connection has not answered for `STUCK_SECONDS`, there is another
-      one at the next event, but for LOOK-3, and all that is open is asked anew by it.
-LOOK-5 (made again) After a failure the connection is made anew before the next question, so that a
-      store that was started again, and is empty, learns of this worker.
+LOOK-1  One at a time: whoever asks what is asked already waits for the same answer.
+LOOK-2  The latest counts: what is heard by a connection counts only if there is no later one.
+LOOK-3  Few are stuck: at most `MOST_STUCK` connections are given up that have not answered yet.
+LOOK-4  Persistence: if the latest connection has not answered for `STUCK_SECONDS`, there is another
+        one at the next event, but for LOOK-3, and all that is open is asked anew by it.
+LOOK-5  Made again: after a failure the connection is made anew before the next question, so that a
+        store that was started again, and is empty, learns of this worker.
 
 Pure; not thread-safe: whoever owns a machine holds a lock around each method. Times are seconds on
 any one monotonic clock.

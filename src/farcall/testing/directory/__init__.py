@@ -5,8 +5,8 @@
     print(simulate_directory(seed=1).violations)  # ()
 
 `world` has the workers, their links and the store, `asking` is what `runtime/membership/lookup.py`
-is to an agent, `simulation` has the order of events, `oracle` judges. `planted` has mistakes that are
-found.
+is to an agent, `linking` and `simulation` have the order of events, and `oracle` judges. `planted`
+has mistakes that are found.
 Many schedules: `python -m farcall.testing.sim --protocol directory`.
 """
 

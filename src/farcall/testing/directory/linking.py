@@ -1,0 +1,221 @@
+"""How simulated workers link, part and meet again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from farcall.ids import meeting_of, nth_incarnation, original
+from farcall.protocol.directory import Key, Verdict
+from farcall.testing.agenda import Agenda
+from farcall.testing.directory.oracle import DirectoryOracle
+from farcall.testing.directory.world import Link, Node, Record
+from farcall.testing.simulation import Event
+
+NOTICED = 40.0  # seconds after which the end of a link is noticed over a network that is cut
+ATTEMPT_SECONDS = 5.0  # to reach somebody who was lost
+LONGEST_SEARCH = 30.0  # seconds between two attempts
+
+Done = Callable[[str], None]  # told how a call, or an attempt, has ended
+
+
+class Linking:
+    """Workers with the shipped directory, as handshakes and `Losses` drive it. Nobody calls."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._slowest = random.choice((0.001, 0.1, 2.0))
+        self._agenda: Agenda[Node] = Agenda(random, self._slowest)
+        self._oracle = DirectoryOracle()
+        self._nodes: dict[int, Node] = {}
+        self._cuts: dict[frozenset[int], float] = {}  # incarnations, and until when
+        self._log: list[Event] = []
+
+    def _call(self, node: Node, key: Key, timeout: float) -> None:
+        """Have a user of a worker call another one."""
+        raise NotImplementedError
+
+    @property
+    def _now(self) -> float:
+        return self._agenda.clock.now
+
+    def _at(self, moment: float, node: Node, act: Callable[[], None]) -> None:
+        self._agenda.at(moment, node, act)
+
+    def _soon(self, node: Node, act: Callable[[], None]) -> None:
+        delay = self._random.choice((0.0, 0.001, self._slowest)) * self._random.random()
+        self._agenda.at(self._now + delay, node, act)
+
+    def _is_cut(self, one: Node, other: Node) -> bool:
+        return self._now < self._cuts.get(frozenset((one.incarnation, other.incarnation)), 0.0)
+
+    # Handshakes, as `handshake.py` and `connections.py` in `transport/connect/` have them.
+
+    def _dial(self, node: Node, incarnation: int, until: float, done: Done) -> None:
+        if incarnation in node.dialling:
+            return
+        node.dialling.add(incarnation)
+        waiting = [done]
+
+        def end(how: str) -> None:
+            if waiting:
+                self._note(node, "dials", self._nodes[original(incarnation)], how)
+                node.dialling.discard(incarnation)
+                waiting.pop()(how)
+
+        target, begun = self._nodes[original(incarnation)], node.incarnation
+        said = node.machine.meeting(target.incarnation)
+
+        def accept() -> None:
+            agreed = max(said, target.machine.meeting(begun))
+            if self._random.random() < 0.3:  # proofs are exchanged
+                self._soon(target, partial(admit, agreed))
+            else:
+                admit(agreed)
+
+        def admit(agreed: int) -> None:
+            if not waiting or not target.alive:
+                return
+            if self._admits(target, node, agreed):
+                self._soon(node, partial(greet, agreed))
+            else:
+                self._soon(node, partial(end, "refused"))
+
+        def greet(agreed: int) -> None:
+            if not waiting or self._is_cut(node, target):
+                return
+            if agreed and not self._admits(node, target, agreed):
+                end("refused")
+                return
+            link = Link(node, target, agreed)
+            self._soon(target, partial(self._keep_theirs, target, link))
+            if self._keep(node, link):
+                end("linked" if agreed == meeting_of(incarnation) else "anew")
+                if node.alive and link in node.links:
+                    self._send_frame(node, link)
+
+        if not self._is_cut(node, target):
+            if target.alive:
+                self._soon(target, accept)
+            else:
+                self._soon(node, partial(end, "absent"))
+        self._at(min(until, self._now + 60.0), node, partial(end, "late"))
+
+    def _admits(self, node: Node, other: Node, meeting: int) -> bool:
+        """Whether a worker wants a link: `Losses.admit`."""
+        machine, incarnation = node.machine, other.incarnation
+        verdict, record = machine.verdict(incarnation, meeting), machine.newest(incarnation)
+        if verdict is Verdict.ANEW:
+            if record is not None:
+                self._lose(node, record, "it had given this worker up")
+                self._oracle.superseded(node, record, self._now)
+            if machine.meet_again(incarnation, meeting, self._now):
+                self._note(node, "meets", other, "again; meeting", meeting)
+            elif record is None and machine.meeting(incarnation) == meeting:
+                last = nth_incarnation(incarnation, meeting - 1)
+                self._oracle.heard_of(node, last, self._now)
+        elif verdict is not Verdict.WELCOME:
+            self._note(node, "refuses", other, verdict)
+        return verdict in (Verdict.WELCOME, Verdict.ANEW)
+
+    def _keep_theirs(self, node: Node, link: Link) -> None:
+        self._keep(node, link)
+
+    def _keep(self, node: Node, link: Link) -> bool:
+        """Have one side keep a link, unless that is of an earlier meeting by now."""
+        other = link.other(node)
+        if node.machine.meeting(other.incarnation) != link.meeting:
+            self._oracle.drops(node, link)
+            self._tell_end(other, link)
+            return False
+        node.links.append(link)
+        if not other.alive or (node is link.acceptor and link not in other.links):
+            self._tell_end(node, link)
+        return True
+
+    def _send_frame(self, node: Node, link: Link) -> None:
+        self._soon(link.other(node), partial(self._on_frame, link.other(node), link))
+
+    def _on_frame(self, node: Node, link: Link) -> None:
+        """As `Agent.handle`."""
+        if link not in node.links:
+            return
+        record = self._record(node, link)
+        present = node.machine.meeting(link.other(node).incarnation)
+        if record is not None and record.lost is None and present != link.meeting:
+            self._oracle.violate("DIR-3", f"{node} hears in {link.meeting}, and it is {present}")
+
+    def _record(self, node: Node, link: Link) -> Record | None:
+        peer = link.peer(node)
+        return node.machine.of_incarnation(peer.incarnation) or node.machine.heard(peer)
+
+    # Ends.
+
+    def _tell_end(self, node: Node, link: Link) -> None:
+        """A link has ended at the other end, and is to end here, sooner or later."""
+        cut = self._is_cut(node, link.other(node))
+        delay = self._random.uniform(0.0, NOTICED if cut else self._slowest)
+        self._at(self._now + delay, node, partial(self._on_end, node, link))
+
+    def _on_end(self, node: Node, link: Link) -> None:
+        if link in node.links:
+            node.links.remove(link)
+            self._tell_end(link.other(node), link)
+            record = self._record(node, link)
+            if record is not None:
+                self._lose(node, record, "the link ended")
+
+    def _lose(self, node: Node, record: Record, cause: str) -> None:
+        """As `Losses.lose`."""
+        if record.lost is not None:
+            return
+        incarnation = record.worker.incarnation
+        other, meeting = self._nodes[original(incarnation)], meeting_of(incarnation)
+        self._note(node, "loses", other, "in meeting", f"{meeting}:", cause)
+        record.lost = cause
+        for link in [one for one in node.links if self._leads_to(one, node, record)]:
+            node.links.remove(link)
+            self._tell_end(link.other(node), link)
+        node.unnoted += 1
+
+        def note() -> None:
+            node.unnoted -= 1
+            self._note_lost(node, record)
+            if record.left is None:
+                seconds = min(2.0 ** min(meeting_of(record.worker.incarnation), 9), LONGEST_SEARCH)
+                self._search(node, record, seconds)
+            if self._random.random() < 0.3:
+                self._soon(node, partial(self._call, node, record.worker.name, 20.0))
+
+        if self._random.random() < 0.8:
+            note()
+        else:  # another thread is at it
+            self._at(self._now + 0.01 * self._random.random(), node, note)
+
+    def _leads_to(self, link: Link, node: Node, record: Record) -> bool:
+        return link.peer(node).incarnation == record.worker.incarnation
+
+    def _note_lost(self, node: Node, record: Record) -> None:
+        before = node.machine.parties()
+        gone = node.machine.note_lost(record, self._now)
+        self._oracle.noted(node, record, before, gone, self._now)
+
+    def _search(self, node: Node, record: Record, seconds: float) -> None:
+        """As `Search` and `Losses._reach`."""
+
+        def reach() -> None:
+            if node.machine.is_current(record):
+                again = nth_incarnation(
+                    record.worker.incarnation, meeting_of(record.worker.incarnation) + 1
+                )
+                self._dial(node, again, self._now + ATTEMPT_SECONDS, done)
+
+        def done(how: str) -> None:
+            if how == "late":
+                self._search(node, record, min(2 * seconds, LONGEST_SEARCH))
+
+        self._at(self._now + seconds, node, reach)
+
+    def _note(self, *what: object) -> None:
+        self._log.append(Event(self._now, what))
