@@ -15,7 +15,7 @@ from farcall.errors import OwnerDied, PeerLost, RpcTimeout
 from farcall.ids import MET_AGAIN, Worker
 from farcall.protocol.directory import FORGET_SECONDS
 from farcall.runtime.agent import Agent
-from farcall.runtime.membership.lookup import NotAsked
+from farcall.runtime.membership.lookup import NotAsked, StoreIsLate
 
 
 def fetch(reference: Any) -> Any:
@@ -99,7 +99,7 @@ class SlowStore(Store):
 
     def find(self, name: str | int, deadline: float) -> Worker | None:
         if not self.answers.wait(max(0.0, deadline - time.monotonic())):
-            raise NotAsked("it has not answered in time")
+            raise StoreIsLate("it has not answered in time")
         return self.worker
 
 

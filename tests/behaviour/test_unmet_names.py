@@ -15,7 +15,7 @@ from farcall import rpc
 from farcall.errors import PeerLost, RpcTimeout, UnknownWorker
 from farcall.ids import Worker
 from farcall.runtime.agent import Agent
-from farcall.runtime.membership.lookup import NotAsked
+from farcall.runtime.membership.lookup import NotAsked, StoreIsLate
 
 
 class Store:
@@ -30,7 +30,7 @@ class Store:
         if self.is_gone:
             raise NotAsked("nobody hosts it")
         if not self.answers.wait(max(0.0, deadline - time.monotonic())):
-            raise NotAsked("it has not answered in time")
+            raise StoreIsLate("it has not answered in time")
         return self.workers.get(name)
 
 

@@ -112,6 +112,19 @@ def test_a_store_that_is_killed_and_comes_back_empty(group: Group) -> None:
     leave_all(first, second, third, fourth)
 
 
+def test_members_find_a_newcomer_while_the_store_is_gone(group: Group) -> None:
+    first, second = group.join("first"), group.join("second")
+    assert second.run(call, "first", operator.add, 1, 2) == 3
+    newcomer = group.join("newcomer")
+    assert newcomer.run(call, "first", operator.add, 1, 2) == 3
+    group.store.kill()
+    # The second has never heard of the newcomer, and the first knows it from its handshake.
+    assert second.run(call, "newcomer", operator.add, 1, 2) == 3
+    assert newcomer.run(call, "second", operator.add, 1, 2) == 3
+    leave_all(first, second, newcomer)
+    group.start_store()
+
+
 def test_a_member_that_asks_nothing_is_found_at_a_store_that_was_started_again(
     group: Group,
 ) -> None:

@@ -58,8 +58,9 @@ def test_header_is_32_bytes_and_kinds_keep_their_numbers() -> None:
         "REQUEST", "REPLY", "FAILURE", "CANCEL", "ACCEPTED", "REGISTER", "REGISTERED", "RELEASE",
         "RELEASED", "RECEIVED", "LEAVING", "DRAIN", "DRAINED", "DISMISS", "PINNED",
         "RELEASE_CONTEXT", "HOLD_CONTEXT", "GRADIENTS", "RAN", "BROKEN", "CROWDED",
+        "WHO_IS", "THIS_IS",
     ]  # fmt: skip
-    assert [int(kind) for kind in Kind] == list(range(1, 22))
+    assert [int(kind) for kind in Kind] == list(range(1, 24))
     assert set(MESSAGES) == set(Kind)
     assert {KINDS[message]: message for message in MESSAGES.values()} == MESSAGES
 

@@ -37,12 +37,14 @@ from farcall.runtime.calls.shortage import Shortage
 from farcall.runtime.calls.waiting_requests import WaitingRequests
 from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.control import ControlMessages
+from farcall.runtime.control_routes import ControlRoutes
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory, Find
 from farcall.runtime.membership.leaving import Leaver
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.losses import Loss, Losses
+from farcall.runtime.membership.members import Members
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
 from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.references.values import OwnedValue
@@ -57,18 +59,10 @@ from farcall.transport.uninterrupted import uninterrupted
 from farcall.wire.frames import Frame
 from farcall.wire.messages import (
     Accepted,
-    Broken,
     Cancel,
-    Crowded,
-    Dismiss,
-    Drain,
-    Drained,
     Failure,
-    HoldContext,
     Leaving,
     Message,
-    Ran,
-    ReleaseContext,
     Reply,
     Request,
 )
@@ -139,12 +133,14 @@ class Agent:
         )
         self.loopback = LoopbackLink(me, executor.post)
         state: WorkerMachine[PendingCall, IncomingCall] = WorkerMachine(me.incarnation)
-        self.directory = directory = Directory(me, [*workers, me], find, bounds, state.meet)
+        asks = None if find is None else self._find
+        self.directory = directory = Directory(me, [*workers, me], asks, bounds, state.meet)
         self.links = links = Links(endpoint, self.loopback, directory)
         self.losses = losses = Losses(status, endpoint, directory)
         self.control = control = ControlMessages(
-            status, endpoint, directory, links, losses, self.outboxes, self.on_control
+            status, endpoint, directory, links, losses, self.outboxes, self._deliver
         )
+        self.members = Members(me, find, directory, links, control)
         values: dict[RefId, OwnedValue] = {}
         self.machine = machine = Machine(
             state, values, status, directory, control, executor, endpoint.wake
@@ -208,6 +204,7 @@ class Agent:
             shortage,
             self.policy,
         )
+        self._routes = ControlRoutes(self.gradients, self.members, leaver, references)
         self._closing = threading.Lock()
         self._on_close = on_close
         losses.start(
@@ -272,6 +269,9 @@ class Agent:
         """Run a function elsewhere, and leave its result there: see `rpc.remote`."""
         return self._outbound.remote(to, function, args, kwargs, timeout)
 
+    def _find(self, key: str | int, deadline: float) -> Worker | None:
+        return self.members.find(key, deadline)
+
     # Events; see `executor.Handler`.
 
     def on_thread_start(self) -> None:
@@ -302,7 +302,7 @@ class Agent:
             case Cancel():
                 self._on_cancel(peer, link, frame.call_id)
             case _:
-                self.on_control(peer, message, frame.call_id)
+                self._deliver(peer, message, frame.call_id)
 
     def _on_request(self, peer: Peer, link: Link, frame: Frame, request: Request) -> None:
         peer.back_link = link
@@ -326,23 +326,9 @@ class Agent:
             self.executor.may_pass_lead()
             job.cancel()
 
-    def on_control(self, peer: Peer, message: Message, call_id: int) -> None:
-        """A message arrived that is neither a request nor an answer."""
-        match message:
-            case Leaving(reason=reason):
-                peer.left = reason
-            case ReleaseContext(context=context, floor=floor):
-                self.gradients.released(context, floor)
-            case HoldContext(context=context):
-                self.gradients.held(context, peer)
-            case Ran() | Broken():
-                self.gradients.reported(peer, message)
-            case Crowded(why=why):
-                peer.crowded, peer.crowded_at = why, time.monotonic()
-            case Drain() | Drained() | Dismiss():
-                self.leaver.on_message(peer.incarnation, message)
-            case _:
-                self.references.on_message(peer.incarnation, message, call_id)
+    def _deliver(self, peer: Peer, message: Message, call_id: int) -> None:
+        """A message arrived, from another worker or from this one, that belongs to no call."""
+        self._routes.deliver(peer, message, call_id)
 
     def before_sleep(self) -> float:
         """The executor's leader has nothing to do: what is due, and when is it next?"""

@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from farcall.errors import BadFrame
+from farcall.ids import Worker
 
 Buffer = bytes | bytearray | memoryview
 
@@ -57,6 +58,8 @@ class Kind(IntEnum):
     RAN = 19
     BROKEN = 20
     CROWDED = 21
+    WHO_IS = 22
+    THIS_IS = 23
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -255,6 +258,19 @@ class Crowded(Message):
     why: str
 
 
+class WhoIs(Message):
+    """To a member: where is the worker of this name or id? Asked if the store does not say so."""
+
+    key: str | int
+
+
+class ThisIs(Message):
+    """The answer to WHO_IS: the worker as it describes itself, or None if the sender knows none."""
+
+    key: str | int
+    worker: Worker | None
+
+
 MESSAGES: dict[Kind, type[Message]] = {
     Kind.REQUEST: Request,
     Kind.REPLY: Reply,
@@ -277,6 +293,8 @@ MESSAGES: dict[Kind, type[Message]] = {
     Kind.RAN: Ran,
     Kind.BROKEN: Broken,
     Kind.CROWDED: Crowded,
+    Kind.WHO_IS: WhoIs,
+    Kind.THIS_IS: ThisIs,
 }
 KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
 

@@ -29,6 +29,10 @@ class NotAsked(Exception):
     """The store could not be asked. The message says why."""
 
 
+class StoreIsLate(NotAsked):
+    """The store has not answered by the deadline. It still may."""
+
+
 class Reminder:
     """Asks for this worker's own name now and then.
 
@@ -110,7 +114,7 @@ class Lookup:
         question = uninterrupted(partial(self._question, key), f"farcall-ask-{self._name}")
         while not question.bell.wait(max(0.0, min(deadline - time.monotonic(), LOOK_AGAIN))):
             if time.monotonic() >= deadline:
-                raise NotAsked("it has not answered in time")
+                raise StoreIsLate("it has not answered in time")
             uninterrupted(self._look, f"farcall-ask-{self._name}")
         if question.error is not None:
             raise NotAsked(str(question.error).partition("\n")[0]) from question.error

@@ -1,0 +1,59 @@
+"""Which part of an agent a message is for that is neither a request nor an answer."""
+
+from __future__ import annotations
+
+import time
+
+from farcall.runtime.gradients import Gradients
+from farcall.runtime.membership.leaving import Leaver
+from farcall.runtime.membership.members import Members
+from farcall.runtime.membership.peers import Peer
+from farcall.runtime.references.handles import References
+from farcall.wire.messages import (
+    Broken,
+    Crowded,
+    Dismiss,
+    Drain,
+    Drained,
+    HoldContext,
+    Leaving,
+    Message,
+    Ran,
+    ReleaseContext,
+    ThisIs,
+    WhoIs,
+)
+
+
+class ControlRoutes:
+    """The parts of an agent that get messages. For the leader's thread: none of them may wait."""
+
+    def __init__(
+        self, gradients: Gradients, members: Members, leaver: Leaver, references: References
+    ) -> None:
+        self._gradients = gradients
+        self._members = members
+        self._leaver = leaver
+        self._references = references
+
+    def deliver(self, peer: Peer, message: Message, call_id: int) -> None:
+        """Give a message to the part that it is for. A peer may be this worker itself."""
+        match message:
+            case Leaving(reason=reason):
+                peer.left = reason
+            case ReleaseContext(context=context, floor=floor):
+                self._gradients.released(context, floor)
+            case HoldContext(context=context):
+                self._gradients.held(context, peer)
+            case Ran() | Broken():
+                self._gradients.reported(peer, message)
+            case Crowded(why=why):
+                peer.crowded, peer.crowded_at = why, time.monotonic()
+            case Drain() | Drained() | Dismiss():
+                self._leaver.on_message(peer.incarnation, message)
+            case WhoIs():
+                self._members.on_question(peer, message)
+            case ThisIs():
+                self._members.on_answer(peer, message)
+            case _:
+                self._references.on_message(peer.incarnation, message, call_id)
