@@ -115,7 +115,7 @@ def test_a_function_that_the_callee_lacks_is_named(
     pair: list[Agent], monkeypatch: pytest.MonkeyPatch, call: Way
 ) -> None:
     missing = "farcall_no_such_module:nothing"
-    monkeypatch.setattr("farcall.runtime.calls.outbound.name_of", lambda function: missing)
+    monkeypatch.setattr("farcall.runtime.calls.pickling.name_of", lambda function: missing)
     with pytest.raises(FunctionNotFound, match="no module named 'farcall_no_such_module'"):
         call("w1", make_lock)
     missing = f"{__name__}:nothing"
