@@ -242,7 +242,7 @@ def test_a_policy_holds_for_methods_of_references(start: Callable[..., list[Agen
 @each_way
 def test_functions_by_value_can_be_refused(start: Callable[..., list[Agent]], call: Way) -> None:
     agents = start(2)
-    agents[1].serializer = Serializer(allow_by_value=False)
+    agents[1].pickling.serializer = Serializer(allow_by_value=False)
     with pytest.raises(Refused, match="by value"):
         call("w1", lambda: 1)
     still_works()

@@ -21,12 +21,17 @@ Done = Callable[[str], None]  # told how a call, or an attempt, has ended
 
 
 class Linking:
-    """Workers with the shipped directory, as handshakes and `Losses` drive it. Nobody calls."""
+    """Workers with the shipped directory, as handshakes and `Losses` drive it. Nobody calls.
 
-    def __init__(self, random: Random) -> None:
+    Args:
+        random: draws what is not said.
+        slowest: seconds that a message takes at most.
+    """
+
+    def __init__(self, random: Random, slowest: float) -> None:
         self._random = random
-        self._slowest = random.choice((0.001, 0.1, 2.0))
-        self._agenda: Agenda[Node] = Agenda(random, self._slowest)
+        self._slowest = slowest
+        self._agenda: Agenda[Node] = Agenda(random, slowest)
         self._oracle = DirectoryOracle()
         self._nodes: dict[int, Node] = {}
         self._cuts: dict[frozenset[int], float] = {}  # incarnations, and until when

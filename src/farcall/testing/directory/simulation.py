@@ -39,11 +39,11 @@ def simulate_directory(seed: int, *, bug: DirectoryBug | None = None) -> Result:
 
 class _Schedule(Linking):
     def __init__(self, seed: int, bug: DirectoryBug | None) -> None:
-        random = Random(seed)
-        super().__init__(random)
         self._seed, self._bug = seed, bug
+        random = Random(seed)
         self._is_open = random.random() < 0.7
         self._calm = random.choice(SPANS)
+        super().__init__(random, slowest=random.choice((0.001, 0.1, 2.0)))
         self._store_returns = random.random() < 0.85
         self._store = Store(self._draw_store(), random.choice((0.001, 0.3, 4.0)))
         self._asking: dict[Node, Asking] = {}
