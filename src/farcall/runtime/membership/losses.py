@@ -54,7 +54,10 @@ class Loss(NamedTuple):
     def cancel_served(self) -> None:
         """Stop what can be stopped of the calls that are being served."""
         for job in self.served:
-            job.cancel()
+            try:
+                job.cancel()
+            except Exception:  # it may run code of the user; the others wait, too
+                logger.exception("an internal error while a call of a lost worker was stopped")
 
 
 EndCalls = Callable[[Peer, str], tuple[Sequence[PendingCall], Sequence[IncomingCall]]]
