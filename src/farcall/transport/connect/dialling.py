@@ -41,7 +41,6 @@ from farcall.transport.forks import keep_from_children
 
 MAX_SECONDS = 3600.0
 
-NO_SUCH_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 # What connecting fails with for a reason of this machine's, such as too many open files or, on a
 # Unix socket, too many that dial at once.
 OF_THIS_MACHINE = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -97,19 +96,28 @@ def _dial_unix(name: str) -> tuple[socket.socket, str] | None:
 
 
 def _dial_tcp(host: str, port: int, deadline: float, bound: float) -> socket.socket:
+    """Connect to the first address of a host that answers. All of them get a share of the time.
+
+    Raises:
+        OSError: what proves least of what they failed with: only if all refuse, all are absent.
+    """
     failure: OSError | None = None
-    for family, kind, protocol, _, address in addresses.resolve(host, port, socket.SOCK_STREAM):
+    found = addresses.resolve(host, port, socket.SOCK_STREAM)
+    for left, (family, kind, protocol, _, address) in zip(
+        range(len(found), 0, -1), found, strict=True
+    ):
         sock = socket.socket(family, kind, protocol)
         try:
             keep_from_children(sock)
             addresses.tune(sock)
             dark_hosts.limit(sock, bound)
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            sock.settimeout(max(0.001, (deadline - time.monotonic()) / left))
             sock.connect(address)
             return sock
         except OSError as error:
             sock.close()
-            failure = error
+            if failure is None or isinstance(failure, ConnectionRefusedError):
+                failure = error
         except BaseException:
             sock.close()
             raise
@@ -329,7 +337,7 @@ def failure_of(error: OSError) -> Failure:
     if isinstance(error, PermissionError) and error.errno is None:
         return Failure.ABSENT  # a process of another user listens there
     if isinstance(error, socket.gaierror):
-        return Failure.ABSENT if error.errno in NO_SUCH_NAME else Failure.NO_ANSWER
+        return Failure.NO_ANSWER  # names of hosts come and go while these live
     if isinstance(error, ConnectionRefusedError):
         return Failure.ABSENT
     if error.errno in OF_THIS_MACHINE:

@@ -1,0 +1,81 @@
+"""What dialling a host makes of its several addresses, and of a name that can't be resolved."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from farcall.protocol.connecting import Failure
+from farcall.transport.connect import addresses
+from farcall.transport.connect.dialling import dial, failure_of
+
+Place = tuple[str, int]
+
+
+@pytest.fixture
+def listening() -> Iterator[Place]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()
+
+
+@pytest.fixture
+def silent() -> Iterator[Place]:
+    """It answers no request for a connection, since its backlog is full."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(server.getsockname())
+        yield server.getsockname()
+
+
+@pytest.fixture
+def refusing() -> Place:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place: Place = server.getsockname()
+    return place
+
+
+def resolve_to(monkeypatch: pytest.MonkeyPatch, *places: Place) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
+    monkeypatch.setattr(addresses, "resolve", lambda *_: found)
+
+
+def test_an_address_that_is_silent_leaves_time_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, silent: Place, listening: Place
+) -> None:
+    resolve_to(monkeypatch, silent, listening)
+    begun = time.monotonic()
+    made = dial("tcp://host:1", 1.0, 30.0)
+    assert made is not None
+    with made[0] as sock:
+        assert sock.getpeername() == listening
+    assert time.monotonic() - begun >= 0.5
+
+
+@pytest.mark.parametrize("refuses_first", [True, False])
+def test_one_address_that_refuses_is_no_refusal_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, silent: Place, refusing: Place, refuses_first: bool
+) -> None:
+    resolve_to(monkeypatch, *((refusing, silent) if refuses_first else (silent, refusing)))
+    with pytest.raises(TimeoutError):
+        dial("tcp://host:1", 0.4, 30.0)
+
+
+def test_a_host_all_of_whose_addresses_refuse_is_absent(
+    monkeypatch: pytest.MonkeyPatch, refusing: Place
+) -> None:
+    resolve_to(monkeypatch, refusing, refusing)
+    with pytest.raises(ConnectionRefusedError) as raised:
+        dial("tcp://host:1", 10.0, 30.0)
+    assert failure_of(raised.value) is Failure.ABSENT
+
+
+@pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL])
+def test_a_name_that_can_not_be_resolved_proves_nothing(code: int) -> None:
+    assert failure_of(socket.gaierror(code, "says the name server")) is Failure.NO_ANSWER
