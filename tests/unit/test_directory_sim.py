@@ -42,7 +42,7 @@ FINDS = {
     DirectoryBug.KEEPS_NUMBERS_OF_UNKNOWN: {"DIR-6"},
     DirectoryBug.REPEATS_THE_MEETING: {"DIR-2"},
     DirectoryBug.REVIVES_THE_LOST: {"DIR-3"},
-    DirectoryBug.WELCOMES_ANY_LATER_MEETING: {"DIR-2"},
+    DirectoryBug.WELCOMES_ANY_LATER_MEETING: {"DIR-2", "DIR-5"},
     DirectoryBug.NEVER_TAKES_BACK: {"DIR-2"},
     DirectoryBug.COUNTS_FROM_ITS_OWN: {"DIR-2"},
     DirectoryBug.FORGETS_THE_NUMBER: {"DIR-3"},
@@ -57,6 +57,7 @@ FINDS = {
     DirectoryBug.NEVER_ASKS_ANEW: {"LOOK-4"},
     DirectoryBug.ASKS_ONE_ANEW: {"LOOK-4"},
     DirectoryBug.NEVER_UNSTUCK: {"LOOK-4"},
+    DirectoryBug.NEVER_MORE_PATIENT: {"LOOK-4"},
     DirectoryBug.KEEPS_BROKEN_CONNECTIONS: {"LOOK-5"},
 }
 

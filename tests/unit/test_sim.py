@@ -327,7 +327,7 @@ def test_network_delivers_in_order_of_time_and_moves_the_clock():
 
 @pytest.mark.parametrize(
     ("protocol", "schedules"),
-    [("calls", 3000), ("backward", 3000), ("connecting", 500), ("directory", 1000)],
+    [("calls", 3000), ("backward", 3000), ("connecting", 500), ("directory", 2000)],
 )
 def test_schedules_reach_every_line_of_the_machines(protocol, schedules, capsys):
     assert cover(schedules, 0, Chosen(protocol)) == 0, capsys.readouterr().out

@@ -215,6 +215,8 @@ class DirectoryMachine(Generic[P]):
         begun = original(worker.incarnation)
         if worker.incarnation < self._met_again.get(begun, begun):
             return None
+        if meeting_of(worker.incarnation):  # the number may have been forgotten meanwhile
+            self._met_again[begun] = worker.incarnation
         return self._know(worker)
 
     def _know(self, worker: Worker) -> P:

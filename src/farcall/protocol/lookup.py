@@ -14,7 +14,9 @@ LOOK-1  One at a time: whoever asks what is asked already waits for the same ans
 LOOK-2  The latest counts: what is heard by a connection counts only if there is no later one.
 LOOK-3  Few are stuck: at most `MOST_STUCK` connections are given up that have not answered yet.
 LOOK-4  Persistence: if the latest connection has not answered for `STUCK_SECONDS`, there is another
-        one at the next event, but for LOOK-3, and all that is open is asked anew by it.
+        one at the next event, but for LOOK-3, and all that is open is asked anew by it. Each has
+        twice as long as the one before, up to `MOST_PATIENCE` times, until one answers: a store may
+        be slow.
 LOOK-5  Made again: after a failure the connection is made anew before the next question, so that a
         store that was started again, and is empty, learns of this worker.
 
@@ -28,6 +30,7 @@ from enum import Enum, auto
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 STUCK_SECONDS = 5.0  # for an answer; then the connection to the store may lead nowhere
+MOST_PATIENCE = 8
 MOST_STUCK = 2  # connections that wait for such answers
 REMIND_SECONDS = 20.0  # between two questions for a worker's own name
 
@@ -68,6 +71,7 @@ class LookupMachine(Generic[Q]):
         self._connection = 0  # the number of the latest
         self._is_made = True
         self._asked_at: float | None = None  # when the question was asked that has no answer yet
+        self._patience = 1
         self._stuck = 0
 
     def ask(self, question: Q) -> tuple[Q, int | None]:
@@ -82,11 +86,12 @@ class LookupMachine(Generic[Q]):
 
     def look(self, now: float) -> Round[Q] | None:
         """Whoever waits looks now and then whether all is to be asked by another connection."""
-        if self._asked_at is None or now - self._asked_at < STUCK_SECONDS:
+        if self._asked_at is None or now - self._asked_at < STUCK_SECONDS * self._patience:
             return None
         if self._stuck == MOST_STUCK:
             return None
         self._stuck += 1
+        self._patience = min(2 * self._patience, MOST_PATIENCE)
         self._asked_at = None
         self._connection += 1
         self._is_made = False
@@ -106,5 +111,7 @@ class LookupMachine(Generic[Q]):
             return False
         self._asked_at = None
         self._is_made = not failed
+        if not failed:
+            self._patience = 1
         del self._open[question.key]
         return True

@@ -4,10 +4,9 @@
 
     print(simulate_directory(seed=1).violations)  # ()
 
-`world` has the workers, their links and the store, `asking` is what `runtime/membership/lookup.py`
-is to an agent, `linking` and `simulation` have the order of events, and `oracle` judges. `planted`
-has mistakes that are found.
-Many schedules: `python -m farcall.testing.sim --protocol directory`.
+`world` has the workers and the store, `meetings` what becomes of links, `asking` is what a `Lookup`
+is to an agent, `simulation` has the order of events, `oracle` judges. `planted` has mistakes that
+are found. Many schedules: `python -m farcall.testing.sim --protocol directory`.
 """
 
 from farcall.testing.directory.planted import DirectoryBug

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from farcall.ids import Worker
 from farcall.protocol.lookup import (
+    MOST_PATIENCE,
     MOST_STUCK,
     REMIND_SECONDS,
     STUCK_SECONDS,
@@ -26,7 +27,7 @@ from farcall.testing.directory.world import Client, Mode, Node, Store
 
 LOOK_AGAIN = 1.0  # seconds between looks at a question
 PROBE_SECONDS = 1.0  # for a connection to the store
-LONGEST_ANSWER = 60.0  # seconds, of a slow store that several questions wait for
+LONGEST_ANSWER = 100.0  # seconds, of a slow store that several questions wait for
 LEADS_NOWHERE = 400.0  # seconds after which the system gives a connection up
 
 
@@ -142,7 +143,7 @@ class Asking:
         )
         if stuck > MOST_STUCK:
             self._oracle.violate("LOOK-3", f"{stuck} connections of {self._node} are stuck")
-        elif self._now - since >= STUCK_SECONDS and stuck < MOST_STUCK:
+        elif self._now - since >= MOST_PATIENCE * STUCK_SECONDS and stuck < MOST_STUCK:
             self._oracle.violate("LOOK-4", f"{self._node} asks by a connection that is stuck")
 
     def _begin(self, anew: Round[Question]) -> None:

@@ -161,6 +161,12 @@ class _NeverUnstuck(_Lookup):
         return counts
 
 
+class _NeverMorePatient(_Lookup):  # *
+    def look(self, now: float) -> Round[Any] | None:
+        self._patience = 1
+        return super().look(now)
+
+
 class DirectoryBug(StrEnum):
     """Each is found by the simulator."""
 
@@ -186,6 +192,7 @@ class DirectoryBug(StrEnum):
     HEARS_OLD_CONNECTIONS = "hears-old-connections"
     KEEPS_BROKEN_CONNECTIONS = "keeps-broken-connections"
     NEVER_UNSTUCK = "never-unstuck"
+    NEVER_MORE_PATIENT = "never-more-patient"
 
 
 _DIRECTORIES: dict[DirectoryBug | None, type[_Machine]] = {
@@ -213,6 +220,7 @@ _LOOKUPS: dict[DirectoryBug | None, type[_Lookup]] = {
     DirectoryBug.HEARS_OLD_CONNECTIONS: _HearsOldConnections,
     DirectoryBug.KEEPS_BROKEN_CONNECTIONS: _KeepsBrokenConnections,
     DirectoryBug.NEVER_UNSTUCK: _NeverUnstuck,
+    DirectoryBug.NEVER_MORE_PATIENT: _NeverMorePatient,
 }
 
 

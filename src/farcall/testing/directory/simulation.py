@@ -12,13 +12,15 @@ from random import Random
 
 from farcall.ids import MAX_MEETINGS, Worker
 from farcall.protocol.directory import Key, Standing
+from farcall.testing.agenda import Agenda
 from farcall.testing.directory.asking import Answer, Asking
-from farcall.testing.directory.linking import Linking
+from farcall.testing.directory.meetings import Meetings
+from farcall.testing.directory.oracle import DirectoryOracle
 from farcall.testing.directory.planted import DirectoryBug, directory_of, lookup_of
-from farcall.testing.directory.world import Change, Link, Mode, Node, Record, Store
+from farcall.testing.directory.world import Change, Mode, Node, Record, Store
 from farcall.testing.network import Faults
 from farcall.testing.oracle import Violation
-from farcall.testing.simulation import Result
+from farcall.testing.simulation import Event, Result
 
 NO_FAULTS = Faults()  # those of messages: here is none
 MAX_EVENTS = 20_000
@@ -37,16 +39,23 @@ def simulate_directory(seed: int, *, bug: DirectoryBug | None = None) -> Result:
     return _Schedule(seed, bug).run()
 
 
-class _Schedule(Linking):
+class _Schedule:
     def __init__(self, seed: int, bug: DirectoryBug | None) -> None:
         self._seed, self._bug = seed, bug
-        random = Random(seed)
+        self._random = random = Random(seed)
         self._is_open = random.random() < 0.7
         self._calm = random.choice(SPANS)
-        super().__init__(random, slowest=random.choice((0.001, 0.1, 2.0)))
+        self._slowest = random.choice((0.001, 0.1, 2.0))
+        self._agenda: Agenda[Node] = Agenda(random, self._slowest)
+        self._oracle = DirectoryOracle()
         self._store_returns = random.random() < 0.85
-        self._store = Store(self._draw_store(), random.choice((0.001, 0.3, 4.0)))
+        self._store = Store(self._draw_store(), random.choice((0.001, 0.3, 6.0)))
+        self._nodes: dict[int, Node] = {}
         self._asking: dict[Node, Asking] = {}
+        self._log: list[Event] = []
+        self._meetings = Meetings(
+            self._nodes, self._agenda, random, self._oracle, self._slowest, self._note, self._retry
+        )
         size = random.choice((2, 2, 3, 4))
         for number in range(size):
             self._new_node(f"w{number}", number)
@@ -92,7 +101,7 @@ class _Schedule(Linking):
         for attempt in range(CALLS_AT_THE_END):
             moment = self._calm + SETTLING + 15.0 * attempt
             self._agenda.at(moment, somebody, self._all_call)
-        end = self._calm + SETTLING + 15.0 * CALLS_AT_THE_END + 30.0
+        end = self._calm + SETTLING + 15.0 * CALLS_AT_THE_END + 80.0
         self._agenda.at(end, somebody, self._check_end)
         self._end = end
 
@@ -128,14 +137,14 @@ class _Schedule(Linking):
             assert record is not None
             self._oracle.superseded(node, record, 0.0)
             record.lost = "long ago"
-            self._note_lost(node, record)
+            self._meetings.note_lost(node, record)
             node.machine.meet_again(peer.incarnation, MAX_MEETINGS - 2, 0.0)
 
     def _begin_with_a_loss(self) -> None:
         """One has lost another, which may know nothing of it."""
         one, other, *_ = self._nodes.values()
         record = one.machine.add(other.me)
-        self._at(0.0, one, partial(self._lose, one, record, "long ago"))
+        self._at(0.0, one, partial(self._meetings.lose, one, record, "long ago"))
 
     def run(self) -> Result:
         self._note("the group is", "open;" if self._is_open else "fixed;", *self._nodes.values())
@@ -156,6 +165,13 @@ class _Schedule(Linking):
         violations: tuple[Violation, ...] = tuple(self._oracle.violations)
         return Result(self._seed, NO_FAULTS, count, violations, tuple(self._log))
 
+    @property
+    def _now(self) -> float:
+        return self._agenda.clock.now
+
+    def _at(self, moment: float, node: Node, act: Callable[[], None]) -> None:
+        self._agenda.at(moment, node, act)
+
     # Calls.
 
     def _call_anybody(self) -> None:
@@ -169,7 +185,7 @@ class _Schedule(Linking):
         living = [node for node in self._nodes.values() if node.alive]
         for node in living:
             for other in living:
-                self._at(self._now, node, partial(self._call, node, other.me.name, 10.0))
+                self._at(self._now, node, partial(self._call, node, other.me.name, 70.0))
 
     def _call(self, node: Node, key: Key, timeout: float) -> None:
         deadline = self._now + timeout
@@ -180,7 +196,7 @@ class _Schedule(Linking):
             name = key if isinstance(key, str | int) else key.name
             self._asking[node].find(name, deadline, partial(self._on_answer, node, key, deadline))
         elif found.standing is Standing.KNOWN and found.party is not None:
-            self._use(node, found.party, deadline)
+            self._meetings.use(node, found.party, deadline)
 
     def _on_answer(self, node: Node, key: Key, deadline: float, answer: Answer) -> None:
         said = answer.worker if answer.asked else "no answer in time"
@@ -191,22 +207,13 @@ class _Schedule(Linking):
             self._oracle.resolved(node, found, asked=True)
             record = found.party
         if record is not None and record.lost is None:
-            self._use(node, record, deadline)
+            self._meetings.use(node, record, deadline)
 
-    def _use(self, node: Node, record: Record, deadline: float) -> None:
-        incarnation = record.worker.incarnation
-        if incarnation == node.incarnation:
-            return
-        for link in node.links:
-            if link.dialler is node and link.peer(node).incarnation == incarnation:
-                self._send_frame(node, link)
-                return
-
-        def done(how: str) -> None:
-            if how not in {"linked", "late"}:
-                self._lose(node, record, how)
-
-        self._dial(node, incarnation, deadline, done)
+    def _retry(self, node: Node, record: Record) -> None:
+        """A user may call again when a worker is lost."""
+        if self._random.random() < 0.3:
+            call = partial(self._call, node, record.worker.name, 20.0)
+            self._meetings.soon(node, call)
 
     # What befalls them.
 
@@ -224,11 +231,13 @@ class _Schedule(Linking):
             self._now + self._random.choice((0.5, 10.0, 100.0, self._calm)) * self._random.random()
         )
         self._note("nothing gets through between", one, "and", other, "until", f"{until:.1f}")
-        self._cuts[frozenset((one.incarnation, other.incarnation))] = min(until, self._calm)
+        self._meetings.cuts[frozenset((one.incarnation, other.incarnation))] = min(
+            until, self._calm
+        )
         for node in (one, other):
             for link in node.links:
                 if link.other(node) in (one, other) and self._random.random() < 0.7:
-                    self._tell_end(node, link)
+                    self._meetings.tell_end(node, link)
 
     def _break_a_link(self) -> None:
         node = self._somebody()
@@ -236,8 +245,8 @@ class _Schedule(Linking):
             return
         link = self._random.choice(node.links)
         self._note("the link of", link.dialler, "to", link.acceptor, "breaks")
-        self._tell_end(link.dialler, link)
-        self._tell_end(link.acceptor, link)
+        self._meetings.tell_end(link.dialler, link)
+        self._meetings.tell_end(link.acceptor, link)
 
     def _stand_still(self) -> None:
         node = self._somebody()
@@ -259,21 +268,15 @@ class _Schedule(Linking):
         self._note(node, "leaves")
         for link in node.links:
             other = link.other(node)
-            self._at(self._now, other, partial(self._on_goodbye, other, link))
+            self._at(self._now, other, partial(self._meetings.on_goodbye, other, link))
         if self._store.mode is Mode.UP and self._store.records.get(node.me.name) is node.me:
             del self._store.records[node.me.name]
         self._stop(node)
 
-    def _on_goodbye(self, node: Node, link: Link) -> None:
-        if link in node.links:
-            record = self._record(node, link)
-            if record is not None:
-                record.left = "it has shut down"
-
     def _stop(self, node: Node) -> None:
         node.alive = False
         for link in node.links:
-            self._tell_end(link.other(node), link)
+            self._meetings.tell_end(link.other(node), link)
         if self._is_open and self._random.random() < 0.8:
             seconds = self._random.choice((0.0, 3.0, 60.0)) * self._random.random()
             stays = Node(-1, node.me, node.machine)
@@ -310,3 +313,6 @@ class _Schedule(Linking):
             for node in living:
                 self._oracle.check_registered(node, self._store)
                 self._asking[node].check_end()
+
+    def _note(self, *what: object) -> None:
+        self._log.append(Event(self._now, what))

@@ -1,45 +1,58 @@
-"""How simulated workers link, part and meet again."""
+"""How simulated workers make links, meet and lose each other, as the transport and `Losses` do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
 
 from farcall.ids import meeting_of, nth_incarnation, original
-from farcall.protocol.directory import Key, Verdict
+from farcall.protocol.directory import Verdict
 from farcall.testing.agenda import Agenda
 from farcall.testing.directory.oracle import DirectoryOracle
 from farcall.testing.directory.world import Link, Node, Record
-from farcall.testing.simulation import Event
 
 NOTICED = 40.0  # seconds after which the end of a link is noticed over a network that is cut
 ATTEMPT_SECONDS = 5.0  # to reach somebody who was lost
 LONGEST_SEARCH = 30.0  # seconds between two attempts
 
-Done = Callable[[str], None]  # told how a call, or an attempt, has ended
+Done = Callable[[str], None]  # told how an attempt has ended
 
 
-class Linking:
-    """Workers with the shipped directory, as handshakes and `Losses` drive it. Nobody calls.
+class Meetings:
+    """The links between workers.
 
     Args:
-        random: draws what is not said.
-        slowest: seconds that a message takes at most.
+        nodes: the workers, by their original incarnations.
+        agenda: what is to happen.
+        random: draws delays.
+        oracle: judges.
+        slowest: seconds that a message may take.
+        note: takes down what happens.
+        on_lost: told of each worker that is lost to another.
+
+    Attributes:
+        cuts: incarnations of two between whom nothing gets through, and until when.
     """
 
-    def __init__(self, random: Random, slowest: float) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[int, Node],
+        agenda: Agenda[Node],
+        random: Random,
+        oracle: DirectoryOracle,
+        slowest: float,
+        note: Callable[..., None],
+        on_lost: Callable[[Node, Record], None],
+    ) -> None:
+        self._nodes = nodes
+        self._agenda = agenda
         self._random = random
+        self._oracle = oracle
         self._slowest = slowest
-        self._agenda: Agenda[Node] = Agenda(random, slowest)
-        self._oracle = DirectoryOracle()
-        self._nodes: dict[int, Node] = {}
-        self._cuts: dict[frozenset[int], float] = {}  # incarnations, and until when
-        self._log: list[Event] = []
-
-    def _call(self, node: Node, key: Key, timeout: float) -> None:
-        """Have a user of a worker call another one."""
-        raise NotImplementedError
+        self._note = note
+        self._on_lost = on_lost
+        self.cuts: dict[frozenset[int], float] = {}
 
     @property
     def _now(self) -> float:
@@ -48,12 +61,27 @@ class Linking:
     def _at(self, moment: float, node: Node, act: Callable[[], None]) -> None:
         self._agenda.at(moment, node, act)
 
-    def _soon(self, node: Node, act: Callable[[], None]) -> None:
+    def soon(self, node: Node, act: Callable[[], None]) -> None:
         delay = self._random.choice((0.0, 0.001, self._slowest)) * self._random.random()
         self._agenda.at(self._now + delay, node, act)
 
-    def _is_cut(self, one: Node, other: Node) -> bool:
-        return self._now < self._cuts.get(frozenset((one.incarnation, other.incarnation)), 0.0)
+    def is_cut(self, one: Node, other: Node) -> bool:
+        return self._now < self.cuts.get(frozenset((one.incarnation, other.incarnation)), 0.0)
+
+    def use(self, node: Node, record: Record, deadline: float) -> None:
+        incarnation = record.worker.incarnation
+        if incarnation == node.incarnation:
+            return
+        for link in node.links:
+            if link.dialler is node and link.peer(node).incarnation == incarnation:
+                self._send_frame(node, link)
+                return
+
+        def done(how: str) -> None:
+            if how not in {"linked", "late"}:
+                self.lose(node, record, how)
+
+        self._dial(node, incarnation, deadline, done)
 
     # Handshakes, as `handshake.py` and `connections.py` in `transport/connect/` have them.
 
@@ -75,7 +103,7 @@ class Linking:
         def accept() -> None:
             agreed = max(said, target.machine.meeting(begun))
             if self._random.random() < 0.3:  # proofs are exchanged
-                self._soon(target, partial(admit, agreed))
+                self.soon(target, partial(admit, agreed))
             else:
                 admit(agreed)
 
@@ -83,28 +111,26 @@ class Linking:
             if not waiting or not target.alive:
                 return
             if self._admits(target, node, agreed):
-                self._soon(node, partial(greet, agreed))
+                self.soon(node, partial(greet, agreed))
             else:
-                self._soon(node, partial(end, "refused"))
+                self.soon(node, partial(end, "refused"))
 
         def greet(agreed: int) -> None:
-            if not waiting or self._is_cut(node, target):
+            if not waiting or self.is_cut(node, target):
                 return
             if agreed and not self._admits(node, target, agreed):
                 end("refused")
                 return
             link = Link(node, target, agreed)
-            self._soon(target, partial(self._keep_theirs, target, link))
+            self.soon(target, partial(self._keep_theirs, target, link))
             if self._keep(node, link):
                 end("linked" if agreed == meeting_of(incarnation) else "anew")
-                if node.alive and link in node.links:
-                    self._send_frame(node, link)
 
-        if not self._is_cut(node, target):
+        if not self.is_cut(node, target):
             if target.alive:
-                self._soon(target, accept)
+                self.soon(target, accept)
             else:
-                self._soon(node, partial(end, "absent"))
+                self.soon(node, partial(end, "absent"))
         self._at(min(until, self._now + 60.0), node, partial(end, "late"))
 
     def _admits(self, node: Node, other: Node, meeting: int) -> bool:
@@ -113,7 +139,7 @@ class Linking:
         verdict, record = machine.verdict(incarnation, meeting), machine.newest(incarnation)
         if verdict is Verdict.ANEW:
             if record is not None:
-                self._lose(node, record, "it had given this worker up")
+                self.lose(node, record, "it had given this worker up")
                 self._oracle.superseded(node, record, self._now)
             if machine.meet_again(incarnation, meeting, self._now):
                 self._note(node, "meets", other, "again; meeting", meeting)
@@ -125,22 +151,23 @@ class Linking:
         return verdict in (Verdict.WELCOME, Verdict.ANEW)
 
     def _keep_theirs(self, node: Node, link: Link) -> None:
-        self._keep(node, link)
+        if self._keep(node, link) and self._random.random() < 0.7:  # else nothing is sent for now
+            self.soon(node, partial(self._on_frame, node, link))
 
     def _keep(self, node: Node, link: Link) -> bool:
         """Have one side keep a link, unless that is of an earlier meeting by now."""
         other = link.other(node)
         if node.machine.meeting(other.incarnation) != link.meeting:
             self._oracle.drops(node, link)
-            self._tell_end(other, link)
+            self.tell_end(other, link)
             return False
         node.links.append(link)
         if not other.alive or (node is link.acceptor and link not in other.links):
-            self._tell_end(node, link)
+            self.tell_end(node, link)
         return True
 
     def _send_frame(self, node: Node, link: Link) -> None:
-        self._soon(link.other(node), partial(self._on_frame, link.other(node), link))
+        self.soon(link.other(node), partial(self._on_frame, link.other(node), link))
 
     def _on_frame(self, node: Node, link: Link) -> None:
         """As `Agent.handle`."""
@@ -157,21 +184,21 @@ class Linking:
 
     # Ends.
 
-    def _tell_end(self, node: Node, link: Link) -> None:
+    def tell_end(self, node: Node, link: Link) -> None:
         """A link has ended at the other end, and is to end here, sooner or later."""
-        cut = self._is_cut(node, link.other(node))
+        cut = self.is_cut(node, link.other(node))
         delay = self._random.uniform(0.0, NOTICED if cut else self._slowest)
         self._at(self._now + delay, node, partial(self._on_end, node, link))
 
     def _on_end(self, node: Node, link: Link) -> None:
         if link in node.links:
             node.links.remove(link)
-            self._tell_end(link.other(node), link)
+            self.tell_end(link.other(node), link)
             record = self._record(node, link)
             if record is not None:
-                self._lose(node, record, "the link ended")
+                self.lose(node, record, "the link ended")
 
-    def _lose(self, node: Node, record: Record, cause: str) -> None:
+    def lose(self, node: Node, record: Record, cause: str) -> None:
         """As `Losses.lose`."""
         if record.lost is not None:
             return
@@ -181,17 +208,16 @@ class Linking:
         record.lost = cause
         for link in [one for one in node.links if self._leads_to(one, node, record)]:
             node.links.remove(link)
-            self._tell_end(link.other(node), link)
+            self.tell_end(link.other(node), link)
         node.unnoted += 1
 
         def note() -> None:
             node.unnoted -= 1
-            self._note_lost(node, record)
+            self.note_lost(node, record)
             if record.left is None:
                 seconds = min(2.0 ** min(meeting_of(record.worker.incarnation), 9), LONGEST_SEARCH)
                 self._search(node, record, seconds)
-            if self._random.random() < 0.3:
-                self._soon(node, partial(self._call, node, record.worker.name, 20.0))
+            self._on_lost(node, record)
 
         if self._random.random() < 0.8:
             note()
@@ -201,7 +227,7 @@ class Linking:
     def _leads_to(self, link: Link, node: Node, record: Record) -> bool:
         return link.peer(node).incarnation == record.worker.incarnation
 
-    def _note_lost(self, node: Node, record: Record) -> None:
+    def note_lost(self, node: Node, record: Record) -> None:
         before = node.machine.parties()
         gone = node.machine.note_lost(record, self._now)
         self._oracle.noted(node, record, before, gone, self._now)
@@ -222,5 +248,8 @@ class Linking:
 
         self._at(self._now + seconds, node, reach)
 
-    def _note(self, *what: object) -> None:
-        self._log.append(Event(self._now, what))
+    def on_goodbye(self, node: Node, link: Link) -> None:
+        if link in node.links:
+            record = self._record(node, link)
+            if record is not None:
+                record.left = "it has shut down"
