@@ -126,7 +126,7 @@ pictures: $(VENV_MADE) ## Draw the layers and the machines of protocol/ again, i
 	$(BIN)/python tests/pictures.py
 
 sim: $(NATIVE) ## Simulate protocols, run random programs. Options: SCHEDULES=100000 PROGRAMS=10000 SEED=0 JOBS=2
-	for protocol in calls backward connecting departure directory; do \
+	for protocol in calls backward connecting termination directory; do \
 	    $(BIN)/python -m farcall.testing.sim --protocol $$protocol --schedules 3000 --coverage && \
 	    $(BIN)/python -m farcall.testing.sim --protocol $$protocol --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS) \
 	    || exit 1; \

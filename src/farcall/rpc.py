@@ -24,7 +24,7 @@ from typing import Any
 from torch.autograd import profiler
 
 from farcall import functions
-from farcall.autograd.recorder import Autograd
+from farcall.autograd.autograd import Autograd
 from farcall.errors import (
     Cancelled,
     FarcallError,

@@ -27,7 +27,7 @@ from farcall.runtime.context import CallBeingServed, current_context, waiting
 from farcall.runtime.current import current_agent
 from farcall.runtime.options.backend_options import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.references.handles import RefHandle
-from farcall.runtime.references.values import OwnedValue
+from farcall.runtime.references.values import ValueSlot
 from farcall.serde import hide_own_frames
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class RRef(Generic[T]):
         return agent
 
     @property
-    def _place(self) -> OwnedValue:
+    def _place(self) -> ValueSlot:
         return self._handle.references.value_of(self._handle)
 
     # Where it lives.
@@ -318,7 +318,7 @@ def call_meanwhile(
 # What runs on the owner. These get the place of the value for the reference they are called with.
 
 
-def _value(place: OwnedValue, limit: Limit | None = None) -> Any:
+def _value(place: ValueSlot, limit: Limit | None = None) -> Any:
     """The value, waiting for it as long as allowed, and as somebody waits for the call served here.
 
     Args:
@@ -327,7 +327,7 @@ def _value(place: OwnedValue, limit: Limit | None = None) -> Any:
     if not place.is_ready:
         context = current_context()
         job = None
-        if context is not None and context.agent.status.likeness.inherits_deadlines:
+        if context is not None and context.agent.status.quirks.inherits_deadlines:
             job = context.job
         if limit is None:
             limit = (math.inf, 0.0, None) if job is None else job.limit()
@@ -335,7 +335,7 @@ def _value(place: OwnedValue, limit: Limit | None = None) -> Any:
     return place.get()
 
 
-def _wait(place: OwnedValue, limit: Limit, job: CallBeingServed | None) -> None:
+def _wait(place: ValueSlot, limit: Limit, job: CallBeingServed | None) -> None:
     deadline, seconds, inherited = limit
     current_agent().executor.collecting.refuse("the value of an RRef that is not made yet")
     done = threading.Event()
@@ -356,24 +356,24 @@ def _wait(place: OwnedValue, limit: Limit, job: CallBeingServed | None) -> None:
 
 
 @own_handler("to_here", result="the value of the reference, of type {},", checks_itself=True)
-def fetch(place: OwnedValue) -> Any:
+def fetch(place: ValueSlot) -> Any:
     """Handler of `to_here`."""
-    return _when_made(place, OwnedValue.get)
+    return _when_made(place, ValueSlot.get)
 
 
 @own_handler("the type of a remote value", checks_itself=True)
-def type_of(place: OwnedValue) -> Any:
+def type_of(place: ValueSlot) -> Any:
     """Handler of `_get_type`."""
     return _when_made(place, lambda place: type(place.get()))
 
 
-def _when_made(place: OwnedValue, read: Callable[[OwnedValue], Any]) -> Any:
+def _when_made(place: ValueSlot, read: Callable[[ValueSlot], Any]) -> Any:
     """Read a value now, or let the call wait for it without a thread."""
     if place.is_ready:
         return read(place)
     future: Future[Any] = Future()
 
-    def made(place: OwnedValue) -> None:
+    def made(place: ValueSlot) -> None:
         try:
             future.set_result(read(place))
         except BaseException as error:
@@ -384,12 +384,12 @@ def _when_made(place: OwnedValue, read: Callable[[OwnedValue], Any]) -> Any:
 
 
 @own_handler("the backward pass of a remote value", checks_itself=True)
-def run_backward(place: OwnedValue, context: int, retain_graph: bool) -> None:
+def run_backward(place: ValueSlot, context: int, retain_graph: bool) -> None:
     """Handler of `RRef.backward`."""
     _backward(place, current_agent(), context, retain_graph)
 
 
-def _backward(place: OwnedValue, agent: Agent, context: int, retain_graph: bool) -> None:
+def _backward(place: ValueSlot, agent: Agent, context: int, retain_graph: bool) -> None:
     value = _value(place)
     if not isinstance(value, torch.Tensor):
         raise RuntimeError(
@@ -401,7 +401,7 @@ def _backward(place: OwnedValue, agent: Agent, context: int, retain_graph: bool)
         agent.gradients.backward(context, [value], retain_graph=retain_graph)
 
 
-def _awaited(place: OwnedValue) -> Any:
+def _awaited(place: ValueSlot) -> Any:
     """Return the value, waiting as long as the caller of the call served here does."""
     context = current_context()
     return _value(place, None if context is None or context.job is None else context.job.limit())
@@ -413,7 +413,7 @@ def _awaited(place: OwnedValue) -> Any:
     users_arguments=2,
     checks_itself=True,
 )
-def call_method(place: OwnedValue, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_method(place: ValueSlot, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handler of the call proxies."""
     value = place.get() if place.is_ready else _awaited(place)
     policy = current_agent().policy

@@ -16,7 +16,7 @@ from farcall.compat import autograd as compat_autograd
 from farcall.compat import rpc as compat_rpc
 from farcall.compat.rpc import api
 from farcall.compat.rpc.agents import TensorPipeAgent
-from farcall.compat.rpc.likeness import make_like_torch
+from farcall.compat.rpc.quirks import make_like_torch
 from farcall.runtime.agent import Agent
 from farcall.runtime.options.backend_options import RpcBackendOptions
 

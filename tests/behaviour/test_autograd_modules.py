@@ -9,11 +9,19 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from behaviour.autograd_helpers import DistributedRun, Run, Way, compare, doubles, times, weights
+from behaviour.autograd_helpers import (
+    DistributedRun,
+    Run,
+    Way,
+    compare,
+    doubles,
+    times,
+    weights,
+)
 from behaviour.helpers import WAYS
 from farcall import autograd as dist_autograd
-from farcall.autograd import contents
-from farcall.autograd.recorder import Autograd
+from farcall.autograd import context_state
+from farcall.autograd.autograd import Autograd
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
 
@@ -372,7 +380,7 @@ def test_argument_changed_in_place_before_it_was_recorded(
         return (future.wait() * h).sum()
 
     monkeypatch.setattr(Autograd, "record", lambda self, context, sent: None)
-    monkeypatch.setattr(contents, "COPIED_BYTES", copied)
+    monkeypatch.setattr(context_state, "COPIED_BYTES", copied)
     compare(pair, program)
 
 
@@ -421,7 +429,7 @@ def test_result_changed_in_place_before_it_was_recorded(
         return result.sum()
 
     monkeypatch.setattr(Autograd, "record", lambda self, context, sent: None)
-    monkeypatch.setattr(contents, "COPIED_BYTES", copied)
+    monkeypatch.setattr(context_state, "COPIED_BYTES", copied)
     compare(pair, program)
 
 

@@ -57,8 +57,8 @@ def tables(agent: Agent) -> dict[str, int]:
         "creation errors": len(references._creation_errors),
         "parked": len(agent.machine._parked),
         "confirmations": len(agent.machine._confirmations),
-        "waiting for references": len(agent.outcomes._waiting),
-        "active": agent.leaver.active,
+        "waiting for references": len(agent.completion._waiting),
+        "active": agent.coordinator.active,
     }
     for peer in agent.directory.all():
         sizes |= {
@@ -159,13 +159,13 @@ def test_calls_that_were_given_up_while_they_were_sent(pair: list[Agent]) -> Non
     agent = pair[0]
     connect, linked = agent.endpoint.connect, agent.endpoint.linked
     expired = threading.Event()
-    expire = agent.outcomes.expire
+    expire = agent.completion.expire
 
     def expire_and_tell(pending: Any) -> None:
         expire(pending)
         expired.set()
 
-    agent.outcomes.expire = expire_and_tell  # type: ignore[method-assign]
+    agent.completion.expire = expire_and_tell  # type: ignore[method-assign]
     sends = [True, False]
 
     def connect_late(*args: Any) -> Any:
@@ -233,9 +233,9 @@ def test_calls_that_were_interrupted_while_they_were_made(
     to = agent.directory.resolve("w1")
     link = agent.links.connect(to, math.inf)
     owners = {
-        "begin": (to.outgoing, "begin") if after else (agent.leaver, "begin"),
+        "begin": (to.outgoing, "begin") if after else (agent.coordinator, "begin"),
         "pin": (agent.references, "pin"),
-        "watch": (agent.outcomes, "watch"),
+        "watch": (agent.completion, "watch"),
         "connect": (agent.links, "connect" if call is by_sync else "linked"),
         "dial": (agent.endpoint, "connect" if call is by_sync else "linked"),
         "send": (link, "exchange" if call is by_sync else "send"),
@@ -249,7 +249,7 @@ def test_calls_that_were_interrupted_while_they_were_made(
                 interrupt_on_link(agent, name, patch, after)
             else:
                 interrupt_in(owner, name, patch, after)
-            agent.outcomes.deadlines.next = math.inf  # else `watch` is called for the first only
+            agent.completion.deadlines.next = math.inf  # else `watch` is called for the first only
             if (call, method) != (by_sync, "watch"):
                 with pytest.raises(KeyboardInterrupt):
                     call("w1", echo, (arguments,))

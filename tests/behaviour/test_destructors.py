@@ -138,7 +138,7 @@ def test_call_of_a_collected_destructor_after_the_end(pair: list[Agent]) -> None
     futures: list[rpc.Future[Any]] = []
     pair[0].close()
     # Closed agents don't listen, so this is how the moment between both looks.
-    futures.append(pair[0]._outbound._call_soon("w1", echo, (1,), None, None))
+    futures.append(pair[0]._client._call_soon("w1", echo, (1,), None, None))
     with pytest.raises(Cancelled, match="was shut down"):
         futures[0].wait()
 

@@ -157,7 +157,7 @@ def test_nothing_of_a_call_that_failed_is_left(
 def assert_no_references(agents: list[Agent]) -> None:
     for agent in agents:
         wait_until(lambda agent=agent: not agent.references._values)
-        wait_until(lambda agent=agent: not agent.leaver.active)
+        wait_until(lambda agent=agent: not agent.coordinator.active)
         wait_until(lambda agent=agent: not agent.references._creation_errors)
 
 

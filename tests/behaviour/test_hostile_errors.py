@@ -251,7 +251,7 @@ def calls_with_values(name: str) -> Iterator[Callable[[], Any]]:
 
 def is_idle(agent: Agent) -> bool:
     calls = [record for peer in agent.directory.all() for record in peer.outgoing.records()]
-    return not calls and not agent.leaver.active
+    return not calls and not agent.coordinator.active
 
 
 def outcomes_of(calls: Iterator[Callable[[], Any]]) -> list[Any]:

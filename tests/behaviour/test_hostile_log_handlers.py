@@ -14,7 +14,7 @@ from behaviour.helpers import PATIENCE, Gate
 from farcall import rpc
 from farcall.errors import PeerLost, RemoteError, RpcTimeout, SerializationError
 from farcall.runtime.agent import Agent
-from farcall.runtime.calls import outcomes
+from farcall.runtime.calls import call_completion
 
 KINDS = [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit]
 
@@ -77,7 +77,7 @@ def gives_what_cannot_be_sent() -> Any:
 
 
 def test_calls_end(handler: Raising, pair: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "SLOW_SECONDS", 0.0)  # each call is worth a line
+    monkeypatch.setattr(call_completion, "SLOW_SECONDS", 0.0)  # each call is worth a line
     for way in (rpc.rpc_sync, lambda *call: rpc.rpc_async(*call).wait()):
         assert way("w1", fine) == "fine"
         with pytest.raises(ValueError, match="as it should"):

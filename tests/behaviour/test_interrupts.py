@@ -63,7 +63,7 @@ def check(agents: list[Agent], where: str) -> None:
         pass
     assert results == [None], where
     for agent in agents:
-        wait_until(lambda agent=agent: not agent.leaver.active)
+        wait_until(lambda agent=agent: not agent.coordinator.active)
 
 
 @needs_its_bytecode
@@ -83,7 +83,7 @@ def test_everything_works_after_an_interrupt_at_any_point(
             interrupts += interrupt.run(lambda reference=reference: way(reference))
             if not interrupt.where:
                 break
-            wait_until(lambda: pair[0].leaver.active <= 1)
+            wait_until(lambda: pair[0].coordinator.active <= 1)
     finally:
         gc.enable()
     assert interrupts > 20
@@ -138,7 +138,7 @@ def test_a_thread_that_is_interrupted_while_it_ends_calls_ends_all(
             assert results == [None]
             wait_until(waiting.done)
             assert isinstance(waiting.exception(), PeerLost | Cancelled)
-            wait_until(lambda agents=agents: not agents[0].leaver.active)
+            wait_until(lambda agents=agents: not agents[0].coordinator.active)
             gate.open()
         if not interrupt.where:
             break

@@ -63,7 +63,7 @@ def test_answer_of_a_worker_that_leaves_at_once_is_not_lost(
     pair: list[Agent], monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     first, second = pair
-    arrived = first.outcomes.arrived
+    arrived = first.completion.arrived
     is_lost = threading.Event()
 
     def too_late(peer: Peer, call_id: int) -> PendingCall | None:
@@ -72,14 +72,14 @@ def test_answer_of_a_worker_that_leaves_at_once_is_not_lost(
         assert is_lost.wait(PATIENCE)
         return arrived(peer, call_id)
 
-    monkeypatch.setattr(first.outcomes, "arrived", too_late)
+    monkeypatch.setattr(first.completion, "arrived", too_late)
     with first.losses.hearing(lambda loss: is_lost.set()):
         if fails:
             with pytest.raises(ZeroDivisionError):
                 rpc.rpc_sync("w1", operator.truediv, args=(1, 0))
         else:
             assert rpc.rpc_sync("w1", operator.add, args=(1, 2)) == 3
-    assert first.leaver.active == 0
+    assert first.coordinator.active == 0
 
 
 def test_closing_the_caller_cancels_its_calls(pair: list[Agent], gate: Gate) -> None:

@@ -373,7 +373,7 @@ def test_a_caller_that_does_not_read_costs_the_others_nothing(unread: Answered) 
     for future in futures:
         assert torch.equal(future.wait(), large())
     wait_until(lambda: nothing_is_left(unread))
-    assert not unread.agents[1].leaver.active
+    assert not unread.agents[1].coordinator.active
 
 
 _kept = torch.zeros(1 << 18)
@@ -410,7 +410,7 @@ def test_answers_that_wait_when_their_caller_is_lost_end(unread: Answered) -> No
     for future in futures:
         with pytest.raises(rpc.PeerLost):
             future.wait()
-    wait_until(lambda: not callee.leaver.active)
+    wait_until(lambda: not callee.coordinator.active)
     assert len(_runs) <= 8  # those held did not run
     assert not len(caller.admission)
     assert not caller.admission.waiting_bytes
@@ -425,7 +425,7 @@ def test_answers_that_wait_beyond_their_deadline_end(unread: Answered) -> None:
             future.wait()
     unread.opened.set()
     wait_until(lambda: nothing_is_left(unread))
-    wait_until(lambda: not unread.agents[1].leaver.active)
+    wait_until(lambda: not unread.agents[1].coordinator.active)
     assert rpc.rpc_sync("w1", echo, args=(7,), **FOREVER) == 7
 
 
@@ -462,7 +462,7 @@ def test_references_in_answers_that_are_never_read_are_let_go(unread: Answered) 
     for future in with_references:
         with pytest.raises(rpc.PeerLost):
             future.wait()
-    wait_until(lambda: not callee.leaver.active)
+    wait_until(lambda: not callee.coordinator.active)
     gc.collect()
     wait_until(lambda: not callee.references.statistics()["owned"])
 

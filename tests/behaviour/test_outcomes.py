@@ -311,6 +311,6 @@ def test_no_limit_means_no_limit(start: Callable[..., list[Agent]], gate: Gate) 
     agents = start(2, rpc_timeout=0.0)
     future = rpc.rpc_async("w1", wait_at, args=(gate, 5))
     gate.wait_for_arrivals()
-    assert agents[0].outcomes.deadlines.next == math.inf
+    assert agents[0].completion.deadlines.next == math.inf
     gate.open()
     assert future.wait() == 5

@@ -225,7 +225,10 @@ def test_callbacks_that_wait_for_a_thread_end_with_the_agent(
 @each_way
 @pytest.mark.parametrize("most", [3, 4, 10])
 def test_a_system_without_threads_is_no_error_of_any_call(
-    start: Callable[..., list[Agent]], few_threads: Callable[[int], None], way: Way, most: int
+    start: Callable[..., list[Agent]],
+    few_threads: Callable[[int], None],
+    way: Way,
+    most: int,
 ) -> None:
     few_threads(most)
     agents = start(3, num_worker_threads=16)

@@ -117,7 +117,7 @@ def fetch(reference: Any) -> Any:
 
 def test_graceful_shutdown_waits_for_what_waits(agents: list[Agent], store: Store) -> None:
     future = rpc.rpc_async("w1", echo, args=(1,), timeout=0)
-    assert agents[0].leaver.active == 1
+    assert agents[0].coordinator.active == 1
     leaving = threading.Thread(target=agents[0].shutdown)
     leaving.start()
     wait_until(lambda: agents[0].status.is_leaving)

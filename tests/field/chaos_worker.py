@@ -114,8 +114,8 @@ def held() -> dict[str, int]:
     found = {key: count for key, count in agent.references.statistics().items() if count}
     if agent.references._values:
         found["values"] = len(agent.references._values)
-    if agent.leaver.active:
-        found["running calls"] = agent.leaver.active
+    if agent.coordinator.active:
+        found["running calls"] = agent.coordinator.active
     return found
 
 

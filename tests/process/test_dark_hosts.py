@@ -217,7 +217,7 @@ def test_no_link_to_a_dark_host(
 def test_graceful_shutdown_without_a_link_to_a_dark_host(
     pair: list[Member], net: Network, index: int
 ) -> None:
-    """Whoever leads the departure of the group."""
+    """Whoever leads when the group ends."""
     net.cut()
     pair[index].run(leave_gracefully)
 

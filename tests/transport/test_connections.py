@@ -519,7 +519,7 @@ def test_every_address_that_was_tried_is_named_with_its_reason(side: SideMaker) 
     worker = Worker(known.name, known.id, known.incarnation, ("tcp://no.such.invalid:9", tcp))
     # No death: the name may be there again in a moment.
     with pytest.raises(NotSent) as raised:
-        near.connections.connect(worker, time.monotonic() + 1.0)
+        near.connections.connect(worker, time.monotonic() + 0.5)
     assert "tcp://no.such.invalid:9: [Errno -" in str(raised.value)
     assert f"{tcp}: [Errno 111] Connection refused" in str(raised.value)
 

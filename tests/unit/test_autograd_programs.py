@@ -14,10 +14,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from farcall.autograd import contents, graph, passes
-from farcall.autograd.recorder import Autograd
+from farcall.autograd import context_state, graph, passes
+from farcall.autograd.autograd import Autograd
 from farcall.runtime.calls.deferred import result_of
-from farcall.runtime.calls.inbound import Job
+from farcall.runtime.calls.server_call import ServerCall
 from farcall.testing.gradients import (
     Bench,
     Hang,
@@ -237,17 +237,17 @@ def test_one_tensor_that_is_sent_under_two_numbers_arrives_as_one(is_parameter):
 
 
 def doubles_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    accumulate = contents.Context.accumulate
+    accumulate = context_state.Context.accumulate
 
     def twice(self: Any, gradients: Any) -> None:
         accumulate(self, gradients)
         accumulate(self, gradients)
 
-    monkeypatch.setattr(contents.Context, "accumulate", twice)
+    monkeypatch.setattr(context_state.Context, "accumulate", twice)
 
 
 def loses_a_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents.Context, "accumulate", contents.Context.replace)
+    monkeypatch.setattr(context_state.Context, "accumulate", context_state.Context.replace)
 
 
 def runs_sources_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def runs_functions_with_grad_always(monkeypatch: pytest.MonkeyPatch) -> None:
         function, args, kwargs = self._load()
         return result_of(function, function(*args, **kwargs))
 
-    monkeypatch.setattr(Job, "_call", call)
+    monkeypatch.setattr(ServerCall, "_call", call)
 
 
 BUGS = {

@@ -47,7 +47,7 @@ EXPORTS = {
     "farcall.serde": [
         "Attach",
         "DeviceMap",
-        "Dumped",
+        "Payload",
         "NO_ARGUMENTS",
         "Functions",
         "RemoteTraceback",

@@ -20,7 +20,7 @@ from patience import PATIENCE
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.transport.connect import handshake
 from farcall.transport.connect.handshake import Ended, Identity, accept, connect
-from farcall.transport.connect.introductions import Hello, NotHere, Proof, Ready, Refuse
+from farcall.transport.connect.handshake_messages import Hello, NotHere, Proof, Ready, Refuse
 
 LEFT = Identity("left", 0, 11, "host-a", "main-a", shm=3)
 RIGHT = Identity("right", 1, 22, "host-b", "main-b")

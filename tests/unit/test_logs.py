@@ -13,7 +13,7 @@ import pytest
 
 from farcall import rpc
 from farcall.runtime import logs
-from farcall.runtime.calls import outcomes
+from farcall.runtime.calls import call_completion
 from farcall.testing.cluster import acting_as, cluster
 
 PROGRAM = """
@@ -65,7 +65,7 @@ def test_links_and_slow_calls_have_a_line_each(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG, "farcall")
-    monkeypatch.setattr(outcomes, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(call_completion, "SLOW_SECONDS", 0.0)
     with cluster(2, transport="socket") as (first, second), acting_as(first):
         assert rpc.rpc_sync("w1", operator.add, args=(1, 2)) == 3
         assert rpc.rpc_async("w1", operator.add, args=(1, 2)).wait() == 3

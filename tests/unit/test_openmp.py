@@ -18,7 +18,7 @@ from farcall.runtime.membership.endpoints import Place
 from farcall.runtime.options import backend_options as options
 from farcall.runtime.threads import openmp
 from farcall.runtime.threads.openmp import FREQUENT_CALLS, FREQUENT_SECONDS, IdleTeam, find_libgomp
-from farcall.transport.connect.introductions import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening, admit_all, first_meeting
 
 needs_libgomp = pytest.mark.skipif(

@@ -14,8 +14,8 @@ from patience import PATIENCE
 
 from farcall.optim.groups import apply, changes, options_of, snapshot
 from farcall.optim.locks import ParameterLocks
+from farcall.optim.shadow_parameters import stand_in
 from farcall.optim.shards import Shard, to_cpu
-from farcall.optim.standins import stand_in
 
 
 @pytest.mark.parametrize(

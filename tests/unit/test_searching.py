@@ -24,13 +24,13 @@ class Reach:
     """Ends each attempt as the test says."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Exception | None] = []
+        self.completion: list[Exception | None] = []
         self.attempts = 0
 
     def __call__(self, peer: Peer) -> None:
         assert peer is PEER
         self.attempts += 1
-        outcome = self.outcomes.pop(0)
+        outcome = self.completion.pop(0)
         if outcome is not None:
             raise outcome
 
@@ -54,10 +54,10 @@ def search_threads() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("last", [None, LinkError("nobody listens there")])
 def test_silence_proves_nothing(reach: Reach, search: Search, last: Exception | None) -> None:
-    reach.outcomes = [NotSent("in time"), Silent("for 30 s"), last]
+    reach.completion = [NotSent("in time"), Silent("for 30 s"), last]
     search.begin(PEER, times_met=0)
     wait_until(lambda: reach.attempts == 3 and not search_threads())
-    reach.outcomes = [None]
+    reach.completion = [None]
     search.begin(PEER, times_met=0)
     wait_until(lambda: reach.attempts == 4 and not search_threads())
 

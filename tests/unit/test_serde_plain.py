@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import __main__
 from farcall.errors import Refused, SerializationError
-from farcall.serde import Dumped, Serializer
+from farcall.serde import Payload, Serializer
 from farcall.serde.plain import accelerator
 from farcall.serde.tensors import INLINE_BYTES, rebuild_tensor
 
@@ -30,16 +30,16 @@ IN_PYTHON = Serializer()
 IN_PYTHON.plain = None
 
 
-def compiled(value: object, serializer: Serializer = SERIALIZER) -> Dumped | None:
+def compiled(value: object, serializer: Serializer = SERIALIZER) -> Payload | None:
     """What the compiled half makes of a value."""
     assert serializer.plain is not None
     made = serializer.plain.dump(value)
     if made is None:
         return None
-    return Dumped(made) if isinstance(made, bytes) else Dumped(*made)
+    return Payload(made) if isinstance(made, bytes) else Payload(*made)
 
 
-def load(dumped: Dumped, serializer: Serializer = SERIALIZER, attach: Any = None) -> Any:
+def load(dumped: Payload, serializer: Serializer = SERIALIZER, attach: Any = None) -> Any:
     assert serializer.plain is not None
     buffers = [bytearray(buffer) for buffer in dumped.buffers]
     return serializer.plain.load(dumped.body, buffers, (), attach)

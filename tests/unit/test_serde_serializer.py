@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from farcall.errors import FunctionNotFound, InvalidReference, Refused, SerializationError
 from farcall.ids import WorkerInfo
-from farcall.serde import Dumped, Serializer, load_reference, tensors
+from farcall.serde import Payload, Serializer, load_reference, tensors
 
 pytestmark = pytest.mark.usefixtures("halves")
 
@@ -33,7 +33,7 @@ NAMED_ONLY = Serializer(allow_by_value=False)
 PLAIN_ONLY = Serializer(allow_pickle=False)
 
 
-def arrive(dumped: Dumped, serializer: Serializer = SERIALIZER, **options: object) -> object:
+def arrive(dumped: Payload, serializer: Serializer = SERIALIZER, **options: object) -> object:
     buffers = [bytearray(buffer) for buffer in dumped.buffers]
     return serializer.load(dumped.body, buffers, **options)  # type: ignore[arg-type]
 

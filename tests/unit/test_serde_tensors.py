@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farcall.errors import SerializationError
-from farcall.serde import DeviceMap, Dumped, Serializer, tensors
+from farcall.serde import DeviceMap, Payload, Serializer, tensors
 
 pytestmark = pytest.mark.usefixtures("halves")
 
 SERIALIZER = Serializer()
 
 
-def arrive(dumped: Dumped, serializer: Serializer = SERIALIZER, **options: object) -> object:
+def arrive(dumped: Payload, serializer: Serializer = SERIALIZER, **options: object) -> object:
     """Load as a receiver would: over its own copy of each buffer."""
     buffers = [bytearray(buffer) for buffer in dumped.buffers]
     return serializer.load(dumped.body, buffers, **options)  # type: ignore[arg-type]
@@ -30,7 +30,7 @@ def travel(value: object, serializer: Serializer = SERIALIZER) -> object:
     return arrive(serializer.dump(value), serializer)
 
 
-def size_of(dumped: Dumped) -> int:
+def size_of(dumped: Payload) -> int:
     return len(dumped.body) + sum(len(buffer) for buffer in dumped.buffers)
 
 

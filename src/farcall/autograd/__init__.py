@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import torch
 from msgspec.structs import replace
 
-from farcall.autograd.contents import Context
-from farcall.autograd.recorder import Autograd
+from farcall.autograd.autograd import Autograd
+from farcall.autograd.context_state import Context
 from farcall.runtime.calls.graph_breaks import breaks_graphs, methods_break_graphs
 from farcall.runtime.context import CallContext, current_context, reset_context, set_context
 from farcall.runtime.current import current_agent

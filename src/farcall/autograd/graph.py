@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from farcall.autograd.records import BEHIND_EDGE, ENTRIES_BELOW, Source, Traffic, traffic
-from farcall.protocol.reach import Exploration, Reach
+from farcall.autograd.nodes import BEHIND_EDGE, ENTRIES_BELOW, Source, Traffic, traffic
+from farcall.protocol.reachability import Exploration, Reach
 
 Tensor = torch.Tensor
 
@@ -51,7 +51,7 @@ class GraphExploration(Exploration):
 
 
 class GraphReach(Reach):
-    """Of torch's nodes, and `records.Receive`."""
+    """Of torch's nodes, and `nodes.Receive`."""
 
     explorer = GraphExploration
     exploration: GraphExploration

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-from farcall.autograd import contents, graph, handlers
-from farcall.autograd.contents import Context
+from farcall.autograd import context_state, graph, handlers
+from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Dropped, Ending, unused
 from farcall.autograd.graph import GraphReach
 from farcall.autograd.handlers import Options
 from farcall.autograd.leaf_hooks import call_leaf_hooks
+from farcall.autograd.nodes import Receive, Source, with_grad
 from farcall.autograd.ports import PassHome
-from farcall.autograd.records import Receive, Source, with_grad
 from farcall.autograd.shared_run import SharedRun
 from farcall.protocol import pass_instructions as do
 from farcall.protocol.passes import SURVEY, PassMachine, State, UnexpectedGradient
@@ -69,7 +69,9 @@ class Pass:
         self._lock = threading.Lock()
         self._arrival: threading.Condition | None = None  # when a run has to wait for gradients
         # What is computed, if other processes have replicas of some leaves: until all of it is.
-        self._held: contents.Gradients | None = {} if runner.replicas.involved(context) else None
+        self._held: context_state.Gradients | None = (
+            {} if runner.replicas.involved(context) else None
+        )
         self._machine = PassMachine(
             self._agent.me.name,
             options.root,
@@ -360,7 +362,7 @@ class Pass:
             self._context.accumulate(gradients)
         else:
             with self._lock:
-                contents.accumulate(self._held, gradients)
+                context_state.accumulate(self._held, gradients)
 
     def left(self, number: int, receive: Receive, found: Mapping[Node, Tensor | None]) -> None:
         """In a run of all sources, `number` being the latest: an exit of a receive has run.

@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 from torch.autograd.graph import Node
 
-from farcall.autograd.contents import Context
+from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Dropped
 from farcall.autograd.handlers import Options
-from farcall.autograd.records import Receive
+from farcall.autograd.nodes import Receive
 from farcall.autograd.replicas import Replicas
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership.peers import Peer
@@ -20,7 +20,7 @@ from farcall.transport.base import Link
 
 
 class Recorded(Protocol):
-    """The contexts of a worker, and what is recorded in them. See `recorder.Autograd`."""
+    """The contexts of a worker, and what is recorded in them. See `autograd.Autograd`."""
 
     def next_id(self) -> int:
         """Return a number that no other pass has."""

@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from farcall.autograd.contents import Context
+from farcall.autograd.context_state import Context
 from farcall.runtime.context import current_context
 
 Tensor = torch.Tensor

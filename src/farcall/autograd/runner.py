@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from farcall.autograd import handlers
-from farcall.autograd.contents import Context
+from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Ending
 from farcall.autograd.handlers import Options
+from farcall.autograd.nodes import Source
 from farcall.autograd.passes import Pass
 from farcall.autograd.ports import FailedPass, Recorded
-from farcall.autograd.records import Source
 from farcall.autograd.replicas import Replicas
 from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
 from farcall.protocol.passes import ROOT
@@ -96,7 +96,7 @@ class Runner:
         with self._lock:
             known.passes[number] = backward
         try:
-            self.agent.leaver.begin(backward)
+            self.agent.coordinator.begin(backward)
             with profiling.event(PASS_EVENT):
                 backward.start()
                 ones = {index: torch.ones_like(root) for index, root in enumerate(roots)}
@@ -111,9 +111,9 @@ class Runner:
             raise
         finally:
             try:
-                self.agent.leaver.end(backward)
+                self.agent.coordinator.end(backward)
             except BaseException:  # KeyboardInterrupt
-                self.agent.leaver.end(backward)
+                self.agent.coordinator.end(backward)
                 raise
 
     def _wait(self, backward: Pass) -> None:
@@ -161,10 +161,10 @@ class Runner:
                     return
                 if isinstance(frame.message, Gradients):
                     try:
-                        self.agent.leaver.begin(frame)
+                        self.agent.coordinator.begin(frame)
                         self._deliver(peer, frame)
                     except BaseException:  # KeyboardInterrupt
-                        self.agent.leaver.end(frame)
+                        self.agent.coordinator.end(frame)
                         raise
                 else:
                     self.reported(peer, frame.message)  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ class Runner:
 
     def arrived(self, peer: Peer, frame: Frame) -> None:
         """A message with gradients arrived."""
-        self.agent.leaver.begin(frame)
+        self.agent.coordinator.begin(frame)
         self.agent.executor.submit(lambda: self._deliver(peer, frame))
 
     def _deliver(self, peer: Peer, frame: Frame) -> None:
@@ -281,7 +281,7 @@ class Runner:
                 backward.fail(error)
         finally:
             reset_context(token)
-            self.agent.leaver.end(frame)
+            self.agent.coordinator.end(frame)
 
     def _source(self, context: Context, number: int) -> Source:
         source = context.source(number)

@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 
 
 class SharedRun:
-    """The traffic of a run of all sources; see `records.Traffic`. For one thread."""
+    """The traffic of a run of all sources; see `nodes.Traffic`. For one thread."""
 
     def __init__(self, backward: RunningPass, sources: Sequence[int]) -> None:
         self._pass = backward

@@ -31,8 +31,8 @@ from farcall.compat.rpc import (
     functions,
     gathering,
     internal,
-    likeness,
     options,
+    quirks,
     scripted_attributes,
     scripted_graphs,
     scripts,
@@ -59,7 +59,7 @@ _THEIRS = {name: sys.modules[name] for name in _MODULES}
 _SERVER_PROFILER = "torch.distributed.rpc.server_process_global_profiler"
 _ENABLE_PROFILER = "_enable_server_process_global_profiler"
 _TESTING = "torch.distributed.rpc._testing"
-for _module in (api, autograd, backend_registry, debugging, gathering, likeness, scripts, starting):
+for _module in (api, autograd, backend_registry, debugging, gathering, quirks, scripts, starting):
     module_breaks_graphs(_module)
 names.complete(_MODULES)
 _swap = Swap()
@@ -100,7 +100,7 @@ def install() -> None:
     nn.install(_swap, _hook)
     _hook.after("torch.distributed.optim", _replace_optimizer)
     _install_testing()
-    likeness.install(_swap)
+    quirks.install(_swap)
     scripts.install(_swap)
     for theirs, ours in names.c_modules(_MODULES):
         for name, value in ours.items():

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from farcall.autograd import backward as farcall_backward
 from farcall.autograd import context, get_gradients
-from farcall.autograd.contents import Context
-from farcall.autograd.recorder import Autograd
-from farcall.autograd.records import Receive, Source
+from farcall.autograd.autograd import Autograd
+from farcall.autograd.context_state import Context
+from farcall.autograd.nodes import Receive, Source
 from farcall.errors import FarcallError
 from farcall.protocol.contexts import CREATOR_SHIFT
 from farcall.runtime.context import CallContext, current_context, set_context

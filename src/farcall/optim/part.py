@@ -11,8 +11,8 @@ import torch
 from farcall.autograd import contents_of
 from farcall.optim.groups import Change, Group, LocalGroup, Options, apply, options_of
 from farcall.optim.parameters import Parameters
+from farcall.optim.shadow_parameters import StandIns, stand_in
 from farcall.optim.shards import Outline, Shard, initial_state, mismatches, to_cpu
-from farcall.optim.standins import StandIns, stand_in
 from farcall.rref import RRef
 from farcall.runtime.calls.call_names import own_handler
 

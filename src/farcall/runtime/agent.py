@@ -2,7 +2,7 @@
 
 What no caller waits for is taken from the endpoint by the executor's leader and handled here
 (`handle`): outcomes of asynchronous calls, requests, the messages of the reference protocol, lost
-links. Calls out are in `outbound` and `outcomes`, calls in are `inbound.Job`s.
+links. Calls out are in `call_client` and `call_completion`, calls in are `server_call.ServerCall`s.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.calls import intake
 from farcall.runtime.calls.answers import Answers
+from farcall.runtime.calls.call_client import CallClient, Function, Kwargs, To
+from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.future import Future
-from farcall.runtime.calls.inbound import Job
 from farcall.runtime.calls.limits import Limits
-from farcall.runtime.calls.outbound import Function, Kwargs, Outbound, To
 from farcall.runtime.calls.outboxes import Outboxes
-from farcall.runtime.calls.outcomes import Outcomes
 from farcall.runtime.calls.pickling import Pickling
 from farcall.runtime.calls.policy import Policy
+from farcall.runtime.calls.server_call import ServerCall
 from farcall.runtime.calls.serving import Serving
 from farcall.runtime.calls.shortage import Shortage
 from farcall.runtime.calls.waiting_requests import WaitingRequests
@@ -41,13 +41,13 @@ from farcall.runtime.control_routes import ControlRoutes
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory, Find
-from farcall.runtime.membership.leaving import Leaver
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.losses import Loss, Losses
 from farcall.runtime.membership.members import Members
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
+from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References, RefHandle
-from farcall.runtime.references.values import OwnedValue
+from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
 from farcall.runtime.threads.function_queue import max_threads_of
@@ -141,7 +141,7 @@ class Agent:
             status, endpoint, directory, links, losses, self.outboxes, self._deliver
         )
         self.members = Members(me, find, directory, links, control)
-        values: dict[RefId, OwnedValue] = {}
+        values: dict[RefId, ValueSlot] = {}
         self.machine = machine = Machine(
             state, values, status, directory, control, executor, endpoint.wake
         )
@@ -157,11 +157,13 @@ class Agent:
         )
         self.pickling = Pickling(self.serializer, device_maps or {})
         members = () if find else [(p.worker.id, p.incarnation) for p in directory.live()]
-        self.leaver = leaver = Leaver(me.incarnation, members, control, dead_host_timeout)
+        self.coordinator = coordinator = ShutdownCoordinator(
+            me.incarnation, members, control, dead_host_timeout
+        )
         self.shortage = shortage = Shortage(status, executor, directory)
         self.limits = limits = Limits(status, self.idle_team)
         self.gradients = gradients(self)
-        self.outcomes = outcomes = Outcomes(
+        self.completion = completion = CallCompletion(
             self,
             status,
             directory,
@@ -171,24 +173,24 @@ class Agent:
             self.serializer,
             self.gradients,
             executor,
-            leaver,
+            coordinator,
             limits,
             shortage,
             endpoint.wake,
         )
-        self._outbound = Outbound(
+        self._client = CallClient(
             status,
             directory,
             links,
             machine,
             references,
-            outcomes,
+            completion,
             self.gradients,
             executor,
-            leaver,
+            coordinator,
             limits,
             self.pickling,
-            WaitingRequests(links, self.outboxes, executor, references, outcomes),
+            WaitingRequests(links, self.outboxes, executor, references, completion),
         )
         self._serving = Serving(
             self,
@@ -198,13 +200,13 @@ class Agent:
             self.pickling,
             self.gradients,
             executor,
-            leaver,
+            coordinator,
             self.answers,
             control,
             shortage,
             self.policy,
         )
-        self._routes = ControlRoutes(self.gradients, self.members, leaver, references)
+        self._routes = ControlRoutes(self.gradients, self.members, coordinator, references)
         self._closing = threading.Lock()
         self._on_close = on_close
         losses.start(
@@ -216,10 +218,10 @@ class Agent:
                 lambda loss: self.outboxes.lose(loss.peer.outbox),
                 lambda loss: self.outboxes.lose(loss.peer.back_outbox),
                 self.answers.lost,
-                outcomes.lost,
+                completion.lost,
                 lambda loss: self.gradients.lost(loss.peer),
                 references.lost,
-                lambda loss: leaver.lost(loss.peer.incarnation),
+                lambda loss: coordinator.lost(loss.peer.incarnation),
             ],
             machine.forget,
         )
@@ -244,7 +246,7 @@ class Agent:
             timeout: seconds; 0 for no limit, None for the agent's default.
             meanwhile: called when the request was sent, before the wait. Must not raise.
         """
-        return self._outbound.call(to, function, args, kwargs, timeout, meanwhile)
+        return self._client.call(to, function, args, kwargs, timeout, meanwhile)
 
     def call_async(
         self,
@@ -256,7 +258,7 @@ class Agent:
         maker: FrameType | None = None,
     ) -> Future[Any]:
         """Like `call`, with a future. `maker` is the frame that makes the call, for the log."""
-        return self._outbound.call_async(to, function, args, kwargs, timeout, maker)
+        return self._client.call_async(to, function, args, kwargs, timeout, maker)
 
     def remote(
         self,
@@ -267,7 +269,7 @@ class Agent:
         timeout: float | None = None,
     ) -> RefHandle:
         """Run a function elsewhere, and leave its result there: see `rpc.remote`."""
-        return self._outbound.remote(to, function, args, kwargs, timeout)
+        return self._client.remote(to, function, args, kwargs, timeout)
 
     def _find(self, key: str | int, deadline: float) -> Worker | None:
         return self.members.find(key, deadline)
@@ -296,7 +298,7 @@ class Agent:
             case Request():
                 self._on_request(peer, link, frame, message)
             case Reply() | Failure() | Accepted():
-                self.outcomes.on_answer(peer, frame)
+                self.completion.on_answer(peer, frame)
             case GradientsMessage():
                 self.gradients.arrived(peer, frame)
             case Cancel():
@@ -311,12 +313,12 @@ class Agent:
         if now >= self.idle_team.asks_at:
             self.idle_team.note(now)
         deadline = now + timeout if timeout > 0 else math.inf
-        job = Job(self._serving, peer, link, frame, request, deadline)
+        job = ServerCall(self._serving, peer, link, frame, request, deadline)
         with self.machine.lock:
             fresh = peer.incoming.request(frame.call_id, job)
         if not fresh:
             return
-        self.leaver.begin(job)
+        self.coordinator.begin(job)
         job.start()
 
     def _on_cancel(self, peer: Peer, link: Link, call_id: int) -> None:
@@ -334,9 +336,9 @@ class Agent:
         """The executor's leader has nothing to do: what is due, and when is it next?"""
         self.references.drain()
         now = time.monotonic()
-        for pending in self.outcomes.deadlines.due(now):
-            self.outcomes.expire(pending)
-        return self.outcomes.deadlines.next
+        for pending in self.completion.deadlines.due(now):
+            self.completion.expire(pending)
+        return self.completion.deadlines.next
 
     def on_shortage(self) -> None:
         """The executor has no more threads for calls."""
@@ -366,12 +368,12 @@ class Agent:
             self.close()
 
     def _leave(self, deadline: float, timeout: float) -> None:
-        if self.leaver.leave(deadline):
+        if self.coordinator.leave(deadline):
             self.outboxes.flush(time.monotonic() + GOODBYE_SECONDS)
             return
-        missing = [self.directory.of_incarnation(inc) for inc in self.leaver.missing]
+        missing = [self.directory.of_incarnation(inc) for inc in self.coordinator.missing]
         names = ", ".join(repr(peer.name) for peer in missing if peer is not None)
-        active = self.leaver.active
+        active = self.coordinator.active
         what = f"{active} calls are in flight here" if active else f"waiting for {names}"
         raise RpcTimeout(
             f"graceful shutdown of {self.me.name!r} took longer than {timeout} s: {what}"
@@ -403,7 +405,7 @@ class Agent:
                 if not self.executor.stop(patience):
                     logger.warning("%s: shut down while functions are still running", self.me.name)
             finally:
-                self.outcomes.fail_queued(self.status.closed_error())
+                self.completion.fail_queued(self.status.closed_error())
                 try:
                     self.endpoint.close()
                     self.outboxes.close(patience)
@@ -430,7 +432,7 @@ class Agent:
             self.loopback.lose(str(error))
             for peer in self.directory.all():
                 self.endpoint.drop(peer.incarnation, str(error))
-            self.outcomes.fail(cancelled, error)
+            self.completion.fail(cancelled, error)
             self.gradients.close()
             self.references.close(error)
             self.machine.close(error)

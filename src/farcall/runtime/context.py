@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from farcall.runtime.calls.call_names import Served
-from farcall.runtime.likeness import Likeness
+from farcall.runtime.quirks import Quirks
 
 
 class WaitingPlace(Protocol):
@@ -27,7 +27,7 @@ class WaitingPlace(Protocol):
 class AgentStatus(Protocol):
     """See `runtime.status.Status`."""
 
-    likeness: Likeness
+    quirks: Quirks
 
 
 class ServingAgent(Protocol):
@@ -40,7 +40,7 @@ class ServingAgent(Protocol):
 
 
 class CallBeingServed(Protocol):
-    """What the function of a call may ask of the call. See `inbound.Job`."""
+    """What the function of a call may ask of the call. See `server_call.ServerCall`."""
 
     def limit(self) -> tuple[float, float, Served]:
         """Return the deadline, the caller's seconds, and what calls made here inherit."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from farcall.runtime.gradients import Gradients
-from farcall.runtime.membership.leaving import Leaver
 from farcall.runtime.membership.members import Members
 from farcall.runtime.membership.peers import Peer
+from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References
 from farcall.wire.messages import (
     Broken,
@@ -29,11 +29,15 @@ class ControlRoutes:
     """The parts of an agent that get messages. For the leader's thread: none of them may wait."""
 
     def __init__(
-        self, gradients: Gradients, members: Members, leaver: Leaver, references: References
+        self,
+        gradients: Gradients,
+        members: Members,
+        coordinator: ShutdownCoordinator,
+        references: References,
     ) -> None:
         self._gradients = gradients
         self._members = members
-        self._leaver = leaver
+        self._coordinator = coordinator
         self._references = references
 
     def deliver(self, peer: Peer, message: Message, call_id: int) -> None:
@@ -50,7 +54,7 @@ class ControlRoutes:
             case Crowded(why=why):
                 peer.crowded, peer.crowded_at = why, time.monotonic()
             case Drain() | Drained() | Dismiss():
-                self._leaver.on_message(peer.incarnation, message)
+                self._coordinator.on_message(peer.incarnation, message)
             case WhoIs():
                 self._members.on_question(peer, message)
             case ThisIs():

@@ -31,7 +31,7 @@ from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.inquiries import Inquiries
 from farcall.runtime.membership.lookup import LOOKUP_SECONDS
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
-from farcall.runtime.references.values import OwnedValue
+from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
 from farcall.runtime.threads.isolation import call_isolated
@@ -62,7 +62,7 @@ class Machine:
     def __init__(
         self,
         state: WorkerMachine[PendingCall, IncomingCall],
-        values: dict[RefId, OwnedValue],
+        values: dict[RefId, ValueSlot],
         status: Status,
         directory: Directory,
         control: ControlMessages,

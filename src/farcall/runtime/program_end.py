@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from farcall.log import get_logger
-from farcall.runtime.calls.inbound import Job
+from farcall.runtime.calls.server_call import ServerCall
 from farcall.runtime.threads.thread_stacks import current_frames
 from farcall.threads import FarcallThread
 
@@ -54,13 +54,13 @@ def _call_served(innermost: FrameType) -> str:
     while frame is not None and frame.f_code is not _SERVES:
         frame = frame.f_back
     job = None if frame is None else frame.f_locals.get("self")
-    if not isinstance(job, Job):
+    if not isinstance(job, ServerCall):
         return ""
     where = f"{innermost.f_code.co_filename}:{innermost.f_lineno}"
     return f"{job.name} (at {where}, called by {job.peer.name!r})"
 
 
-_SERVES: CodeType = Job.run.__code__
+_SERVES: CodeType = ServerCall.run.__code__
 
 
 def _skip_static_destructors() -> None:

@@ -26,7 +26,7 @@ from farcall.runtime.membership.endpoints import ListeningEndpoint, Place
 from farcall.runtime.membership.hosts import host_id, host_name, main_fingerprint, versions
 from farcall.runtime.membership.lookup import Lookup, Reminder
 from farcall.runtime.membership.losses import Reception
-from farcall.runtime.membership.reach import advertised
+from farcall.runtime.membership.reachability import advertised
 from farcall.runtime.membership.rendezvous import Rendezvous
 from farcall.runtime.membership.stores import bounded, check_place, open_store
 from farcall.runtime.options.backend_options import RpcBackendOptions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from farcall.errors import CallError, Cancelled
 from farcall.ids import Worker
 from farcall.runtime.advice import Advice
-from farcall.runtime.likeness import Likeness
 from farcall.runtime.membership.peers import Peer
+from farcall.runtime.quirks import Quirks
 
 
 class Status:
@@ -19,7 +19,7 @@ class Status:
     Attributes:
         is_closed: whether the agent was shut down.
         is_leaving: whether the user has called shutdown; that others go is no surprise then.
-        likeness: whom the agent behaves like.
+        quirks: whom the agent behaves like.
         advice: the warnings that were not given yet.
     """
 
@@ -28,7 +28,7 @@ class Status:
         self.rpc_timeout = rpc_timeout
         self.is_closed = False
         self.is_leaving = False
-        self.likeness = Likeness()  # set by a layer that imitates another system
+        self.quirks = Quirks()  # set by a layer that imitates another system
         self.advice = Advice()
 
     def closed_error(self) -> Cancelled:

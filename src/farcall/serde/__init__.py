@@ -13,7 +13,7 @@ from farcall.serde.exceptions import (
 from farcall.serde.failures import as_exception, dump_failure, load_failure, text_failure
 from farcall.serde.functions import Functions, name_of, resolve
 from farcall.serde.loading import Attach, load_reference
-from farcall.serde.pickling import Dumped
+from farcall.serde.pickling import Payload
 from farcall.serde.serializer import NO_ARGUMENTS, Serializer, reason_of
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.tracebacks import hide_own_frames, is_own, text_of
@@ -22,8 +22,8 @@ __all__ = [
     "NO_ARGUMENTS",
     "Attach",
     "DeviceMap",
-    "Dumped",
     "Functions",
+    "Payload",
     "RemoteTraceback",
     "Serializer",
     "StoredError",

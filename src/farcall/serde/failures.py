@@ -31,7 +31,7 @@ from farcall.serde.exceptions import (
     split_state,
     type_name_of,
 )
-from farcall.serde.pickling import Dumped
+from farcall.serde.pickling import Payload
 from farcall.serde.serializer import Body, Serializer
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.tracebacks import (
@@ -58,7 +58,7 @@ def dump_failure(
     *,
     by_value: bool = False,
     device_map: DeviceMap | None = None,
-) -> tuple[Failure, Dumped]:
+) -> tuple[Failure, Payload]:
     """Return the message for an exception, and its pickle (empty if there is none). Never raises.
 
     `by_value` and `device_map` are as for `Serializer.dump`.
@@ -78,7 +78,7 @@ def dump_failure(
             )
             for is_cause, one in earlier_than(error)
         )
-    return failure, _dump(serializer, error, options) or Dumped(b"")
+    return failure, _dump(serializer, error, options) or Payload(b"")
 
 
 def text_failure(error: BaseException, message: str) -> Failure:
@@ -103,7 +103,7 @@ def _notes_that_fit(error: BaseException) -> Iterator[str]:
         room -= len(note) + NOTE_CHARACTERS
 
 
-def _dump(serializer: Serializer, error: BaseException, options: dict[str, Any]) -> Dumped | None:
+def _dump(serializer: Serializer, error: BaseException, options: dict[str, Any]) -> Payload | None:
     """Pickle as much of an exception as can be; None if its type can't be."""
     dumped = None
     if not _has_large_object(serializer, error, options):
@@ -138,7 +138,7 @@ def _is_small(serializer: Serializer, value: Any, options: dict[str, Any]) -> bo
     return size <= MAX_OBJECT_BYTES
 
 
-def _attempt(serializer: Serializer, value: Any, options: dict[str, Any]) -> Dumped | None:
+def _attempt(serializer: Serializer, value: Any, options: dict[str, Any]) -> Payload | None:
     try:
         return serializer.dump(value, **options)
     except BaseException:

@@ -47,7 +47,7 @@ def attached(
     """What stands for a tensor requiring grad that arrived.
 
     If it was recorded it is linked to its origin, else it is a leaf. Called in the order of
-    `Dumped.tensors`.
+    `Payload.tensors`.
 
     Args:
         data: the tensor, which does not require grad yet; it is used up.

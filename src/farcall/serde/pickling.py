@@ -63,7 +63,7 @@ _MAINS = (MAIN, SPAWNED_MAIN)
 REUSED_BYTES = 64 << 10
 
 
-class Dumped(msgspec.Struct):
+class Payload(msgspec.Struct):
     """A pickled object.
 
     Attributes:
@@ -95,7 +95,7 @@ class Met:
         self.modules: list[torch.nn.Module] = []  # with reductions of their own
         self.notes = Notes()
 
-    def collect(self, dump: Callable[[Any], bytes], value: Any) -> Dumped:
+    def collect(self, dump: Callable[[Any], bytes], value: Any) -> Payload:
         """Pickle one message; twice, if tensors in it turn out to have memory in common.
 
         Args:
@@ -172,11 +172,11 @@ class Met:
         self.references.append(value)
         return load_reference, (len(self.references) - 1,)
 
-    def dumped(self, body: bytes) -> Dumped:
+    def dumped(self, body: bytes) -> Payload:
         """The result. What was met is the result's from now on, and forgotten here."""
         if not (self.buffers or self.tensors or self.references):
-            return Dumped(body)
-        dumped = Dumped(body, self.buffers, self.tensors, self.references)
+            return Payload(body)
+        dumped = Payload(body, self.buffers, self.tensors, self.references)
         self.buffers, self.tensors, self.references = [], [], []
         return dumped
 
@@ -202,7 +202,7 @@ class FastPickler(Met):
         # Not `reducer_override`: that is called for functions and classes, too.
         self._pickler.dispatch_table = _Reducers(self, reference, more)
 
-    def dump(self, value: Any, device_map: DeviceMap | None) -> Dumped:
+    def dump(self, value: Any, device_map: DeviceMap | None) -> Payload:
         """Pickle one message."""
         self.device_map = device_map
         try:

@@ -28,9 +28,9 @@ from farcall.serde.pickling import (
     REUSED_BYTES,
     ByValuePickler,
     Check,
-    Dumped,
     FastPickler,
     Met,
+    Payload,
     Reducer,
 )
 from farcall.serde.plain import accelerator
@@ -50,8 +50,8 @@ _NAMES_SPAWNED_MAIN = re.compile(_SPAWNED_MAIN)
 _MAX_IDLE_PICKLERS = 8
 UNSENDABLE = "can't be sent: "
 # What most small calls send.
-NOTHING = Dumped(pickle.dumps(None, PROTOCOL))
-NO_ARGUMENTS = Dumped(pickle.dumps(((), {}), PROTOCOL))
+NOTHING = Payload(pickle.dumps(None, PROTOCOL))
+NO_ARGUMENTS = Payload(pickle.dumps(((), {}), PROTOCOL))
 
 
 class Serializer:
@@ -62,7 +62,7 @@ class Serializer:
             False keeps honest peers to deployed code; it is no fence against hostile ones.
         allow_pickle: take any pickle. False takes plain data, tensors, references, built-in and
             farcall's exceptions only, and is a fence.
-        reference: objects of exactly this type stay out of the pickles, in `Dumped.references`.
+        reference: objects of exactly this type stay out of the pickles, in `Payload.references`.
         check: is called with each of them first; what it raises, `dump` raises.
 
     Attributes:
@@ -109,7 +109,7 @@ class Serializer:
 
     def dump(
         self, value: Any, *, by_value: bool = False, device_map: DeviceMap | None = None
-    ) -> Dumped:
+    ) -> Payload:
         """Pickle `value`.
 
         Args:
@@ -125,7 +125,7 @@ class Serializer:
         if self.plain is not None:
             plain = self.plain.dump(value)
             if plain is not None:
-                return Dumped(plain) if type(plain) is bytes else Dumped(*plain)
+                return Payload(plain) if type(plain) is bytes else Payload(*plain)
         try:
             pickler = self._idle.pop()
         except IndexError:
@@ -148,7 +148,7 @@ class Serializer:
 
     def _dump_by_value(
         self, value: Any, main_by_value: bool, device_map: DeviceMap | None
-    ) -> Dumped:
+    ) -> Payload:
         met = Met(self._check)
         met.device_map = device_map
 

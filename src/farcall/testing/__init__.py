@@ -2,7 +2,7 @@
 
 Product code: test your own programs with them. `python -m farcall.testing.sim` runs the simulator,
 of calls and references; in `farcall.testing.backward`, of backward passes; in
-`farcall.testing.connecting`, of how workers are reached; in `farcall.testing.departure`, of how
+`farcall.testing.connecting`, of how workers are reached; in `farcall.testing.termination`, of how
 they leave; in `farcall.testing.directory`, of how they know each other. Two things need torch:
 `farcall.testing.cluster` starts several workers in one process, and `farcall.testing.gradients`
 runs random autograd programs on them.

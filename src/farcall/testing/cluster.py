@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # as in stores.py
 
-from farcall.autograd.recorder import Autograd
+from farcall.autograd.autograd import Autograd
 from farcall.ids import Worker, new_incarnation
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import CallContext, reset_context, set_context

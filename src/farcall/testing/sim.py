@@ -5,7 +5,7 @@
     python -m farcall.testing.sim --schedules 5000 --plant does-not-pin
     python -m farcall.testing.sim --protocol backward --schedules 100000
     python -m farcall.testing.sim --protocol connecting --schedules 100000
-    python -m farcall.testing.sim --protocol departure --schedules 100000
+    python -m farcall.testing.sim --protocol termination --schedules 100000
     python -m farcall.testing.sim --protocol directory --schedules 100000
     python -m farcall.testing.sim --schedules 5000 --coverage
 
@@ -29,7 +29,6 @@ from farcall.protocol import (
     calls,
     connecting,
     contexts,
-    departure,
     directory,
     instructions,
     lookup,
@@ -38,12 +37,12 @@ from farcall.protocol import (
     ref_tables,
     refs,
     shares,
+    termination,
     worker,
 )
 from farcall.testing.backward import BackwardBug, simulate_backward
 from farcall.testing.connecting import ConnectingBug, simulate_connecting
 from farcall.testing.coverage import Reached
-from farcall.testing.departure import DepartureBug, simulate_departure
 from farcall.testing.directory import DirectoryBug, simulate_directory
 from farcall.testing.network import Faults
 from farcall.testing.oracle import Violation
@@ -51,13 +50,14 @@ from farcall.testing.planted import PlantedBug
 from farcall.testing.seeds import SHOWN, Advance, print_failures, progress_bar
 from farcall.testing.shrinking import but_for, shrink
 from farcall.testing.simulation import Result, simulate
+from farcall.testing.termination import TerminationBug, simulate_termination
 
 CHUNK = 250  # schedules a process runs between two reports
 BUGS = {
     "calls": [bug.value for bug in PlantedBug],
     "backward": [bug.value for bug in BackwardBug],
     "connecting": [bug.value for bug in ConnectingBug],
-    "departure": [bug.value for bug in DepartureBug],
+    "termination": [bug.value for bug in TerminationBug],
     "directory": [bug.value for bug in DirectoryBug],
 }
 
@@ -66,7 +66,7 @@ MACHINES: dict[str, Sequence[ModuleType]] = {
     "calls": (worker, calls, refs, ref_tables, ref_entries, instructions),
     "backward": (passes, contexts, shares),
     "connecting": (connecting,),
-    "departure": (departure,),
+    "termination": (termination,),
     "directory": (directory, lookup),
 }
 # What agents ask the machines, and no simulated worker does.
@@ -122,8 +122,8 @@ class Chosen(NamedTuple):
             return simulate_backward(seed, bug=BackwardBug(self.bug) if self.bug else None)
         if self.protocol == "connecting":
             return simulate_connecting(seed, bug=ConnectingBug(self.bug) if self.bug else None)
-        if self.protocol == "departure":
-            return simulate_departure(seed, bug=DepartureBug(self.bug) if self.bug else None)
+        if self.protocol == "termination":
+            return simulate_termination(seed, bug=TerminationBug(self.bug) if self.bug else None)
         if self.protocol == "directory":
             return simulate_directory(seed, bug=DirectoryBug(self.bug) if self.bug else None)
         faults = None
@@ -245,7 +245,7 @@ def main(
     """Simulate protocols under faults, and check their invariants.
 
     "calls" is the protocol of calls and references, "backward" that of distributed backward passes,
-    "connecting" the rules by which a worker is reached, or declared dead, "departure" those by
+    "connecting" the rules by which a worker is reached, or declared dead, "termination" those by
     which a group leaves together, "directory" those by which workers are known, part and meet
     again.
     """

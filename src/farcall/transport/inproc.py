@@ -15,7 +15,7 @@ from farcall.errors import LinkError
 from farcall.ids import Worker, nth_incarnation
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, Meeting
 from farcall.transport.connect.listening import admit_all, first_meeting
-from farcall.transport.handed_over import Gate, HandedOver
+from farcall.transport.dispatched_link import DispatchedLink, Gate
 from farcall.transport.waiter import Waiter
 from farcall.transport.watch import Watch
 from farcall.wire.frames import Frame
@@ -44,7 +44,7 @@ class InprocNetwork:
             return self._endpoints.get(address)
 
 
-class InprocLink(HandedOver):
+class InprocLink(DispatchedLink):
     """One end of a link; `other` is the other end."""
 
     def __init__(self, home: InprocEndpoint, peer: Worker, description: str) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.base import OUTCOMES, Arrived
-from farcall.transport.handed_over import Gate, HandedOver
+from farcall.transport.dispatched_link import DispatchedLink, Gate
 from farcall.transport.waiter import Waiter
 from farcall.wire.frames import Frame
 from farcall.wire.messages import KINDS, Request
 
 
-class LoopbackLink(HandedOver):
+class LoopbackLink(DispatchedLink):
     """See `base.Link`. Buffers are copied, as on any other link: caller and callee never share."""
 
     description = "loopback"

@@ -42,7 +42,7 @@ class RpcAgent:
         """Counts, as text, under the names that torch has for them."""
         executor, threads = self.agent.executor, self._options.num_worker_threads
         return {
-            "agent.num_pending_requests": str(self.agent.leaver.active),
+            "agent.num_pending_requests": str(self.agent.coordinator.active),
             "agent.thread_pool_size": str(threads),
             "agent.num_idle_threads": str(threads - executor.running),
         }

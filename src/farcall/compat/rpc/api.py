@@ -18,7 +18,7 @@ from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from farcall.compat.rpc.gathering import AllGatherStates
 from farcall.compat.rpc.internal import PythonUDF, RPCExecMode, _internal_rpc_pickler
-from farcall.compat.rpc.likeness import make_like_torch, note_timeout, serialize
+from farcall.compat.rpc.quirks import make_like_torch, note_timeout, serialize
 from farcall.compat.rpc.scripts import check_arguments
 from farcall.ids import WorkerInfo
 from farcall.log import get_logger

@@ -18,9 +18,9 @@ from farcall.runtime.calls.call_names import readable, readable_result
 from farcall.runtime.calls.serving import Serving
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.references.handles import RefHandle
-from farcall.runtime.references.values import OwnedValue
+from farcall.runtime.references.values import ValueSlot
 from farcall.serde import (
-    Dumped,
+    Payload,
     as_exception,
     dump_failure,
     message_of,
@@ -41,7 +41,7 @@ HOW_CALLERS_RAISE = (
 
 
 class Answering(msgspec.Struct, eq=False):
-    """A request that is being served: its state, and its one end. `inbound.Job` has the rest."""
+    """A request that is being served: its state, and its one end. See `ServerCall`."""
 
     serving: Serving
     peer: Peer
@@ -57,7 +57,7 @@ class Answering(msgspec.Struct, eq=False):
     unpins: TransferKey | None = None  # of the references in an answer that waits in a box
     context: int = 0  # the autograd context that the call is part of
     handles: Sequence[RefHandle] | None = None  # of its references, if they all live here
-    target: OwnedValue | None = None  # what the function works on, with `Request.on_reference`
+    target: ValueSlot | None = None  # what the function works on, with `Request.on_reference`
     method: str = ""  # `method_of` its arguments, when those are known
     place: RefId | None = None  # where the result goes, of a `remote()` call
 
@@ -115,7 +115,7 @@ class Answering(msgspec.Struct, eq=False):
             )
             return
         try:
-            self.serving.status.likeness.on_raised(error)
+            self.serving.status.quirks.on_raised(error)
             if self.place is not None:
                 self._fail_value(error)
                 return
@@ -132,7 +132,7 @@ class Answering(msgspec.Struct, eq=False):
             )
             if not self.is_ended:
                 text = f"{message_of(error)} (and answering with it failed: {message_of(worse)})"
-                self._answer(text_failure(error, text), Dumped(b""))
+                self._answer(text_failure(error, text), Payload(b""))
 
     def _fail_value(self, error: BaseException) -> None:
         assert self.place is not None
@@ -150,7 +150,7 @@ class Answering(msgspec.Struct, eq=False):
         finally:
             self._end()
 
-    def _answer(self, message: Reply | Failure, dumped: Dumped) -> None:
+    def _answer(self, message: Reply | Failure, dumped: Payload) -> None:
         handles: Sequence[RefHandle] = dumped.references
         is_sent: bool | None = False  # None: it waits in the caller's box
         try:
@@ -195,7 +195,7 @@ class Answering(msgspec.Struct, eq=False):
             self.stop = None
         if self.handles is not None:
             self.handles = None
-        self.serving.leaver.end(self)
+        self.serving.coordinator.end(self)
 
     def _answer_with(self, message: Reply | Failure, handles: Sequence[RefHandle]) -> bool:
         """Put references into the answer, and pin them. Returns whether it is to be sent."""

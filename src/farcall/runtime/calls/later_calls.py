@@ -15,7 +15,7 @@ from farcall.ids import WorkerInfo
 from farcall.runtime.calls.future import FutureOfCall, complete_with
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory
-from farcall.runtime.membership.leaving import Leaver
+from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.threads.executor import Executor
 from farcall.serde import Serializer
 from farcall.wire.messages import OnDevice
@@ -27,7 +27,7 @@ class LaterCalls:
     """Of one agent. Thread-safe.
 
     Args:
-        call_async: see `Outbound`.
+        call_async: see `CallClient`.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class LaterCalls:
         directory: Directory,
         serializer: Serializer,
         executor: Executor,
-        leaver: Leaver,
+        coordinator: ShutdownCoordinator,
         call_async: Call,
     ) -> None:
         self._machine = machine
         self._directory = directory
         self._serializer = serializer
         self._executor = executor
-        self._leaver = leaver
+        self._coordinator = coordinator
         self._call_async = call_async
 
     def soon(self, future: FutureOfCall[Any], *call: Any) -> None:
@@ -99,7 +99,7 @@ class LaterCalls:
             try:
                 go_on(error)
             finally:
-                self._leaver.end(waiting)
+                self._coordinator.end(waiting)
 
         def go_on(error: FarcallError | None) -> None:
             if isinstance(error, RpcTimeout):
@@ -115,7 +115,7 @@ class LaterCalls:
             left = 0.0 if deadline == math.inf else max(deadline - time.monotonic(), 1e-3)
             self._make(future, to, function, rebuilt, named, left)
 
-        self._leaver.begin(waiting)  # a graceful shutdown waits for the call
+        self._coordinator.begin(waiting)  # a graceful shutdown waits for the call
         look = partial(self._directory.look_up, to)
         self._machine.inquiries.ask(name, look, deadline, then)
         return True

@@ -49,7 +49,7 @@ class Limits:
         if (
             context is not None
             and context.deadline < deadline
-            and context.agent.status.likeness.inherits_deadlines
+            and context.agent.status.quirks.inherits_deadlines
         ):
             job = context.job
             assert job is not None  # only calls that are served have a deadline

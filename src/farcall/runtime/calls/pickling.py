@@ -9,7 +9,7 @@ from typing import Any
 from farcall.errors import SerializationError
 from farcall.runtime.calls.call_names import arguments_of_user, method_of, readable
 from farcall.runtime.membership.peers import Peer
-from farcall.serde import NO_ARGUMENTS, DeviceMap, Dumped, Serializer, name_of, type_name_of
+from farcall.serde import NO_ARGUMENTS, DeviceMap, Payload, Serializer, name_of, type_name_of
 
 
 class Pickling:
@@ -24,7 +24,7 @@ class Pickling:
         self.serializer = serializer
         self._device_maps = dict(device_maps)
 
-    def dump(self, value: Any, peer: Peer) -> Dumped:
+    def dump(self, value: Any, peer: Peer) -> Payload:
         """Pickle a value for a peer."""
         return self.serializer.dump(
             value,
@@ -39,7 +39,7 @@ class Pickling:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         skipped: int,
-    ) -> tuple[str, Dumped]:
+    ) -> tuple[str, Payload]:
         """Pickle a call for a peer.
 
         Returns:

@@ -12,7 +12,7 @@ from farcall.runtime.context import ServingAgent
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
-from farcall.runtime.membership.leaving import Leaver
+from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References
 from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
@@ -20,7 +20,7 @@ from farcall.runtime.threads.executor import Executor
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The parts of an agent that its `inbound.Job`s use, all of them thread-safe.
+    """The parts of an agent that its `server_call.ServerCall`s use, all of them thread-safe.
 
     Attributes:
         agent: in whose name functions run.
@@ -34,7 +34,7 @@ class Serving:
     pickling: Pickling
     gradients: Gradients
     executor: Executor
-    leaver: Leaver
+    coordinator: ShutdownCoordinator
     answers: Answers
     control: ControlMessages
     shortage: Shortage

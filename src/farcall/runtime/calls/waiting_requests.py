@@ -14,8 +14,8 @@ from farcall.errors import (
     Cancelled,
     LinkError,
 )
+from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.outboxes import Outboxes, Turn, detached, size_of
-from farcall.runtime.calls.outcomes import Outcomes
 from farcall.runtime.context import waiting
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.peers import PendingCall
@@ -36,13 +36,13 @@ class WaitingRequests:
         outboxes: Outboxes,
         executor: Executor,
         references: References,
-        outcomes: Outcomes,
+        completion: CallCompletion,
     ) -> None:
         self._links = links
         self._outboxes = outboxes
         self._executor = executor
         self._references = references
-        self._outcomes = outcomes
+        self._completion = completion
 
     def leave(self, pending: PendingCall, frame: Frame, until: float) -> None:
         """Leave a request to the box of its callee. Waits only if the box is full.
@@ -85,7 +85,7 @@ class WaitingRequests:
                 self.drop(pending)
                 return
             link.send(frame, until)
-            self._outcomes.sent(pending)
+            self._completion.sent(pending)
         except (AuthenticationFailed, BadFrame) as error:  # which are no death
             self._elsewhere(pending, partial(self._unreachable, pending, error))
         except LinkError as error:
@@ -97,16 +97,16 @@ class WaitingRequests:
                 self._elsewhere(pending, partial(self._give_up, pending, error))
             # Else the rest follows when the owner reads; `creation_late` says so until then.
         except BaseException as error:
-            self._outcomes.interrupted(pending, error, may_be_sent=link is not None)
+            self._completion.interrupted(pending, error, may_be_sent=link is not None)
             raise
 
     def _unreachable(self, pending: PendingCall, error: LinkError) -> None:
-        ended = self._outcomes.unreachable(pending, error)
+        ended = self._completion.unreachable(pending, error)
         if pending.created is not None:
             self._references.creation_failed(pending.created, of_unmade(ended))
 
     def _give_up(self, pending: PendingCall, error: TimeoutError) -> None:
-        self._outcomes.give_up(pending, error)
+        self._completion.give_up(pending, error)
 
     def _elsewhere(self, pending: PendingCall, end: Callable[[], None]) -> None:
         """End a call, but not in this thread if its future has callbacks: these may call the same
@@ -121,11 +121,11 @@ class WaitingRequests:
         """A request that waited will not be sent, since its call is over."""
         # Else a CANCEL is on its way, whose answer makes the id free again.
         if not pending.sent:
-            self._outcomes.withdraw(pending, "its call was given up")
+            self._completion.withdraw(pending, "its call was given up")
 
     def _could_not_send(self, pending: PendingCall, error: NotSent) -> None:
         """Nothing of a request was written, and there is no time left."""
-        ended = self._outcomes.give_up(pending, error)
+        ended = self._completion.give_up(pending, error)
         if pending.created is not None:
             self._references.creation_failed(pending.created, ended)
 

@@ -43,7 +43,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     depth: int = 1  # see `function_queue`
     inherited: Served | None = None  # the deadline is that of a call being served
     call_id: int = 0
-    watched: bool = False  # `Outcomes.expire` has to be called when its deadline has passed
+    watched: bool = False  # `CallCompletion.expire` has to be called when its deadline has passed
     sent: bool = False  # the callee may have got some of the request; of those that are watched
     is_noted: bool = False  # see `protocol.worker`: it makes a reference, or its request pins some
     handles: Sequence[object] = ()  # of the references in it that are not pinned
@@ -78,7 +78,7 @@ class AnsweredCall(Protocol):
 
 
 class IncomingCall(AnsweredCall, Protocol):
-    """What is known of a call that a peer makes here. `inbound.Job` serves it."""
+    """What is known of a call that a peer makes here. `server_call.ServerCall` serves it."""
 
     @property
     def frame(self) -> Frame: ...

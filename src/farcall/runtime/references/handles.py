@@ -19,7 +19,7 @@ from farcall.protocol.ref_entries import HeldState
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.losses import Loss
-from farcall.runtime.references.values import OwnedValue
+from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
 from farcall.runtime.threads.collecting import Collecting
 from farcall.serde import StoredError
@@ -70,7 +70,7 @@ class References:
         agent: Any,
         status: Status,
         machine: Machine,
-        values: dict[RefId, OwnedValue],
+        values: dict[RefId, ValueSlot],
         directory: Directory,
         collecting: Collecting,
         wake: Callable[[], None],
@@ -90,11 +90,11 @@ class References:
 
     # Making and dropping.
 
-    def own(self) -> tuple[RefHandle, OwnedValue]:
+    def own(self) -> tuple[RefHandle, ValueSlot]:
         """A new value of this process, empty yet."""
         if self._collecting.thread:
             self._collecting.refuse("RRef")
-        value = OwnedValue()
+        value = ValueSlot()
         with self._lock:
             ref = self._refs.mint()
             self._refs.own(ref)
@@ -142,10 +142,10 @@ class References:
             with self._lock:
                 return admit(caller, call_id, request, references)
         if caller != self.me.incarnation:
-            self._values[RefId(original(caller), request.creates)] = OwnedValue()
+            self._values[RefId(original(caller), request.creates)] = ValueSlot()
         return self._machine.tell(admit, caller, call_id, request, references)
 
-    def place_of(self, ref: RefId) -> OwnedValue | None:
+    def place_of(self, ref: RefId) -> ValueSlot | None:
         """The place of a value that lives here; None when it was dropped."""
         return self._values.get(ref)
 
@@ -219,14 +219,14 @@ class References:
         if cause is not None:
             raise OwnerDied(*cause) if owner is None else owner.describe(OwnerDied(*cause))
 
-    def made_place(self, reference: Reference) -> OwnedValue | None:
+    def made_place(self, reference: Reference) -> ValueSlot | None:
         """The place of a value that lives here and has been made; else None."""
         if reference.owner != self.me.incarnation:
             return None
         place = self._values.get(RefId(reference.minted_by, reference.number))
         return place if place is not None and place.is_ready else None
 
-    def value_of(self, handle: RefHandle) -> OwnedValue:
+    def value_of(self, handle: RefHandle) -> ValueSlot:
         """The place of a value that lives here.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Any
 from farcall.serde import StoredError
 
 
-class OwnedValue:
+class ValueSlot:
     """The place of a remote value: empty until the function that makes it ends.
 
     Set or failed once. Thread-safe.
@@ -21,7 +21,7 @@ class OwnedValue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._callbacks: dict[Callable[[OwnedValue], None], None] | None = {}
+        self._callbacks: dict[Callable[[ValueSlot], None], None] | None = {}
         self._value: Any = None
         self._error: StoredError | None = None
         # Called once if no reference is left before the value is there.
@@ -47,7 +47,7 @@ class OwnedValue:
         for callback in callbacks:
             callback(self)
 
-    def when_ready(self, callback: Callable[[OwnedValue], None]) -> None:
+    def when_ready(self, callback: Callable[[ValueSlot], None]) -> None:
         """Call back once, in the thread that sets the value, or now if it is set.
 
         The callback must not raise.
@@ -58,7 +58,7 @@ class OwnedValue:
                 return
         callback(self)
 
-    def remove_callback(self, callback: Callable[[OwnedValue], None]) -> None:
+    def remove_callback(self, callback: Callable[[ValueSlot], None]) -> None:
         """Undo `when_ready`. No effect if the callback was called, or is being called."""
         with self._lock:
             if self._callbacks is not None:
@@ -93,7 +93,7 @@ class OwnedValue:
             False if the value is not there.
         """
 
-        def wake(_: OwnedValue) -> None:
+        def wake(_: ValueSlot) -> None:
             done.set()
 
         self.when_ready(wake)

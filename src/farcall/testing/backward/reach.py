@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farcall.protocol.reach import Exploration, Reach
+from farcall.protocol.reachability import Exploration, Reach
 from farcall.testing.backward.history import Edge, Leaf, Node
 
 

@@ -1,6 +1,6 @@
 """A simulated worker in backward passes: executes what its machines say.
 
-The counterpart of `farcall.autograd.recorder` and `runner`. A call that is not answered fails when
+The counterpart of `farcall.autograd.autograd` and `runner`. A call that is not answered fails when
 the callee is lost.
 """
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from farcall.ids import Worker
 from farcall.transport.connect.handshake import Identity
-from farcall.transport.connect.joining import Way
+from farcall.transport.connect.multi_stream import StreamTarget
 
 
 class KeptLink(Protocol):
@@ -51,7 +51,7 @@ class Connection(NamedTuple):
     dialled: bool
     deadline: float
     streams: int = 1
-    way: Way | None = None
+    way: StreamTarget | None = None
 
     @property
     def worker(self) -> Worker:

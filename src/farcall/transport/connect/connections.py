@@ -10,7 +10,7 @@ One connection per direction of calling: whoever dials sends requests, the other
 accepts connections; handshakes run on threads of their own, so that a stranger who connects and
 says nothing delays nobody.
 
-A link over TCP may get more connections, for large buffers: see `joining.py`.
+A link over TCP may get more connections, for large buffers: see `multi_stream.py`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from farcall.errors import LinkError
 from farcall.ids import Worker, meeting_of, nth_incarnation, original
 from farcall.log import get_logger
 from farcall.transport.brief_threads import BriefThreads
-from farcall.transport.connect import addresses, dark_hosts, handshake, joining, presence
+from farcall.transport.connect import addresses, dark_hosts, handshake, multi_stream, presence
 from farcall.transport.connect.acceptor import Acceptor
 from farcall.transport.connect.connection import Connection, KeptLink
 from farcall.transport.connect.dark_hosts import HostWatch
 from farcall.transport.connect.dialling import Dialled, Dialler
 from farcall.transport.connect.handshake import Ended, Identity, Unfinished
-from farcall.transport.connect.introductions import MAX_ADDRESSES
-from farcall.transport.connect.joining import Joinable, Way
+from farcall.transport.connect.handshake_messages import MAX_ADDRESSES
 from farcall.transport.connect.listening import Listening
+from farcall.transport.connect.multi_stream import StreamRegistry, StreamTarget
 from farcall.transport.connect.strangers import StrangerLog
 from farcall.transport.connect.versions import Versions
 from farcall.transport.forks import keep_from_children
@@ -96,7 +96,7 @@ class Connections(Generic[L]):
         self._links: set[L] = set()
         self._dialled: dict[int, L] = {}
         self._diallers: dict[int, Dialler[L]] = {}  # of workers without a link
-        self._joinable: Joinable[L] = Joinable()
+        self._joinable: StreamRegistry[L] = StreamRegistry()
         self._shaking: set[socket.socket] = set()
         self._closed = False
         self._closing = threading.Event()
@@ -180,7 +180,7 @@ class Connections(Generic[L]):
         sock = dialled.sock
         me = msgspec.structs.replace(self.me, meeting=self._listening.meeting(begun))
         if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
-            me = joining.naming_a_link(me)
+            me = multi_stream.naming_a_link(me)
         peer = handshake.connect(
             sock, me, self._listening.secret, expects=begun, deadline=dialled.until
         )
@@ -191,8 +191,8 @@ class Connections(Generic[L]):
         # The peer has a link now, whose end it would take for our death. So we want it, too, even
         # if that is too late for who has asked.
         until = max(deadline, time.monotonic() + ESTABLISH_SECONDS)
-        streams = joining.streams_of(me, peer, me.link)
-        way = joining.way_of(sock, me, peer) if streams > 1 else None
+        streams = multi_stream.streams_of(me, peer, me.link)
+        way = multi_stream.way_of(sock, me, peer) if streams > 1 else None
         peer = _as_met(peer)
         connection = Connection(sock, peer, dialled.description, True, until, streams, way)
         try:
@@ -266,7 +266,7 @@ class Connections(Generic[L]):
                 self._add(self._joinable.wait_for(worker, until), sock)
                 return
             kind = "unix" if addresses.is_unix(sock) else "tcp"
-            streams = joining.streams_of(me, worker, worker.link)
+            streams = multi_stream.streams_of(me, worker, worker.link)
             link = self._keep(
                 Connection(sock, _as_met(worker), f"{kind} from {peer}", False, until, streams)
             )
@@ -291,7 +291,7 @@ class Connections(Generic[L]):
 
     # More connections for a link.
 
-    def widen(self, link: L, way: Way) -> None:
+    def widen(self, link: L, way: StreamTarget) -> None:
         """Dial the connections that a link may have beside the first, in the background.
 
         Those that can't be had are done without.
@@ -299,7 +299,7 @@ class Connections(Generic[L]):
         for _ in range(way.streams - 1):
             self._background.run(partial(self._dial_side, link, way), needed=False)
 
-    def _dial_side(self, link: L, way: Way) -> None:
+    def _dial_side(self, link: L, way: StreamTarget) -> None:
         sock = socket.socket(way.family, socket.SOCK_STREAM)
         keep_from_children(sock)
         with self._lock:

@@ -28,7 +28,7 @@ The place for TLS is here: `connect` and `accept` are the first to see a socket,
 `ssl.SSLContext` will wrap it (server side in `accept`); the handshake then runs inside, unchanged.
 
 Nothing is read beyond the last message, so the socket can be handed to frame code as it is. What
-goes over the wire is in `introductions.py`.
+goes over the wire is in `handshake_messages.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ import msgspec
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.transport.base import Meeting
-from farcall.transport.connect.introductions import (
+from farcall.transport.connect.handshake_messages import (
     ERRORS,
     LENGTH,
     NONCE_LENGTH,

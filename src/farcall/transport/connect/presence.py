@@ -17,7 +17,7 @@ from farcall.transport.connect import handshake
 from farcall.transport.connect.addresses import UNIX
 from farcall.transport.connect.dialling import Dialled, Dialler
 from farcall.transport.connect.handshake import Identity
-from farcall.transport.connect.introductions import Ended, NotHere
+from farcall.transport.connect.handshake_messages import Ended, NotHere
 from farcall.transport.connect.listening import Listening
 
 PROBE_SECONDS = 2.0  # for an answer; one that listens and says nothing in that time is busy

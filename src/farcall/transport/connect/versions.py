@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from farcall.log import get_logger
-from farcall.transport.connect.introductions import Identity, printable
+from farcall.transport.connect.handshake_messages import Identity, printable
 
 logger = get_logger("farcall.transport")
 

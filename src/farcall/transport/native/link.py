@@ -11,7 +11,7 @@ from farcall import _native
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport.base import NotSent
-from farcall.transport.connect.joining import Way
+from farcall.transport.connect.multi_stream import StreamTarget
 from farcall.wire.frames import Frame, check_size
 from farcall.wire.messages import KINDS, Buffer, Message, decode_message, encode_message
 
@@ -26,7 +26,12 @@ class NativeLink:
     __slots__ = ("_core", "_lends", "description", "peer", "way")
 
     def __init__(
-        self, core: _native.Link, peer: Worker, description: str, lends: bool, way: Way | None
+        self,
+        core: _native.Link,
+        peer: Worker,
+        description: str,
+        lends: bool,
+        way: StreamTarget | None,
     ) -> None:
         self.peer = peer
         self.description = description

@@ -10,7 +10,7 @@ import msgspec
 
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
-from farcall.transport.handed_over import Gate, HandedOver
+from farcall.transport.dispatched_link import DispatchedLink, Gate
 from farcall.transport.process_group.channel import Channel
 from farcall.transport.process_group.frames import Kind, pack
 from farcall.transport.waiter import Waiter
@@ -44,7 +44,7 @@ def decode_hello(data: memoryview) -> Hello:
         raise BadFrame(f"what opens a link on the process group is no hello: {error}") from error
 
 
-class GroupLink(HandedOver):
+class GroupLink(DispatchedLink):
     """See `base.Link`.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import Node
 
 from farcall.autograd.graph import GraphReach
-from farcall.autograd.records import Receive, Source, plain, with_grad
+from farcall.autograd.nodes import Receive, Source, plain, with_grad
 
 Tensor = torch.Tensor
 Gradient = tuple[Tensor, Tensor]  # a leaf, and its gradient

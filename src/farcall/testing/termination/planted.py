@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from farcall.protocol.departure import Departure, Messages, Silence
+from farcall.protocol.termination import Messages, Silence, TerminationDetector
 
 
-class _OneRoundWillDo(Departure):
+class _OneRoundWillDo(TerminationDetector):
     def _finish_round(self) -> Messages:
         self._previous = self._answers
         return super()._finish_round()
 
 
-class _AnswersAlwaysTheSame(Departure):
+class _AnswersAlwaysTheSame(TerminationDetector):
     def idle(self, epoch: int) -> Messages:
         return super().idle(0)
 
 
-class _AnswersBeforeReady(Departure):
+class _AnswersBeforeReady(TerminationDetector):
     def _answer(self) -> Messages:
         was, self._ready = self._ready, True
         messages = super()._answer()
@@ -26,24 +26,24 @@ class _AnswersBeforeReady(Departure):
         return messages
 
 
-class _AnswersWhileBusy(Departure):
+class _AnswersWhileBusy(TerminationDetector):
     def busy(self) -> None:
         pass
 
 
-class _WaitsForTheDead(Departure):
+class _WaitsForTheDead(TerminationDetector):
     def lost(self, peer: int) -> Messages:
         return []
 
 
-class _SuccessorDoesNotAsk(Departure):
+class _SuccessorDoesNotAsk(TerminationDetector):
     def lost(self, peer: int) -> Messages:
         led = self.leader == self._me
         messages = super().lost(peer)
         return messages if led else []
 
 
-class _WaitsForTheAnswersOfTheDead(Departure):
+class _WaitsForTheAnswersOfTheDead(TerminationDetector):
     def lost(self, peer: int) -> Messages:
         members = self._members
         messages = super().lost(peer)
@@ -53,13 +53,13 @@ class _WaitsForTheAnswersOfTheDead(Departure):
         return messages
 
 
-class _DiesWithItsLeader(Departure):
+class _DiesWithItsLeader(TerminationDetector):
     def lost(self, peer: int) -> Messages:
         self.dismissed = self.dismissed or (self._ready and peer == self.leader)
         return super().lost(peer)
 
 
-class _KeepsAnswers(Departure):
+class _KeepsAnswers(TerminationDetector):
     def _start_round(self) -> Messages:
         answers = self._answers
         messages = super()._start_round()
@@ -67,13 +67,13 @@ class _KeepsAnswers(Departure):
         return messages
 
 
-class _LeaderDoesNotAskItself(Departure):
+class _LeaderDoesNotAskItself(TerminationDetector):
     @property
     def missing(self) -> list[int]:
         return [peer for peer in super().missing if peer != self._me or self.leader != self._me]
 
 
-class _LostEndsTheRound(Departure):
+class _LostEndsTheRound(TerminationDetector):
     def lost(self, peer: int) -> Messages:
         messages = super().lost(peer)
         self._previous = self._answers
@@ -108,7 +108,7 @@ class _CountsQuestionsOnly(Silence):
         return super().unanswered(peer, self.question)
 
 
-class DepartureBug(StrEnum):
+class TerminationBug(StrEnum):
     """Each is found by the simulator."""
 
     ONE_ROUND_WILL_DO = "one-round-will-do"
@@ -129,33 +129,33 @@ class DepartureBug(StrEnum):
     COUNTS_QUESTIONS_ONLY = "counts-questions-only"
 
 
-_DEPARTURES: dict[DepartureBug | None, type[Departure]] = {
-    DepartureBug.ONE_ROUND_WILL_DO: _OneRoundWillDo,
-    DepartureBug.ANSWERS_ALWAYS_THE_SAME: _AnswersAlwaysTheSame,
-    DepartureBug.ANSWERS_BEFORE_READY: _AnswersBeforeReady,
-    DepartureBug.ANSWERS_WHILE_BUSY: _AnswersWhileBusy,
-    DepartureBug.WAITS_FOR_THE_DEAD: _WaitsForTheDead,
-    DepartureBug.SUCCESSOR_DOES_NOT_ASK: _SuccessorDoesNotAsk,
-    DepartureBug.WAITS_FOR_THE_ANSWERS_OF_THE_DEAD: _WaitsForTheAnswersOfTheDead,
-    DepartureBug.DIES_WITH_ITS_LEADER: _DiesWithItsLeader,
-    DepartureBug.KEEPS_ANSWERS: _KeepsAnswers,
-    DepartureBug.LEADER_DOES_NOT_ASK_ITSELF: _LeaderDoesNotAskItself,
-    DepartureBug.LOST_ENDS_THE_ROUND: _LostEndsTheRound,
+_DETECTORS: dict[TerminationBug | None, type[TerminationDetector]] = {
+    TerminationBug.ONE_ROUND_WILL_DO: _OneRoundWillDo,
+    TerminationBug.ANSWERS_ALWAYS_THE_SAME: _AnswersAlwaysTheSame,
+    TerminationBug.ANSWERS_BEFORE_READY: _AnswersBeforeReady,
+    TerminationBug.ANSWERS_WHILE_BUSY: _AnswersWhileBusy,
+    TerminationBug.WAITS_FOR_THE_DEAD: _WaitsForTheDead,
+    TerminationBug.SUCCESSOR_DOES_NOT_ASK: _SuccessorDoesNotAsk,
+    TerminationBug.WAITS_FOR_THE_ANSWERS_OF_THE_DEAD: _WaitsForTheAnswersOfTheDead,
+    TerminationBug.DIES_WITH_ITS_LEADER: _DiesWithItsLeader,
+    TerminationBug.KEEPS_ANSWERS: _KeepsAnswers,
+    TerminationBug.LEADER_DOES_NOT_ASK_ITSELF: _LeaderDoesNotAskItself,
+    TerminationBug.LOST_ENDS_THE_ROUND: _LostEndsTheRound,
 }
-_SILENCES: dict[DepartureBug | None, type[Silence]] = {
-    DepartureBug.NEVER_GIVES_UP: _NeverGivesUp,
-    DepartureBug.GIVES_UP_AT_ONCE: _GivesUpAtOnce,
-    DepartureBug.COUNTS_STANDSTILLS: _CountsStandstills,
-    DepartureBug.ANSWERS_DO_NOT_COUNT: _AnswersDoNotCount,
-    DepartureBug.COUNTS_QUESTIONS_ONLY: _CountsQuestionsOnly,
+_SILENCES: dict[TerminationBug | None, type[Silence]] = {
+    TerminationBug.NEVER_GIVES_UP: _NeverGivesUp,
+    TerminationBug.GIVES_UP_AT_ONCE: _GivesUpAtOnce,
+    TerminationBug.COUNTS_STANDSTILLS: _CountsStandstills,
+    TerminationBug.ANSWERS_DO_NOT_COUNT: _AnswersDoNotCount,
+    TerminationBug.COUNTS_QUESTIONS_ONLY: _CountsQuestionsOnly,
 }
 
 
-def departure_of(bug: DepartureBug | None) -> type[Departure]:
+def detector_of(bug: TerminationBug | None) -> type[TerminationDetector]:
     """The machine with that mistake, or as it ships."""
-    return _DEPARTURES.get(bug, Departure)
+    return _DETECTORS.get(bug, TerminationDetector)
 
 
-def silence_of(bug: DepartureBug | None) -> type[Silence]:
+def silence_of(bug: TerminationBug | None) -> type[Silence]:
     """The same for who counts silence."""
     return _SILENCES.get(bug, Silence)

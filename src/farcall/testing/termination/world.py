@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from farcall.protocol.departure import Departure, Silence
+from farcall.protocol.termination import Silence, TerminationDetector
 
 
 class Call(NamedTuple):
@@ -40,7 +40,7 @@ class Loss:
 
 @dataclass
 class Member:
-    """A worker as `Leaver` runs it: counts calls, and tells its `Departure`.
+    """A worker as `ShutdownCoordinator` runs it: counts calls, and tells its `TerminationDetector`.
 
     Attributes:
         leaving: its user has called shutdown.
@@ -56,7 +56,7 @@ class Member:
     """
 
     number: int
-    departure: Departure
+    detector: TerminationDetector
     silence: Silence
     alive: bool = True
     leaving: bool = False
@@ -83,7 +83,7 @@ class Member:
     @property
     def takes_part(self) -> bool:
         """Whether it has neither died nor left."""
-        return self.alive and not self.departure.dismissed
+        return self.alive and not self.detector.dismissed
 
     @property
     def counts(self) -> bool:

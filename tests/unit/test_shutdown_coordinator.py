@@ -9,7 +9,7 @@ import time
 import pytest
 from patience import PATIENCE
 
-from farcall.runtime.membership.leaving import Leaver
+from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.wire.messages import Dismiss, Drain, Drained, Message
 
 ME, SILENT, READY = 10, 11, 12
@@ -20,7 +20,7 @@ class Control:
     """Delivers what is for this worker, and answers for the one that is ready, at once."""
 
     def __init__(self) -> None:
-        self.leaver = Leaver(ME, MEMBERS, self, 0.05)  # type: ignore[arg-type]
+        self.coordinator = ShutdownCoordinator(ME, MEMBERS, self, 0.05)  # type: ignore[arg-type]
         self.questions: list[int] = []
         self.there: set[int] = set()
         self.asked = threading.Event()
@@ -29,9 +29,9 @@ class Control:
     def post(self, to: int, message: Message, call_id: int) -> None:
         self.told.append((to, type(message)))
         if to == ME:
-            self.leaver.on_message(ME, message)  # type: ignore[arg-type]
+            self.coordinator.on_message(ME, message)  # type: ignore[arg-type]
         elif to == READY and type(message) is Drain:
-            self.leaver.on_message(to, Drained(message.round, 0))
+            self.coordinator.on_message(to, Drained(message.round, 0))
 
     def watch(self, incarnation: int, deadline: float) -> None:
         pass
@@ -49,7 +49,7 @@ class Control:
 
     def give_up(self, incarnation: int, cause: str) -> None:
         assert "has not answered" in cause
-        self.leaver.lost(incarnation)
+        self.coordinator.lost(incarnation)
 
 
 @pytest.fixture
@@ -58,31 +58,31 @@ def control() -> Control:
 
 
 def test_one_that_is_silent_is_named(control: Control) -> None:
-    assert not control.leaver.leave(time.monotonic() + 0.01)
+    assert not control.coordinator.leave(time.monotonic() + 0.01)
     assert control.told.count((SILENT, Drain)) == 1
     assert control.told.count((READY, Drain)) == 1
-    assert control.leaver.missing == [SILENT]
+    assert control.coordinator.missing == [SILENT]
 
 
 def test_one_that_is_lost_is_not_waited_for(control: Control) -> None:
-    control.leaver.lost(SILENT)
-    assert control.leaver.leave(math.inf)
+    control.coordinator.lost(SILENT)
+    assert control.coordinator.leave(math.inf)
     assert control.told[-1] == (READY, Dismiss)
     assert SILENT not in [to for to, _ in control.told]
 
 
 def test_one_whose_process_is_silent_is_given_up(control: Control) -> None:  # DEP-4
-    assert control.leaver.leave(math.inf)
+    assert control.coordinator.leave(math.inf)
     assert set(control.questions) == {SILENT}
     assert control.told[-1] == (READY, Dismiss)
 
 
 def test_one_whose_process_answers_is_waited_for(control: Control) -> None:  # DEP-3
     control.there.add(SILENT)
-    leaving = threading.Thread(target=lambda: control.leaver.leave(math.inf))
+    leaving = threading.Thread(target=lambda: control.coordinator.leave(math.inf))
     leaving.start()
     assert control.asked.wait(PATIENCE)
-    assert control.leaver.missing == [SILENT]
-    control.leaver.lost(SILENT)
+    assert control.coordinator.missing == [SILENT]
+    control.coordinator.lost(SILENT)
     leaving.join(PATIENCE)
     assert not leaving.is_alive()

@@ -1,7 +1,7 @@
 """Calls that this worker makes: from the function and its arguments to the outcome.
 
 The calling thread pickles, writes its own frame and, when it waits, receives its own reply. How
-calls end is in `outcomes`.
+calls end is in `call_completion`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from farcall.errors import (
 )
 from farcall.ids import WorkerInfo
 from farcall.protocol.worker import WorkerMachine
+from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.call_names import OF_METHODS, method_of
 from farcall.runtime.calls.future import Future, FutureOfCall
 from farcall.runtime.calls.later_calls import LaterCalls
 from farcall.runtime.calls.limits import Limits
 from farcall.runtime.calls.outboxes import GRACE
-from farcall.runtime.calls.outcomes import Outcomes
 from farcall.runtime.calls.pickling import Pickling
 from farcall.runtime.calls.waiting_requests import WaitingRequests, of_unmade
 from farcall.runtime.context import current_context, waiting
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory
-from farcall.runtime.membership.leaving import Leaver
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.peers import Peer, PendingCall
+from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
@@ -56,7 +56,7 @@ Kwargs = Mapping[str, Any]
 SECONDS_TO_SEND = 1.0
 
 
-class Outbound:
+class CallClient:
     """The calling side of an agent. Thread-safe.
 
     Args:
@@ -70,10 +70,10 @@ class Outbound:
         links: Links,
         machine: Machine,
         references: References,
-        outcomes: Outcomes,
+        completion: CallCompletion,
         gradients: Gradients,
         executor: Executor,
-        leaver: Leaver,
+        coordinator: ShutdownCoordinator,
         limits: Limits,
         pickling: Pickling,
         waiting_requests: WaitingRequests,
@@ -83,16 +83,16 @@ class Outbound:
         self._links = links
         self._machine = machine
         self._references = references
-        self._outcomes = outcomes
+        self._completion = completion
         self._gradients = gradients
         self._executor = executor
-        self._leaver = leaver
+        self._coordinator = coordinator
         self._limits = limits
         self._pickling = pickling
         self._waiting_requests = waiting_requests
         self._collecting = executor.collecting
         self._later = LaterCalls(
-            machine, directory, pickling.serializer, executor, leaver, self.call_async
+            machine, directory, pickling.serializer, executor, coordinator, self.call_async
         )
 
     # Calls.
@@ -125,14 +125,14 @@ class Outbound:
             else:
                 with context.agent.executor.waiting():
                     answer = link.exchange(frame, pending.deadline, meanwhile)
-            is_counted = self._outcomes.arrived(peer, answer) is not None
+            is_counted = self._completion.arrived(peer, answer) is not None
         except LinkError as error:
-            raise self._outcomes.unreachable(pending, error) from error
+            raise self._completion.unreachable(pending, error) from error
         except TimeoutError as error:
-            raise self._outcomes.give_up(pending, error) from None
+            raise self._completion.give_up(pending, error) from None
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
             may_be_sent = _may_be_sent(link is not None, error)
-            self._outcomes.interrupted(pending, error, may_be_sent)
+            self._completion.interrupted(pending, error, may_be_sent)
             raise
         if not is_counted and self._status.is_closed:
             raise self._status.ended(peer)
@@ -140,13 +140,13 @@ class Outbound:
         try:
             if answer.message.references:  # type: ignore[attr-defined]
                 with waiting():
-                    self._outcomes.wait_for_references(peer, answer, pending)
-            return self._outcomes.open(peer, answer)
+                    self._completion.wait_for_references(peer, answer, pending)
+            return self._completion.open(peer, answer)
         finally:
             try:
-                self._leaver.end(pending)
+                self._coordinator.end(pending)
             except BaseException:  # KeyboardInterrupt
-                self._leaver.end(pending)
+                self._coordinator.end(pending)
                 raise
 
     def call_async(
@@ -181,8 +181,8 @@ class Outbound:
         is_left = False
         try:
             pending.watched = True
-            if pending.deadline < self._outcomes.deadlines.next:
-                self._outcomes.watch(pending)
+            if pending.deadline < self._completion.deadlines.next:
+                self._completion.watch(pending)
             link = self._links.linked(peer) if peer.outbox.is_idle else None
             if link is not None:
                 try:
@@ -194,15 +194,15 @@ class Outbound:
             if link is None:
                 is_left = True
                 self._waiting_requests.leave(pending, frame, pending.deadline)
-            else:  # as in `Outcomes.sent`, without a frame more for every call
+            else:  # as in `CallCompletion.sent`, without a frame more for every call
                 pending.sent = True
                 if not pending.watched:
-                    self._outcomes.expired(pending)
+                    self._completion.expired(pending)
         except LinkError as error:
-            self._outcomes.unreachable(pending, error)
+            self._completion.unreachable(pending, error)
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
             may_be_sent = _may_be_sent(link is not None or is_left, error)
-            self._outcomes.interrupted(pending, error, may_be_sent)
+            self._completion.interrupted(pending, error, may_be_sent)
             raise
         if pending.recording is not None:
             pending.recording()
@@ -246,7 +246,7 @@ class Outbound:
         link: Link | None = None
         is_left = False
         try:
-            self._outcomes.watch(pending)
+            self._completion.watch(pending)
             link = self._links.linked(peer) if peer.outbox.is_idle else None
             if link is not None:
                 try:
@@ -260,11 +260,11 @@ class Outbound:
                 until = max(pending.deadline, time.monotonic() + SECONDS_TO_SEND)
                 self._waiting_requests.leave(pending, frame, until)
         except LinkError as error:
-            ended = self._outcomes.unreachable(pending, error)
+            ended = self._completion.unreachable(pending, error)
             self._references.creation_failed(handle.ref, of_unmade(ended))
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
             may_be_sent = _may_be_sent(link is not None or is_left, error)
-            self._outcomes.interrupted(pending, error, may_be_sent)
+            self._completion.interrupted(pending, error, may_be_sent)
             raise  # and nobody gets the reference
         if pending.recording is not None:
             pending.recording()
@@ -344,7 +344,7 @@ class Outbound:
                 if references:
                     self._wait_until_confirmed(handles, pending)
         try:
-            self._leaver.begin(pending)
+            self._coordinator.begin(pending)
             call_id = pending.call_id = peer.outgoing.begin(pending)
             # After that: a peer that is lost from now on finds the call there, and fails it.
             if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
@@ -373,7 +373,7 @@ class Outbound:
                     pending.handles = handles
             return pending, Frame(request, call_id, dumped.body, dumped.buffers)
         except BaseException as error:  # KeyboardInterrupt
-            self._outcomes.interrupted(pending, error, may_be_sent=False)
+            self._completion.interrupted(pending, error, may_be_sent=False)
             raise
 
     def _wait_until_confirmed(self, handles: Sequence[RefHandle], pending: PendingCall) -> None:
@@ -382,7 +382,7 @@ class Outbound:
         try:
             self._machine.wait_until_confirmed(refs, callee, pending.deadline)
         except TimeoutError:
-            raise self._outcomes.timeout(pending) from None
+            raise self._completion.timeout(pending) from None
 
 
 def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """One schedule of leaving: workers call each other, become ready, stand still and die, at moments
 drawn from a seed.
 
-The machines are `farcall.protocol.departure`'s, as `runtime/membership/leaving.py` runs
+The machines are `farcall.protocol.termination`'s, as `runtime/membership/shutdown.py` runs
 them. What is checked:
 
 DEP-1 At each dismissal, but by a worker that was given up: every worker that counts is ready, and
@@ -20,13 +20,13 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from farcall.protocol.departure import STANDSTILL, Messages
+from farcall.protocol.termination import STANDSTILL, Messages
 from farcall.testing.agenda import Agenda
-from farcall.testing.departure.planted import DepartureBug, departure_of, silence_of
-from farcall.testing.departure.world import Answer, Call, Loss, Member
 from farcall.testing.network import Faults
 from farcall.testing.oracle import Violation
 from farcall.testing.simulation import Event, Result
+from farcall.testing.termination.planted import TerminationBug, detector_of, silence_of
+from farcall.testing.termination.world import Answer, Call, Loss, Member
 from farcall.wire.messages import Dismiss, Drain, Drained
 
 NO_FAULTS = Faults()  # those of messages: here is none
@@ -36,7 +36,7 @@ USERS = 90.0  # seconds in which users call, and call shutdown
 ROUNDING = 1e-6  # seconds
 
 
-def simulate_departure(seed: int, *, bug: DepartureBug | None = None) -> Result:
+def simulate_termination(seed: int, *, bug: TerminationBug | None = None) -> Result:
     """Run one schedule.
 
     Args:
@@ -47,7 +47,7 @@ def simulate_departure(seed: int, *, bug: DepartureBug | None = None) -> Result:
 
 
 class _Schedule:
-    def __init__(self, seed: int, bug: DepartureBug | None) -> None:
+    def __init__(self, seed: int, bug: TerminationBug | None) -> None:
         self._seed = seed
         self._random = random = Random(seed)
         self._slowest = random.choice((0.01, 1.0, 5.0))  # seconds that a message takes
@@ -60,9 +60,9 @@ class _Schedule:
         self._nests = random.choice((0.0, 0.3, 0.6, 0.8))
         size = random.choice((1, 2, 3, 3, 4, 6))
         numbers = list(enumerate(random.sample(range(100), size)))
-        departure, silence = departure_of(bug), silence_of(bug)
+        detector, silence = detector_of(bug), silence_of(bug)
         self._members = {
-            number: Member(number, departure(number, numbers), silence(self._bound))
+            number: Member(number, detector(number, numbers), silence(self._bound))
             for _, number in numbers
         }
         self._draw(random.choice((0.0, 0.0, 0.1, 0.5)), random.choice((0.0, 0.0, 0.3, 0.8)))
@@ -99,7 +99,7 @@ class _Schedule:
                 act()
         return Result(self._seed, NO_FAULTS, count, tuple(self._violations), tuple(self._log))
 
-    # What workers do, as `Leaver` does it.
+    # What workers do, as `ShutdownCoordinator` does it.
 
     def _post(self, sender: Member, messages: Messages) -> None:
         for to, message in messages:
@@ -119,19 +119,19 @@ class _Schedule:
             member.epoch += 1
 
     def _ended(self, member: Member) -> None:
-        if not member.active and member.leaving and member.departure.asked:
+        if not member.active and member.leaving and member.detector.asked:
             self._step(member, list)
 
     def _step(self, member: Member, event: Callable[[], Messages]) -> None:
-        member.departure.busy()
+        member.detector.busy()
         messages = event()
         if not member.active:
-            messages += member.departure.idle(member.epoch)
+            messages += member.detector.idle(member.epoch)
         self._post(member, messages)
         self._look_for_end(member)
 
     def _look_for_end(self, member: Member) -> None:
-        if not member.departure.dismissed:
+        if not member.detector.dismissed:
             return
         self._note(member, "leaves")
         self._check_dismissal(member)
@@ -176,7 +176,7 @@ class _Schedule:
     def _leave(self, member: Member) -> None:
         self._note(member, "is ready to leave")
         member.leaving = True
-        self._step(member, member.departure.ready)
+        self._step(member, member.detector.ready)
         self._ask_later(member)
 
     def _deliver(self, by: Member, member: Member, item: object, sent: float) -> None:
@@ -185,7 +185,7 @@ class _Schedule:
         if sender in member.gone or is_cut:
             return
         self._note(member, "gets", item, "from", by)
-        departure = member.departure
+        detector = member.detector
         match item:
             case Call():
                 self._serve(member, item)
@@ -193,11 +193,11 @@ class _Schedule:
                 if member.own.pop(number, None):
                     self._ended(member)
             case Drain():
-                self._step(member, partial(departure.on_drain, sender, item))
+                self._step(member, partial(detector.on_drain, sender, item))
             case Drained():
-                self._step(member, partial(departure.on_drained, sender, item))
+                self._step(member, partial(detector.on_drained, sender, item))
             case Dismiss():
-                departure.on_dismiss(sender)
+                detector.on_dismiss(sender)
                 self._look_for_end(member)
             case Loss():
                 self._lose(member, sender)
@@ -210,7 +210,7 @@ class _Schedule:
         if ended:
             self._ended(member)
         if member.takes_part:
-            self._step(member, partial(member.departure.lost, gone))
+            self._step(member, partial(member.detector.lost, gone))
 
     # Questions.
 
@@ -220,7 +220,7 @@ class _Schedule:
             self._world.at(moment, member, partial(self._ask_all, member))
 
     def _ask_all(self, member: Member) -> None:
-        awaited = {*member.departure.missing, *(callee for callee, _ in member.own.values())}
+        awaited = {*member.detector.missing, *(callee for callee, _ in member.own.values())}
         for to in sorted(awaited - {member.number} - member.asking - member.gone):
             self._ask(member, self._members[to])
         self._ask_later(member)
@@ -276,7 +276,7 @@ class _Schedule:
     # What is promised.
 
     def _check_dismissal(self, dismissed: Member) -> None:
-        leader = self._members[dismissed.departure.leader]
+        leader = self._members[dismissed.detector.leader]
         if not dismissed.counts or leader.given_up:
             return  # the group has split, see DEP-1
         for member in self._members.values():
@@ -291,7 +291,7 @@ class _Schedule:
     def _check_end(self) -> None:
         for member in self._members.values():
             if member.takes_part and member.stands_until < math.inf:
-                self._violate("DEP-2", f"{member} waits for {member.departure.missing}")
+                self._violate("DEP-2", f"{member} waits for {member.detector.missing}")
 
     def _violate(self, invariant: str, text: str) -> None:
         self._violations.append(Violation(invariant, text))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from farcall.runtime.membership import reach
-from farcall.runtime.membership.reach import address_towards, advertised
+from farcall.runtime.membership import reachability
+from farcall.runtime.membership.reachability import address_towards, advertised
 
 
 @pytest.fixture
@@ -17,13 +17,13 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes this a host with these addresses on the way to others, and at its interfaces."""
 
     def make(ways: dict[str, str], interfaces: list[str]) -> None:
-        monkeypatch.setattr(reach, "address_towards", ways.get)
-        monkeypatch.setattr(reach, "_of_interfaces", lambda: interfaces)
+        monkeypatch.setattr(reachability, "address_towards", ways.get)
+        monkeypatch.setattr(reachability, "_of_interfaces", lambda: interfaces)
 
     return make
 
 
-ANY4, ANY6 = reach._ANYBODY
+ANY4, ANY6 = reachability._ANYBODY
 
 
 def test_address_on_the_way_to_the_meeting_place_comes_first(host: Callable[..., None]) -> None:
@@ -84,5 +84,5 @@ def test_no_address_towards_what_is_no_host(name: str) -> None:
 
 
 def test_addresses_of_interfaces_are_addresses() -> None:
-    for address in reach._of_interfaces():
-        assert address is None or reach._plain(address) == address
+    for address in reachability._of_interfaces():
+        assert address is None or reachability._plain(address) == address

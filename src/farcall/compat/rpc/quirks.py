@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from farcall.autograd.recorder import Autograd
+from farcall.autograd.autograd import Autograd
 from farcall.autograd.runner import Runner
 from farcall.compat.rpc.internal import _internal_rpc_pickler
 from farcall.errors import CallError, FarcallError, InvalidResult, RpcTimeout
@@ -26,8 +26,8 @@ from farcall.rref import RRef, seconds_or_default, type_of
 from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.future import Future
-from farcall.runtime.likeness import Likeness
 from farcall.runtime.options.backend_options import UNSET_RPC_TIMEOUT
+from farcall.runtime.quirks import Quirks
 from farcall.serde.exceptions import (
     get_attribute,
     message_of,
@@ -61,7 +61,7 @@ def make_like_torch(agent: Agent) -> None:
     assert isinstance(agent.gradients, Autograd)
     _runners.add(agent.gradients.runner)
     agent.gradients.runner.looks_for_leaf_hooks = _any_node_has_hooks
-    agent.status.likeness = Likeness(translate, show, inherits_deadlines=False)
+    agent.status.quirks = Quirks(translate, show, inherits_deadlines=False)
     agent.status.advice = Advice(())
     # The table itself: RemoteModule adds to it when it is imported, which may be later.
     agent.serializer.reducers = _internal_rpc_pickler._class_reducer_dict
@@ -242,7 +242,7 @@ def _own_value(rref: RRef[Any], get: Callable[[], Any]) -> Any:
     try:
         return get()
     except Exception as error:
-        raised = agent.status.likeness.translate(error, agent.me.info)
+        raised = agent.status.quirks.translate(error, agent.me.info)
         if raised is error:
             raise
         raise raised from cause_of(raised)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from farcall.autograd.contents import Context
-from farcall.autograd.records import Receive
+from farcall.autograd.context_state import Context
+from farcall.autograd.nodes import Receive
 from farcall.autograd.replicas import Replicas
 from farcall.autograd.runner import Runner
 from farcall.errors import PeerLost, SerializationError

@@ -1,26 +1,26 @@
-"""Leaving together, step by step. Schedules are in `test_departure_sim.py`."""
+"""Leaving together, step by step. Schedules are in `test_termination_sim.py`."""
 
 from __future__ import annotations
 
 import pytest
 
-from farcall.protocol.departure import LONGEST_QUESTION, Departure, Silence
+from farcall.protocol.termination import LONGEST_QUESTION, Silence, TerminationDetector
 from farcall.wire.messages import Dismiss, Drain, Drained
 
 ONE, TWO, THREE = (0, 11), (1, 22), (2, 33)
 
 
-def leaving(me: tuple[int, int], *members: tuple[int, int]) -> Departure:
-    departure = Departure(me[1], list(members))
-    departure.idle(1)
-    return departure
+def leaving(me: tuple[int, int], *members: tuple[int, int]) -> TerminationDetector:
+    detector = TerminationDetector(me[1], list(members))
+    detector.idle(1)
+    return detector
 
 
 def test_live_worker_with_the_lowest_id_leads() -> None:
-    departure = Departure(22, [THREE, TWO, ONE])
-    assert departure.leader == 11
-    departure.lost(11)
-    assert departure.leader == 22
+    detector = TerminationDetector(22, [THREE, TWO, ONE])
+    assert detector.leader == 11
+    detector.lost(11)
+    assert detector.leader == 22
 
 
 def test_two_equal_rounds_are_needed() -> None:
@@ -40,13 +40,13 @@ def test_two_equal_rounds_are_needed() -> None:
 
 
 def test_answer_waits_for_readiness_and_idleness() -> None:
-    departure = Departure(22, [ONE, TWO])
-    assert departure.on_drain(11, Drain(1)) == []
-    assert departure.ready() == []
-    assert departure.idle(3) == [(11, Drained(1, 3))]
-    departure.busy()
-    assert departure.on_drain(11, Drain(2)) == []
-    assert departure.idle(4) == [(11, Drained(2, 4))]
+    detector = TerminationDetector(22, [ONE, TWO])
+    assert detector.on_drain(11, Drain(1)) == []
+    assert detector.ready() == []
+    assert detector.idle(3) == [(11, Drained(1, 3))]
+    detector.busy()
+    assert detector.on_drain(11, Drain(2)) == []
+    assert detector.idle(4) == [(11, Drained(2, 4))]
 
 
 def test_answers_to_old_rounds_are_ignored() -> None:
@@ -57,11 +57,11 @@ def test_answers_to_old_rounds_are_ignored() -> None:
 
 
 def test_late_question_of_a_dead_leader_does_not_push_out_its_successors() -> None:
-    departure = Departure(33, [ONE, TWO, THREE])
-    departure.ready()
-    departure.on_drain(22, Drain(1))  # it has noticed the death of 11
-    departure.on_drain(11, Drain(1))  # its last words, read after
-    assert (22, Drained(1, 1)) in departure.idle(1)
+    detector = TerminationDetector(33, [ONE, TWO, THREE])
+    detector.ready()
+    detector.on_drain(22, Drain(1))  # it has noticed the death of 11
+    detector.on_drain(11, Drain(1))  # its last words, read after
+    assert (22, Drained(1, 1)) in detector.idle(1)
 
 
 def test_successor_asks_everybody_again() -> None:
@@ -81,13 +81,13 @@ def test_last_one_dismisses_itself() -> None:
 
 def test_only_its_leader_dismisses_a_worker() -> None:
     """Seed 3753: one that was given up leads those that it takes for the living."""
-    departure = leaving(THREE, ONE, TWO, THREE)
-    departure.ready()
-    departure.on_dismiss(22)
-    assert not departure.dismissed
-    departure.lost(11)
-    departure.on_dismiss(22)
-    assert departure.dismissed
+    detector = leaving(THREE, ONE, TWO, THREE)
+    detector.ready()
+    detector.on_dismiss(22)
+    assert not detector.dismissed
+    detector.lost(11)
+    detector.on_dismiss(22)
+    assert detector.dismissed
 
 
 # Silence.

@@ -14,7 +14,7 @@ from farcall.wire.frames import Frame
 from farcall.wire.messages import Message
 
 
-class HandedOver(ABC):
+class DispatchedLink(ABC):
     """What such links have in common: `receive` and `exchange` of `base.Link`.
 
     Attributes:

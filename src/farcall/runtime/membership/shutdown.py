@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from farcall.protocol.departure import Departure, Messages, Silence
+from farcall.protocol.termination import Messages, Silence, TerminationDetector
 from farcall.runtime.control import ControlMessages
 from farcall.threads import FarcallThread
 from farcall.wire.messages import Dismiss, Drain, Drained
@@ -18,8 +18,8 @@ def _nothing_else() -> Messages:
     return []
 
 
-class Leaver:
-    """Counts what goes on in an agent, and takes part in the group's departure. Thread-safe.
+class ShutdownCoordinator:
+    """Counts what goes on in an agent, and helps to find out when all may leave. Thread-safe.
 
     Args:
         me: this worker's incarnation.
@@ -36,7 +36,7 @@ class Leaver:
         control: ControlMessages,
         bound: float = 0.0,
     ) -> None:
-        self._lock = threading.Lock()  # guards the departure, the silence, and who is asked
+        self._lock = threading.Lock()  # guards the detector, the silence, and who is asked
         self._me = me
         self._control = control
         self._silence = Silence(bound)
@@ -47,11 +47,11 @@ class Leaver:
         self._going_on: set[object] = set()
         # Grows whenever a call begins, since the user has called shutdown. Without a lock: of two
         # calls that begin at once one may not be counted. But a call is entered above before it
-        # reads the number, so the departure answers nobody until it has written the next one.
+        # reads the number, so the detector answers nobody until it has written the next one.
         # Hence every number that is written after an answer is greater than the answer.
         self._epoch = 0
         self._leaving = False
-        self._departure = Departure(me, list(members)) if members else None
+        self._detector = TerminationDetector(me, list(members)) if members else None
         self._finished = threading.Event()
         self._changed = threading.Event()  # finished, or there may be another leader
 
@@ -65,22 +65,22 @@ class Leaver:
         """A call has ended. No effect if that was said before."""
         self._going_on.discard(what)
         if self._leaving and not self._going_on:
-            departure = self._departure
-            if departure is None:
+            detector = self._detector
+            if detector is None:
                 self._finish()
-            elif departure.asked:  # else it is told when it is asked, which comes after this look
-                self._step(departure, _nothing_else)
+            elif detector.asked:  # else it is told when it is asked, which comes after this look
+                self._step(detector, _nothing_else)
 
-    def _step(self, departure: Departure, event: Callable[[], Messages]) -> None:
-        """Tell the departure of an event, and after that whether anything goes on."""
+    def _step(self, detector: TerminationDetector, event: Callable[[], Messages]) -> None:
+        """Tell the detector of an event, and after that whether anything goes on."""
         with self._lock:
-            departure.busy()
+            detector.busy()
             messages = event()
             # The number is read before the look: a call that begins after the look makes it grow.
             epoch = self._epoch
             if not self._going_on:
-                messages += departure.idle(epoch)
-            finished = departure.dismissed
+                messages += detector.idle(epoch)
+            finished = detector.dismissed
         for to, message in messages:
             self._control.post(to, message, 0)
         if finished:
@@ -100,18 +100,18 @@ class Leaver:
             False if the deadline passed first.
         """
         self._leaving = True
-        departure = self._departure
-        if departure is None:
+        detector = self._detector
+        if detector is None:
             if not self._going_on:
                 self._finish()
         else:
-            self._step(departure, departure.ready)
+            self._step(detector, detector.ready)
         piece = self._silence.question
         while not self._finished.is_set():
             until = min(deadline, time.monotonic() + piece)
-            if departure is not None:
+            if detector is not None:
                 with self._lock:
-                    leader = departure.leader
+                    leader = detector.leader
                 self._control.watch(leader, until)
             self._changed.wait(max(0.0, until - time.monotonic()))
             self._changed.clear()
@@ -153,7 +153,7 @@ class Leaver:
     def missing(self) -> list[int]:
         """Incarnations that are known to be neither ready nor lost; complete at the leader."""
         with self._lock:
-            return self._departure.missing if self._departure is not None else []
+            return self._detector.missing if self._detector is not None else []
 
     @property
     def active(self) -> int:
@@ -161,25 +161,25 @@ class Leaver:
         return len(self._going_on)
 
     def on_message(self, sender: int, message: Drain | Drained | Dismiss) -> None:
-        departure = self._departure
-        if departure is None:
+        detector = self._detector
+        if detector is None:
             return
         match message:
             case Drain():
-                self._step(departure, lambda: departure.on_drain(sender, message))
+                self._step(detector, lambda: detector.on_drain(sender, message))
             case Drained():
-                self._step(departure, lambda: departure.on_drained(sender, message))
+                self._step(detector, lambda: detector.on_drained(sender, message))
             case Dismiss():
                 with self._lock:
-                    departure.on_dismiss(sender)
-                    finished = departure.dismissed
+                    detector.on_dismiss(sender)
+                    finished = detector.dismissed
                 if finished:
                     self._finish()
 
     def lost(self, peer: int) -> None:
         """A member died or left."""
-        departure = self._departure
-        if departure is None:
+        detector = self._detector
+        if detector is None:
             return
-        self._step(departure, lambda: departure.lost(peer))
+        self._step(detector, lambda: detector.lost(peer))
         self._changed.set()

@@ -93,7 +93,7 @@ class Silence:
         return 0.0 < self._bound <= silent
 
 
-class Departure:
+class TerminationDetector:
     """One worker's part. `members` are (id, incarnation) of the whole group, this one included."""
 
     def __init__(self, me: int, members: list[tuple[int, int]]) -> None:

@@ -31,9 +31,9 @@ from farcall.runtime.context import CallContext, ServingAgent, reset_context, se
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Continuation, Machine
 from farcall.runtime.membership.directory import Directory
-from farcall.runtime.membership.leaving import Leaver
 from farcall.runtime.membership.losses import Loss, Losses
 from farcall.runtime.membership.peers import Peer, PendingCall
+from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References
 from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
@@ -51,7 +51,7 @@ NO_TENSOR_BYTES = 16  # what is pickled in so few is no tensor
 SLOW_SECONDS = 1.0  # a call that takes longer has a line in the log, at level DEBUG
 
 
-class Outcomes:
+class CallCompletion:
     """The ends of the calls that an agent makes. Thread-safe.
 
     Args:
@@ -73,7 +73,7 @@ class Outcomes:
         serializer: Serializer,
         gradients: Gradients,
         executor: Executor,
-        leaver: Leaver,
+        coordinator: ShutdownCoordinator,
         limits: Limits,
         shortage: Shortage,
         wake: Callable[[], None],
@@ -87,7 +87,7 @@ class Outcomes:
         self._serializer = serializer
         self._gradients = gradients
         self._executor = executor
-        self._leaver = leaver
+        self._coordinator = coordinator
         self._limits = limits
         self._shortage = shortage
         self._wake = wake
@@ -127,7 +127,7 @@ class Outcomes:
         """The request was not sent."""
         if self.withdraw(pending, str(error)):
             pending.fail(error)
-            self._leaver.end(pending)
+            self._coordinator.end(pending)
 
     def withdraw(self, pending: PendingCall, cause: str) -> bool:
         """Of this call the callee has heard nothing. Returns whether the call is to be ended."""
@@ -146,7 +146,7 @@ class Outcomes:
             # If it is not sent, a thread is about to, and does the rest: `expired` or `withdraw`.
         finally:
             pending.fail(error)
-            self._leaver.end(pending)
+            self._coordinator.end(pending)
         return True
 
     def sent(self, pending: PendingCall) -> None:
@@ -174,7 +174,7 @@ class Outcomes:
         elif call_id:
             self._retract(pending, ended)
         # Its answer may be out of all tables, in the hands of a thread that was interrupted.
-        self._leaver.end(pending)
+        self._coordinator.end(pending)
 
     def watch(self, pending: PendingCall) -> None:
         """See to it that `expire` is called in time, for no thread waits for this call itself.
@@ -216,7 +216,7 @@ class Outcomes:
     def arrived(self, peer: Peer, answer: Frame) -> PendingCall | None:
         """The answer of a call arrived. None: it had ended already.
 
-        Who gets the call says `leaver.end` when it is done with it, callbacks included.
+        Who gets the call says `coordinator.end` when it is done with it, callbacks included.
         """
         pending = peer.outgoing.outcome(answer.call_id)
         if pending is None or pending.is_noted:
@@ -257,7 +257,7 @@ class Outcomes:
         if pending is None:
             return
         if pending.created is not None:
-            self._leaver.end(pending)
+            self._coordinator.end(pending)
         elif answer.message.references:  # type: ignore[attr-defined]
             # The deadline goes on: an owner that does not answer must not make the call hang.
             self._waiting.add(pending)
@@ -329,7 +329,7 @@ class Outcomes:
         except BaseException as failure:  # of the call; or torch refuses the value
             pending.fail(failure)
         finally:
-            self._leaver.end(pending)
+            self._coordinator.end(pending)
 
     def expire(self, pending: PendingCall) -> None:
         """The deadline of a call that is watched has passed."""
@@ -356,7 +356,7 @@ class Outcomes:
             pending.fail(error)
             if pending.created is not None and isinstance(error, CallError):
                 self._references.creation_failed(pending.created, error)
-            self._leaver.end(pending)
+            self._coordinator.end(pending)
 
     def wait_for_references(self, peer: Peer, answer: Frame, pending: PendingCall) -> None:
         """Wait until the references in an answer may be used.
@@ -398,7 +398,7 @@ class Outcomes:
                     answer.body, answer.buffers, references=handles, attach=attach
                 )
             # In no variable: its traceback has this frame, and both would wait for the collector.
-            raise self._status.likeness.translate(
+            raise self._status.quirks.translate(
                 load_failure(
                     self._serializer,
                     message,

@@ -23,10 +23,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from farcall.errors import LinkError
-from farcall.transport.connect.introductions import NONCE_LENGTH, Identity
+from farcall.transport.connect.handshake_messages import NONCE_LENGTH, Identity
 
 
-class Way(NamedTuple):
+class StreamTarget(NamedTuple):
     """How to dial more connections for a link.
 
     Attributes:
@@ -55,9 +55,9 @@ def streams_of(me: Identity, peer: Identity, link: bytes) -> int:
     return max(1, min(me.streams, peer.streams)) if link else 1
 
 
-def way_of(sock: socket.socket, me: Identity, peer: Identity) -> Way:
+def way_of(sock: socket.socket, me: Identity, peer: Identity) -> StreamTarget:
     """The way that the first connection of a link took, which we dialled."""
-    return Way(
+    return StreamTarget(
         sock.family, sock.getpeername(), peer.incarnation, me.link, streams_of(me, peer, me.link)
     )
 
@@ -75,7 +75,7 @@ class _Expected(NamedTuple, Generic[L]):
     link: Future[L]  # done when the link is open: the dialler may be quicker than we are
 
 
-class Joinable(Generic[L]):
+class StreamRegistry(Generic[L]):
     """The links that were dialled to us and may be joined, by name. Safe from any thread."""
 
     def __init__(self) -> None:

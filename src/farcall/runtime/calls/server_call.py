@@ -29,7 +29,7 @@ from farcall.wire.messages import Failure, Request
 logger = get_logger("farcall")
 
 
-class Job(Answering, eq=False):
+class ServerCall(Answering, eq=False):
     """One request that is being served. `run` is called once, by a thread of the executor."""
 
     def start(self) -> None:
@@ -204,7 +204,7 @@ class Job(Answering, eq=False):
     def _no_longer_wanted(self) -> None:
         """Count no longer as going on. If the future fails after all, its error is still logged."""
         self._let_go()
-        self.serving.leaver.end(self)
+        self.serving.coordinator.end(self)
 
     def cancel(self) -> None:
         """Stop what can be stopped: the caller gave up, or is lost.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from farcall.ids import WorkerInfo
 
 
-class Likeness(NamedTuple):
+class Quirks(NamedTuple):
     """Whom an agent behaves like. By default it behaves like itself.
 
     Attributes:
