@@ -13,7 +13,7 @@ import pytest
 from behaviour.helpers import PATIENCE, echo, wait_until
 from farcall import rpc
 from farcall.errors import PeerLost, RpcTimeout, UnknownWorker
-from farcall.ids import Worker, new_incarnation
+from farcall.ids import Worker, new_incarnation, nth_incarnation
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership import members
 from farcall.runtime.membership.lookup import NotAsked, StoreIsLate
@@ -148,18 +148,26 @@ def test_what_nobody_asked_for_does_not_count(agents: list[Agent], key: str | in
 
 
 @pytest.mark.usefixtures("store")
-def test_an_answer_about_another_name_does_not_count(
-    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("to", "changes"),
+    [
+        ("w2", {"name": "other", "id": 7}),
+        (2, {"name": "no name"}),
+        ("w2", {"incarnation": nth_incarnation(5, 1)}),
+    ],
+)
+def test_an_answer_that_can_not_be_one_does_not_count(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch, to: Any, changes: dict[str, Any]
 ) -> None:
-    impostor = msgspec.structs.replace(agents[2].me, name="other", id=7)
+    impostor = msgspec.structs.replace(agents[2].me, **changes)
 
     def answer(peer: Any, message: Any) -> None:
         agents[1].control.post(peer.incarnation, ThisIs(message.key, impostor), 0)
 
     monkeypatch.setattr(agents[1].members, "on_question", answer)
     with pytest.raises(UnknownWorker, match="could not be asked"):
-        rpc.rpc_sync("w2", echo, args=(1,))
-    assert agents[0].directory.known("other") is None
+        rpc.rpc_sync(to, echo, args=(1,))
+    assert agents[0].directory.known(impostor.name) is None
 
 
 def test_members_are_asked_once_a_second_at_most(

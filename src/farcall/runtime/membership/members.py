@@ -15,7 +15,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from farcall.ids import Worker, original
+from farcall.errors import InvalidName
+from farcall.ids import Worker, check_name, original
 from farcall.log import get_logger
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.membership.directory import Directory, Find
@@ -154,10 +155,18 @@ class Members:
         questions = self._rounds.get(key)
         if questions is None:
             return
-        if worker is not None and (
-            key not in (worker.name, worker.id)
-            or original(worker.incarnation) != worker.incarnation
-            or self._directory.add(worker).lost is not None  # known to be gone, here
-        ):
-            worker = None
-        questions.answer(peer.incarnation, worker)
+        if worker is None or not self._is_answer(key, worker):
+            questions.answer(peer.incarnation, None)
+        else:
+            is_gone = self._directory.add(worker).lost is not None
+            questions.answer(peer.incarnation, None if is_gone else worker)
+
+    @staticmethod
+    def _is_answer(key: str | int, worker: Worker) -> bool:
+        """Return whether this may be the worker that was asked for, as it describes itself."""
+        try:
+            check_name(worker.name)
+        except InvalidName:
+            return False
+        is_original = original(worker.incarnation) == worker.incarnation
+        return is_original and key in (worker.name, worker.id)
