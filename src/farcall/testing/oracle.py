@@ -368,7 +368,7 @@ def _would_accept(worker: Watched, transfer: Transfer) -> bool:
     """Whether a worker would accept this message if it arrived now, or has accepted it."""
     _, _, call_id, of_reply, meeting = transfer
     sender = nth_incarnation(transfer.sender, meeting)
-    if worker.machine.is_lost(sender):
+    if worker.machine.is_lost(sender) or meeting < worker.meeting_with(transfer.sender):
         return False
     if TransferKey(sender, call_id, of_reply) in worker.received:
         return True

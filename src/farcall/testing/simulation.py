@@ -212,7 +212,9 @@ class _Schedule:
             if worker.meeting_with(source) < meeting:
                 self._begin_anew(worker, source, meeting)
             self._network.received(source, target, message, meeting)
-            worker.receive(sender, message, call_id)
+            # What comes of a meeting that this worker never was in is dropped by agents: DIR-3.
+            if meeting >= worker.meeting_with(source) or worker.machine.is_lost(sender):
+                worker.receive(sender, message, call_id)
         return True
 
     def _part_or_meet(self) -> None:
