@@ -48,7 +48,7 @@ else:
 # An exit is run only if something behind it is asked for. Only who has the interpreter may use this
 # leaf, as `apply` does; making the edge does not. For torch looks for the leaf's accumulator under
 # a lock of the leaf, and may have to wait for the interpreter then, while whoever has that waits
-# for the lock, both for ever (torch 2.13).
+# for the lock, both forever (torch 2.13).
 BEHIND_EXITS = torch.empty(0, requires_grad=True)
 BEHIND_EDGE = get_gradient_edge(BEHIND_EXITS)
 

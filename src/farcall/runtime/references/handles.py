@@ -1,7 +1,8 @@
 """References in a running agent: their handles, their values, and why some can't be used.
 
-`RefHandle` is one live use of a reference in this process; an `RRef` is a thin dress for it. Its
-finalizer appends to a queue and wakes the agent's leader: it takes no lock and sends nothing.
+A `RefHandle` is one live use of a reference in this process; an `RRef` is a thin wrapper around a
+handle. The handle's finalizer appends to a queue and wakes the agent's leader: it takes no lock and
+sends nothing.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def current_frames() -> dict[int, FrameType]:
 
     Python 3.11 takes a lock for that which threads need to begin and to end. A garbage collection
     that starts meanwhile may run Python code, and so give the interpreter to such a thread; both
-    wait for ever then, and everybody else with them (CPython's issue 106883). So here none starts
+    wait forever then, and everybody else with them (CPython's issue 106883). So here none starts
     meanwhile. Later Pythons collect between their instructions only.
 
     Keep neither the dict nor a frame of it in a variable: among the frames is the caller's own, so

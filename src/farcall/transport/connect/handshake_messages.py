@@ -221,7 +221,7 @@ class Channel:
 
     def _limit_time(self) -> None:
         # One deadline over all reads: a limit per read would let a peer that sends a byte now and
-        # then hold this thread for ever.
+        # then hold this thread forever.
         remaining = self._deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
