@@ -27,6 +27,8 @@ _UNRECORDED = (
     "tensors of that kind between workers; send its parts, or what detach() gives"
 )
 
+CONTEXTS_PER_SECOND = 1 << 17
+
 
 class Autograd:
     """Implements `runtime.gradients.Gradients`. Thread-safe."""
@@ -36,8 +38,10 @@ class Autograd:
         self.replicas = Replicas()
         self._lock = threading.Lock()
         # A worker that takes the place of a dead one starts above all that the dead one used, if
-        # that made less than 2**17 contexts a second.
-        self._contexts: Contexts[Context] = Contexts(agent.me.id, int(time.time()) << 17)
+        # that made less than 2**17 contexts a second. Seconds would not do: who leaves and joins
+        # again within one would use the same numbers, which the others take for ended contexts.
+        first = int(time.time() * CONTEXTS_PER_SECOND)
+        self._contexts: Contexts[Context] = Contexts(agent.me.id, first)
         self._numbers = itertools.count(1)
         self.runner = Runner(agent, self.replicas, self)
         self.backward = self.runner.backward

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
+
 from farcall import rpc
 from farcall.rref import RRef
 from farcall.testing.system.scheduler import Scheduler, SimThread
@@ -53,3 +55,9 @@ def use(call: int, reference: RRef[Any], timeout: float) -> Any:
     """Give the value of a reference."""
     note(call)
     return call, reference.to_here(timeout=timeout)[0]
+
+
+def scale(call: int, tensor: torch.Tensor) -> torch.Tensor:
+    """Give three times a tensor."""
+    note(call)
+    return 3 * tensor

@@ -9,7 +9,8 @@ AGT-4  `rpc_async` and `remote` return at once, whatever peer, network and store
 AGT-5  After all faults, every worker reaches every other by its name.
 AGT-6  When nobody uses anything any more, no reference, value, or running call is left.
 AGT-7  A graceful shutdown ends, and no thread and no descriptor is left after it.
-AGT-8  Nothing of farcall's own raises where nobody handles it, and nothing waits forever.
+AGT-8  A call to a worker of which nothing is heard for `dead_host_timeout` ends with PeerLost.
+AGT-9  Nothing of farcall's own raises where nobody handles it, and nothing waits forever.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from farcall.errors import PeerLost, RemoteError, RpcTimeout, UnknownWorker
+from farcall.errors import Cancelled, PeerLost, RemoteError, RpcTimeout, UnknownWorker
 from farcall.testing.agents.functions import Refused
 from farcall.testing.oracle import Violation
 from farcall.testing.system.network import Network
@@ -27,6 +28,8 @@ from farcall.testing.system.store import StoreServer
 
 SLACK = 0.5  # seconds that threads, preempted at any point, may need
 AT_ONCE = 0.1
+_NESTED = ("relay", "use", "fetch", "pass")  # calls that make others
+SILENCE = 36.0  # seconds after which a dark host is known to be one
 LONG = 20.0  # seconds of an outage after which a peer may count as lost
 
 
@@ -97,6 +100,8 @@ class AgentOracle:
         took = self._took(call)
         if took > call.timeout + SLACK:
             self.violate("AGT-1", f"{call} took {took:.3f} s of {call.timeout:.3f}: {outcome!r}")
+        if call.kind not in _NESTED and self._dark_for(call) > SILENCE:
+            self.violate("AGT-8", f"{call} waited {took:.3f} s for a dark host: {outcome!r}")
         if not self._may_end(call, outcome):
             self.violate("AGT-2", f"{call} ended after {took:.3f} s of {call.timeout:.3f}: {outcome!r}")
 
@@ -110,14 +115,31 @@ class AgentOracle:
         if isinstance(outcome, Refused):
             return call.kind == "fails"
         if isinstance(outcome, RpcTimeout):
-            nested = call.kind in ("relay", "use", "fetch")
-            return nested or self._scheduler.now - call.begun >= call.timeout - 0.01
+            return call.kind in _NESTED or self._scheduler.now - call.begun >= call.timeout - 0.01
         if isinstance(outcome, PeerLost):
-            third = call.kind in ("relay", "use", "fetch")
-            return self._may_be_lost(call, third)
+            return self._may_be_lost(call, call.kind in _NESTED)
         if isinstance(outcome, UnknownWorker):
-            return call.kind == "relay" or self.may_be_unknown(call.to)
+            return call.kind in _NESTED or self.may_be_unknown(call.to)
+        if call.kind == "pass" and isinstance(outcome, Cancelled):
+            return bool(self.ended or self._network.outages)
         return isinstance(outcome, RemoteError)
+
+    def _dark_for(self, call: Call) -> float:
+        """For how long nothing got through to the callee of a call, while it went on."""
+        callee = self.here.get(call.to)
+        if callee is None or call.kind in ("remote", "reach"):
+            return 0.0
+        ends = frozenset((str(call.caller.host), str(callee.host)))
+        now = self._scheduler.now
+        times = [
+            (max(begin, call.begun), min(end, now))
+            for one, begin, end in self._network.outages
+            if one == ends and max(begin, call.begun) < min(end, now)
+        ]
+        return max(
+            (end - begin - call.caller.stood_between(begin, end) for begin, end in times),
+            default=0.0,
+        )
 
     def _may_be_lost(self, call: Call, third: bool) -> bool:
         now = self._scheduler.now

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, ClassVar
 
-from farcall import rpc
+import torch
+
+from farcall import autograd, rpc
 from farcall.autograd.autograd import Autograd
 from farcall.errors import FarcallError
 from farcall.runtime.agent import Agent
@@ -22,6 +24,7 @@ from farcall.testing.system.scheduler import Process
 from farcall.testing.system.store import StoreClient
 
 START_SECONDS = 30.0
+PASS_SECONDS = 4 * START_SECONDS  # of each message, one after the other
 REACH_SECONDS = 10.0
 REACH_TRIES = 2  # the first may find that the one who had the name is dead
 SHUTDOWN_SECONDS = 45.0
@@ -44,7 +47,7 @@ class Plan:
         self.is_fixed = random.random() < 0.3
         self.quiet_at = random.choice((5.0, 40.0, 150.0))
         self.pause = 2 * self.quiet_at / random.choice((10, 40, 100))
-        self.reach_at = self.quiet_at + 150.0
+        self.reach_at = self.quiet_at + 200.0
         self.drop_at = self.reach_at + 60.0
         self.end_at = self.drop_at + 60.0
 
@@ -151,6 +154,7 @@ class Program:
                 self._give,
                 self._relay,
                 self._let_go,
+                self._differentiate,
             )
         )
         me = self._me
@@ -165,8 +169,10 @@ class Program:
         finally:
             me.takes_interrupts = False
 
-    def _begin(self, kind: str, to: str) -> Call:
-        timeout = self._random.choice((0.5, 2.0, 10.0, 30.0)) * (0.5 + self._random.random())
+    def _begin(self, kind: str, to: str, timeout: float = 0.0) -> Call:
+        if not timeout:
+            longest = self._random.choice((1.0, 4.0, 15.0, 45.0, 150.0))
+            timeout = longest * (0.3 + 0.7 * self._random.random())
         self._current = call = self._oracle.begin(kind, self._me, to, timeout)
         self._note(self._me, "begins", call, f"of {timeout:.2f} s")
         return call
@@ -281,6 +287,21 @@ class Program:
             outcome = error.with_traceback(None)
         self._end(call, outcome)
 
+    def _differentiate(self) -> None:
+        call = self._begin("pass", self._somebody(), PASS_SECONDS)
+        leaf = torch.ones(2, requires_grad=True)
+        outcome: Any
+        try:
+            with autograd.context() as context:
+                scaled = rpc.rpc_sync(call.to, functions.scale, (call.number, leaf), timeout=30.0)
+                autograd.backward(context, [scaled.sum()])
+                gradients = autograd.get_gradients(context)
+                found = gradients[leaf].tolist()
+            outcome = call.number if found == [3.0, 3.0] else found
+        except Exception as error:
+            outcome = error.with_traceback(None)
+        self._end(call, outcome)
+
     def _let_go(self) -> None:
         if self._references:
             self._references.pop(self._random.randrange(len(self._references)))
@@ -308,6 +329,8 @@ class Program:
         found = {k: n for k, n in self.agent.references.statistics().items() if n}
         if self.agent.references._values:
             found["values"] = len(self.agent.references._values)
+        if len(self.agent.gradients):
+            found["contexts"] = len(self.agent.gradients)
         if self.agent.coordinator.active:
             found["running calls"] = self.agent.coordinator.active
         return found

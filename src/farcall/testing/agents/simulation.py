@@ -30,7 +30,7 @@ class Notes(logging.Handler):
         text = self.format(record)
         self._take_down("log:", text)
         if "internal error" in text:
-            self._oracle.violate("AGT-8", text)
+            self._oracle.violate("AGT-9", text)
 
 
 class Simulation:
@@ -82,9 +82,9 @@ class Simulation:
         try:
             self.scheduler.run()
         except Stuck as stuck:
-            self.oracle.violate("AGT-8", str(stuck))
+            self.oracle.violate("AGT-9", str(stuck))
         for failure in self.scheduler.failures:
-            self.oracle.violate("AGT-8", failure)
+            self.oracle.violate("AGT-9", failure)
         self.oracle.check_calls()
 
     def _begin(self, name: str, host: Host) -> None:

@@ -59,6 +59,9 @@ _SETTINGS: tuple[tuple[ModuleType, str, Any], ...] = (
 )
 
 
+_BEGINNING = 1.7e9  # what the clocks of hosts say first, in seconds since 1970
+
+
 class _Secrets:
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -77,7 +80,11 @@ class _Secrets:
 
 
 class _Os:
-    """`os`, without what makes real descriptors."""
+    """`os`, without what makes real descriptors, or differs from run to run."""
+
+    @staticmethod
+    def getpid() -> int:
+        return 1
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("eventfd"):
@@ -92,7 +99,7 @@ def _table(system: System) -> dict[int, Any]:
         monotonic=scheduler.look_at_clock,
         sleep=lambda seconds: scheduler.sleep(scheduler.now + max(0.0, seconds)),
         perf_counter=time.perf_counter,
-        time=time.time,
+        time=lambda: _BEGINNING + scheduler.now,
     )
 
     def host_id() -> str:
