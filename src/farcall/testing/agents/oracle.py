@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from farcall.errors import Cancelled, PeerLost, RemoteError, RpcTimeout, UnknownWorker
+from farcall.errors import Cancelled, OwnerDied, PeerLost, RemoteError, RpcTimeout, UnknownWorker
 from farcall.testing.agents.functions import Refused
 from farcall.testing.oracle import Violation
 from farcall.testing.system.network import Network
@@ -116,6 +116,8 @@ class AgentOracle:
             return call.kind == "fails"
         if isinstance(outcome, RpcTimeout):
             return call.kind in _NESTED or self._scheduler.now - call.begun >= call.timeout - 0.01
+        if isinstance(outcome, OwnerDied) and call.kind in _NESTED:
+            return True
         if isinstance(outcome, PeerLost):
             return self._may_be_lost(call, call.kind in _NESTED)
         if isinstance(outcome, UnknownWorker):

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from farcall.testing.agents.faults import AgentFaults, moments
+from farcall.testing.agents.planted import AgentBug, planted
 from farcall.testing.agents.oracle import AgentOracle
 from farcall.testing.agents.program import Plan, Program
 from farcall.testing.simulation import Result
@@ -36,10 +37,11 @@ class Notes(logging.Handler):
 class Simulation:
     """A schedule."""
 
-    def __init__(self, seed: int, faults: AgentFaults | None) -> None:
+    def __init__(self, seed: int, faults: AgentFaults | None, bug: AgentBug | None) -> None:
         random = Random(seed)
         drawn = AgentFaults.draw(random)
         self.seed = seed
+        self._bug = bug
         self.faults = drawn if faults is None else faults
         slowest = random.choice((0.002, 0.02, 0.2))
         self.system = System(random.getrandbits(64), self.faults.preempt, slowest)
@@ -64,7 +66,7 @@ class Simulation:
         logger.setLevel(logging.DEBUG)
         logger.propagate = False
         try:
-            with installed(self.system):
+            with planted(self._bug), installed(self.system):
                 self._run()
         finally:
             logger.removeHandler(notes)
@@ -186,11 +188,14 @@ class Simulation:
         self.scheduler.after(seconds, mend)
 
 
-def simulate_agents(seed: int, faults: AgentFaults | None = None) -> Result:
+def simulate_agents(
+    seed: int, faults: AgentFaults | None = None, bug: AgentBug | None = None
+) -> Result:
     """Run a schedule of whole workers.
 
     Args:
         seed: all of it is drawn from.
         faults: what goes wrong; drawn from the seed when None.
+        bug: a mistake to plant.
     """
-    return Simulation(seed, faults).run()
+    return Simulation(seed, faults, bug).run()
