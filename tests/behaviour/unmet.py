@@ -29,6 +29,6 @@ class Store:
         """Let an agent know nothing of a worker that the store knows."""
         self.workers |= {stranger.name: stranger, stranger.id: stranger}
         directory = agent.directory._machine
-        directory._by_incarnation.pop(stranger.incarnation)
+        directory._by_incarnation.pop(stranger.incarnation, None)
         for key in (stranger.name, stranger.id, stranger.info):
-            directory._by_key.pop(key)
+            directory._by_key.pop(key, None)
