@@ -26,7 +26,7 @@ from farcall.runtime.calls.methods import RemoteMethod, check_is_for_the_owner, 
 from farcall.runtime.context import CallBeingServed, current_context, waiting
 from farcall.runtime.current import current_agent
 from farcall.runtime.options.backend_options import UNSET_RPC_TIMEOUT, validate_timeout
-from farcall.runtime.references.handles import RefHandle
+from farcall.runtime.references.handles import SOUGHT, RefHandle
 from farcall.runtime.references.values import ValueSlot
 from farcall.serde import hide_own_frames
 
@@ -78,7 +78,7 @@ class RRef(Generic[T]):
         reference = handle.reference
         return (
             f"{kind}(RRefId(created_on={reference.minted_by:x}, local_id={reference.number}), "
-            f"owner={reference.owner_name!r}, {handle.references.described_state(handle)})"
+            f"owner={handle.to!r}, {handle.references.described_state(handle)})"
         )
 
     @property
@@ -97,13 +97,21 @@ class RRef(Generic[T]):
         return self._handle.is_owner
 
     def owner(self) -> WorkerInfo:
-        """The worker where the value lives."""
-        reference = self._handle.reference
+        """The worker where the value lives. Waits until it is found, in a group that is not fixed.
+
+        Raises:
+            UnknownWorker: there is none of that name or id.
+            RpcTimeout: it was not found within the default timeout.
+        """
+        handle = self._handle
+        if handle.owner == SOUGHT:
+            _wait_for_owner(handle, self._agent)
+        reference = handle.reference
         return worker_info(reference.owner_name, reference.owner_id)
 
     def owner_name(self) -> str:
-        """Name of the worker where the value lives."""
-        return self._handle.reference.owner_name
+        """Name of the worker where the value lives. Waits, too, if only its id is known."""
+        return self._handle.reference.owner_name or self.owner().name
 
     def confirmed_by_owner(self) -> bool:
         """Whether the owner has confirmed that it knows of this worker's reference."""
@@ -143,7 +151,7 @@ class RRef(Generic[T]):
             seconds = seconds_or_default(timeout)
             if self._handle.is_owner:
                 return _value(self._place, self._agent.limits.of_call(seconds))  # type: ignore[no-any-return]
-            return self._agent.call(self.owner_name(), fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
+            return self._agent.call(self._handle.to, fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
         except BaseException as error:
             hide_own_frames(error)
             raise
@@ -188,14 +196,14 @@ class RRef(Generic[T]):
         if dist_autograd_ctx_id == -1 and not handle.is_owner:
             raise RuntimeError(
                 "User RRefs require 'dist_autograd_ctx_id' to be specified: the value lives on "
-                f"worker {self.owner_name()!r}, this is {handle.references.me.name!r}"
+                f"worker {handle.to!r}, this is {handle.references.me.name!r}"
             )
         try:
             if handle.is_owner:
                 _backward(self._place, self._agent, dist_autograd_ctx_id, retain_graph)
             else:
                 call = (handle, dist_autograd_ctx_id, retain_graph)
-                self._agent.call(self.owner_name(), run_backward, call)
+                self._agent.call(handle.to, run_backward, call)
         except BaseException as error:
             hide_own_frames(error)
             raise
@@ -204,7 +212,20 @@ class RRef(Generic[T]):
         """Type of the value, or a future of it if not `blocking`; named as in PyTorch."""
         seconds = seconds_or_default(timeout)
         call = self._agent.call if blocking else self._agent.call_async
-        return call(self.owner_name(), type_of, (self._handle,), None, seconds)
+        return call(self._handle.to, type_of, (self._handle,), None, seconds)
+
+
+def _wait_for_owner(handle: RefHandle, agent: Agent) -> None:
+    agent.executor.collecting.refuse("RRef.owner")
+    deadline, seconds, inherited = agent.limits.of_call(None)
+    try:
+        handle.references.wait_until_sent((handle,), deadline)
+    except TimeoutError:
+        raise RpcTimeout(
+            f"RPC ran for more than set timeout ({seconds * 1000:.0f} ms): it is not known yet "
+            f"where worker {handle.to!r} is{agent.limits.how_to_raise(seconds, inherited)}"
+        ) from None
+    handle.references.travelling((handle,))
 
 
 def rebuild_reference(handle: RefHandle) -> RRef[Any]:
@@ -227,7 +248,7 @@ def seconds_or_default(timeout: float) -> float | None:
 class _Call(Protocol):
     def __call__(
         self,
-        to: str,
+        to: str | int,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: None,
@@ -294,7 +315,7 @@ class _Methods:
         try:
             if self.__way == "rpc_async":  # what is wrong with the reference is raised here
                 handle.references.check_usable(handle)
-            owner = handle.reference.owner_name
+            owner = handle.reference.owner_name or handle.to
             call = (handle, method, args, kwargs)
             if profiler._is_profiler_enabled:
                 made = owner, call_method, call, None, self.__timeout
@@ -311,7 +332,7 @@ def call_meanwhile(
     """`rref.rpc_sync().method(*args)`; `meanwhile` is called while the owner works."""
     handle = rref._handle
     call: tuple[Any, ...] = (handle, method, args, {})
-    owner = handle.reference.owner_name
+    owner = handle.to
     return handle.references.agent.call(owner, call_method, call, meanwhile=meanwhile)
 
 

@@ -14,6 +14,7 @@ from interrupts import Interrupt, needs_its_bytecode
 from patience import PATIENCE
 
 from behaviour.helpers import Gate, echo, in_threads, wait_at, wait_until
+from behaviour.unmet import Store
 from farcall import autograd, rpc
 from farcall.errors import Cancelled, PeerLost
 from farcall.runtime.agent import Agent
@@ -90,6 +91,38 @@ def test_everything_works_after_an_interrupt_at_any_point(
     gate.open()
     assert other.wait() == 5
     check(pair, interrupt.where)
+
+
+def remote_to_a_stranger() -> None:
+    rpc.remote("w1", echo, args=(1,))
+
+
+def async_to_a_stranger() -> None:
+    rpc.rpc_async("w1", echo, args=(1,))
+
+
+@needs_its_bytecode
+@pytest.mark.parametrize("transport", ["inproc"])
+@pytest.mark.parametrize("way", [remote_to_a_stranger, async_to_a_stranger])
+def test_a_call_that_is_left_and_interrupted_leaves_nothing_behind(
+    start: Callable[..., list[Agent]], way: Callable[[], None]
+) -> None:
+    store = Store()
+    store.answers.set()
+    agents = start(2, find=store.find)
+    interrupts = 0
+    for number in itertools.count(1):
+        store.part(agents[0], agents[1].me)
+        interrupt = Interrupt(number)
+        interrupts += interrupt.run(way)
+        wait_until(lambda: not agents[0].machine.inquiries.open)
+        check(agents, interrupt.where)
+        if not interrupt.where:
+            break
+    assert interrupts > 20
+    for agent in agents:
+        wait_until(lambda agent=agent: not any(agent.references.statistics().values()))
+    assert not agents[0].references._sought
 
 
 @needs_its_bytecode

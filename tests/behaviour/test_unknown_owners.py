@@ -119,7 +119,7 @@ def test_shutdown_while_the_store_is_asked(start: Callable[..., list[Agent]]) ->
     agents = start(3)
     SlowStore(agents[1], agents[2].me)
     waiting = rpc.rpc_async("w1", fetch, args=(rpc.remote("w2", echo, args=(3,)),), timeout=0)
-    wait_until(lambda: agents[1].machine.inquiries.is_asking(agents[2].me.incarnation))
+    wait_until(lambda: agents[2].me.incarnation in agents[1].machine.inquiries.open)
     agents[1].close()
     with pytest.raises(PeerLost):
         waiting.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,27 +10,11 @@ import pytest
 import torch
 
 from behaviour.helpers import PATIENCE, echo, wait_until
+from behaviour.unmet import Store
+from farcall import autograd as dist_autograd
 from farcall import rpc
 from farcall.errors import PeerLost, RpcTimeout, UnknownWorker
-from farcall.ids import Worker
 from farcall.runtime.agent import Agent
-from farcall.runtime.membership.lookup import NotAsked, StoreIsLate
-
-
-class Store:
-    """It answers when the test says so."""
-
-    def __init__(self) -> None:
-        self.workers: dict[str | int, Worker] = {}
-        self.answers = threading.Event()
-        self.is_gone = False
-
-    def find(self, name: str | int, deadline: float) -> Worker | None:
-        if self.is_gone:
-            raise NotAsked("nobody hosts it")
-        if not self.answers.wait(max(0.0, deadline - time.monotonic())):
-            raise StoreIsLate("it has not answered in time")
-        return self.workers.get(name)
 
 
 @pytest.fixture
@@ -43,12 +26,7 @@ def store() -> Store:
 def agents(start: Callable[..., list[Agent]], store: Store) -> list[Agent]:
     """Two, of which the first does not know the second."""
     agents = start(2, find=store.find)
-    first, second = agents
-    store.workers = {"w1": second.me, 1: second.me}
-    directory = first.directory._machine
-    directory._by_incarnation.pop(second.me.incarnation)
-    for key in ("w1", 1, second.me.info):
-        directory._by_key.pop(key)
+    store.part(agents[0], agents[1].me)
     return agents
 
 
@@ -73,7 +51,7 @@ def test_each_call_ends_at_its_own_deadline(agents: list[Agent], store: Store) -
     assert not patient.done()
     store.answers.set()
     assert patient.wait() == 1
-    wait_until(lambda: not agents[0].machine.inquiries.is_asking("w1"))
+    wait_until(lambda: "w1" not in agents[0].machine.inquiries.open)
 
 
 @pytest.mark.usefixtures("agents")
@@ -133,3 +111,86 @@ def test_shutdown_ends_what_waits(agents: list[Agent]) -> None:
     agents[0].close()
     with pytest.raises((PeerLost, rpc.Cancelled)):
         future.wait()
+
+
+noted: list[Any] = []
+
+
+def note(value: Any) -> list[Any]:
+    noted.append(value)
+    return noted.copy()
+
+
+def test_calls_made_in_the_moment_of_the_answer_do_not_overtake(
+    agents: list[Agent], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted.clear()
+    is_known, may_go_on = threading.Event(), threading.Event()
+    look_up = agents[0].directory.look_up
+
+    def look_up_slowly(*call: Any) -> Any:
+        try:
+            return look_up(*call)
+        finally:
+            if store.answers.is_set():
+                is_known.set()
+                may_go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(agents[0].directory, "look_up", look_up_slowly)
+    calls = [rpc.rpc_async("w1", note, args=(0,), timeout=0)]
+    store.answers.set()
+    assert is_known.wait(PATIENCE)
+    assert agents[0].directory.known("w1") is not None
+    calls.append(rpc.rpc_async("w1", note, args=(1,)))
+    made = rpc.remote("w1", note, args=(2,))
+    threading.Timer(0.1, may_go_on.set).start()
+    assert rpc.rpc_sync("w1", note, args=(3,)) == [0, 1, 2, 3]
+    assert [call.wait() for call in calls] == [[0], [0, 1]]
+    assert made.to_here() == [0, 1, 2]
+
+
+def times(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return first * second
+
+
+@pytest.mark.usefixtures("agents")
+@pytest.mark.parametrize("size", [3, 20_000])
+def test_gradients_of_a_call_that_waits(store: Store, size: int) -> None:
+    leaf = torch.full((size,), 2.0, requires_grad=True)
+    with dist_autograd.context() as context:
+        inner = leaf * 3
+        future = rpc.rpc_async("w1", times, args=(inner, leaf))
+        inner.mul_(100)  # what was passed was passed before
+        assert not future.done()
+        store.answers.set()
+        product = future.wait()
+        assert torch.equal(product, torch.full((size,), 12.0))
+        dist_autograd.backward(context, [product.sum()])
+        gradients = dist_autograd.get_gradients(context)
+    assert torch.equal(gradients[leaf], torch.full((size,), 12.0))
+
+
+@pytest.mark.usefixtures("agents")
+def test_gradients_of_a_reference_that_waits(store: Store) -> None:
+    leaf = torch.tensor([2.0], requires_grad=True)
+    with dist_autograd.context() as context:
+        product = rpc.remote("w1", times, args=(leaf, leaf))
+        assert not store.answers.is_set()
+        store.answers.set()
+        dist_autograd.backward(context, [product.to_here()])
+        assert dist_autograd.get_gradients(context) == {leaf: torch.tensor([4.0])}
+
+
+def requires_grad(tensor: torch.Tensor) -> tuple[bool, bool]:
+    return tensor.requires_grad, torch.is_grad_enabled()
+
+
+@pytest.mark.usefixtures("agents")
+def test_a_call_that_waits_keeps_the_mode_of_grad(store: Store) -> None:
+    with dist_autograd.context(), torch.no_grad():
+        future = rpc.rpc_async("w1", requires_grad, args=(torch.ones(1, requires_grad=True),))
+    with dist_autograd.context(), torch.no_grad():
+        other = rpc.rpc_async("w1", requires_grad, args=(torch.ones(1, requires_grad=True),))
+        store.answers.set()
+        assert other.wait() == (True, False)
+    future.wait()  # its context has ended

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from crew import PATIENCE, Crew, Member, call, join, leave_all
 from torch.distributed import TCPStore
 
+from farcall import autograd as dist_autograd
 from farcall import rpc
 from farcall.errors import UnknownWorker
 from farcall.runtime.membership import lookup
@@ -92,6 +94,42 @@ def test_a_store_that_is_stopped(group: Group) -> None:
     assert kind == "UnknownWorker"
     assert "could not be asked" not in text
     leave_all(first, second)
+
+
+def read(reference: rpc.RRef[list[int]], more: int) -> list[int]:
+    return [*reference.to_here(), more]
+
+
+def leave_calls(to: str) -> None:
+    """If one of these waited for the store it would wait forever."""
+    reference = rpc.remote(to, operator.add, args=([], [1]), timeout=0)
+    futures = [
+        rpc.rpc_async(to, read, args=(reference, 2), timeout=0),
+        reference.rpc_async(timeout=0).copy(),
+    ]
+    leaf = torch.ones(3, requires_grad=True)
+    context = dist_autograd.context()
+    id = context.__enter__()
+    loss = rpc.rpc_async(to, torch.sum, args=(leaf,), timeout=0)
+    _kept[:] = reference, futures, leaf, context, id, loss
+
+
+def outcomes_of_calls() -> list[Any]:
+    reference, futures, leaf, context, id, loss = _kept
+    _kept.clear()
+    dist_autograd.backward(id, [loss.wait()])
+    gradient = dist_autograd.get_gradients(id)[leaf].tolist()
+    context.__exit__(None, None, None)
+    return [reference.to_here(), *[future.wait() for future in futures], gradient]
+
+
+def test_calls_to_a_stranger_while_the_store_is_stopped(group: Group) -> None:
+    first, stranger = group.join("first"), group.join("stranger")
+    group.store.stop()
+    first.run(leave_calls, "stranger")
+    group.store.signal(signal.SIGCONT)
+    assert first.run(outcomes_of_calls) == [[1], [1, 2], [1], [1.0, 1.0, 1.0]]
+    leave_all(first, stranger)
 
 
 def test_a_store_that_is_killed_and_comes_back_empty(group: Group) -> None:

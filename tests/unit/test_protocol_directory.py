@@ -138,8 +138,8 @@ def test_look1_what_is_asked_already_is_waited_for() -> None:
     first, second = Query("w1"), Query("w1")
     assert machine.ask(first) == (first, 0)
     assert machine.ask(second) == (first, None)
-    assert machine.begins(0, 0.0) is Step.ASK
-    assert machine.ends(first, 0, failed=False)
+    assert machine.begins(first, 0, 0.0) is Step.ASK
+    assert machine.ends(first, 0, found=True)
     assert machine.ask(second) == (second, 0)
 
 
@@ -147,15 +147,15 @@ def test_look2_look4_all_is_asked_anew_and_late_answers_do_not_count() -> None:
     machine: LookupMachine[Query] = LookupMachine()
     first, second = Query("w1"), Query("w2")
     machine.ask(first)
-    machine.begins(0, 0.0)
+    machine.begins(first, 0, 0.0)
     machine.ask(second)
     assert machine.look(STUCK_SECONDS - 0.1) is None
     assert machine.look(STUCK_SECONDS) == Round(1, [first, second])
-    assert machine.begins(0, STUCK_SECONDS) is Step.DROP
-    assert machine.begins(1, STUCK_SECONDS) is Step.REOPEN
-    assert not machine.ends(first, 0, failed=False)
-    assert machine.ends(first, 1, failed=False)
-    assert machine.begins(1, STUCK_SECONDS) is Step.ASK
+    assert machine.begins(first, 0, STUCK_SECONDS) is Step.DROP
+    assert machine.begins(first, 1, STUCK_SECONDS) is Step.REOPEN
+    assert not machine.ends(first, 0, found=True)
+    assert machine.ends(first, 1, found=True)
+    assert machine.begins(first, 1, STUCK_SECONDS) is Step.ASK
 
 
 def test_look3_few_connections_are_stuck() -> None:
@@ -164,22 +164,38 @@ def test_look3_few_connections_are_stuck() -> None:
     machine.ask(question)
     now = 0.0
     for connection in range(MOST_STUCK):
-        machine.begins(connection, now)
+        machine.begins(question, connection, now)
         now += STUCK_SECONDS * 2**connection
         assert machine.look(now) == Round(connection + 1, [question])
-    machine.begins(MOST_STUCK, now)
+    machine.begins(question, MOST_STUCK, now)
     now += STUCK_SECONDS * 2**MOST_STUCK
     assert machine.look(now) is None
-    machine.ends(question, 0, failed=True)
+    machine.ends(question, 0, found=None)
     assert machine.look(now) == Round(MOST_STUCK + 1, [question])
 
 
 def test_look5_connection_is_made_anew_after_a_failure() -> None:
     machine: LookupMachine[Query] = LookupMachine()
-    for failed, step in ((True, Step.ASK), (True, Step.REOPEN), (False, Step.REOPEN)):
+    for found, step in ((None, Step.ASK), (None, Step.REOPEN), (True, Step.REOPEN)):
         question = Query("w1")
         machine.ask(question)
-        assert machine.begins(0, 0.0) is step
-        machine.ends(question, 0, failed=failed)
-    machine.ask(Query("w1"))
-    assert machine.begins(0, 0.0) is Step.ASK
+        assert machine.begins(question, 0, 0.0) is step
+        machine.ends(question, 0, found=found)
+    machine.ask(question)
+    assert machine.begins(question, 0, 0.0) is Step.ASK
+
+
+def test_look6_who_joins_is_not_told_what_was_before() -> None:
+    machine: LookupMachine[Query] = LookupMachine()
+    question = Query("w1")
+    machine.ask(question)
+    machine.ask(Query("w1"))  # before the store is asked
+    machine.begins(question, 0, 0.0)
+    assert machine.ends(question, 0, found=False)
+    for found in (True, None):
+        machine.ask(question)
+        machine.begins(question, 0, 0.0)
+        assert machine.ask(Query("w1")) == (question, None)
+        assert not machine.ends(question, 0, found=False)
+        machine.begins(question, 0, 0.0)
+        assert machine.ends(question, 0, found=found)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from farcall.autograd.context_state import Context
-from farcall.autograd.nodes import Receive
+from farcall.autograd.nodes import Kept, Receive
 from farcall.autograd.replicas import Replicas
 from farcall.autograd.runner import Runner
 from farcall.errors import PeerLost, SerializationError
@@ -18,6 +18,7 @@ from farcall.ids import MET_AGAIN
 from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership.peers import Peer
+from farcall.serde import Attach
 from farcall.serde.tensors import described, is_recorded
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Broken, HoldContext, Ran, ReleaseContext
@@ -143,6 +144,9 @@ class Autograd:
         number = next(self._numbers)
         known.announce(number, tensors, waits)
         return context, number
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> Attach:
+        return Kept(tensors).attach
 
     def record(self, context: int, sent: int) -> None:
         known = self._contexts.get(context)

@@ -91,6 +91,33 @@ class _Exit(_Function):
         return None, None, None
 
 
+class _Copy(_Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, copy: Tensor) -> Tensor:
+        ctx.materialize_grads = False
+        ctx.dirty_tensors = (copy,)
+        return copy
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
+        return gradient, None
+
+
+class Kept:
+    """Tensors of which copies are sent later: the gradients of the copies are theirs."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = iter(tensors)
+
+    def attach(self, copy: Tensor) -> Tensor:
+        """Make a copy without a graph that of the next tensor; gives it back."""
+        tensor = next(self._tensors)
+        if tensor.is_leaf or type(tensor) is not Tensor:
+            tensor = with_grad(_behind, tensor)
+        with_grad(_Copy.apply, tensor, copy)
+        return copy
+
+
 class Source:
     """Tensors whose gradients enter the graph here: the roots, or those sent in one message.
 

@@ -6,7 +6,8 @@ made, by which all that is open is asked.
     event                     the connection is the latest         it is an older one
     ------------------------  -----------------------------------  ----------------------------
     begins with a question    ASK, or REOPEN (see LOOK-5)          DROP
-    ends: answered, failed    the question is closed               does not count; one stuck less
+    ends: found, failed       the question is closed               does not count; one stuck less
+    ends: there is none       the same, but for LOOK-6             does not count; one stuck less
 
 Invariants:
 
@@ -19,6 +20,8 @@ LOOK-4  Persistence: if the latest connection has not answered for `STUCK_SECOND
         be slow.
 LOOK-5  Made again: after a failure the connection is made anew before the next question, so that a
         store that was started again, and is empty, learns of this worker.
+LOOK-6  Freshness: "there is none" counts for those who wanted to know before the store was asked.
+        If somebody joined since, it is asked again: the worker may be there by now.
 
 Pure; not thread-safe: whoever owns a machine holds a lock around each method. Times are seconds on
 any one monotonic clock.
@@ -71,6 +74,8 @@ class LookupMachine(Generic[Q]):
         self._connection = 0  # the number of the latest
         self._is_made = True
         self._asked_at: float | None = None  # when the question was asked that has no answer yet
+        self._asked: Q | None = None  # that question
+        self._is_joined = False  # by somebody who wants to know since then
         self._patience = 1
         self._stuck = 0
 
@@ -82,6 +87,8 @@ class LookupMachine(Generic[Q]):
             it is to be asked.
         """
         known = self._open.setdefault(question.key, question)
+        if known is self._asked:
+            self._is_joined = True
         return known, self._connection if known is question else None
 
     def look(self, now: float) -> Round[Q] | None:
@@ -92,26 +99,36 @@ class LookupMachine(Generic[Q]):
             return None
         self._stuck += 1
         self._patience = min(2 * self._patience, MOST_PATIENCE)
-        self._asked_at = None
+        self._asked_at = self._asked = None
         self._connection += 1
         self._is_made = False
         return Round(self._connection, list(self._open.values()))
 
-    def begins(self, connection: int, now: float) -> Step:
+    def begins(self, question: Q, connection: int, now: float) -> Step:
         """A connection is about to take a question."""
         if connection != self._connection:
             return Step.DROP
+        self._asked, self._is_joined = question, False
         self._asked_at = now
         return Step.ASK if self._is_made else Step.REOPEN
 
-    def ends(self, question: Q, connection: int, *, failed: bool) -> bool:
-        """A connection has an answer, or has failed. Returns whether that counts."""
+    def ends(self, question: Q, connection: int, *, found: bool | None) -> bool:
+        """A connection has an answer, or has failed.
+
+        Args:
+            found: whether there is such a worker; None if it has failed.
+
+        Returns:
+            Whether that counts. If not, it takes the question again: see `begins`.
+        """
         if connection != self._connection:
             self._stuck -= 1
             return False
-        self._asked_at = None
-        self._is_made = not failed
-        if not failed:
+        self._asked_at = self._asked = None
+        self._is_made = found is not None
+        if found is not None:
             self._patience = 1
+        if found is False and self._is_joined:
+            return False
         del self._open[question.key]
         return True

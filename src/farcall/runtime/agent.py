@@ -24,9 +24,10 @@ from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.calls import intake
 from farcall.runtime.calls.answers import Answers
-from farcall.runtime.calls.call_client import CallClient, Function, Kwargs, To
+from farcall.runtime.calls.call_client import CallClient, Function, Kwargs
 from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.future import Future
+from farcall.runtime.calls.later_calls import To
 from farcall.runtime.calls.limits import Limits
 from farcall.runtime.calls.outboxes import Outboxes
 from farcall.runtime.calls.pickling import Pickling

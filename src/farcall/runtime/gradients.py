@@ -37,6 +37,16 @@ class Gradients(Protocol):
             `sent` is not 0, `record` must follow.
         """
 
+    def keep(self, tensors: Sequence[torch.Tensor]) -> Attach:
+        """A message is kept, and goes to a peer inside a context later.
+
+        Args:
+            tensors: those in it that require grad, in order.
+
+        Returns:
+            What gives each of their copies, in the same order, the history that they have now.
+        """
+
     def record(self, context: int, sent: int) -> None:
         """The message of `send` is on its way, or could not be sent. May be said again."""
 

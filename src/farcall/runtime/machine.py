@@ -195,7 +195,7 @@ class Machine:
                     reference.owner,
                     partial(directory.meet, reference.owner_name, reference.owner),
                     time.monotonic() + LOOKUP_SECONDS,
-                    lambda error: self.soon(partial(self._met, key, message, error)),
+                    lambda error, _: self.soon(partial(self._met, key, message, error)),
                 )
                 return
         self.tell(self.state.refs.arrive, key, message.references)

@@ -183,7 +183,7 @@ def get_future(self: RRef[Any]) -> Future[Any]:
     agent = handle.references.agent
     until = _until.get(self)
     seconds = None if until is None else max(0.001, until - time.monotonic())
-    made = agent.call_async(self.owner_name(), type_of, (handle,), None, seconds)
+    made = agent.call_async(handle.to, type_of, (handle,), None, seconds)
     future: Future[Any] = Future()
 
     def on_made(_: Any) -> None:

@@ -180,7 +180,7 @@ class Answering(msgspec.Struct, eq=False):
             self.serving.references.unpin(unpins)
         self._end()
 
-    def _explain(self, answer: Reply | Failure, error: SerializationError) -> None:
+    def _explain(self, answer: Reply | Failure, error: FarcallError) -> None:
         """Send an error in the place of an answer that can't be sent."""
         what = "result" if isinstance(answer, Reply) else "error"
         function = self.request.function or "the function"
@@ -202,6 +202,7 @@ class Answering(msgspec.Struct, eq=False):
         call_id = self.frame.call_id
         try:
             refs = [handle.ref for handle in handles]
+            self.serving.references.wait_until_sent(handles, self.deadline)
             self.serving.machine.wait_until_confirmed(refs, 0, self.deadline)
         except TimeoutError:
             if not self.peer.incoming.finish(call_id):
@@ -212,9 +213,15 @@ class Answering(msgspec.Struct, eq=False):
             )
             self._answer_later(Failure("farcall.errors.RpcTimeout", text, ""))
             return False
+        try:
+            references = self.serving.references.travelling(handles)
+        except FarcallError as error:
+            if self.peer.incoming.finish(call_id):
+                self._explain(message, error)
+            return False
         if not self.serving.references.answer(self.peer.incarnation, call_id, handles):
             return False
-        message.references = tuple([handle.reference for handle in handles])
+        message.references = references
         self.unpins = TransferKey(self.peer.incarnation, call_id, of_reply=True)
         return True
 

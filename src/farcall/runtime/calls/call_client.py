@@ -6,14 +6,13 @@ calls end is in `call_completion`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
-
-import torch
 
 from farcall.errors import (
     CallError,
@@ -23,31 +22,26 @@ from farcall.errors import (
     RpcTimeout,
     SerializationError,
 )
-from farcall.ids import WorkerInfo
-from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.calls.call_completion import CallCompletion
-from farcall.runtime.calls.call_names import OF_METHODS, method_of
-from farcall.runtime.calls.future import Future, FutureOfCall
-from farcall.runtime.calls.later_calls import LaterCalls
+from farcall.runtime.calls.future import Future, FutureOfCall, complete_with
+from farcall.runtime.calls.later_calls import LaterCalls, NotKept, To, key_of
 from farcall.runtime.calls.limits import Limits
 from farcall.runtime.calls.outboxes import GRACE
 from farcall.runtime.calls.pickling import Pickling
+from farcall.runtime.calls.requests import IsSought, Requests
 from farcall.runtime.calls.waiting_requests import WaitingRequests, of_unmade
 from farcall.runtime.context import current_context, waiting
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.links import Links
-from farcall.runtime.membership.peers import Peer, PendingCall
+from farcall.runtime.membership.peers import Peer
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
-from farcall.runtime.references.handles import References, RefHandle
+from farcall.runtime.references.handles import SOUGHT, References, RefHandle
 from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
 from farcall.transport.base import Link, NotSent
-from farcall.wire.frames import Frame
-from farcall.wire.messages import Request
 
-To = str | int | WorkerInfo
 Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
 
@@ -84,15 +78,24 @@ class CallClient:
         self._machine = machine
         self._references = references
         self._completion = completion
-        self._gradients = gradients
         self._executor = executor
         self._coordinator = coordinator
         self._limits = limits
-        self._pickling = pickling
         self._waiting_requests = waiting_requests
+        self._requests = Requests(
+            status, machine, references, completion, gradients, coordinator, limits, pickling
+        )
         self._collecting = executor.collecting
+        self._asked = machine.inquiries.open
         self._later = LaterCalls(
-            machine, directory, pickling.serializer, executor, coordinator, self.call_async
+            machine,
+            directory,
+            references,
+            gradients,
+            pickling.serializer,
+            executor,
+            coordinator,
+            self.call_async,
         )
 
     # Calls.
@@ -109,8 +112,8 @@ class CallClient:
         """See `Agent.call`."""
         if self._collecting.thread:
             self._collecting.refuse("rpc_sync")
-        peer = self._known(to, args) or self._look_up(to, timeout)
-        pending, frame = self._request(peer, function, args, kwargs, timeout)
+        peer = self._known(to, args) or self._look_up(to, args, timeout)
+        pending, frame = self._requests.begin(peer, function, args, kwargs, timeout)
         link: Link | None = None
         try:
             record = pending.recording
@@ -170,13 +173,16 @@ class CallClient:
         try:
             peer = self._known(to, args)
             if peer is None:
-                if self._is_left(future, to, function, args, kwargs, timeout):
-                    return future
-                peer = self._look_up(to, timeout)
-            pending, frame = self._request(peer, function, args, kwargs, timeout, future)
+                if self._directory.can_ask(to):
+                    with contextlib.suppress(NotKept):
+                        return self._leave(future, to, function, args, kwargs, timeout)
+                peer = self._look_up(to, args, timeout)
+            pending, frame = self._requests.begin(peer, function, args, kwargs, timeout, future)
         except (PeerLost, RpcTimeout) as error:
             future.set_exception(error)
             return future
+        except IsSought:
+            return self._leave(future, to, function, args, kwargs, timeout)
         link: Link | None = None
         is_left = False
         try:
@@ -223,22 +229,36 @@ class CallClient:
         args: Sequence[Any] = (),
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
+        handle: RefHandle | None = None,
     ) -> RefHandle:
-        """See `Agent.remote`. Sending may take `SECONDS_TO_SEND`, or the timeout if longer."""
+        """See `Agent.remote`. Sending may take `SECONDS_TO_SEND`, or the timeout if longer.
+
+        Args:
+            handle: of a call that was left until its owner was known.
+        """
         if self._collecting.thread:
             self._collecting.refuse("remote")
-        peer = self._known(to, args) or self._look_up(to, timeout)
-        if peer.worker is self._status.me:
+        peer = self._known(to, args)
+        if peer is None:
+            if self._directory.can_ask(to):
+                with contextlib.suppress(NotKept):
+                    return self._remote_later(to, function, args, kwargs, timeout)
+            peer = self._look_up(to, args, timeout)
+        sequence = 0
+        if handle is not None:
+            sequence = self._references.found(handle, peer.worker)
+        elif peer.worker is self._status.me:
             handle, _ = self._references.own()
-            sequence = 0
         else:
             handle, sequence = self._references.create(peer.worker)
         try:
-            pending, frame = self._request(
+            pending, frame = self._requests.begin(
                 peer, function, args, kwargs, timeout, created=handle, sequence=sequence
             )
         except BaseException as error:
-            self._references.never_sent(handle.ref, of_unmade(error))
+            self._references.never_sent(handle, of_unmade(error))
+            if type(error) is IsSought:
+                return self._remote_later(to, function, args, kwargs, timeout)
             # As in PyTorch: what happens to the call is told to whoever uses the reference.
             if not issubclass(type(error), CallError):
                 raise
@@ -270,22 +290,58 @@ class CallClient:
             pending.recording()
         return handle
 
+    def _remote_later(
+        self,
+        to: To,
+        function: Function,
+        args: Sequence[Any],
+        kwargs: Kwargs | None,
+        timeout: float | None,
+    ) -> RefHandle:
+        """`remote` when what it needs is known: its callee, or the owners of its references.
+
+        Raises:
+            NotKept: the arguments can't be kept.
+        """
+        references = self._references
+        call = self._later.keep(to, args, kwargs, self._limits.of_call(timeout)[:2])
+        owner = self._directory.known(to)
+        is_mine = owner is not None and owner.worker is self._status.me
+        call.created = handle = references.own()[0] if is_mine else references.seek(key_of(to))
+
+        def make(peer: Peer, args: Sequence[Any], kwargs: Kwargs, left: float) -> None:
+            self.remote(peer, function, args, kwargs, left, handle)
+            references.sent(handle, peer.worker)
+
+        def fail(error: BaseException) -> None:
+            references.never_sent(handle, of_unmade(error))
+
+        call.make, call.fail = make, fail
+        self._later.leave(call)
+        return handle
+
     # Requests out.
 
     def _known(self, to: To, args: Sequence[Any]) -> Peer | None:
         """The callee of a call with these arguments, the first of which may be a reference.
 
+        Args:
+            to: a Peer in a call that has waited for it.
+
         Returns:
-            The callee, or None if it is not known here.
+            The callee, or None if it is not known here, or calls wait that were made before.
         """
         # First: `OwnerDied` says more than that its worker is gone.
         if args and type(args[0]) is RefHandle:
             self._references.check_sendable(args[0])
         if self._status.is_closed:
             raise NotInitialized(f"the agent of {self._status.me.name!r} was shut down")
-        return self._directory.known(to)
+        peer = self._directory.known(to)
+        if peer is None:
+            return to if type(to) is Peer else None
+        return None if self._asked and key_of(to) in self._asked else peer
 
-    def _is_left(
+    def _leave(
         self,
         future: FutureOfCall[Any],
         to: To,
@@ -293,96 +349,39 @@ class CallClient:
         args: Sequence[Any],
         kwargs: Kwargs | None,
         timeout: float | None,
-    ) -> bool:
-        """Whether a call is left until the store has said where its callee is.
+    ) -> Future[Any]:
+        """`call_async` when what it needs is known.
 
-        An autograd context records what is sent, so a call in one waits for that itself.
+        Raises:
+            NotKept: the arguments can't be kept.
         """
-        context = current_context()
-        if not self._directory.can_ask(to) or (context is not None and context.gradients):
-            return False
-        limit = self._limits.of_call(timeout)[:2]
-        return self._later.when_known(future, to, function, args, kwargs, limit)
 
-    def _look_up(self, to: To, timeout: float | None) -> Peer:
+        def make(peer: Peer, args: Sequence[Any], kwargs: Kwargs, left: float) -> None:
+            self._later.complete(future, peer, function, args, kwargs, left)
+
+        try:
+            call = self._later.keep(to, args, kwargs, self._limits.of_call(timeout)[:2])
+        except (PeerLost, RpcTimeout) as error:
+            complete_with(future, error)
+            return future
+        call.make, call.fail = make, partial(complete_with, future)
+        self._later.leave(call)
+        return future
+
+    def _look_up(self, to: To, args: Sequence[Any], timeout: float | None) -> Peer:
         deadline, _, _ = self._limits.of_call(timeout)
+        if self._directory.can_ask(to) and key_of(to) in self._asked:
+            on = args[:1] if args and type(args[0]) is RefHandle else ()
+            look = partial(self._directory.look_up, to)
+            with contextlib.suppress(TimeoutError):  # so that the store's silence is told
+                self._references.wait_until_sent(on, deadline)
+                if not on or on[0].owner != SOUGHT:
+                    self._machine.inquiries.wait_behind(key_of(to), look, deadline)
+            if self._status.is_closed:
+                raise self._status.closed_error()
+            self._references.travelling(on)  # it may have been sought in vain
         with waiting():
             return self._directory.look_up(to, deadline)
-
-    def _request(
-        self,
-        peer: Peer,
-        function: Function,
-        args: Sequence[Any],
-        kwargs: Kwargs | None,
-        timeout: float | None,
-        future: Future[Any] | None = None,
-        created: RefHandle | None = None,
-        sequence: int = 0,
-    ) -> tuple[PendingCall, Frame]:
-        """A request that is counted as begun, and its frame."""
-        on: Sequence[RefHandle] = ()
-        if args and type(args[0]) is RefHandle:
-            on = args[:1]
-        name, dumped = self._pickling.dump_call(peer, function, args, kwargs or {}, len(on))
-        handles = (*on, *dumped.references) if on else dumped.references
-        # Only now: pickling may take any time, and is not remote.
-        deadline, seconds, inherited = self._limits.of_call(timeout)
-        context = current_context()
-        depth = 1 if context is None else context.depth + 1
-        created_ref = None if created is None else created.ref
-        pending = PendingCall(peer, name, deadline, seconds, future, created_ref, depth, inherited)
-        if name in OF_METHODS:
-            pending.method = method_of(name, args)
-        references = tuple([handle.reference for handle in handles]) if handles else ()
-        needs_pins = False
-        if references or created is not None:
-            creates = created is not None
-            needs_pins = WorkerMachine.needs_pins(references, peer.incarnation, creates=creates)
-            if needs_pins:  # assigned only then: that takes as long as a small call of Python
-                pending.is_noted = True
-                if references:
-                    self._wait_until_confirmed(handles, pending)
-        try:
-            self._coordinator.begin(pending)
-            call_id = pending.call_id = peer.outgoing.begin(pending)
-            # After that: a peer that is lost from now on finds the call there, and fails it.
-            if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
-                raise peer.loss()
-            request = Request(name, 0.0 if created else seconds, depth=depth)
-            if context is not None and context.gradients:
-                request.no_grad = not torch.is_grad_enabled()
-                gradients = self._gradients
-                tensors = dumped.tensors
-                # Who waits for the answer records before, and changes nothing meanwhile.
-                waits = future is None and created is None
-                sent = gradients.send(context.gradients, peer, tensors, waits)
-                request.context, request.sent = sent
-                if request.sent:
-                    pending.recording = partial(gradients.record, request.context, request.sent)
-            elif dumped.tensors and self._status.advice.pending and torch.is_grad_enabled():
-                self._status.advice.warn_of_gradients(peer.name, name)
-            if created is not None:
-                request.creates, request.sequence = created.reference.number, sequence
-            if handles:
-                request.references, request.on_reference = references, bool(on)
-                if needs_pins:
-                    self._references.pin(peer.incarnation, call_id, handles)
-                else:
-                    # Until it answers, the callee's values are kept by our own use of them.
-                    pending.handles = handles
-            return pending, Frame(request, call_id, dumped.body, dumped.buffers)
-        except BaseException as error:  # KeyboardInterrupt
-            self._completion.interrupted(pending, error, may_be_sent=False)
-            raise
-
-    def _wait_until_confirmed(self, handles: Sequence[RefHandle], pending: PendingCall) -> None:
-        refs = [handle.ref for handle in handles]
-        callee = pending.peer.incarnation
-        try:
-            self._machine.wait_until_confirmed(refs, callee, pending.deadline)
-        except TimeoutError:
-            raise self._completion.timeout(pending) from None
 
 
 def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:

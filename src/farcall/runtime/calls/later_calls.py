@@ -1,4 +1,6 @@
-"""Asynchronous calls that another thread makes than the one that asked for them."""
+"""Calls that another thread makes than the one that asked for them: they need something first, and
+whoever asked must not wait.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,51 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
-from farcall.errors import CallError, FarcallError, RpcTimeout, SerializationError
+from farcall.errors import CallError, FarcallError, Refused, RpcTimeout, SerializationError
 from farcall.ids import WorkerInfo
 from farcall.runtime.calls.future import FutureOfCall, complete_with
+from farcall.runtime.context import CallContext, current_context, reset_context, set_context
+from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory
+from farcall.runtime.membership.inquiries import Look
+from farcall.runtime.membership.peers import Peer
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
+from farcall.runtime.references.handles import SOUGHT, References, RefHandle, Sought
 from farcall.runtime.threads.executor import Executor
 from farcall.serde import Serializer
+from farcall.transport.uninterrupted import uninterrupted
 from farcall.wire.messages import OnDevice
 
+To = str | int | WorkerInfo | Peer  # the last in a call that has waited for it
 Call = Callable[..., torch.futures.Future[Any]]
+Make = Callable[[Peer, Sequence[Any], Mapping[str, Any], float], object]
+
+
+class NotKept(SerializationError):
+    """The arguments of a call can't be kept for later."""
+
+
+class LaterCall(msgspec.Struct, eq=False):
+    """A call that is to be made when its callee, and the owners of its references, are known."""
+
+    to: To
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    handles: Sequence[RefHandle]  # of the references among the arguments
+    deadline: float  # `time.monotonic()` seconds
+    seconds: float  # what it had at the beginning
+    context: CallContext | None  # the depth and the autograd context of whoever asked for it
+    grad: bool  # whether grad was enabled there
+    # One of these two is called in the end; the second also with what the first raises.
+    make: Make | None = None  # makes it, with the seconds that are left
+    fail: Callable[[BaseException], object] | None = None
+    created: RefHandle | None = None  # the reference that it makes
+    peer: Peer | None = None  # its callee
+    key: object = None  # what it waits at
 
 
 class LaterCalls:
@@ -34,13 +68,18 @@ class LaterCalls:
         self,
         machine: Machine,
         directory: Directory,
+        references: References,
+        gradients: Gradients,
         serializer: Serializer,
         executor: Executor,
         coordinator: ShutdownCoordinator,
         call_async: Call,
     ) -> None:
         self._machine = machine
+        self._inquiries = machine.inquiries
         self._directory = directory
+        self._references = references
+        self._gradients = gradients
         self._serializer = serializer
         self._executor = executor
         self._coordinator = coordinator
@@ -56,71 +95,15 @@ class LaterCalls:
 
         def then(error: CallError | None) -> None:
             if error is None:
-                self._executor.submit(partial(self._make, future, *call))
+                self._executor.submit(partial(self.complete, future, *call))
             else:
                 complete_with(future, error)
 
         self._machine.soon(then)
 
-    def when_known(
-        self,
-        future: FutureOfCall[Any],
-        to: str | int | WorkerInfo,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None,
-        limit: tuple[float, float],
-    ) -> bool:
-        """Make a call when the store has said where its callee is.
+    def complete(self, future: FutureOfCall[Any], *call: Any) -> None:
+        """Make a call now, by `call_async`, and leave its outcome to a future. Never raises."""
 
-        The arguments are pickled now, and rebuilt then: what their owner does to them meanwhile
-        changes nothing.
-
-        Args:
-            future: gets the outcome.
-            limit: when the call must end, in `time.monotonic()` seconds, and how long that is.
-
-        Returns:
-            Whether the arguments can be kept. If they can't, nothing was done.
-        """
-        serializer = self._serializer
-        try:
-            dumped = serializer.dump((tuple(args), dict(kwargs or {})))
-        except SerializationError:
-            return False
-        if any(isinstance(buffer, OnDevice) for buffer in dumped.buffers):
-            return False
-        buffers = [bytearray(one) for one in dumped.buffers]
-        deadline, seconds = limit
-        waiting = object()
-        name = to.name if isinstance(to, WorkerInfo) else to
-
-        def then(error: FarcallError | None) -> None:
-            try:
-                go_on(error)
-            finally:
-                self._coordinator.end(waiting)
-
-        def go_on(error: FarcallError | None) -> None:
-            if isinstance(error, RpcTimeout):
-                error = RpcTimeout(f"the call took longer than {seconds:g} s: {error}")
-            if error is not None:
-                complete_with(future, error)
-                return
-            try:
-                rebuilt, named = serializer.load(dumped.body, buffers, references=dumped.references)
-            except BaseException as failure:
-                complete_with(future, failure)
-                return
-            left = 0.0 if deadline == math.inf else max(deadline - time.monotonic(), 1e-3)
-            self._make(future, to, function, rebuilt, named, left)
-
-        self._coordinator.begin(waiting)  # a graceful shutdown waits for the call
-        look = partial(self._directory.look_up, to)
-        self._machine.inquiries.ask(name, look, deadline, then)
-        return True
-
-    def _make(self, future: FutureOfCall[Any], *call: Any) -> None:
         def hand_on(made: torch.futures.Future[Any]) -> None:
             try:
                 future.set_result(made.value())
@@ -131,3 +114,132 @@ class LaterCalls:
             self._call_async(*call).add_done_callback(hand_on)
         except BaseException as error:
             complete_with(future, error)
+
+    def keep(
+        self,
+        to: To,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        limit: tuple[float, float],
+    ) -> LaterCall:
+        """A call that is to be left, with copies of its arguments: they may be changed meanwhile.
+
+        Args:
+            limit: when the call must end, in `time.monotonic()` seconds, and how long that is.
+
+        Raises:
+            NotKept: that can't be.
+            FarcallError: one of the references among the arguments is of no use.
+        """
+        context = current_context()
+        args, kwargs, handles = self._copy(args, kwargs or {}, context.gradients if context else 0)
+        if context is not None:
+            context = CallContext(context.agent, gradients=context.gradients, depth=context.depth)
+        deadline, seconds = limit
+        grad = torch.is_grad_enabled()
+        return LaterCall(to, args, kwargs, handles, deadline, seconds, context, grad)
+
+    def leave(self, call: LaterCall) -> None:
+        """Make a call when what it needs is known. Never waits."""
+        # Uninterrupted: it has one end, also if Ctrl-C comes.
+        uninterrupted(partial(self._leave, call), f"farcall-inquire-{self._references.me.name}")
+
+    def _leave(self, call: LaterCall) -> None:
+        self._coordinator.begin(call)  # a graceful shutdown waits for it
+        if key_of(call.to) not in self._inquiries.open:
+            call.peer = self._directory.known(call.to)
+        self._go_on(call, None, None)
+
+    def _copy(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], gradients: int
+    ) -> tuple[Sequence[Any], Mapping[str, Any], Sequence[RefHandle]]:
+        """Arguments with memory of their own, and the handles among them."""
+        try:
+            dumped = self._serializer.dump((tuple(args), dict(kwargs)))
+            if any(isinstance(buffer, OnDevice) for buffer in dumped.buffers):
+                raise NotKept("a tensor is on another device")
+            buffers = [bytearray(one) for one in dumped.buffers]
+            attach = None
+            if gradients and dumped.tensors:
+                attach = self._gradients.keep(dumped.tensors)
+            args, kwargs = self._serializer.load(
+                dumped.body, buffers, references=dumped.references, attach=attach
+            )
+        except (SerializationError, Refused) as error:
+            why = "the arguments can't be kept until the owner of a reference among them is known"
+            raise NotKept(f"{why}: {error}") from error
+        return args, kwargs, dumped.references
+
+    def _wait(self, call: LaterCall, key: object, look: Look) -> None:
+        call.key = key
+        created, deadline = call.created, call.deadline
+        if created is not None and created.owner == SOUGHT:
+            self._references.sought_at(created, Sought(key, look, deadline))
+        place = self._references.where_sought(call.handles)
+        until = deadline if place is None else place.until(deadline)
+        self._inquiries.ask(key, look, until, partial(self._go_on, call))
+
+    def _go_on(self, call: LaterCall, error: FarcallError | None, found: object) -> None:
+        """What a call waited for is there, or never will be, or it is time to look."""
+        try:
+            if isinstance(error, RpcTimeout):
+                if time.monotonic() < call.deadline:
+                    error = None
+                else:
+                    error = RpcTimeout(f"the call took longer than {call.seconds:g} s: {error}")
+            if error is not None:
+                raise error
+            self._references.travelling(call.handles)  # one may have been sought in vain
+            if call.key == key_of(call.to) and isinstance(found, Peer):
+                call.peer = found
+            peer = call.peer
+            lacks = self._lacks(call, peer)
+            if lacks is not None:
+                self._wait(call, *lacks)
+                return
+            assert peer is not None
+            self._make(call, peer)
+        except BaseException as failure:
+            assert call.fail is not None
+            call.fail(failure)
+        self._coordinator.end(call)
+
+    def _lacks(self, call: LaterCall, peer: Peer | None) -> tuple[object, Look] | None:
+        """What a call has to wait for first, if there is anything."""
+        if peer is None:
+            return key_of(call.to), partial(self._directory.look_up, call.to)
+        place = self._references.where_sought(call.handles)
+        if place is not None:
+            return place.key, place.look
+        refs = [handle.ref for handle in call.handles]
+        if refs:
+            look = partial(self._confirm, refs, peer.incarnation)
+            try:
+                look(0.0)
+            except RpcTimeout:
+                return (peer.incarnation, *refs), look
+        return None
+
+    def _confirm(self, refs: Sequence[Any], callee: int, until: float) -> None:
+        try:
+            self._machine.wait_until_confirmed(refs, callee, until)
+        except TimeoutError:
+            what = "the owner of a reference among its arguments has not confirmed it"
+            raise RpcTimeout(what) from None
+
+    def _make(self, call: LaterCall, peer: Peer) -> None:
+        assert call.make is not None
+        left = 0.0
+        if call.deadline != math.inf:
+            left = max(call.deadline - time.monotonic(), 1e-3)
+        token = set_context(call.context)
+        try:
+            with torch.set_grad_enabled(call.grad):
+                call.make(peer, call.args, call.kwargs, left)
+        finally:
+            reset_context(token)
+
+
+def key_of(to: To) -> str | int:
+    """What calls of a worker that is named so wait at, in their order: see `Inquiries`."""
+    return to if isinstance(to, str | int) else to.name

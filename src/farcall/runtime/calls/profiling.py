@@ -74,7 +74,9 @@ def remote(agent: Agent, name: str | None, call: Call) -> RefHandle:
 
 def event_name(agent: Agent, kind: str, name: str | None, call: Call) -> str:
     """Of a call of that kind: "sync", "async" or "remote"."""
-    to = agent.directory.resolve(call[0]).name
+    to = call[0]  # which may not be known yet
+    peer = agent.directory.known(to)
+    to = peer.name if peer is not None else to.name if isinstance(to, WorkerInfo) else to
     return f"rpc_{kind}#{name or described(call[1])}({agent.me.name} -> {to})"
 
 

@@ -10,8 +10,8 @@ from functools import partial
 from farcall.errors import (
     AuthenticationFailed,
     BadFrame,
-    CallError,
     Cancelled,
+    FarcallError,
     LinkError,
 )
 from farcall.runtime.calls.call_completion import CallCompletion
@@ -163,7 +163,7 @@ def is_over(pending: PendingCall) -> bool:
     return pending.peer.outgoing.peek(pending.call_id) is not pending
 
 
-def of_unmade(error: BaseException) -> CallError:
+def of_unmade(error: BaseException) -> FarcallError:
     """Return what use of a reference raises whose `remote()` call failed so."""
     # By `type`, since the `__class__` of a user's error may raise.
-    return error if issubclass(type(error), CallError) else Cancelled(message_of(error))  # type: ignore[return-value]
+    return error if issubclass(type(error), FarcallError) else Cancelled(message_of(error))  # type: ignore[return-value]

@@ -1,7 +1,9 @@
 """What has to wait until the store has said where a worker is, without a thread that waits for it.
 
 Whoever needs a worker that is not known here leaves what is to be done then. A thread for each name
-waits for the store, and does it: nobody else is held up by a store that does not answer.
+waits for the store, and does it: nobody else is held up by a store that does not answer. What needs
+something else that only others can bring about, such as the confirmation of a reference, waits in
+the same way.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from typing import NamedTuple
 
 from farcall.errors import CallError, FarcallError, RpcTimeout
 from farcall.log import get_logger
+from farcall.runtime.context import waiting
 from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.uninterrupted import uninterrupted
+from farcall.transport.waiter import Waiter
 
 logger = get_logger("farcall")
 
@@ -24,7 +28,7 @@ PIECE = 0.1  # seconds of one wait for the store: what waits may have different 
 MOST_NAMES = 32  # that are waited for at once
 
 Look = Callable[[float], object]
-Then = Callable[[FarcallError | None], None]
+Then = Callable[[FarcallError | None, object], None]
 
 
 class _Waiting(NamedTuple):
@@ -37,12 +41,15 @@ class Inquiries:
 
     Args:
         name: of this worker.
+
+    Attributes:
+        open: by key, what waits. A key is here until all that waited has gone on.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()  # guards what follows
-        self._waiting: dict[object, deque[_Waiting]] = {}
+        self.open: dict[object, deque[_Waiting]] = {}
         self._closed: CallError | None = None
         self._threads = BriefThreads(f"farcall-inquiry-{name}", MOST_NAMES)
 
@@ -53,10 +60,12 @@ class Inquiries:
             key: whose outcomes are the same, such as a name.
             look: learns where the worker is, and takes no longer than a moment in
                 `time.monotonic()` seconds. It raises RpcTimeout if the store has not answered by
-                then, or another FarcallError if there is nothing to wait for.
+                then, or another FarcallError if there is nothing to wait for. That does not count
+                for what was left after `look` was called: the worker may be there since.
             deadline: `time.monotonic()` seconds.
-            then: called with None when the worker is known, else with the reason; in the order of
-                the calls with this key, by another thread, and without locks. It must not wait.
+            then: called with None and what `look` returned, or with the reason and None; in the
+                order of the calls with this key, by another thread, and without locks. It must not
+                wait.
         """
         # Uninterrupted, since whoever asks for the same name later relies on the thread.
         uninterrupted(
@@ -67,50 +76,70 @@ class Inquiries:
         with self._lock:
             closed = self._closed
             if closed is None:
-                queue = self._waiting.get(key)
+                queue = self.open.get(key)
                 if queue is not None:
                     queue.append(waiting)
                     return
-                self._waiting[key] = deque([waiting])
+                self.open[key] = deque([waiting])
         if closed is not None:
-            waiting.then(closed)
+            waiting.then(closed, None)
         else:
             self._threads.run(partial(self._look, key, look))
 
-    def is_asking(self, key: object) -> bool:
-        """Whether something waits for this name. Needs no lock."""
-        return key in self._waiting
+    def wait_behind(self, key: object, look: Look, deadline: float) -> None:
+        """Wait until all that waits for a name now has gone on, whatever became of it.
+
+        Args:
+            key, look, deadline: see `ask`.
+
+        Raises:
+            TimeoutError: the deadline passed.
+        """
+        turn: Waiter[object] = Waiter()
+        self.ask(key, look, deadline, lambda error, _: turn.deliver(error))
+        with waiting():
+            turn.wait(deadline)
 
     def _look(self, key: object, look: Look) -> None:
         while True:
             with self._lock:
-                queue = self._waiting.get(key)
+                queue = self.open.get(key)
                 if not queue:
-                    self._waiting.pop(key, None)
+                    self.open.pop(key, None)
                     return
-                first = min(one.deadline for one in queue)
+                asked = set(queue)
+            first = min(one.deadline for one in asked)
             until = min(first, time.monotonic() + PIECE)
             error: FarcallError | None = None
+            found: object = None
             try:
-                look(until)
-            except FarcallError as found:
-                error = found
+                found = look(until)
+            except FarcallError as failure:
+                error = failure
             now = time.monotonic()
-            is_silent = isinstance(error, RpcTimeout) and now >= until  # else the store is gone
-            self._go_on(key, error, now if is_silent else None)
+            if error is None:
+                self._go_on(key, None, found)
+            elif isinstance(error, RpcTimeout) and now >= until:  # else the store is gone
+                self._go_on(key, error, None, {one for one in asked if one.deadline <= now})
+            else:
+                self._go_on(key, error, None, asked)
 
-    def _go_on(self, key: object, error: FarcallError | None, now: float | None) -> None:
-        """Call what waits for a name: all of it, or what is late if `now` is given."""
+    def _go_on(
+        self,
+        key: object,
+        error: FarcallError | None,
+        found: object = None,
+        only: set[_Waiting] | None = None,
+    ) -> None:
+        """Call what waits for a name: all of it, or only these."""
         with self._lock:
-            queue = self._waiting.get(key)
-            if queue is None:
-                return
-            ended = [one for one in queue if now is None or one.deadline <= now]
+            queue = self.open.get(key, ())
+            ended = [one for one in queue if only is None or one in only]
             for one in ended:
-                queue.remove(one)
+                self.open[key].remove(one)
         for one in ended:
             try:
-                one.then(error)
+                one.then(error, found)
             except Exception:  # the others wait, too
                 logger.exception("an internal error after an inquiry")
 
@@ -118,7 +147,7 @@ class Inquiries:
         """The agent shuts down: what waits goes on with this error. Does not wait for the store."""
         with self._lock:
             self._closed = error
-            keys = list(self._waiting)
+            keys = list(self.open)
         for key in keys:
-            self._go_on(key, error, None)
+            self._go_on(key, error)
         self._threads.close(0)

@@ -143,20 +143,23 @@ class Lookup:
 
     def _answer(self, question: _Question, connection: int) -> None:
         """Ask the store by a connection, if that is the latest."""
-        with self._lock:
-            step = self._machine.begins(connection, time.monotonic())
-        if step is Step.DROP:
-            return
-        answer: Worker | None = None
-        failure: Exception | None = None
-        try:
-            answer = self._ask_store(question.key, reopen=step is Step.REOPEN)
-        except Exception as error:
-            failure = error
-        with self._lock:
-            if not self._machine.ends(question, connection, failed=failure is not None):
+        is_over = False
+        while not is_over:
+            with self._lock:
+                step = self._machine.begins(question, connection, time.monotonic())
+            if step is Step.DROP:
                 return
-            question.answer, question.error = answer, failure
+            answer: Worker | None = None
+            failure: Exception | None = None
+            try:
+                answer = self._ask_store(question.key, reopen=step is Step.REOPEN)
+            except Exception as error:
+                failure = error
+            found = None if failure is not None else answer is not None
+            with self._lock:
+                is_over = self._machine.ends(question, connection, found=found)
+                if is_over:
+                    question.answer, question.error = answer, failure
         question.bell.ring()
 
     def _ask_store(self, key: str | int, *, reopen: bool) -> Worker | None:

@@ -7,18 +7,27 @@ sends nothing.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from farcall.errors import CallError, InvalidReference, NotInitialized, OwnerDied, RpcTimeout
+from farcall.errors import (
+    CallError,
+    FarcallError,
+    InvalidReference,
+    NotInitialized,
+    OwnerDied,
+    RpcTimeout,
+)
 from farcall.ids import MET_AGAIN, RefId, Worker, original
 from farcall.protocol.instructions import TransferKey
 from farcall.protocol.ref_entries import HeldState
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory
+from farcall.runtime.membership.inquiries import PIECE, Look
 from farcall.runtime.membership.losses import Loss
 from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
@@ -26,9 +35,28 @@ from farcall.runtime.threads.collecting import Collecting
 from farcall.serde import StoredError
 from farcall.wire.messages import Message, Reference, Registered, Request
 
+SOUGHT = -1  # the owner of a reference whose `remote()` call can't be made yet
+
+
+class Sought(NamedTuple):
+    """Where a `remote()` call waits that makes a reference: see `Inquiries.ask`."""
+
+    key: object
+    look: Look
+    deadline: float  # of the call
+
+    def until(self, deadline: float) -> float:
+        """When to look, while waiting up to a deadline, whether the call has failed."""
+        return min(deadline, max(self.deadline, time.monotonic() + PIECE))
+
 
 class RefHandle:
-    """One live use of a reference in this process. Made by `References` only."""
+    """One live use of a reference in this process. Made by `References` only.
+
+    Attributes:
+        owner: the incarnation that the owner has here, or SOUGHT. Then this is the only handle.
+        reference: as it travels.
+    """
 
     __slots__ = ("__weakref__", "is_owner", "owner", "ref", "reference", "references")
 
@@ -44,6 +72,11 @@ class RefHandle:
         self.reference = reference if reference.owner < MET_AGAIN else as_it_travels(reference)
         self.ref = RefId(reference.minted_by, reference.number)
         self.is_owner = reference.owner == references.me.incarnation
+
+    @property
+    def to(self) -> str | int:
+        """What calls of the owner name it by: its name, if that is known, else its id."""
+        return self.reference.owner_name or self.reference.owner_id
 
     def __reduce__(self) -> Any:
         raise InvalidReference(
@@ -88,6 +121,7 @@ class References:
         self._values = values
         self._forgotten: deque[RefId] = deque()
         self._creation_errors: dict[RefId, StoredError] = {}
+        self._sought: dict[RefId, Sought] = {}
 
     # Making and dropping.
 
@@ -109,6 +143,68 @@ class References:
             sequence = self._refs.create(ref, owner.incarnation, owner.name)
         return RefHandle(self, self._reference_to(ref, owner)), sequence
 
+    def seek(self, to: str | int) -> RefHandle:
+        """The handle for a `remote()` call that can't be made yet: see `sought_at`.
+
+        The machine knows nothing of it until then. So whoever makes the call keeps the handle.
+
+        Args:
+            to: the name or the id of the owner.
+        """
+        name, id = (to, -1) if isinstance(to, str) else ("", to)
+        with self._lock:
+            ref = self._refs.mint()
+        return RefHandle(self, Reference(ref.minted_by, ref.number, SOUGHT, name, id))
+
+    def sought_at(self, handle: RefHandle, place: Sought) -> None:
+        """The call that makes a reference waits here now."""
+        self._sought[handle.ref] = place
+
+    def found(self, handle: RefHandle, owner: Worker) -> int:
+        """The `remote()` call of `seek` is about to be sent. Gives its sequence number."""
+        if handle.is_owner:
+            return 0
+        with self._lock:
+            return self._refs.create(handle.ref, owner.incarnation, owner.name)
+
+    def sent(self, handle: RefHandle, owner: Worker) -> None:
+        """The `remote()` call of `seek` was sent: what is sent from now on comes after it."""
+        if handle.owner == SOUGHT:
+            reference = self._reference_to(handle.ref, owner)
+            handle.reference = as_it_travels(reference)
+            handle.owner = owner.incarnation
+            self._sought.pop(handle.ref, None)
+
+    def where_sought(self, handles: Iterable[RefHandle]) -> Sought | None:
+        """Where the call waits that makes one of these, if there is one that is not made yet."""
+        if not self._sought:
+            return None
+        found = (self._sought.get(handle.ref) for handle in handles)
+        return next((place for place in found if place is not None), None)
+
+    def wait_until_sent(self, handles: Sequence[RefHandle], deadline: float) -> None:
+        """Wait until none of these is sought any more. It may have been sought in vain.
+
+        Raises:
+            TimeoutError: the deadline passed.
+        """
+        while (place := self.where_sought(handles)) is not None:
+            try:
+                inquiries = self._machine.inquiries
+                inquiries.wait_behind(place.key, place.look, place.until(deadline))
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+            if self._status.is_closed:
+                raise self._status.closed_error()
+
+    def travelling(self, handles: Sequence[RefHandle]) -> tuple[Reference, ...]:
+        """What a message has of references. Raises what `remote()` failed with that made one."""
+        for handle in handles:
+            if handle.owner == SOUGHT:
+                self.check_usable(handle)
+        return tuple([handle.reference for handle in handles])
+
     @staticmethod
     def _reference_to(ref: RefId, owner: Worker) -> Reference:
         return Reference(ref.minted_by, ref.number, owner.incarnation, owner.name, owner.id)
@@ -128,6 +224,8 @@ class References:
     def _release_forgotten(self) -> None:
         while self._forgotten:
             ref = self._forgotten.popleft()
+            if not self._refs.knows(ref):
+                continue  # Ctrl-C came between `seek` and what keeps the handle
             self._refs.release(ref)
             if self._creation_errors and not self._refs.knows(ref):
                 self._creation_errors.pop(ref, None)
@@ -155,7 +253,7 @@ class References:
         if self._creation_errors:
             self._creation_errors.pop(ref, None)
 
-    def creation_failed(self, ref: RefId, error: CallError) -> None:
+    def creation_failed(self, ref: RefId, error: FarcallError) -> None:
         """The request was not accepted, and never will be: use of the reference raises this."""
         place = self._values.get(ref)
         if place is not None:  # a call to ourselves
@@ -165,10 +263,15 @@ class References:
             if self._refs.knows(ref):
                 self._creation_errors[ref] = StoredError(_of_creation(error))
 
-    def never_sent(self, ref: RefId, error: CallError) -> None:
+    def never_sent(self, handle: RefHandle, error: FarcallError) -> None:
         """`creation_failed` of a call that was not even begun."""
+        ref = handle.ref
+        with self._lock:
+            if not self._refs.knows(ref):
+                self._refs.create(ref, SOUGHT, str(handle.to))
         self.creation_failed(ref, error)
         self._machine.tell(self._refs.creation_failed, ref, str(error), was_sent=False)
+        self._sought.pop(ref, None)
 
     def creation_late(self, ref: RefId, error: CallError) -> None:
         """Holder: the request was not accepted in time; it still may be."""
@@ -180,7 +283,8 @@ class References:
 
     def is_confirmed(self, handle: RefHandle) -> bool:
         with self._lock:
-            return self._refs.state(handle.ref) is HeldState.CONFIRMED
+            is_known = handle.owner != SOUGHT
+            return is_known and self._refs.state(handle.ref) is HeldState.CONFIRMED
 
     def described_state(self, handle: RefHandle) -> str:
         """Return in a few words what is known here of a reference's value.
@@ -201,7 +305,8 @@ class References:
         state = self._refs.state(handle.ref)
         if state is HeldState.VOID:
             return "owner lost"
-        return "confirmed" if state is HeldState.CONFIRMED else "not confirmed yet"
+        is_confirmed = state is HeldState.CONFIRMED and handle.owner != SOUGHT
+        return "confirmed" if is_confirmed else "not confirmed yet"
 
     def check_usable(self, handle: RefHandle) -> None:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
@@ -326,7 +431,7 @@ def as_it_travels(reference: Reference) -> Reference:
     return msgspec.structs.replace(reference, owner=original(reference.owner))
 
 
-def _of_creation(error: CallError) -> CallError:
+def _of_creation(error: FarcallError) -> FarcallError:
     """What use of a reference raises whose `remote()` call failed so."""
     if isinstance(error, RpcTimeout):
         return RpcTimeout(f"RRef creation via rpc.remote() timed out: {error}")

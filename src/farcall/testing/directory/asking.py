@@ -47,6 +47,7 @@ class Question:
     def __init__(self, key: str | int, asked_at: float) -> None:
         self.key = key
         self.asked_at = asked_at
+        self.joined_at = asked_at
         self.answer: Answer | None = None
         self.waiting: list[Then] = []
 
@@ -108,6 +109,7 @@ class Asking:
         if question.answer is not None:
             end(question.answer)
         else:
+            question.joined_at = self._now
             question.waiting.append(end)
             self._at(min(deadline, self._now + LOOK_AGAIN), look)
 
@@ -161,7 +163,7 @@ class Asking:
         queue = self._queues[connection]
         while queue:
             question = queue.popleft()
-            step = self.machine.begins(connection, self._now)
+            step = self.machine.begins(question, connection, self._now)
             if step is Step.DROP:
                 continue
             self._busy[connection] = self._now
@@ -177,8 +179,13 @@ class Asking:
             self._ask(question.key, lambda answer: end(answer) if answer.asked else again())
 
     def _end(self, question: Question, connection: int, answer: Answer) -> None:
-        del self._busy[connection]
-        if self.machine.ends(question, connection, failed=not answer.asked):
+        since = self._busy.pop(connection)
+        found = answer.worker is not None if answer.asked else None
+        if not self.machine.ends(question, connection, found=found):
+            self._queues[connection].appendleft(question)
+        else:
+            if found is False and question.joined_at > since:
+                self._oracle.violate("LOOK-6", f"{self._node} is told what was so before it asked")
             if connection != self._latest:
                 self._oracle.violate("LOOK-2", f"{self._node} hears an old connection")
             question.answer = answer

@@ -142,21 +142,21 @@ class _AsksOneAnew(_Lookup):
 
 
 class _HearsOldConnections(_Lookup):
-    def ends(self, question: Any, connection: int, *, failed: bool) -> bool:
-        super().ends(question, connection, failed=failed)
+    def ends(self, question: Any, connection: int, *, found: bool | None) -> bool:
+        super().ends(question, connection, found=found)
         return self._open.pop(question.key, question) is question
 
 
 class _KeepsBrokenConnections(_Lookup):  # *
-    def begins(self, connection: int, now: float) -> Step:
+    def begins(self, question: Any, connection: int, now: float) -> Step:
         self._is_made = True
-        return super().begins(connection, now)
+        return super().begins(question, connection, now)
 
 
 class _NeverUnstuck(_Lookup):
-    def ends(self, question: Any, connection: int, *, failed: bool) -> bool:
+    def ends(self, question: Any, connection: int, *, found: bool | None) -> bool:
         stuck = self._stuck
-        counts = super().ends(question, connection, failed=failed)
+        counts = super().ends(question, connection, found=found)
         self._stuck = stuck
         return counts
 
@@ -165,6 +165,13 @@ class _NeverMorePatient(_Lookup):  # *
     def look(self, now: float) -> Round[Any] | None:
         self._patience = 1
         return super().look(now)
+
+
+class _AnswersWhoJoins(_Lookup):
+    def ask(self, question: Any) -> tuple[Any, int | None]:
+        said = super().ask(question)
+        self._is_joined = False
+        return said
 
 
 class DirectoryBug(StrEnum):
@@ -193,6 +200,7 @@ class DirectoryBug(StrEnum):
     KEEPS_BROKEN_CONNECTIONS = "keeps-broken-connections"
     NEVER_UNSTUCK = "never-unstuck"
     NEVER_MORE_PATIENT = "never-more-patient"
+    ANSWERS_WHO_JOINS = "answers-who-joins"
 
 
 _DIRECTORIES: dict[DirectoryBug | None, type[_Machine]] = {
@@ -221,6 +229,7 @@ _LOOKUPS: dict[DirectoryBug | None, type[_Lookup]] = {
     DirectoryBug.KEEPS_BROKEN_CONNECTIONS: _KeepsBrokenConnections,
     DirectoryBug.NEVER_UNSTUCK: _NeverUnstuck,
     DirectoryBug.NEVER_MORE_PATIENT: _NeverMorePatient,
+    DirectoryBug.ANSWERS_WHO_JOINS: _AnswersWhoJoins,
 }
 
 

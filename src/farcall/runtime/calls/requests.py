@@ -1,0 +1,140 @@
+"""Requests of calls: from the function and its arguments to a frame, and a call that is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from farcall.protocol.worker import WorkerMachine
+from farcall.runtime.calls.call_completion import CallCompletion
+from farcall.runtime.calls.call_names import OF_METHODS, method_of
+from farcall.runtime.calls.future import Future
+from farcall.runtime.calls.limits import Limits
+from farcall.runtime.calls.pickling import Pickling
+from farcall.runtime.context import current_context
+from farcall.runtime.gradients import Gradients
+from farcall.runtime.machine import Machine
+from farcall.runtime.membership.peers import Peer, PendingCall
+from farcall.runtime.membership.shutdown import ShutdownCoordinator
+from farcall.runtime.references.handles import References, RefHandle
+from farcall.runtime.status import Status
+from farcall.wire.frames import Frame
+from farcall.wire.messages import Reference, Request
+
+
+class IsSought(Exception):
+    """A reference among the arguments is not even made yet, and nobody may wait for that."""
+
+
+class Requests:
+    """The requests of an agent. Thread-safe."""
+
+    def __init__(
+        self,
+        status: Status,
+        machine: Machine,
+        references: References,
+        completion: CallCompletion,
+        gradients: Gradients,
+        coordinator: ShutdownCoordinator,
+        limits: Limits,
+        pickling: Pickling,
+    ) -> None:
+        self._status = status
+        self._machine = machine
+        self._references = references
+        self._completion = completion
+        self._gradients = gradients
+        self._coordinator = coordinator
+        self._limits = limits
+        self._pickling = pickling
+
+    def begin(
+        self,
+        peer: Peer,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        timeout: float | None,
+        future: Future[Any] | None = None,
+        created: RefHandle | None = None,
+        sequence: int = 0,
+    ) -> tuple[PendingCall, Frame]:
+        """A request that is counted as begun, and its frame."""
+        on: Sequence[RefHandle] = ()
+        if args and type(args[0]) is RefHandle:
+            on = args[:1]
+        name, dumped = self._pickling.dump_call(peer, function, args, kwargs or {}, len(on))
+        handles = (*on, *dumped.references) if on else dumped.references
+        # Only now: pickling may take any time, and is not remote.
+        deadline, seconds, inherited = self._limits.of_call(timeout)
+        context = current_context()
+        depth = 1 if context is None else context.depth + 1
+        created_ref = None if created is None else created.ref
+        pending = PendingCall(peer, name, deadline, seconds, future, created_ref, depth, inherited)
+        if name in OF_METHODS:
+            pending.method = method_of(name, args)
+        references = tuple([handle.reference for handle in handles]) if handles else ()
+        needs_pins = False
+        if references or created is not None:
+            creates = created is not None
+            needs_pins = WorkerMachine.needs_pins(references, peer.incarnation, creates=creates)
+            if needs_pins:  # assigned only then: that takes as long as a small call of Python
+                pending.is_noted = True
+                if references:
+                    references = self._wait_until_confirmed(handles, pending)
+        try:
+            self._coordinator.begin(pending)
+            call_id = pending.call_id = peer.outgoing.begin(pending)
+            # After that: a peer that is lost from now on finds the call there, and fails it.
+            if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
+                raise peer.loss()
+            request = Request(name, 0.0 if created else seconds, depth=depth)
+            if context is not None and context.gradients:
+                request.no_grad = not torch.is_grad_enabled()
+                gradients = self._gradients
+                tensors = dumped.tensors
+                # Who waits for the answer records before, and changes nothing meanwhile.
+                waits = future is None and created is None
+                sent = gradients.send(context.gradients, peer, tensors, waits)
+                request.context, request.sent = sent
+                if request.sent:
+                    pending.recording = partial(gradients.record, request.context, request.sent)
+            elif dumped.tensors and self._status.advice.pending and torch.is_grad_enabled():
+                self._status.advice.warn_of_gradients(peer.name, name)
+            if created is not None:
+                request.creates, request.sequence = created.reference.number, sequence
+            if handles:
+                request.references, request.on_reference = references, bool(on)
+                if needs_pins:
+                    self._references.pin(peer.incarnation, call_id, handles)
+                else:
+                    # Until it answers, the callee's values are kept by our own use of them.
+                    pending.handles = handles
+            return pending, Frame(request, call_id, dumped.body, dumped.buffers)
+        except BaseException as error:  # KeyboardInterrupt
+            self._completion.interrupted(pending, error, may_be_sent=False)
+            raise
+
+    def _wait_until_confirmed(
+        self, handles: Sequence[RefHandle], pending: PendingCall
+    ) -> tuple[Reference, ...]:
+        """Wait until references may be sent. Gives them as they travel.
+
+        Raises:
+            IsSought: one was not even made, and no thread waits for the outcome of the call.
+        """
+        refs = [handle.ref for handle in handles]
+        callee = pending.peer.incarnation
+        try:
+            if self._references.where_sought(handles) is not None:
+                if pending.future is not None or pending.created is not None:
+                    raise IsSought
+                self._references.wait_until_sent(handles, pending.deadline)
+            self._machine.wait_until_confirmed(refs, callee, pending.deadline)
+        except TimeoutError:
+            raise self._completion.timeout(pending) from None
+        return self._references.travelling(handles)
