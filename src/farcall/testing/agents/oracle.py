@@ -85,7 +85,7 @@ class AgentOracle:
     def returned(self, call: Call) -> None:
         """`rpc_async` or `remote` has returned."""
         took = self._took(call)
-        if took > AT_ONCE and call.kind != "remote":
+        if took > AT_ONCE:
             self.violate("AGT-4", f"{call} returned after {took:.3f} s")
 
     def _took(self, call: Call) -> float:
