@@ -18,6 +18,7 @@ from farcall.ids import MET_AGAIN
 from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership.peers import Peer
+from farcall.runtime.quirks import Quirks
 from farcall.serde.tensors import described, is_recorded
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Broken, HoldContext, Ran, ReleaseContext
@@ -31,7 +32,7 @@ _UNRECORDED = (
 class Autograd:
     """Implements `runtime.gradients.Gradients`. Thread-safe."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, quirks: Quirks) -> None:
         self.agent = agent
         self.replicas = Replicas()
         self._lock = threading.Lock()
@@ -39,7 +40,7 @@ class Autograd:
         # that made less than 2**17 contexts a second.
         self._contexts: Contexts[Context] = Contexts(agent.me.id, int(time.time()) << 17)
         self._numbers = itertools.count(1)
-        self.runner = Runner(agent, self.replicas, self)
+        self.runner = Runner(agent, self.replicas, self, quirks.on_leaf_gradients)
         self.backward = self.runner.backward
 
     # Contexts.

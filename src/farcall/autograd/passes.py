@@ -23,7 +23,6 @@ from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Dropped, Ending, unused
 from farcall.autograd.graph import GraphReach
 from farcall.autograd.handlers import Options
-from farcall.autograd.leaf_hooks import call_leaf_hooks
 from farcall.autograd.nodes import Receive, Source, with_grad
 from farcall.autograd.ports import PassHome
 from farcall.autograd.shared_run import SharedRun
@@ -356,8 +355,7 @@ class Pass:
         # What has a graph of its own is not changed in place anyway.
         taken = None if self.options.create_graph else self._taken
         gradients = graph.of_leaves(sinks, found, taken)
-        if self._runner.looks_for_leaf_hooks:
-            call_leaf_hooks(gradients)
+        self._runner.on_leaf_gradients(gradients)
         if self._held is None:
             self._context.accumulate(gradients)
         else:

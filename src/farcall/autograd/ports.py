@@ -82,7 +82,7 @@ class PassHome(Protocol):
 
     agent: Agent
     replicas: Replicas
-    looks_for_leaf_hooks: bool
+    on_leaf_gradients: Callable[[Sequence[tuple[torch.Tensor, torch.Tensor]]], None]
 
     def send_gradients(
         self,

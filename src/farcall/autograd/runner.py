@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,16 +56,25 @@ ON_MODIFIED = (
 
 
 class Runner:
-    """See the module's description. Thread-safe."""
+    """See the module's description. Thread-safe.
 
-    def __init__(self, agent: Agent, replicas: Replicas, recorded: Recorded) -> None:
+    Args:
+        on_leaf_gradients: see `Quirks`.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        replicas: Replicas,
+        recorded: Recorded,
+        on_leaf_gradients: Callable[[Sequence[tuple[torch.Tensor, torch.Tensor]]], None],
+    ) -> None:
         self.agent = agent
         self.replicas = replicas
         self._recorded = recorded
         self._lock = threading.Lock()  # guards the tables of passes
         self._alarms: list[Alarm] = []  # of threads that waited; to be used again
-        # Whether to look for hooks of leaves' nodes, see `leaf_hooks`.
-        self.looks_for_leaf_hooks = False
+        self.on_leaf_gradients = on_leaf_gradients
 
     def close(self) -> None:
         """The agent shuts down."""

@@ -46,6 +46,7 @@ from farcall.runtime.membership.losses import Loss, Losses
 from farcall.runtime.membership.members import Members
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
+from farcall.runtime.quirks import Quirks
 from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
@@ -95,6 +96,7 @@ class Agent:
         limit_openmp_spin: idle OpenMP threads sleep soon while calls are frequent, see `IdleTeam`.
         device_maps: peer's name -> where its tensors of each of our devices go.
         on_close: called once at the end.
+        quirks: where it behaves as another system; None: nowhere.
         gradients: makes this agent's distributed autograd.
     """
 
@@ -116,10 +118,12 @@ class Agent:
         limit_openmp_spin: bool = False,
         device_maps: Mapping[str, DeviceMap] | None = None,
         on_close: Callable[[], None] = lambda: None,
-        gradients: Callable[[Agent], Gradients],
+        quirks: Quirks | None = None,
+        gradients: Callable[[Agent, Quirks], Gradients],
     ) -> None:
         self.me = me
-        self.status = status = Status(me, rpc_timeout)
+        quirks = quirks or Quirks()
+        self.status = status = Status(me, rpc_timeout, quirks.advice)
         self.endpoint = endpoint
         self.policy = policy or Policy()
         self.outboxes = Outboxes(me.name)
@@ -154,6 +158,7 @@ class Agent:
             allow_pickle=allow_pickle,
             reference=RefHandle,
             check=references.check_sendable,
+            reducers=quirks.reducers,
         )
         self.pickling = Pickling(self.serializer, device_maps or {})
         members = () if find else [(p.worker.id, p.incarnation) for p in directory.live()]
@@ -161,8 +166,8 @@ class Agent:
             me.incarnation, members, control, dead_host_timeout
         )
         self.shortage = shortage = Shortage(status, executor, directory)
-        self.limits = limits = Limits(status, self.idle_team)
-        self.gradients = gradients(self)
+        self.limits = limits = Limits(status, self.idle_team, quirks.inherits_deadlines)
+        self.gradients = gradients(self, quirks)
         self.completion = completion = CallCompletion(
             self,
             status,
@@ -177,6 +182,7 @@ class Agent:
             limits,
             shortage,
             endpoint.wake,
+            quirks.translate,
         )
         self._client = CallClient(
             status,
@@ -205,6 +211,7 @@ class Agent:
             control,
             shortage,
             self.policy,
+            quirks.on_raised,
         )
         self._routes = ControlRoutes(self.gradients, self.members, coordinator, references)
         self._closing = threading.Lock()
