@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from farcall.protocol.credit import WHOLE
 from farcall.protocol.pass_instructions import (
     AnswerAsker,
     EndPass,
     FailUnused,
     KeepLeaves,
-    ReturnShare,
+    ReturnCredit,
     RunSource,
     SendGradients,
     StopPass,
@@ -17,7 +18,6 @@ from farcall.protocol.pass_instructions import (
     TellRoot,
 )
 from farcall.protocol.passes import ROOT, PassMachine, State, UnexpectedGradient
-from farcall.protocol.shares import WHOLE
 
 
 def machine_at(me: str, *, is_fast: bool = False, averages: bool = False) -> PassMachine:
@@ -65,7 +65,7 @@ def test_fast_mode_gives_back_a_share_of_each_source_and_says_what_is_missing():
     machine.explored_all(False, {1: [("receive", 0)], 2: []})
     assert machine.arrive(1, 3) == [RunSource(1)]
     assert machine.computed(1, {"receive": 20})[-1] == SendGradients("receive", 4)
-    assert machine.ran(1) == [ReturnShare(4, 1)]
+    assert machine.ran(1) == [ReturnCredit(4, 1)]
 
 
 def test_root_believes_the_smallest_number_that_a_worker_said_is_missing():

@@ -21,7 +21,7 @@ from farcall.runtime.membership.peers import Peer
 from farcall.runtime.quirks import Quirks
 from farcall.serde.tensors import described, is_recorded
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Broken, HoldContext, Ran, ReleaseContext
+from farcall.wire.messages import CreditReturned, HoldContext, PassFailed, ReleaseContext
 
 _UNRECORDED = (
     "{} that requires grad can't be sent in an autograd context: gradients don't flow through "
@@ -70,8 +70,8 @@ class Autograd:
                     for backward in list(content.passes.values()):
                         backward.drop(f"autograd context {context} ended")
                     content.clear()
-                case TellEnd(peer=peer, context=context, floor=floor):
-                    post(peer, ReleaseContext(context, floor), 0)
+                case TellEnd(peer=peer, context=context, low_watermark=low_watermark):
+                    post(peer, ReleaseContext(context, low_watermark), 0)
                 case ReportHeld(creator=id, context=context):
                     creator = self.agent.directory.of_id(id)
                     if creator is not None:
@@ -182,9 +182,9 @@ class Autograd:
         known = self._contexts.get(context)
         return None if known is None else Receive(peer, sent, context, known.receives).attach
 
-    def released(self, context: int, floor: int) -> None:
+    def released(self, context: int, low_watermark: int) -> None:
         with self._lock:
-            todo = self._contexts.released(context, floor)
+            todo = self._contexts.released(context, low_watermark)
         if todo:
             self.agent.executor.may_pass_lead()
             self._carry_out(todo)
@@ -226,5 +226,5 @@ class Autograd:
     def arrived(self, peer: Peer, frame: Frame) -> None:
         self.runner.arrived(peer, frame)
 
-    def reported(self, peer: Peer, message: Ran | Broken) -> None:
+    def reported(self, peer: Peer, message: CreditReturned | PassFailed) -> None:
         self.runner.reported(peer, message)

@@ -1,7 +1,7 @@
 """One backward pass at one worker, in a running agent: executes what `protocol.passes` says.
 
 The machine there knows the rules, and nothing of torch. Here the graph is explored and run, and
-messages are sent: gradients in messages of their own, each with a share of the pass.
+messages are sent: gradients in messages of their own, each with credit of the pass.
 
 Sources that share no node are run each by the thread that brings its gradient. Otherwise one thread
 of the executor runs the graph of all of them, and sleeps where it needs a gradient that is not here
@@ -124,9 +124,9 @@ class Pass:
             # What every pass needs comes first, and by `isinstance`: a `match` takes longer.
             if isinstance(instruction, do.RunSource):
                 self._run(instruction.source)
-            elif isinstance(instruction, do.ReturnShare):
-                share, missing = instruction
-                self._runner.give_back(self._context, self.options, share, missing)
+            elif isinstance(instruction, do.ReturnCredit):
+                credit, missing = instruction
+                self._runner.give_back(self._context, self.options, credit, missing)
             elif isinstance(instruction, do.EndPass):
                 if self.ending is not None:
                     self.ending.end(instruction.error)
@@ -255,23 +255,23 @@ class Pass:
 
     # Gradients.
 
-    def deliver(self, source: Source, share: int, gradients: Gradients) -> None:
-        """The gradients of those tensors of a source that are used, and a share of the pass."""
+    def deliver(self, source: Source, credit: int, gradients: Gradients) -> None:
+        """The gradients of those tensors of a source that are used, and credit of the pass."""
         if self.options.create_graph:  # then torch's engine does not care for the caller's no_grad
-            with_grad(self._deliver, source, share, gradients)
+            with_grad(self._deliver, source, credit, gradients)
         else:
-            self._deliver(source, share, gradients)
+            self._deliver(source, credit, gradients)
 
-    def _deliver(self, source: Source, share: int, gradients: Gradients) -> None:
+    def _deliver(self, source: Source, credit: int, gradients: Gradients) -> None:
         self._explore()
-        self._report(self._arrive, source, share, gradients)
+        self._report(self._arrive, source, credit, gradients)
 
-    def _arrive(self, source: Source, share: int, gradients: Gradients) -> list[do.Instruction]:
-        """With the lock held: a run that waits for the gradients may go on only with the share."""
+    def _arrive(self, source: Source, credit: int, gradients: Gradients) -> list[do.Instruction]:
+        """With the lock held: a run that waits for the gradients may go on only with the credit."""
         if self.error is None:
             self._sources[source.number] = source
             self._gradients[source.number] = gradients
-        return self._machine.arrive(source.number, share)
+        return self._machine.arrive(source.number, credit)
 
     def _alone(self, source: Source, used: Gradients) -> GraphReach:
         """What the used tensors of a source lead to."""
@@ -306,7 +306,7 @@ class Pass:
                     self._accumulate(sinks, found)
                 else:
                     receive = instruction.receive
-                    self._send(receive, instruction.share, exits[receive])
+                    self._send(receive, instruction.credit, exits[receive])
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         else:
@@ -372,16 +372,16 @@ class Pass:
             self._check()
             todo = self._machine.left(number, receive, receive.peer.incarnation)
         for send in todo:
-            self._send(receive, send.share, found)
+            self._send(receive, send.credit, found)
 
-    def _send(self, receive: Receive, share: int, found: Mapping[Node, Tensor | None]) -> None:
+    def _send(self, receive: Receive, credit: int, found: Mapping[Node, Tensor | None]) -> None:
         """Send the gradients of a receive to where it came from."""
         self._check()
         gradients = {
             index: found[node] for index, node in enumerate(receive.nodes) if node in found
         }
         link = self._runner.send_gradients(
-            receive.peer, self._context, self.options, receive.number, share, gradients
+            receive.peer, self._context, self.options, receive.number, credit, gradients
         )
         self.links.add(link)
 
@@ -403,9 +403,9 @@ class Pass:
 
     # The end.
 
-    def returned(self, peer: Peer, share: int, missing: int) -> None:
-        """At the root: a worker gave a share back."""
-        self._report(self._machine.returned, peer.name, share, missing)
+    def returned(self, peer: Peer, credit: int, missing: int) -> None:
+        """At the root: a worker gave credit back."""
+        self._report(self._machine.returned, peer.name, credit, missing)
 
     def broken(self, peer: Peer) -> None:
         """At the root: the pass has failed at a peer."""

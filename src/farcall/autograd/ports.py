@@ -90,13 +90,13 @@ class PassHome(Protocol):
         context: Context,
         options: Options,
         number: int,
-        share: int,
+        credit: int,
         gradients: Mapping[int, torch.Tensor | None],
     ) -> Link:
-        """Send gradients, of tensors that a peer sent with this number, and a share of the pass."""
+        """Send gradients, of tensors that a peer sent with this number, and credit of the pass."""
 
-    def give_back(self, context: Context, options: Options, share: int, missing: int) -> None:
-        """Give a share of a pass back to its root."""
+    def give_back(self, context: Context, options: Options, credit: int, missing: int) -> None:
+        """Give credit of a pass back to its root."""
 
     def tell_root(self, context: int, options: Options) -> None:
         """Tell the root that the pass has failed here."""

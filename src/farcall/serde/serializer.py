@@ -29,7 +29,7 @@ from farcall.serde.pickling import (
     ByValuePickler,
     Check,
     FastPickler,
-    Met,
+    OutOfBand,
     Payload,
     Reducer,
 )
@@ -150,16 +150,18 @@ class Serializer:
     def _dump_by_value(
         self, value: Any, main_by_value: bool, device_map: DeviceMap | None
     ) -> Payload:
-        met = Met(self._check)
-        met.device_map = device_map
+        out_of_band = OutOfBand(self._check)
+        out_of_band.device_map = device_map
 
         def dump(value: Any) -> bytes:
             stream = io.BytesIO()
-            ByValuePickler(stream, met, self._reference, main_by_value, self._reducers).dump(value)
+            ByValuePickler(
+                stream, out_of_band, self._reference, main_by_value, self._reducers
+            ).dump(value)
             return stream.getvalue()
 
         try:
-            return met.collect(dump, value)
+            return out_of_band.collect(dump, value)
         except Exception as error:
             raise _unpicklable(error) from error
 
