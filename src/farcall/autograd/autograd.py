@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from farcall.autograd.context_state import Context
-from farcall.autograd.nodes import Receive
+from farcall.autograd.nodes import ReceivedTensors
 from farcall.autograd.replicas import Replicas
 from farcall.autograd.runner import Runner
 from farcall.errors import PeerLost, SerializationError
@@ -180,7 +180,9 @@ class Autograd:
         self, context: int, peer: Peer, sent: int
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         known = self._contexts.get(context)
-        return None if known is None else Receive(peer, sent, context, known.receives).attach
+        if known is None:
+            return None
+        return ReceivedTensors(peer, sent, context, known.receives).attach
 
     def released(self, context: int, low_watermark: int) -> None:
         with self._lock:

@@ -23,7 +23,7 @@ from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Dropped, Ending, unused
 from farcall.autograd.graph import GraphReach
 from farcall.autograd.handlers import Options
-from farcall.autograd.nodes import Receive, Source, with_grad
+from farcall.autograd.nodes import ReceivedTensors, SentTensors, with_grad
 from farcall.autograd.ports import PassHome
 from farcall.autograd.shared_run import SharedRun
 from farcall.protocol import pass_instructions as do
@@ -56,7 +56,7 @@ class Pass:
     """
 
     def __init__(
-        self, runner: PassHome, context: Context, options: Options, roots: Source | None = None
+        self, runner: PassHome, context: Context, options: Options, roots: SentTensors | None = None
     ) -> None:
         self.options = options
         self.ending = None if roots is None else Ending()
@@ -77,7 +77,8 @@ class Pass:
             is_fast=options.fast,
             averages=self._held is not None,
         )
-        self._sources: dict[int, Source] = {}  # by number: those that are live, or have gradients
+        # By number: those that are live, or have gradients.
+        self._sources: dict[int, SentTensors] = {}
         self._all: GraphReach | None = None  # what all that was sent leads to, used or not
         self._of_roots: GraphReach | None = None  # what the roots lead to
         self._gradients: dict[int, Gradients] = {}
@@ -225,7 +226,7 @@ class Pass:
         self._report(self._machine.survey, asker)
         return asker
 
-    def prepare(self, source: Source, live: Sequence[int]) -> Asker:
+    def prepare(self, source: SentTensors, live: Sequence[int]) -> Asker:
         """A source is live. A future of when everything that follows is prepared.
 
         Args:
@@ -235,7 +236,7 @@ class Pass:
         self._explore_part(source, live, asker)
         return asker
 
-    def _explore_part(self, source: Source, live: Sequence[int], asker: object) -> None:
+    def _explore_part(self, source: SentTensors, live: Sequence[int], asker: object) -> None:
         with self._lock:
             parts: list[do.Part] = []
             if self.error is None:
@@ -255,25 +256,27 @@ class Pass:
 
     # Gradients.
 
-    def deliver(self, source: Source, credit: int, gradients: Gradients) -> None:
+    def deliver(self, source: SentTensors, credit: int, gradients: Gradients) -> None:
         """The gradients of those tensors of a source that are used, and credit of the pass."""
         if self.options.create_graph:  # then torch's engine does not care for the caller's no_grad
             with_grad(self._deliver, source, credit, gradients)
         else:
             self._deliver(source, credit, gradients)
 
-    def _deliver(self, source: Source, credit: int, gradients: Gradients) -> None:
+    def _deliver(self, source: SentTensors, credit: int, gradients: Gradients) -> None:
         self._explore()
         self._report(self._arrive, source, credit, gradients)
 
-    def _arrive(self, source: Source, credit: int, gradients: Gradients) -> list[do.Instruction]:
+    def _arrive(
+        self, source: SentTensors, credit: int, gradients: Gradients
+    ) -> list[do.Instruction]:
         """With the lock held: a run that waits for the gradients may go on only with the credit."""
         if self.error is None:
             self._sources[source.number] = source
             self._gradients[source.number] = gradients
         return self._machine.arrive(source.number, credit)
 
-    def _alone(self, source: Source, used: Gradients) -> GraphReach:
+    def _alone(self, source: SentTensors, used: Gradients) -> GraphReach:
         """What the used tensors of a source lead to."""
         if len(used) == len(source.edges):
             known = self._of_roots if source is self._roots else self._all
@@ -294,7 +297,7 @@ class Pass:
                 reach = self._alone(source, gradients) if is_alone else self._live
             sinks = reach.exploration.sinks[source]
             found = graph.run(source, gradients, sinks, **self._flags)
-            exits: dict[Receive, dict[Node, Tensor | None]] = {}
+            exits: dict[ReceivedTensors, dict[Node, Tensor | None]] = {}
             for index, sink in enumerate(sinks):
                 receive = self._context.receives.get(sink.node)
                 if receive is not None:
@@ -341,7 +344,7 @@ class Pass:
                 raise unused({self._agent.me.name: self._machine.missing})
             return self._gradients[number]
 
-    def receive_of(self, node: Node) -> Receive | None:
+    def receive_of(self, node: Node) -> ReceivedTensors | None:
         """Return the receive that an exit belongs to, or None if it is no exit of this context."""
         return self._context.receives.get(node)
 
@@ -362,7 +365,9 @@ class Pass:
             with self._lock:
                 context_state.accumulate(self._held, gradients)
 
-    def left(self, number: int, receive: Receive, found: Mapping[Node, Tensor | None]) -> None:
+    def left(
+        self, number: int, receive: ReceivedTensors, found: Mapping[Node, Tensor | None]
+    ) -> None:
         """In a run of all sources, `number` being the latest: an exit of a receive has run.
 
         Args:
@@ -374,7 +379,9 @@ class Pass:
         for send in todo:
             self._send(receive, send.credit, found)
 
-    def _send(self, receive: Receive, credit: int, found: Mapping[Node, Tensor | None]) -> None:
+    def _send(
+        self, receive: ReceivedTensors, credit: int, found: Mapping[Node, Tensor | None]
+    ) -> None:
         """Send the gradients of a receive to where it came from."""
         self._check()
         gradients = {

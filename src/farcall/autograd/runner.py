@@ -14,7 +14,7 @@ from farcall.autograd import handlers
 from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Ending
 from farcall.autograd.handlers import Options
-from farcall.autograd.nodes import Source
+from farcall.autograd.nodes import SentTensors
 from farcall.autograd.passes import Pass
 from farcall.autograd.ports import FailedPass, Recorded
 from farcall.autograd.replicas import Replicas
@@ -96,7 +96,7 @@ class Runner:
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         known = self._recorded.find(context)
-        source = Source(ROOT, check_roots(roots))
+        source = SentTensors(ROOT, check_roots(roots))
         number = self._recorded.next_id()
         retain_graph = retain_graph or create_graph
         me = self.agent.me.name
@@ -292,7 +292,7 @@ class Runner:
             reset_context(token)
             self.agent.coordinator.end(frame)
 
-    def _source(self, context: Context, number: int) -> Source:
+    def _source(self, context: Context, number: int) -> SentTensors:
         source = context.source(number)
         if source is None:
             raise RuntimeError(

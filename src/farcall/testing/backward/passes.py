@@ -14,7 +14,7 @@ from farcall.protocol import pass_instructions as do
 from farcall.protocol.contexts import Contexts
 from farcall.protocol.credit import WHOLE
 from farcall.protocol.passes import ROOT, SURVEY, State, UnexpectedGradient
-from farcall.testing.backward.history import Leaf, Node, Receive, Source
+from farcall.testing.backward.history import Leaf, Node, ReceivedNodes, SentNodes
 from farcall.testing.backward.machines import Machines
 from farcall.testing.backward.messages import Abort, AboutPass, Answered, Grad, Options, Prepare
 from farcall.testing.backward.reach import SimulatedReach, Sums
@@ -58,7 +58,7 @@ class Content:
     def __init__(
         self,
         sends: dict[int, list[Node]],
-        receives: Mapping[Node, Receive],
+        receives: Mapping[Node, ReceivedNodes],
         *,
         averages: bool = False,
     ) -> None:
@@ -89,7 +89,7 @@ class SimulatedPass:
         self._context = context
         self._content = content
         self._new_reach = worker.machines.reach
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, SentNodes] = {}
         self._live = self._new_reach(content.receives)
         self._gradients: dict[int, Mapping[int, int]] = {}
         # Gradients of leaves, until all are there; None: they were averaged.
@@ -183,9 +183,9 @@ class SimulatedPass:
         else:
             deliver()
 
-    def _source(self, number: int) -> Source:
+    def _source(self, number: int) -> SentNodes:
         nodes = self._roots if number == ROOT else self._content.sends[number]
-        return self._sources.setdefault(number, Source(number, nodes))
+        return self._sources.setdefault(number, SentNodes(number, nodes))
 
     def _explore(self) -> None:
         if self.machine.state is not State.NEW:
@@ -331,7 +331,7 @@ class SimulatedPass:
         for leaf, gradient in leaves:
             self._world.accumulated(self._context, self.options, leaf, gradient)
 
-    def _send(self, receive: Receive, credit: int, found: Mapping[Node, int]) -> None:
+    def _send(self, receive: ReceivedNodes, credit: int, found: Mapping[Node, int]) -> None:
         """Send the gradients of a receive to where it came from."""
         peer = receive.sender
         if peer in self._worker.lost:
