@@ -108,7 +108,7 @@ def _after_fork_in_child() -> None:
     agent = default_agent()
     if agent is not None:
         set_default_agent(None)
-        agent.endpoint.forget()
+        agent.endpoint.close_after_fork()
 
 
 atexit.register(_at_exit)

@@ -542,11 +542,11 @@ def test_the_lost_are_forgotten_when_nothing_of_theirs_is_used_here():
     refs = holding()
     for peer in (OWNER, THIRD):
         refs.lost(peer, "it died")
-    refs.forget([OWNER, THIRD])
+    refs.discard([OWNER, THIRD])
     assert refs.losses == {OWNER: "it died"}  # a reference that it owned is still used
     assert refs.void_cause(REF) == ("owner", "it died")
     refs.release(REF)
-    refs.forget([])
+    refs.discard([])
     assert refs.losses == {}
     refs.lost(OWNER, "it died once more")
     assert not refs.take()

@@ -200,7 +200,7 @@ def test_calls_with_the_lost_are_shut_also_if_there_were_none():  # WRK-5
     machine: Machine = WorkerMachine(OWNER)
     assert machine.lost(CALLER, "it is not in the group any more") == ([], [])
     assert not machine.calls_with(CALLER).incoming.request(1, "job")
-    machine.forget([CALLER])
+    machine.discard([CALLER])
     assert machine.calls_with(CALLER).incoming.request(1, "job")
 
 
@@ -252,7 +252,7 @@ def test_a_meeting_before_the_last_changes_nothing():
 def test_whoever_was_met_again_and_is_forgotten_begins_at_the_start():
     machine, again = lost_and_met()
     machine.lost(again, "silent")
-    machine.forget([OWNER, again])
+    machine.discard([OWNER, again])
     (local,) = machine.localized((reference(RefId(OWNER, 1), OWNER),))
     assert local.owner == OWNER
     assert not machine.is_lost(OWNER)

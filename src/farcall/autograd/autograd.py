@@ -66,7 +66,7 @@ class Autograd:
         for instruction in todo:
             match instruction:
                 case DropContext(context=context, content=content):
-                    self.replicas.forget(context)
+                    self.replicas.on_context_released(context)
                     for backward in list(content.passes.values()):
                         backward.drop(f"autograd context {context} ended")
                     content.clear()

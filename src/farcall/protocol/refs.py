@@ -314,14 +314,14 @@ class Refs(RefTables):
         for key in [key for key in self._transfers if key.peer == peer]:
             self.unpin(key)
         for ref, owned in list(self._owned.items()):
-            owned.forget(peer)
+            owned.discard(peer)
             self._drop_if_free(ref, owned)
         for ref, held in list(self._held.items()):
             if held.owner == peer:
                 self._void(ref, held, cause)
         self._releasing = {r: o for r, o in self._releasing.items() if o[0] != peer}
 
-    def forget(self, peers: Iterable[int]) -> None:
+    def discard(self, peers: Iterable[int]) -> None:
         """Nothing more of these lost incarnations will arrive, nor of references that they own.
 
         They are kept as long as there is a local use of a reference that one of them owned.

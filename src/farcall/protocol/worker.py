@@ -380,13 +380,13 @@ class WorkerMachine(Generic[Call, Job]):
         calls.given_up.clear()
         return calls.outgoing.lost(), calls.incoming.lost()
 
-    def forget(self, peers: Iterable[int]) -> None:
-        """Nothing more of these lost incarnations will arrive, see `Refs.forget`."""
+    def discard(self, peers: Iterable[int]) -> None:
+        """Nothing more of these lost incarnations will arrive, see `Refs.discard`."""
         for peer in peers:
             self._calls.pop(peer, None)
             if self._met_again.get(original(peer)) == peer:
                 del self._met_again[original(peer)]
-        self.refs.forget(peers)
+        self.refs.discard(peers)
 
     def tick(self) -> None:
         """Repeat what was not answered. Only needed where messages can be lost."""

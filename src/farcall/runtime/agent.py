@@ -230,7 +230,7 @@ class Agent:
                 references.lost,
                 lambda loss: coordinator.lost(loss.peer.incarnation),
             ],
-            machine.forget,
+            machine.discard,
         )
         executor.start()
 

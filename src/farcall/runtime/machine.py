@@ -108,10 +108,10 @@ class Machine:
         self._executor.may_pass_lead()
         return ended
 
-    def forget(self, incarnations: list[int]) -> None:
+    def discard(self, incarnations: list[int]) -> None:
         """Drop what is known of incarnations that were lost long ago."""
         with self.lock:
-            self.state.forget(incarnations)
+            self.state.discard(incarnations)
 
     def _do(self, instructions: Sequence[Instruction]) -> None:
         self._executor.may_pass_lead()

@@ -228,7 +228,7 @@ class _LeavesCreationsOpen(WorkerMachine[Any, Any]):
 
 
 class _ForgetsNobody(WorkerMachine[Any, Any]):
-    def forget(self, peers: Iterable[int]) -> None:
+    def discard(self, peers: Iterable[int]) -> None:
         self._calls = {p: calls for p, calls in self._calls.items() if p not in peers}
 
 

@@ -98,7 +98,7 @@ class Losses:
         self._search = Search(status.me.name, self._reach)
 
     def start(
-        self, end_calls: EndCalls, parties: Sequence[Party], forget: Callable[[list[int]], None]
+        self, end_calls: EndCalls, parties: Sequence[Party], discard: Callable[[list[int]], None]
     ) -> None:
         """Say what is done when a worker is lost.
 
@@ -107,11 +107,11 @@ class Losses:
                 worker out of the tables.
             parties: hear of each loss, one after the other, in the thread that noticed it. They
                 must not wait. An error of one keeps nothing from the others.
-            forget: drops what is known of incarnations that were lost long ago.
+            discard: drops what is known of incarnations that were lost long ago.
         """
         self._end_calls = end_calls
         self._parties = parties
-        self._forget = forget
+        self._discard = discard
 
     @contextlib.contextmanager
     def hearing(self, tell: Callable[[PeerLost], None]) -> Iterator[None]:
@@ -141,7 +141,7 @@ class Losses:
             peer.back_link = None
         calls, served = self._end_calls(peer, cause)
         loss = Loss(peer, cause, peer.loss(), calls, served)
-        own: list[Party] = [self._log, self._forget_long_lost, self._look_for]
+        own: list[Party] = [self._log, self._discard_long_lost, self._look_for]
         hearers: list[Party] = [partial(self._tell, tell) for tell in self._hearers]
         for party in [*self._parties, *own, *hearers]:
             try:
@@ -153,8 +153,8 @@ class Losses:
     def _tell(hearer: Callable[[PeerLost], None], loss: Loss) -> None:
         hearer(loss.error)
 
-    def _forget_long_lost(self, loss: Loss) -> None:
-        self._forget(self._directory.note_lost(loss.peer, time.monotonic()))
+    def _discard_long_lost(self, loss: Loss) -> None:
+        self._discard(self._directory.note_lost(loss.peer, time.monotonic()))
 
     def _log(self, loss: Loss) -> None:
         peer, cause = loss.peer, loss.cause

@@ -101,10 +101,10 @@ class Acceptor:
         self._closed.set()
         self._poller.wake()
         self._thread.join_if_started()
-        self.forget()
+        self.close_descriptors()
 
-    def forget(self) -> None:
-        """In a child that was forked: close its copies; the parent goes on listening."""
+    def close_descriptors(self) -> None:
+        """Close them here only: in a child that was forked, while the parent goes on listening."""
         for listener in self._listeners:
             listener.close()
         self._poller.close()

@@ -330,7 +330,7 @@ class Connections(Generic[L]):
         self._join(link, sock)
         self._hosts.watch(link, connection)
         if link.lost is not None:  # and `removed` may have been called already
-            self._hosts.forget(link)
+            self._hosts.unwatch(link)
 
     # Links.
 
@@ -368,18 +368,18 @@ class Connections(Generic[L]):
         with self._lock:
             return [link for link in self._links if link.peer.incarnation == incarnation]
 
-    def forget_peer(self, incarnation: int) -> None:
+    def on_peer_lost(self, incarnation: int) -> None:
         """An incarnation is lost: keep nothing of it but the links that there are."""
         with self._lock:
             dialler = self._diallers.get(incarnation)
             if dialler is not None and dialler.is_idle:
                 del self._diallers[incarnation]
-        self._versions.forget(incarnation)
+        self._versions.discard(incarnation)
 
     def removed(self, link: L) -> None:
         """A link is lost: forget it."""
         self._joinable.lost(link)
-        self._hosts.forget(link)
+        self._hosts.unwatch(link)
         with self._lock:
             if link in self._links:
                 logger.debug(
@@ -415,15 +415,15 @@ class Connections(Generic[L]):
         self._background.close()
         return True
 
-    def forget(self) -> list[L]:
+    def close_after_fork(self) -> list[L]:
         """In a child that was forked: close its copies; the parent goes on listening.
 
         Returns:
-            The links, for the endpoint to forget.
+            The links, for the endpoint to close.
         """
         # No locks: their holders were not forked.
         self._closed = True
-        self._acceptor.forget()
+        self._acceptor.close_descriptors()
         return list(self._links)
 
 

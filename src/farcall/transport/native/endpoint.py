@@ -167,7 +167,7 @@ class NativeEndpoint:
     def drop(self, peer: int, cause: str) -> None:
         for link in self._connections.of_peer(peer):
             link.lose(cause)
-        self._connections.forget_peer(peer)
+        self._connections.on_peer_lost(peer)
 
     def close(self) -> None:
         if not self._connections.close():
@@ -177,9 +177,9 @@ class NativeEndpoint:
             self._connections.removed(link)  # references keep a closed agent, not what it mapped
         self._links.clear()
 
-    def forget(self) -> None:
-        self._connections.forget()
+    def close_after_fork(self) -> None:
+        self._connections.close_after_fork()
         # By our table: another thread may have been changing that of the core just then.
         for link in self._links.values():
-            link.forget()
+            link.close_after_fork()
         self._core.forget()

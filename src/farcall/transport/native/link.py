@@ -128,7 +128,7 @@ class NativeLink:
         """End the link: wake everyone who waits on it, and report it once."""
         self._core.lose(cause)
 
-    def forget(self) -> None:
+    def close_after_fork(self) -> None:
         """In a forked child: close its copy, without a word to the peer."""
         self._core.forget()
 
