@@ -156,7 +156,7 @@ class Autograd:
         with self._lock:
             known = self._contexts.enter(context, peer.incarnation, found)
         if known is not None and peer.lost is not None:
-            self.lost(peer)
+            self.on_peer_lost(peer)
         return 0 if known is None else context
 
     def _shared_with(self, context: int, peer: Peer) -> Context | None:
@@ -196,16 +196,16 @@ class Autograd:
             todo = self._contexts.held(context, peer.incarnation)
         self._carry_out(todo)
 
-    def lost(self, peer: Peer) -> None:
+    def on_peer_lost(self, peer: Peer) -> None:
         id = peer.worker.id
         is_replaced = self.agent.directory.of_id(id) is not peer
         with self._lock:
-            todo = self._contexts.lost(
+            todo = self._contexts.on_peer_lost(
                 peer.incarnation, id, is_replaced=is_replaced, is_gone=self._is_gone
             )
             passes = [backward for known in self._contexts for backward in known.passes.values()]
         for backward in passes:
-            backward.lost(peer)
+            backward.on_peer_lost(peer)
         self.agent.executor.may_pass_lead()
         self._carry_out(todo)
 

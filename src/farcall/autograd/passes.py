@@ -37,6 +37,8 @@ from farcall.transport.base import Link
 
 Tensor = torch.Tensor
 Gradients = Mapping[int, Tensor | None]  # of the tensors of a source, by their indices
+Found = Mapping[Node, Tensor | None]  # gradients, by the exits that they are of
+Todo = list[do.Instruction]
 Asker = Future[None]  # what waits for an answer to PREPARE or SURVEY
 FAST_PATIENCE = 0.8  # of the timeout: how long a run waits for a gradient that may never come
 
@@ -107,7 +109,7 @@ class Pass:
 
     # The machine.
 
-    def _report(self, event: Callable[..., list[do.Instruction]], *what: Any) -> None:
+    def _report(self, event: Callable[..., Todo], *what: Any) -> None:
         """Tell the machine of an event, and do what it says."""
         try:
             with self._lock:
@@ -267,9 +269,7 @@ class Pass:
         self._explore()
         self._report(self._arrive, source, credit, gradients)
 
-    def _arrive(
-        self, source: SentTensors, credit: int, gradients: Gradients
-    ) -> list[do.Instruction]:
+    def _arrive(self, source: SentTensors, credit: int, gradients: Gradients) -> Todo:
         """With the lock held: a run that waits for the gradients may go on only with the credit."""
         if self.error is None:
             self._sources[source.number] = source
@@ -365,9 +365,7 @@ class Pass:
             with self._lock:
                 context_state.accumulate(self._held, gradients)
 
-    def left(
-        self, number: int, receive: ReceivedTensors, found: Mapping[Node, Tensor | None]
-    ) -> None:
+    def left(self, number: int, receive: ReceivedTensors, found: Found) -> None:
         """In a run of all sources, `number` being the latest: an exit of a receive has run.
 
         Args:
@@ -379,9 +377,7 @@ class Pass:
         for send in todo:
             self._send(receive, send.credit, found)
 
-    def _send(
-        self, receive: ReceivedTensors, credit: int, found: Mapping[Node, Tensor | None]
-    ) -> None:
+    def _send(self, receive: ReceivedTensors, credit: int, found: Found) -> None:
         """Send the gradients of a receive to where it came from."""
         self._check()
         gradients = {
@@ -418,9 +414,10 @@ class Pass:
         """At the root: the pass has failed at a peer."""
         self._report(self._machine.broken, peer.name)
 
-    def lost(self, peer: Peer) -> None:
+    def on_peer_lost(self, peer: Peer) -> None:
         """A worker is gone."""
-        self._report(self._machine.lost, peer.incarnation, peer.name, StoredError(peer.loss()))
+        cause = StoredError(peer.loss())
+        self._report(self._machine.on_peer_lost, peer.incarnation, peer.name, cause)
 
     def fail(self, error: BaseException) -> None:
         """Something went wrong, here or elsewhere."""

@@ -39,7 +39,7 @@ for a message about a reference. Then as much again is read.
 
 Invariants (tests cite them):
 
-ADM-1  A job that is held comes out exactly once, by `went` or `lost`, in the order of `begin`.
+ADM-1  A job that is held comes out exactly once, by `went` or `take_all`, in the order of `begin`.
 ADM-2  While `most` bytes or more wait, no job begins, unless the peer is lost.
 ADM-3  While less than `most` bytes wait, or the peer is lost, no job is held.
 ADM-4  While more is queued than a bound allows, the link is not read, unless the peer is lost.
@@ -128,8 +128,8 @@ class Admission(Generic[Job]):
         self.waiting_bytes -= size
         return self._release() if self.waiting_bytes < self._most else []
 
-    def lost(self) -> list[Job]:
-        """The peer is gone. Returns the jobs that were held."""
+    def take_all(self) -> list[Job]:
+        """The peer is gone: hold no more, and return the jobs that were held."""
         self._is_lost = self.reads = True
         return self._release()
 

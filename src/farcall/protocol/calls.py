@@ -62,7 +62,7 @@ class Outgoing(Generic[Record]):
 
     What every call passes needs no lock: taking a record out of the table is one atomic step, so
     exactly one thread gets it. But the owner holds one around `abandon` and `retract`: an id that
-    is free again may belong to another call at once. A call that is begun while `lost` runs may
+    is free again may belong to another call at once. A call that is begun while `take_all` runs may
     come out of it, or stay.
     """
 
@@ -115,7 +115,7 @@ class Outgoing(Generic[Record]):
         """The callee has heard nothing of this call, not even a CANCEL, and never will.
 
         Whatever else goes by the id must have been undone before. Returns whether the record is to
-        be failed: it came out here, and not before by `abandon` or `lost`.
+        be failed: it came out here, and not before by `abandon` or `take_all`.
         """
         is_open = self._open.get(call_id) is record
         if is_open:
@@ -133,8 +133,8 @@ class Outgoing(Generic[Record]):
                 return call_id
         return 0
 
-    def lost(self) -> list[Record]:
-        """The peer is gone: every open record, to be failed."""
+    def take_all(self) -> list[Record]:
+        """The peer is gone: take out and return every open record, to be failed."""
         taken = [self._open.pop(call_id, None) for call_id in list(self._open)]
         self._abandoned.clear()
         return [record for record in taken if record is not None]
@@ -207,8 +207,8 @@ class Incoming(Generic[Record]):
         self._see(call_id)
         return CancelResult.ANSWER, None
 
-    def lost(self) -> list[Record]:
-        """The caller is gone: the records of what still runs for it. No more is accepted."""
+    def take_all(self) -> list[Record]:
+        """The caller is gone: accept no more; return the records of what still runs for it."""
         running, self._running = self._running, {}
         self._seen_to = sys.maxsize
         return list(running.values())

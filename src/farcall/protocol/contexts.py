@@ -23,8 +23,8 @@ Invariant (tests cite it):
 BWD-4  When a context has ended, or its creator is lost, it is dropped by every living worker that
        had it, once, and by nobody revived.
 
-A worker that enters a context and finds that its giver is lost reports `lost` once more. Not
-thread-safe: whoever owns it holds one lock, and carries out the instructions without it.
+A worker that enters a context and finds that its giver is lost calls `on_peer_lost` once more. Not
+thread-safe: the owner holds one lock around each method, and carries out the instructions without.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Contexts(Generic[T]):
         entry.told.add(peer)
         return [TellFailures(peer, context, entry.content)]
 
-    def lost(
+    def on_peer_lost(
         self, peer: int, id: int, *, is_replaced: bool, is_gone: Callable[[int], bool]
     ) -> list[DropContext[T] | TellEnd | ReportHeld]:
         """A peer died.

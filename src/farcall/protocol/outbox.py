@@ -18,7 +18,7 @@ messages, since a request must not overtake the one that makes the reference whi
 Invariants (tests cite them):
 
 OUT-1  There is one sender at most: it is asked for when IDLE is left, and ends when IDLE is back.
-OUT-2  An item that was put comes out exactly once: by `next`, `prune` or `lost`.
+OUT-2  An item that was put comes out exactly once: by `next`, `prune` or `take_all`.
 OUT-3  Items come out in the order in which they were put.
 OUT-4  While the box is IDLE, nothing waits and nothing is being sent: whoever sends past the box
        then overtakes nothing that was put before.
@@ -105,8 +105,8 @@ class Outbox(Generic[Item]):
         self._prune_at = max(PRUNE_FROM, 2 * len(kept))
         return pruned
 
-    def lost(self) -> list[Item]:
-        """The peer is gone: what waited."""
+    def take_all(self) -> list[Item]:
+        """The peer is gone: take no more, and return what waited."""
         self._is_lost = True
         items = [item for item, _ in self._items]
         self._items.clear()

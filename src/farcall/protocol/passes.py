@@ -336,7 +336,7 @@ class PassMachine:
         goes_on = self.is_root and self.error is None and not self.is_over
         return [do.AskCause(peer)] if goes_on else []
 
-    def lost(self, peer: Any, worker: object, error: Any) -> list[Instruction]:
+    def on_peer_lost(self, peer: Any, worker: object, error: Any) -> list[Instruction]:
         """A worker is gone: `peer` is its incarnation, which may have been sent gradients."""
         if not self.is_root and worker == self._root:
             return self.stop(error)

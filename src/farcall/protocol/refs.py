@@ -306,7 +306,7 @@ class Refs(RefTables):
 
     # Deaths and lossy networks.
 
-    def lost(self, peer: int, cause: str) -> None:
+    def on_peer_lost(self, peer: int, cause: str) -> None:
         """An incarnation is gone for good. Nothing of it is listened to any more."""
         if peer in self.losses:
             return

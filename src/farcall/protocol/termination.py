@@ -152,7 +152,7 @@ class TerminationDetector:
         """The sender leads its group out. It may have given up whom this worker still counts."""
         self.dismissed = self.dismissed or sender == self.leader
 
-    def lost(self, peer: int) -> Messages:
+    def on_peer_lost(self, peer: int) -> Messages:
         """A member died, or left on its own."""
         was_leader = self.leader
         self._members = [(i, inc) for i, inc in self._members if inc != peer]

@@ -149,7 +149,7 @@ class WorkerMachine(Generic[Call, Job]):
         if calls is None:
             calls = Calls(self._outgoing, self._incoming)
             if self.is_lost(peer):
-                calls.incoming.lost()
+                calls.incoming.take_all()
             calls = self._calls.setdefault(peer, calls)
         return calls
 
@@ -367,18 +367,18 @@ class WorkerMachine(Generic[Call, Job]):
         else:
             raise AssertionError(message)
 
-    def lost(self, peer: int, cause: str) -> tuple[list[Call], list[Job]]:
+    def on_peer_lost(self, peer: int, cause: str) -> tuple[list[Call], list[Job]]:
         """An incarnation is gone for good.
 
         Returns:
             The open calls to it, to be failed, and its calls that run here, to be stopped.
         """
-        self.refs.lost(peer, cause)
+        self.refs.on_peer_lost(peer, cause)
         calls = self._calls.get(peer)
         if calls is None:
             return [], []
         calls.given_up.clear()
-        return calls.outgoing.lost(), calls.incoming.lost()
+        return calls.outgoing.take_all(), calls.incoming.take_all()
 
     def discard(self, peers: Iterable[int]) -> None:
         """Nothing more of these lost incarnations will arrive, see `Refs.discard`."""

@@ -217,18 +217,18 @@ class Agent:
         self._closing = threading.Lock()
         self._on_close = on_close
         losses.start(
-            machine.lose,
+            machine.end_calls,
             [
                 lambda loss: endpoint.drop(loss.peer.incarnation, loss.cause),
                 # Before answers go on: functions that are held must not run.
                 Loss.cancel_served,
-                lambda loss: self.outboxes.lose(loss.peer.outbox),
-                lambda loss: self.outboxes.lose(loss.peer.back_outbox),
-                self.answers.lost,
-                completion.lost,
-                lambda loss: self.gradients.lost(loss.peer),
-                references.lost,
-                lambda loss: coordinator.lost(loss.peer.incarnation),
+                lambda loss: self.outboxes.drop(loss.peer.outbox),
+                lambda loss: self.outboxes.drop(loss.peer.back_outbox),
+                self.answers.on_peer_lost,
+                completion.on_peer_lost,
+                lambda loss: self.gradients.on_peer_lost(loss.peer),
+                references.on_peer_lost,
+                lambda loss: coordinator.on_peer_lost(loss.peer.incarnation),
             ],
             machine.discard,
         )
@@ -426,9 +426,9 @@ class Agent:
             # Before anything ends: the ends of links must not be taken for the deaths of peers.
             with peer.lock:
                 peer.lost = peer.lost or str(error)
-            cancelled += peer.outgoing.lost()
-            self.outboxes.lose(peer.outbox)
-            self.outboxes.lose(peer.back_outbox)
+            cancelled += peer.outgoing.take_all()
+            self.outboxes.drop(peer.outbox)
+            self.outboxes.drop(peer.back_outbox)
         try:
             until = time.monotonic() + GOODBYE_SECONDS  # for all: many may not read
             for link in self.endpoint.links():

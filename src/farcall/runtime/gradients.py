@@ -72,8 +72,8 @@ class Gradients(Protocol):
     def held(self, context: int, peer: Peer) -> None:
         """A peer reports that it has a context of ours."""
 
-    def lost(self, peer: Peer) -> None:
-        """An incarnation is gone for good."""
+    def on_peer_lost(self, peer: Peer) -> None:
+        """Fail the passes that a lost incarnation has a part in, and drop its contexts."""
 
     def close(self) -> None:
         """The agent shuts down: nothing is kept."""

@@ -101,10 +101,12 @@ class Machine:
         """`tell` without an event: the machine was told of some before."""
         self.tell(_nothing)
 
-    def lose(self, peer: Peer, cause: str) -> tuple[Sequence[PendingCall], Sequence[IncomingCall]]:
+    def end_calls(
+        self, peer: Peer, cause: str
+    ) -> tuple[Sequence[PendingCall], Sequence[IncomingCall]]:
         """Take the calls between this worker and a lost one out of the tables. See `Losses`."""
         with self.lock:
-            ended = self.state.lost(peer.incarnation, peer.left or cause)
+            ended = self.state.on_peer_lost(peer.incarnation, peer.left or cause)
         self._executor.may_pass_lead()
         return ended
 

@@ -203,7 +203,7 @@ class SimWorker:
         """A peer incarnation is declared dead."""
         self._oracle.lost(self.incarnation, peer)
         self.boxes.pop(peer, None)
-        calls, tasks = self.machine.lost(peer, "lost")
+        calls, tasks = self.machine.on_peer_lost(peer, "lost")
         self.tasks = [task for task in self.tasks if task not in tasks]
         for task in tasks:
             task.is_over = True

@@ -350,8 +350,8 @@ class CallCompletion:
             # The owner may still make the value; until it says so, using the reference fails.
             self._references.creation_late(pending.created, self.timeout(pending))
 
-    def lost(self, loss: Loss) -> None:
-        """Our calls to a lost peer end."""
+    def on_peer_lost(self, loss: Loss) -> None:
+        """End the calls to a lost peer, in PeerLost."""
         self.fail(loss.calls, loss.error)
 
     def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:

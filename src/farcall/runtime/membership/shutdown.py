@@ -176,10 +176,10 @@ class ShutdownCoordinator:
                 if finished:
                     self._finish()
 
-    def lost(self, peer: int) -> None:
-        """A member died or left."""
+    def on_peer_lost(self, peer: int) -> None:
+        """Wait no longer for a member that died or left."""
         detector = self._detector
         if detector is None:
             return
-        self._step(detector, lambda: detector.lost(peer))
+        self._step(detector, lambda: detector.on_peer_lost(peer))
         self._changed.set()

@@ -297,8 +297,8 @@ class References:
                     if is_made or not self._refs.knows(ref):
                         self._creation_errors.pop(ref, None)
 
-    def lost(self, _: Loss) -> None:
-        """The machine was told that a peer is lost."""
+    def on_peer_lost(self, _: Loss) -> None:
+        """Go on with what waited for a lost peer. The machine was told of the loss before."""
         self._machine.run()
         with self._lock:
             for ref in [ref for ref in self._creation_errors if not self._refs.knows(ref)]:

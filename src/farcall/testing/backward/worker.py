@@ -204,9 +204,9 @@ class Worker:
                 self._fail_call(call)
         for content in list(self.contexts):
             for backward in list(content.passes.values()):
-                backward.report(backward.machine.lost, peer, peer, f"lost {peer}")
+                backward.report(backward.machine.on_peer_lost, peer, peer, f"lost {peer}")
         self._lose_contexts(peer)
 
     def _lose_contexts(self, peer: int) -> None:
         gone = self.lost.__contains__
-        self._carry_out(self.contexts.lost(peer, peer, is_replaced=False, is_gone=gone))
+        self._carry_out(self.contexts.on_peer_lost(peer, peer, is_replaced=False, is_gone=gone))

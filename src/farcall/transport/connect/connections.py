@@ -378,7 +378,7 @@ class Connections(Generic[L]):
 
     def removed(self, link: L) -> None:
         """A link is lost: forget it."""
-        self._joinable.lost(link)
+        self._joinable.discard(link)
         self._hosts.unwatch(link)
         with self._lock:
             if link in self._links:

@@ -122,8 +122,8 @@ class StreamRegistry(Generic[L]):
         with self._lock:
             self._names[link] = name
             self._expected[name].link.set_result(link)
-        if link.lost is not None:  # and `lost` may have been called already
-            self.lost(link)
+        if link.lost is not None:  # and `discard` may have been called already
+            self.discard(link)
 
     def failed(self, name: bytes) -> None:
         """There will be no link of that name."""
@@ -132,7 +132,7 @@ class StreamRegistry(Generic[L]):
         if found is not None and not found.link.done():
             found.link.set_exception(LinkError("the link that it joins could not be opened"))
 
-    def lost(self, link: L) -> None:
+    def discard(self, link: L) -> None:
         """It ended: nobody may join it any more."""
         with self._lock:
             self._expected.pop(self._names.pop(link, b""), None)
