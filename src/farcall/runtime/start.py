@@ -93,7 +93,7 @@ def start_agent(
         incarnation,
         host_id(),
         main_fingerprint(),
-        lends=options.shared_tensors == "handle",
+        zero_copy=options.shared_tensors == "handle",
         versions=versions(),
     )
     reception = Reception()

@@ -273,7 +273,7 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         nonce=secrets.token_bytes(NONCE_LENGTH),
         secured=secret is not None,
         shm=me.shm,
-        lends=me.lends,
+        zero_copy=me.zero_copy,
         streams=me.streams,
         link=me.link,
         joins=me.joins,
