@@ -234,7 +234,7 @@ class BackwardBug(Enum):
     GIVES_ALL_BEFORE_AVERAGING = "gives-all-before-averaging", _GivesAllBeforeAveraging
     ACCUMULATES_LATE = "accumulates-late", _AccumulatesLate
     AVERAGES_EARLY = "averages-early", _AveragesEarly
-    IGNORES_DEATHS = "ignores-deaths", _ignoring("lost")
+    IGNORES_DEATHS = "ignores-deaths", _ignoring("on_peer_lost")
     DOES_NOT_ASK_WHY = "does-not-ask-why", _without(AskCause, "broken")
     FAILS_IN_SILENCE = "fails-in-silence", _without(TellRoot, "fail")
     TELLS_NOBODY = "tells-nobody", _without(TellAll, "abort")
@@ -243,7 +243,7 @@ class BackwardBug(Enum):
     SHARES_NO_MESSAGES = "shares-no-messages", _SharesNoMessages
     FORGETS_THE_DEAD = "forgets-the-dead", _ForgetsTheDead
     RELEASES_ONLY_HERE = "releases-only-here", _without(TellEnd, "_drop", Contexts)
-    DOES_NOT_REPORT = "does-not-report", _without(ReportHeld, "lost", Contexts)
+    DOES_NOT_REPORT = "does-not-report", _without(ReportHeld, "on_peer_lost", Contexts)
     LEAVES_CONTEXTS_OF_THE_DEAD = "leaves-contexts-of-the-dead", _ignoring("made_by", Contexts)
     IGNORES_REPORTS = "ignores-reports", _ignoring("held", Contexts)
 
