@@ -104,13 +104,13 @@ class Contexts(Generic[T]):
         return len(self._entries)
 
     def next_id(self) -> int:
-        """The id of the next context that is made here."""
+        """Return the id of the next context that is made here."""
         # Never 0, which means no context.
         self._next = (self._next + 1) % NUMBERS or 1
         return self._base | self._next
 
     def create(self, context: int, content: T) -> None:
-        """This worker makes a context, with an id from `next_id`."""
+        """Add a context of this worker, with an id from `next_id`."""
         self._entries[context] = _Entry(content, mine=True)
 
     def get(self, context: int) -> T | None:
@@ -118,7 +118,7 @@ class Contexts(Generic[T]):
         return None if entry is None else entry.content
 
     def is_dead(self, context: int) -> bool:
-        """Whether the context has ended."""
+        """Return whether the context has ended."""
         creator = context >> CREATOR_SHIFT
         if context in self._entries:
             return False
@@ -149,25 +149,25 @@ class Contexts(Generic[T]):
         return entry.content
 
     def has_parted(self, context: int, peer: int) -> bool:
-        """Whether a peer had the context when it was lost: it has dropped it."""
+        """Return whether a peer had the context when it was lost: it has dropped it."""
         entry = self._entries.get(context)
         return entry is not None and original(peer) in entry.parted
 
     def known_to(self, context: int) -> tuple[int, ...]:
-        """Who has the context as far as we know: whom we gave it to, and who gave it to us."""
+        """Return the known peers that have the context: its receivers, and its givers."""
         entry = self._entries.get(context)
         return () if entry is None else tuple(entry.told | entry.givers)
 
     def end(self, context: int) -> list[DropContext[T] | TellEnd]:
-        """The creator ends its context."""
+        """End a context of this worker."""
         return self._drop(context, None) if context in self._entries else []
 
     def released(self, context: int, low_watermark: int) -> list[DropContext[T] | TellEnd]:
-        """A peer says that the context has ended."""
+        """Hear from a peer that the context has ended."""
         return self._drop(context, low_watermark)
 
     def held(self, context: int, peer: int) -> list[TellEnd | TellFailures[T]]:
-        """A peer says that it has a context of ours."""
+        """Hear from a peer that it has a context of this worker."""
         entry = self._entries.get(context)
         if entry is None:
             return [
@@ -179,7 +179,7 @@ class Contexts(Generic[T]):
     def on_peer_lost(
         self, peer: int, id: int, *, is_replaced: bool, is_gone: Callable[[int], bool]
     ) -> list[DropContext[T] | TellEnd | ReportHeld]:
-        """A peer died.
+        """Hear that a peer died.
 
         Args:
             peer: its incarnation.
@@ -212,12 +212,12 @@ class Contexts(Generic[T]):
         return given
 
     def made_by(self, creator: int) -> list[int]:
-        """The contexts here that a worker with this id made."""
+        """Return the contexts here that a worker with this id made."""
         base = creator % CREATORS
         return [number for number in self._entries if number >> CREATOR_SHIFT == base]
 
     def close(self) -> list[T]:
-        """Everything ends here."""
+        """End everything here."""
         contents = list(self)
         self._entries.clear()
         return contents

@@ -10,7 +10,7 @@ made, by which all that is open is asked.
 
 Invariants:
 
-LOOK-1  One at a time: whoever asks what is asked already waits for the same answer.
+LOOK-1  One at a time: a caller that asks what is asked already waits for the same answer.
 LOOK-2  The latest counts: what is heard by a connection counts only if there is no later one.
 LOOK-3  Few are stuck: at most `MOST_STUCK` connections are given up that have not answered yet.
 LOOK-4  Persistence: if the latest connection has not answered for `STUCK_SECONDS`, there is another
@@ -20,7 +20,7 @@ LOOK-4  Persistence: if the latest connection has not answered for `STUCK_SECOND
 LOOK-5  Made again: after a failure the connection is made anew before the next question, so that a
         store that was started again, and is empty, learns of this worker.
 
-Pure; not thread-safe: whoever owns a machine holds a lock around each method. Times are seconds on
+Pure; not thread-safe: the owner of a machine holds a lock around each method. Times are seconds on
 any one monotonic clock.
 """
 
@@ -75,7 +75,7 @@ class LookupMachine(Generic[Q]):
         self._stuck = 0
 
     def ask(self, question: Q) -> tuple[Q, int | None]:
-        """Somebody wants to know something.
+        """Hear that somebody wants to know something.
 
         Returns:
             The open question of this key, to wait for. If it is this one, the connection by which
@@ -85,7 +85,7 @@ class LookupMachine(Generic[Q]):
         return known, self._connection if known is question else None
 
     def look(self, now: float) -> Round[Q] | None:
-        """Whoever waits looks now and then whether all is to be asked by another connection."""
+        """Return what another connection is to ask, if it is time. Callers that wait look."""
         if self._asked_at is None or now - self._asked_at < STUCK_SECONDS * self._patience:
             return None
         if self._stuck == MOST_STUCK:
@@ -98,14 +98,14 @@ class LookupMachine(Generic[Q]):
         return Round(self._connection, list(self._open.values()))
 
     def begins(self, connection: int, now: float) -> Step:
-        """A connection is about to take a question."""
+        """Hear that a connection is about to take a question."""
         if connection != self._connection:
             return Step.DROP
         self._asked_at = now
         return Step.ASK if self._is_made else Step.REOPEN
 
     def ends(self, question: Q, connection: int, *, failed: bool) -> bool:
-        """A connection has an answer, or has failed. Returns whether that counts."""
+        """Return whether the answer, or the failure, of a connection counts."""
         if connection != self._connection:
             self._stuck -= 1
             return False

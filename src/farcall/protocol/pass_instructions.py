@@ -23,7 +23,7 @@ class AskRoot(NamedTuple):
 
 
 class AnswerAsker(NamedTuple):
-    """Answer whoever asked; with the error, if there is one."""
+    """Answer the asker; with the error, if there is one."""
 
     asker: Any
     error: Any

@@ -26,7 +26,7 @@ tensors that are used. Two waves go through the workers of a pass:
     TOGETHER  arrive                           TOGETHER  the run waits for it no more
     any       survey                           same      the first: Explore the roots
     any       reached                          same      Ask for each part; if there is none, Answer
-    any       prepared                         same      Answer whoever waits for no other part
+    any       prepared                         same      Answer askers that wait for no other part
     any       computed                         same      Keep leaf gradients, Send the others
     any       left                             same      Send, if the receive has all its gradients
     any       ran                              same      Return what is left of the source's credit
@@ -56,7 +56,7 @@ BWD-6  Once a pass has FAILED at the root, everybody who has the context is told
 BWD-7  In fast mode no pass is OVER if something that was sent is unused.
 
 A run may wait for sources in descending order: what a source's gradient depends on at this worker
-was sent after it, so cycles between workers can't block. Not thread-safe: whoever owns the machine
+was sent after it, so cycles between workers can't block. Not thread-safe: the owner of the machine
 holds one lock, and carries out the instructions, in order, without it.
 """
 
@@ -178,7 +178,7 @@ class PassMachine:
             self._incomplete[receive] = self._incomplete.get(receive, 0) + len(used)
 
     def survey(self, asker: Any) -> list[Instruction]:
-        """At the root: find out everywhere which sources are live."""
+        """Find out everywhere, from the root, which sources are live."""
         if self.error is not None or self._is_surveyed:
             return [do.AnswerAsker(asker, self.error)]
         self._surveyors.append(asker)
@@ -199,7 +199,7 @@ class PassMachine:
         return [do.AskPart(each) for each in parts]
 
     def prepared(self, reached: Part) -> list[Instruction]:
-        """The PREPARE for a part of a receive was answered."""
+        """Hear that the PREPARE for a part of a receive was answered."""
         if self.error is not None:
             return []
         part = self._causes.pop(reached)
@@ -218,7 +218,7 @@ class PassMachine:
         return [do.AnswerAsker(each, None) for each in surveyors]
 
     def begin(self, is_shared: bool) -> list[Instruction]:
-        """All live sources are known, and whether any of them share something.
+        """Hear that all live sources are known, and whether any of them share something.
 
         Raises:
             UnexpectedGradient: as `arrive`.
@@ -240,7 +240,7 @@ class PassMachine:
     # Gradients.
 
     def arrive(self, source: int, credit: int) -> list[Instruction]:
-        """The gradient of a source is here, and credit of the pass.
+        """Hear that the gradient of a source is here, with credit of the pass.
 
         Raises:
             UnexpectedGradient: the source is not live, or has its gradient already.
@@ -289,7 +289,7 @@ class PassMachine:
         return do.SendGradients(receive, self._credit.send(source, last))
 
     def ran(self, source: int) -> list[Instruction]:
-        """What a source set off at this worker is done."""
+        """Hear that what a source set off at this worker is done."""
         if self.error is not None:
             return []
         if self._averages and not self._pending and self._running == 1:
@@ -297,7 +297,7 @@ class PassMachine:
         return self.averaged(source)
 
     def averaged(self, source: int) -> list[Instruction]:
-        """Nothing is left to do for a source."""
+        """Hear that nothing is left to do for a source."""
         if self.error is not None:
             return []
         self._running -= 1
@@ -312,7 +312,7 @@ class PassMachine:
     # The end.
 
     def returned(self, worker: Any, credit: int, missing: int) -> list[Instruction]:
-        """At the root: a worker gave credit back.
+        """Hear, at the root, that a worker gave credit back.
 
         Args:
             worker: which.
@@ -332,23 +332,23 @@ class PassMachine:
         return [do.EndPass(None)]
 
     def broken(self, peer: Any) -> list[Instruction]:
-        """At the root: the pass has failed at a peer."""
+        """Hear, at the root, that the pass has failed at a peer."""
         goes_on = self.is_root and self.error is None and not self.is_over
         return [do.AskCause(peer)] if goes_on else []
 
     def on_peer_lost(self, peer: Any, worker: object, error: Any) -> list[Instruction]:
-        """A worker is gone: `peer` is its incarnation, which may have been sent gradients."""
+        """Hear that a worker is gone. Its incarnation, `peer`, may have been sent gradients."""
         if not self.is_root and worker == self._root:
             return self.stop(error)
         return self.fail(error) if peer in self._sent_to else []
 
     def fail(self, error: Any) -> list[Instruction]:
-        """Something went wrong, here or at a worker that was asked."""
+        """Hear that something went wrong, here or at a worker that was asked."""
         stopped = self.stop(error)
         return [*stopped, do.TellRoot()] if stopped and not self.is_root else stopped
 
     def stop(self, error: Any) -> list[Instruction]:
-        """The pass is not to go on here, and the root knows or does not care."""
+        """End the pass here; the root knows or does not care."""
         if self.error is not None or self.is_over:
             return []
         self.error = error

@@ -38,12 +38,12 @@ class Exploration(ABC):
     @staticmethod
     @abstractmethod
     def edge(node: Any) -> Any:
-        """A sink, for the code that runs the graph; its `node` is this one."""
+        """Return a sink, for the code that runs the graph; its `node` is this one."""
 
     @staticmethod
     @abstractmethod
     def has_hooks(leaf: Any) -> bool:
-        """Whether a leaf has hooks, which must see its whole gradient."""
+        """Return whether a leaf has hooks, which must see its whole gradient."""
 
     def __init__(self, exits: Collection[Node], base: Exploration | None = None) -> None:
         self.live: dict[SentTensors, list[int]] = {}
@@ -98,7 +98,7 @@ class Exploration(ABC):
         return sinks
 
     def _is_new_leaf(self, source: SentTensors, node: Node) -> bool:
-        """False if the source has reached it before."""
+        """Return whether the source has not reached a leaf before."""
         first = self._leaves.get(node)
         if first is None and self._base is not None:
             first = self._base._leaves.get(node)

@@ -90,7 +90,7 @@ class _Watched:
         self.silent_since: float | None = None  # None: nothing is unacknowledged
 
     def look(self, now: float) -> float:
-        """For how many seconds the peer's kernel has owed an answer."""
+        """Return for how many seconds the peer's kernel has owed an answer."""
         state = _ask(self.connection)
         if state is None or not state.waits:
             self.silent_since = None
@@ -148,7 +148,7 @@ class HostWatch(Generic[L]):
         self._closed = threading.Event()
 
     def note(self, sock: socket.socket) -> _Connection | None:
-        """What `watch` needs of a connection, before its link takes the descriptor.
+        """Return what `watch` needs of a connection, before its link takes the descriptor.
 
         None: it is not to be watched.
         """

@@ -138,7 +138,7 @@ class Unfinished(LinkError):
 
 
 class NotHere(LinkError):
-    """Whoever answers at this address is not the worker that was wanted."""
+    """Another worker than the one that was wanted answers at this address."""
 
 
 class Ended(Unfinished):
@@ -193,7 +193,7 @@ class Channel:
             return  # the peer is gone, or goes on talking
 
     def receive(self) -> tuple[Hello | Proof | Ready, bytes]:
-        """The peer's next message and its bytes; raises what a Refuse says."""
+        """Return the peer's next message and its bytes, or raise what a Refuse says."""
         prefix = self._read(LENGTH.size)
         (length,) = LENGTH.unpack(prefix)
         if not 0 < length <= LIMIT:
@@ -244,5 +244,5 @@ def _stranger(data: bytes) -> BadFrame:
 
 
 def printable(text: str) -> str:
-    """Words of a peer that has proven nothing yet, safe to show in a terminal or log."""
+    """Make words of a peer that has proven nothing yet safe to show in a terminal or log."""
     return "".join(char if char.isprintable() else "?" for char in text[:1000])
