@@ -42,7 +42,7 @@ def test_schedules_have_what_can_go_wrong():
     logs = [" ".join(str(event) for event in simulate_backward(seed).log) for seed in range(500)]
     for what in ("Prepare(", "AskRoot(", "Answered(", "Grad(", "Abort(", "TellEnd("):
         assert sum(what in log for log in logs) > 20, what
-    for what in ("ReturnShare(", "Forward(", "dies", "declares lost", "success", "fast=True"):
+    for what in ("ReturnCredit(", "Forward(", "dies", "declares lost", "success", "fast=True"):
         assert sum(what in log for log in logs) > 20, what
     for what in ("TellRoot(", "AskCause(", "raised", "lost ", "second time", "waits for nothing"):
         assert sum(what in log for log in logs) > 5, what
@@ -53,7 +53,7 @@ def test_schedules_have_what_can_go_wrong():
 FINDS = {
     BackwardBug.GIVES_ALL_AND_KEEPS_HALF: {"BWD-1", "BWD-3", "BWD-5"},
     BackwardBug.GIVES_HALF_AND_KEEPS_ALL: {"BWD-1", "BWD-3", "BWD-5"},
-    BackwardBug.KEEPS_A_SHARE: {"BWD-5"},
+    BackwardBug.KEEPS_CREDIT: {"BWD-5"},
     BackwardBug.ADDS_ONCE: {"BWD-5"},
     BackwardBug.TAKES_HALF_FOR_ALL: {"BWD-1", "BWD-3", "BWD-5"},
     BackwardBug.PREPARES_IN_HASTE: {"BWD-1", "BWD-5", "ERROR"},
@@ -131,11 +131,11 @@ def test_command_line_simulates_backward_passes():
 
 
 def test_command_line_says_how_to_replay_a_backward_pass():
-    arguments = ["--protocol", "backward", "--plant", "keeps-a-share"]
+    arguments = ["--protocol", "backward", "--plant", "keeps-credit"]
     result = CliRunner().invoke(main, [*arguments, "--schedules", "20"])
     assert result.exit_code == 1
     command = result.output.splitlines()[2].split("farcall.testing.sim ")[1].split()
-    assert {"--replay", "--protocol", "backward", "--plant", "keeps-a-share"} <= set(command)
+    assert {"--replay", "--protocol", "backward", "--plant", "keeps-credit"} <= set(command)
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 1
     assert "VIOLATION BWD-5" in again.output
@@ -144,4 +144,4 @@ def test_command_line_says_how_to_replay_a_backward_pass():
 def test_command_line_refuses_a_bug_of_another_protocol():
     result = CliRunner().invoke(main, ["--protocol", "backward", "--plant", "does-not-pin"])
     assert result.exit_code == 2
-    assert "keeps-a-share" in result.output
+    assert "keeps-credit" in result.output

@@ -30,7 +30,9 @@ def lose(
     contexts: Contexts[str], id: int, *, is_replaced: bool = False, gone: tuple[int, ...] = ()
 ) -> list[object]:
     return list(
-        contexts.lost(10 * id, id, is_replaced=is_replaced, is_gone=lambda each: each in gone)
+        contexts.on_peer_lost(
+            10 * id, id, is_replaced=is_replaced, is_gone=lambda each: each in gone
+        )
     )
 
 

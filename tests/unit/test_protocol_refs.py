@@ -147,7 +147,7 @@ def test_accepted_creation_registers_its_caller():
 
 def test_creation_by_a_lost_caller_is_dropped_at_once():
     refs, ref = Refs(OWNER), RefId(HOLDER, 1)
-    refs.lost(HOLDER, "gone")
+    refs.on_peer_lost(HOLDER, "gone")
     refs.accept_creation(ref, HOLDER, 1)
     assert refs.take() == [Drop(ref)]
 
@@ -157,7 +157,7 @@ def test_dead_holder_holds_nothing_and_is_not_listened_to():  # REF-2, REF-3
     refs.on_register(HOLDER, [(*ENTRY, 1)])
     refs.release(REF)
     refs.take()
-    refs.lost(HOLDER, "gone")
+    refs.on_peer_lost(HOLDER, "gone")
     assert refs.take() == [Drop(REF)]
     refs.on_register(HOLDER, [(*ENTRY, 2)])
     refs.on_release(HOLDER, [(*ENTRY, 3)])
@@ -170,7 +170,7 @@ def test_death_of_one_holder_leaves_the_others():
     refs.on_register(THIRD, [(*ENTRY, 1)])
     refs.release(REF)
     refs.take()
-    refs.lost(HOLDER, "gone")
+    refs.on_peer_lost(HOLDER, "gone")
     assert refs.take() == []
     assert refs.owns(REF)
 
@@ -237,7 +237,7 @@ def test_open_creation_is_not_repeated():
 
 def test_creation_at_a_lost_owner_is_void():
     refs = Refs(HOLDER)
-    refs.lost(OWNER, "it crashed")
+    refs.on_peer_lost(OWNER, "it crashed")
     ref = refs.mint()
     refs.create(ref, OWNER, "owner")
     assert refs.void_cause(ref) == ("owner", "it crashed")
@@ -452,7 +452,7 @@ def test_registration_is_repeated_until_it_is_answered():  # REF-3
 
 def test_dead_owner_voids_references_and_nothing_is_sent_to_it():
     refs = holding()
-    refs.lost(OWNER, "it crashed")
+    refs.on_peer_lost(OWNER, "it crashed")
     assert refs.void_cause(REF) == ("owner", "it crashed")
     refs.release(REF)
     assert refs.take() == []
@@ -463,7 +463,7 @@ def test_dead_owner_refuses_messages_that_wait_for_it():
     refs = Refs(HOLDER)
     refs.arrive(FROM_THIRD, [wire()])
     refs.take()
-    refs.lost(OWNER, "it crashed")
+    refs.on_peer_lost(OWNER, "it crashed")
     assert refs.take() == [
         Unavailable(FROM_THIRD, "owner", "it crashed"),
         Send(THIRD, Received(False), 7),
@@ -472,7 +472,7 @@ def test_dead_owner_refuses_messages_that_wait_for_it():
 
 def test_reference_of_a_dead_owner_is_refused_on_arrival():
     refs = Refs(HOLDER)
-    refs.lost(OWNER, "it crashed")
+    refs.on_peer_lost(OWNER, "it crashed")
     refs.arrive(FROM_THIRD, [wire()])
     assert Unavailable(FROM_THIRD, "owner", "it crashed") in refs.take()
     assert refs.is_settled
@@ -534,27 +534,27 @@ def test_death_of_the_receiver_unpins():
     refs = owning()
     refs.pin(TransferKey(HOLDER, 7, True), [REF])
     refs.release(REF)
-    refs.lost(HOLDER, "gone")
+    refs.on_peer_lost(HOLDER, "gone")
     assert refs.take() == [Drop(REF)]
 
 
 def test_the_lost_are_forgotten_when_nothing_of_theirs_is_used_here():
     refs = holding()
     for peer in (OWNER, THIRD):
-        refs.lost(peer, "it died")
-    refs.forget([OWNER, THIRD])
+        refs.on_peer_lost(peer, "it died")
+    refs.discard([OWNER, THIRD])
     assert refs.losses == {OWNER: "it died"}  # a reference that it owned is still used
     assert refs.void_cause(REF) == ("owner", "it died")
     refs.release(REF)
-    refs.forget([])
+    refs.discard([])
     assert refs.losses == {}
-    refs.lost(OWNER, "it died once more")
+    refs.on_peer_lost(OWNER, "it died once more")
     assert not refs.take()
 
 
 def test_nothing_is_pinned_for_a_receiver_that_is_lost_already():  # REF-2
     refs = owning()
-    refs.lost(HOLDER, "gone")
+    refs.on_peer_lost(HOLDER, "gone")
     refs.pin(TransferKey(HOLDER, 7, True), [REF])
     refs.release(REF)
     assert refs.take() == [Drop(REF)]
@@ -661,7 +661,7 @@ def test_any_number_of_entries_is_said_in_messages_that_fit_into_frames(
 
 def test_value_whose_owner_is_met_again_is_registered_anew():
     refs = holding()
-    refs.lost(OWNER, "silent")
+    refs.on_peer_lost(OWNER, "silent")
     assert refs.state(REF) is HeldState.VOID
     again = next_incarnation(OWNER)
     refs.arrive(FROM_THIRD, [wire(owner=again)])
@@ -676,7 +676,7 @@ def test_value_whose_owner_is_lost_a_second_time_stays_void():
     refs = holding()
     again = next_incarnation(OWNER)
     for incarnation in (OWNER, again):
-        refs.lost(incarnation, "silent")
+        refs.on_peer_lost(incarnation, "silent")
     refs.arrive(FROM_THIRD, [wire(owner=again)])
     assert refs.take() == [
         Unavailable(FROM_THIRD, "owner", "silent"),

@@ -39,7 +39,7 @@ class Owned:
             self.holders[holder] = (sequence, holds)
         return True
 
-    def forget(self, holder: int) -> None:
+    def discard(self, holder: int) -> None:
         _, held = self.holders.pop(holder, (0, False))
         self.live -= held
 

@@ -24,12 +24,12 @@ class RefTables:
         self._to_do = to_do or Instructions()
 
     def mint(self) -> RefId:
-        """A new identity, for `own` here or `create` elsewhere."""
+        """Return a new identity, for `own` here or `create` elsewhere."""
         self._minted += 1
         return RefId(self._me, self._minted)
 
     def state(self, ref: RefId) -> HeldState:
-        """How far the owner has confirmed us. References that live here are CONFIRMED."""
+        """Return how far the owner has confirmed us. References that live here are CONFIRMED."""
         held = self._held.get(ref)
         return HeldState.CONFIRMED if held is None else held.state
 
@@ -46,14 +46,14 @@ class RefTables:
         return held is None or not (held.cause or held.state is HeldState.VOID)
 
     def void_cause(self, ref: RefId) -> tuple[str, str] | None:
-        """(owner's name, cause) if the reference can't be used any more."""
+        """Return (owner's name, cause) if the reference can't be used any more."""
         held = self._held.get(ref)
         if held is None or held.state is not HeldState.VOID:
             return None
         return held.owner_name, held.cause
 
     def is_void(self, ref: RefId) -> bool:
-        """Whether there is a `void_cause`. One look: needs no lock."""
+        """Return whether there is a `void_cause`. One look: needs no lock."""
         held = self._held.get(ref)
         return held is not None and held.state is HeldState.VOID
 
@@ -91,7 +91,7 @@ class RefTables:
         }
 
     def holders(self) -> list[int]:
-        """For each value here that others hold: how many."""
+        """Return, for each value here that others hold, how many do."""
         return [owned.live for owned in self._owned.values() if owned.live]
 
     def _next_sequence(self) -> int:

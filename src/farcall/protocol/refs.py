@@ -87,13 +87,13 @@ class Refs(RefTables):
     # What has to be done.
 
     def take(self) -> list[Instruction]:
-        """What is to be done since the last call, in order; registrations come first."""
+        """Return what is to be done since the last call, in order; registrations come first."""
         return self._to_do.take()
 
     # Local use: live RRefs, counted by the caller's handles.
 
     def own(self, ref: RefId) -> None:
-        """A value was made here, used once."""
+        """Add a value that was made here, used once."""
         self._owned[ref] = Owned(local=1)
 
     def create(self, ref: RefId, owner: int, owner_name: str) -> int:
@@ -105,12 +105,12 @@ class Refs(RefTables):
         return held.sequence
 
     def acquire(self, ref: RefId) -> None:
-        """One more local use of a reference that is in use."""
+        """Count one more local use of a reference that is in use."""
         entry = self._owned.get(ref) or self._held[ref]
         entry.local += 1
 
     def release(self, ref: RefId) -> None:
-        """One local use less."""
+        """Count one local use less."""
         owned = self._owned.get(ref)
         if owned is not None:
             owned.local -= 1
@@ -123,14 +123,14 @@ class Refs(RefTables):
     # Creation by remote().
 
     def accept_creation(self, ref: RefId, holder: int, sequence: int) -> None:
-        """Owner: a `remote()` request arrived, which registers its caller."""
+        """Register the caller of a `remote()` request that arrived at the owner."""
         owned = self._owned[ref] = Owned(local=0)
         if holder not in self.losses:
             owned.note(holder, sequence, holds=True)
         self._drop_if_free(ref, owned)
 
     def accepted(self, ref: RefId) -> None:
-        """Holder: the owner has made the value's place."""
+        """Hear, as the holder, that the owner has made the value's slot."""
         held = self._held.get(ref)
         if held is not None and held.state is HeldState.CREATING:
             self._confirm(ref, held)
@@ -151,7 +151,7 @@ class Refs(RefTables):
     # Transfers: the sender.
 
     def pin(self, key: TransferKey, refs: Sequence[RefId]) -> None:
-        """A message with these references is about to be sent to `key.peer`."""
+        """Pin the references of a message that is about to be sent to `key.peer`."""
         if key.peer in self.losses:
             return  # it was lost meanwhile: nothing would ever unpin them
         only_receivers_own = not key.of_reply
@@ -167,7 +167,7 @@ class Refs(RefTables):
         self._transfers[key] = (tuple(refs), only_receivers_own)
 
     def unpin(self, key: TransferKey) -> None:
-        """RECEIVED arrived, or the message could not be sent."""
+        """Let go of the pins: RECEIVED arrived, or the message could not be sent."""
         refs, _ = self._transfers.pop(key, ((), False))
         for ref in refs:
             owned = self._owned.get(ref)
@@ -188,7 +188,7 @@ class Refs(RefTables):
     # Transfers: the receiver.
 
     def arrive(self, key: TransferKey, references: Sequence[Reference]) -> None:
-        """A message with references arrived from `key.peer`.
+        """Hear that a message with references arrived from `key.peer`.
 
         Ready or Unavailable follows, now or later. Until `taken_over` or Unavailable, the
         references count as used here.
@@ -229,7 +229,7 @@ class Refs(RefTables):
         self._advance(arrival)
 
     def take_own(self, references: Sequence[Reference]) -> bool:
-        """A request arrived whose references all live here: each is used once more from now on.
+        """Count one more use of each reference of a request; all of them live here.
 
         There is nothing to register or to wait for then, so neither `arrive` nor `taken_over`
         follows. False: it is not so, and nothing was done.
@@ -246,7 +246,7 @@ class Refs(RefTables):
         return True
 
     def taken_over(self, key: TransferKey) -> None:
-        """The message was rebuilt: its references have local uses of their own now."""
+        """End the uses of a message that was rebuilt: its references have uses of their own now."""
         arrival = self._arrivals.get(key)
         if arrival is not None:
             self._unclaim(arrival)
@@ -261,7 +261,7 @@ class Refs(RefTables):
     # Messages of the protocol.
 
     def on_register(self, holder: int, entries: Iterable[tuple[int, int, int]]) -> None:
-        """Owner: REGISTER arrived."""
+        """Handle REGISTER, as the owner."""
         if holder in self.losses:
             return
         answers = []
@@ -275,7 +275,7 @@ class Refs(RefTables):
             self._to_do.say(Send(holder, Registered(tuple(answers))))
 
     def on_release(self, holder: int, entries: Sequence[tuple[int, int, int]]) -> None:
-        """Owner: RELEASE arrived."""
+        """Handle RELEASE, as the owner."""
         if holder in self.losses:
             return
         for minted_by, number, sequence in entries:
@@ -286,7 +286,7 @@ class Refs(RefTables):
         self._to_do.say(Send(holder, Released(tuple(entries))))
 
     def on_registered(self, entries: Iterable[tuple[int, int, int, bool]]) -> None:
-        """Holder: REGISTERED arrived."""
+        """Handle REGISTERED, as the holder."""
         for minted_by, number, sequence, known in entries:
             ref = RefId(minted_by, number)
             held = self._held.get(ref)
@@ -298,7 +298,7 @@ class Refs(RefTables):
                 self._void(ref, held, held.cause or "it has dropped the value")
 
     def on_released(self, entries: Iterable[tuple[int, int, int]]) -> None:
-        """Holder: RELEASED arrived."""
+        """Handle RELEASED, as the holder."""
         for minted_by, number, sequence in entries:
             ref = RefId(minted_by, number)
             if self._releasing.get(ref, (0, 0))[1] == sequence:
@@ -306,22 +306,22 @@ class Refs(RefTables):
 
     # Deaths and lossy networks.
 
-    def lost(self, peer: int, cause: str) -> None:
-        """An incarnation is gone for good. Nothing of it is listened to any more."""
+    def on_peer_lost(self, peer: int, cause: str) -> None:
+        """Hear that an incarnation is gone for good. Nothing of it is listened to any more."""
         if peer in self.losses:
             return
         self.losses[peer] = cause
         for key in [key for key in self._transfers if key.peer == peer]:
             self.unpin(key)
         for ref, owned in list(self._owned.items()):
-            owned.forget(peer)
+            owned.discard(peer)
             self._drop_if_free(ref, owned)
         for ref, held in list(self._held.items()):
             if held.owner == peer:
                 self._void(ref, held, cause)
         self._releasing = {r: o for r, o in self._releasing.items() if o[0] != peer}
 
-    def forget(self, peers: Iterable[int]) -> None:
+    def discard(self, peers: Iterable[int]) -> None:
         """Nothing more of these lost incarnations will arrive, nor of references that they own.
 
         They are kept as long as there is a local use of a reference that one of them owned.

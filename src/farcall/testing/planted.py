@@ -72,13 +72,13 @@ class _SaysReceivedAtOnce(Refs):
 
 
 class _KeepsDeadHolders(Refs):
-    def lost(self, peer: int, cause: str) -> None:
+    def on_peer_lost(self, peer: int, cause: str) -> None:
         kept = {
             ref: owned.holders[peer] for ref, owned in self._owned.items() if peer in owned.holders
         }
         for ref in kept:
             self._owned[ref].local += 1
-        super().lost(peer, cause)
+        super().on_peer_lost(peer, cause)
         for ref, (sequence, holds) in kept.items():
             self._owned[ref].note(peer, sequence, holds)
             self.release(ref)
@@ -142,9 +142,9 @@ class _ForgetsCancelled(Incoming[Any]):
 
 
 class _RunsForTheDead(Incoming[Any]):
-    def lost(self) -> list[Any]:
+    def take_all(self) -> list[Any]:
         seen_to = self._seen_to
-        running = super().lost()
+        running = super().take_all()
         self._seen_to = seen_to
         return running
 
@@ -228,7 +228,7 @@ class _LeavesCreationsOpen(WorkerMachine[Any, Any]):
 
 
 class _ForgetsNobody(WorkerMachine[Any, Any]):
-    def forget(self, peers: Iterable[int]) -> None:
+    def discard(self, peers: Iterable[int]) -> None:
         self._calls = {p: calls for p, calls in self._calls.items() if p not in peers}
 
 

@@ -29,6 +29,7 @@ from farcall.protocol import (
     calls,
     connecting,
     contexts,
+    credit,
     directory,
     instructions,
     lookup,
@@ -36,7 +37,6 @@ from farcall.protocol import (
     ref_entries,
     ref_tables,
     refs,
-    shares,
     termination,
     worker,
 )
@@ -64,7 +64,7 @@ BUGS = {
 FAULTS = {field.name for field in fields(Faults)}
 MACHINES: dict[str, Sequence[ModuleType]] = {
     "calls": (worker, calls, refs, ref_tables, ref_entries, instructions),
-    "backward": (passes, contexts, shares),
+    "backward": (passes, contexts, credit),
     "connecting": (connecting,),
     "termination": (termination,),
     "directory": (directory, lookup),

@@ -203,7 +203,7 @@ class SimWorker:
         """A peer incarnation is declared dead."""
         self._oracle.lost(self.incarnation, peer)
         self.boxes.pop(peer, None)
-        calls, tasks = self.machine.lost(peer, "lost")
+        calls, tasks = self.machine.on_peer_lost(peer, "lost")
         self.tasks = [task for task in self.tasks if task not in tasks]
         for task in tasks:
             task.is_over = True
@@ -221,7 +221,7 @@ class SimWorker:
         """A dead worker was lost long ago: nothing that it sent is on its way any more."""
         self.forgotten.add(other)
         meetings = range(self.meeting_with(other) + 1)
-        self.machine.forget([nth_incarnation(other, meeting) for meeting in meetings])
+        self.machine.discard([nth_incarnation(other, meeting) for meeting in meetings])
 
     def now(self, other: int) -> int:
         """The incarnation that another worker has here."""

@@ -86,7 +86,7 @@ class RefHandle:
 
     def __del__(self) -> None:
         if hasattr(self, "ref"):  # else Ctrl-C came while it was made
-            self.references.forget(self.ref)
+            self.references.on_collected(self.ref)
 
 
 class References:
@@ -119,7 +119,7 @@ class References:
         self._lock = machine.lock
         self._refs = machine.state.refs
         self._values = values
-        self._forgotten: deque[RefId] = deque()
+        self._collected: deque[RefId] = deque()
         self._creation_errors: dict[RefId, StoredError] = {}
         self._sought: dict[RefId, Sought] = {}
 
@@ -209,21 +209,21 @@ class References:
     def _reference_to(ref: RefId, owner: Worker) -> Reference:
         return Reference(ref.minted_by, ref.number, owner.incarnation, owner.name, owner.id)
 
-    def forget(self, ref: RefId) -> None:
-        """A handle was collected. Called from finalizers."""
-        self._forgotten.append(ref)
+    def on_collected(self, ref: RefId) -> None:
+        """Have `drain` count out a handle. Called from finalizers, so it takes no lock."""
+        self._collected.append(ref)
         self._wake()
 
     def drain(self) -> None:
         """Count out the handles that were collected, and go on with what another thread left."""
         if self._machine.ready:
             self._machine.go_on()
-        if self._forgotten:
-            self._machine.tell(self._release_forgotten)
+        if self._collected:
+            self._machine.tell(self._release_collected)
 
-    def _release_forgotten(self) -> None:
-        while self._forgotten:
-            ref = self._forgotten.popleft()
+    def _release_collected(self) -> None:
+        while self._collected:
+            ref = self._collected.popleft()
             if not self._refs.knows(ref):
                 continue  # Ctrl-C came between `seek` and what keeps the handle
             self._refs.release(ref)
@@ -402,8 +402,8 @@ class References:
                     if is_made or not self._refs.knows(ref):
                         self._creation_errors.pop(ref, None)
 
-    def lost(self, _: Loss) -> None:
-        """The machine was told that a peer is lost."""
+    def on_peer_lost(self, _: Loss) -> None:
+        """Go on with what waited for a lost peer. The machine was told of the loss before."""
         self._machine.run()
         with self._lock:
             for ref in [ref for ref in self._creation_errors if not self._refs.knows(ref)]:

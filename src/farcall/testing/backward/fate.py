@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from farcall.testing.backward.history import History, Leaf, Node, Receive
+from farcall.testing.backward.history import History, Leaf, Node, ReceivedNodes
 from farcall.testing.backward.messages import Options
 
 ROOT_DIED = "its root died"
@@ -35,7 +35,7 @@ class Fate:
         self.may_fail = options.fast and not uses_all(history, roots)
         self.found: Counter[Node] = Counter()
         self.ran: Counter[Node] = Counter()
-        self.sent: Counter[Receive] = Counter()
+        self.sent: Counter[ReceivedNodes] = Counter()
         self.flying = 0
         self.error: str | None = None
 

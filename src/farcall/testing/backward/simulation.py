@@ -28,7 +28,14 @@ from random import Random
 from typing import Any, NamedTuple
 
 from farcall.testing.backward.fate import ROOT_DIED, Fate, uses_all
-from farcall.testing.backward.history import History, Leaf, Node, Receive, draw_history, gather
+from farcall.testing.backward.history import (
+    History,
+    Leaf,
+    Node,
+    ReceivedNodes,
+    draw_history,
+    gather,
+)
 from farcall.testing.backward.messages import AboutPass, Forward, Grad, Options
 from farcall.testing.backward.passes import Content
 from farcall.testing.backward.planted import BackwardBug, machines_with
@@ -308,7 +315,7 @@ class _Schedule:
         """A leaf gets a gradient."""
         self._fates[context, options].found[leaf] += gradient
 
-    def sent(self, context: int, options: Options, receive: Receive) -> None:
+    def sent(self, context: int, options: Options, receive: ReceivedNodes) -> None:
         """The gradients of a receive go off."""
         fate = self._fates[context, options]
         fate.sent[receive] += 1

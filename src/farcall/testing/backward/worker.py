@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
-from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnShare, TellRoot
+from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnCredit, TellRoot
 from farcall.testing.backward.history import Node
 from farcall.testing.backward.machines import Machines
 from farcall.testing.backward.messages import (
@@ -77,8 +77,8 @@ class Worker:
                 waiting = self._calls.pop(answered, None)
                 if waiting is not None:
                     waiting[1](message)
-            case TellEnd(context=context, floor=floor):
-                self._carry_out(self.contexts.released(context, floor))
+            case TellEnd(context=context, low_watermark=low_watermark):
+                self._carry_out(self.contexts.released(context, low_watermark))
             case ReportHeld(context=context):
                 self._carry_out(self.contexts.held(context, peer))
             case Forward(context=context):
@@ -98,8 +98,8 @@ class Worker:
             return
         known = content.passes.get(options)
         match what:
-            case ReturnShare(share=share, missing=missing) if known is not None:
-                known.report(known.machine.returned, peer, share, missing)
+            case ReturnCredit(credit=credit, missing=missing) if known is not None:
+                known.report(known.machine.returned, peer, credit, missing)
             case TellRoot() if known is not None:
                 known.report(known.machine.broken, peer)
             case AskCause():
@@ -115,10 +115,10 @@ class Worker:
                     self._pass(context, content, options).prepare(number, live, answer)
                 else:
                     answer("backward a second time")
-            case Grad(number=number, share=share, gradients=gradients):
+            case Grad(number=number, credit=credit, gradients=gradients):
                 backward = self._pass(context, content, options)
                 if number in content.sends:
-                    backward.deliver(number, dict(gradients), share)
+                    backward.deliver(number, dict(gradients), credit)
                 else:
                     backward.fail("backward a second time")
 
@@ -204,9 +204,9 @@ class Worker:
                 self._fail_call(call)
         for content in list(self.contexts):
             for backward in list(content.passes.values()):
-                backward.report(backward.machine.lost, peer, peer, f"lost {peer}")
+                backward.report(backward.machine.on_peer_lost, peer, peer, f"lost {peer}")
         self._lose_contexts(peer)
 
     def _lose_contexts(self, peer: int) -> None:
         gone = self.lost.__contains__
-        self._carry_out(self.contexts.lost(peer, peer, is_replaced=False, is_gone=gone))
+        self._carry_out(self.contexts.on_peer_lost(peer, peer, is_replaced=False, is_gone=gone))

@@ -210,7 +210,7 @@ class _Schedule:
         if ended:
             self._ended(member)
         if member.takes_part:
-            self._step(member, partial(member.detector.lost, gone))
+            self._step(member, partial(member.detector.on_peer_lost, gone))
 
     # Questions.
 
