@@ -11,7 +11,8 @@ from functools import partial
 from random import Random
 
 from farcall.ids import MAX_MEETINGS, Worker
-from farcall.protocol.directory import Key, Standing
+from farcall.protocol.directory import FORGET_SECONDS, Key, Standing
+from farcall.protocol.lookup import REMIND_SECONDS
 from farcall.testing.agenda import Agenda
 from farcall.testing.directory.asking import Answer, Asking
 from farcall.testing.directory.meetings import Meetings
@@ -25,8 +26,9 @@ from farcall.testing.simulation import Event, Result
 NO_FAULTS = Faults()  # those of messages: here is none
 MAX_EVENTS = 20_000
 SETTLING = 120.0  # seconds after which all that went wrong has been noticed, and made good
-CALLS_AT_THE_END = 4
-SPANS = (30.0, 120.0, 120.0, 2500.0)  # seconds in which things go wrong
+CALLS_AT_THE_END = 3
+SPANS = (30.0, 30.0, 120.0, 120.0, 2200.0)  # seconds in which things go wrong
+EPISODE = FORGET_SECONDS + 50.0  # in long spans much happens at once, and nothing for as long
 
 
 def simulate_directory(seed: int, *, bug: DirectoryBug | None = None) -> Result:
@@ -47,9 +49,11 @@ class _Schedule:
         self._calm = random.choice(SPANS)
         self._slowest = random.choice((0.001, 0.1, 2.0))
         self._agenda: Agenda[Node] = Agenda(random, self._slowest)
+        self._clock = self._agenda.clock
         self._oracle = DirectoryOracle()
         self._store_returns = random.random() < 0.85
-        self._store = Store(self._draw_store(), random.choice((0.001, 0.3, 6.0)))
+        self._store = Store(self._draw_store(), random.choice((0.001, 0.3, 2.4, 6.0)))
+        self._retries = random.choice((0.3, 1.0))  # chance to call again whoever is lost
         self._nodes: dict[int, Node] = {}
         self._asking: dict[Node, Asking] = {}
         self._log: list[Event] = []
@@ -74,7 +78,8 @@ class _Schedule:
         while random.random() < 0.7:
             now += random.uniform(0.0, self._calm / 2)
             mode = random.choice((Mode.DARK, Mode.DEAD))
-            back = now + random.choice((0.1, 3.0, 30.0, self._calm / 3)) * random.random()
+            longest = random.choice((0.1, 3.0, 30.0, min(120.0, self._calm / 3)))
+            back = now + longest * random.random()
             if back >= self._calm:
                 break
             is_new = mode is Mode.DEAD or random.random() < 0.3
@@ -89,21 +94,25 @@ class _Schedule:
         somebody = Node(-1, nodes[0].me, nodes[0].machine)  # what happens to nobody's process
         for change in self._store.changes:
             self._agenda.at(change.moment, somebody, partial(self._change_store, change))
-        rate = random.choice((1, 3, 6)) * size
+        rate = random.choice((1, 1, 2, 3)) * size
         events: list[Callable[[], None]] = [self._cut, self._break_a_link, self._stand_still]
         deaths = [self._crash, self._leave] if random.random() < 0.6 else []
         for _ in range(random.randrange(2 * rate + 1)):
             event = random.choice(events + deaths)
-            self._agenda.at(random.uniform(0.0, self._calm), somebody, event)
-        for _ in range(3 * rate):
-            moment = random.uniform(0.0, self._calm)
-            self._agenda.at(moment, somebody, self._call_anybody)
+            self._agenda.at(self._draw_moment(), somebody, event)
+        for _ in range(2 * rate):
+            self._agenda.at(self._draw_moment(), somebody, self._call_anybody)
         for attempt in range(CALLS_AT_THE_END):
             moment = self._calm + SETTLING + 15.0 * attempt
             self._agenda.at(moment, somebody, self._all_call)
         end = self._calm + SETTLING + 15.0 * CALLS_AT_THE_END + 80.0
         self._agenda.at(end, somebody, self._check_end)
         self._end = end
+
+    def _draw_moment(self) -> float:
+        if self._calm < EPISODE:
+            return self._calm * self._random.random()
+        return EPISODE * self._random.randrange(4) + (self._calm % EPISODE) * self._random.random()
 
     def _new_node(self, name: str, id: int) -> Node:
         number = len(self._nodes)
@@ -120,7 +129,8 @@ class _Schedule:
         records.add(node.me)
         self._store.records[name] = node.me
         if self._is_open:
-            self._at(self._random.uniform(0.0, 20.0), node, self._asking[node].remind)
+            delay = REMIND_SECONDS * self._random.random()
+            self._asking[node].remind_at(self._clock.now + delay)
         return node
 
     def _meet_at_start(self, node: Node) -> None:
@@ -150,24 +160,16 @@ class _Schedule:
         self._note("the group is", "open;" if self._is_open else "fixed;", *self._nodes.values())
         count = 0
         try:
-            while not self._oracle.violations and count < MAX_EVENTS:
-                following = self._agenda.next()
-                if following is None or self._now > self._end:
-                    break
-                node, act = following
+            for node, act in self._agenda:
                 count += 1
                 if node.alive:
                     act()
-                    if node.number >= 0:
-                        self._oracle.check(node, self._now)
+                if self._oracle.violations or count == MAX_EVENTS or self._clock.now >= self._end:
+                    break
         except (AttributeError, AssertionError, IndexError, KeyError, ValueError) as error:
             self._oracle.violate("ERROR", f"a machine raised {type(error).__name__}: {error}")
         violations: tuple[Violation, ...] = tuple(self._oracle.violations)
         return Result(self._seed, NO_FAULTS, count, violations, tuple(self._log))
-
-    @property
-    def _now(self) -> float:
-        return self._agenda.clock.now
 
     def _at(self, moment: float, node: Node, act: Callable[[], None]) -> None:
         self._agenda.at(moment, node, act)
@@ -179,16 +181,23 @@ class _Schedule:
         node, to = self._random.choice(nodes), self._random.choice(nodes).me
         key: Key = self._random.choice((to.name, to.id, to.info))
         timeout = self._random.choice((0.1, 5.0, 60.0))
-        self._at(self._now, node, partial(self._call, node, key, timeout))
+        if node.stands_until > self._clock.now:
+            self._at(self._clock.now, node, partial(self._call, node, key, timeout))
+        elif node.alive:
+            self._call(node, key, timeout)
 
     def _all_call(self) -> None:
+        """All call all others, but those to which a link leads, if each finds the other."""
         living = [node for node in self._nodes.values() if node.alive]
         for node in living:
+            linked = [link.acceptor for link in node.links if link in link.acceptor.links]
             for other in living:
-                self._at(self._now, node, partial(self._call, node, other.me.name, 70.0))
+                is_well = other in linked and _finds(node, other) and _finds(other, node)
+                if other is not node and not is_well:
+                    self._call(node, other.me.name, 70.0)
 
     def _call(self, node: Node, key: Key, timeout: float) -> None:
-        deadline = self._now + timeout
+        deadline = self._clock.now + timeout
         self._note(node, "calls", key)
         found = node.machine.resolve(key)
         self._oracle.resolved(node, found, asked=False)
@@ -202,6 +211,7 @@ class _Schedule:
         said = answer.worker if answer.asked else "no answer in time"
         self._note(node, "hears of the store, for", key, said and said)
         record = None if answer.worker is None else node.machine.add(answer.worker)
+        self._oracle.check(node)
         if record is None or record.lost is not None:
             found = node.machine.resolve(key, asked=True)
             self._oracle.resolved(node, found, asked=True)
@@ -211,7 +221,7 @@ class _Schedule:
 
     def _retry(self, node: Node, record: Record) -> None:
         """A user may call again when a worker is lost."""
-        if self._random.random() < 0.3:
+        if self._random.random() < self._retries:
             call = partial(self._call, node, record.worker.name, 20.0)
             self._meetings.soon(node, call)
 
@@ -227,9 +237,8 @@ class _Schedule:
 
     def _cut(self) -> None:
         one, other = self._random.choices(list(self._nodes.values()), k=2)
-        until = (
-            self._now + self._random.choice((0.5, 10.0, 100.0, self._calm)) * self._random.random()
-        )
+        longest = self._random.choice((0.5, 10.0, 100.0, 2 * self._calm))
+        until = self._clock.now + longest * self._random.random()
         self._note("nothing gets through between", one, "and", other, "until", f"{until:.1f}")
         self._meetings.cuts[frozenset((one.incarnation, other.incarnation))] = min(
             until, self._calm
@@ -253,10 +262,11 @@ class _Schedule:
         if node is not None:
             seconds = self._random.choice((0.1, 1.0, 10.0, 60.0)) * self._random.random()
             self._note(node, "stands still for", f"{seconds:.2f} s")
-            node.stands_until = min(self._now + seconds, self._calm)
+            node.stands_until = min(self._clock.now + seconds, self._calm)
 
     def _crash(self) -> None:
-        node = self._somebody()
+        linked = [node for node in self._nodes.values() if node.links and node.alive]
+        node = self._random.choice(linked) if linked else self._somebody()
         if node is not None:
             self._note(node, "dies")
             self._stop(node)
@@ -268,25 +278,30 @@ class _Schedule:
         self._note(node, "leaves")
         for link in node.links:
             other = link.other(node)
-            self._at(self._now, other, partial(self._meetings.on_goodbye, other, link))
+            if self._random.random() < 0.3:  # its last call is on its way
+                self._call(node, other.me.name, 5.0)
+            self._at(self._clock.now, other, partial(self._meetings.on_goodbye, other, link))
         if self._store.mode is Mode.UP and self._store.records.get(node.me.name) is node.me:
             del self._store.records[node.me.name]
         self._stop(node)
 
     def _stop(self, node: Node) -> None:
         node.alive = False
-        for link in node.links:
-            self._meetings.tell_end(link.other(node), link)
+        for other in self._nodes.values():
+            for link in other.links:  # this worker may not have kept it yet
+                if link.other(other) is node:
+                    self._meetings.tell_end(other, link)
         if self._is_open and self._random.random() < 0.8:
-            seconds = self._random.choice((0.0, 3.0, 60.0)) * self._random.random()
+            seconds = self._random.choice((0.0, 5.0, 5.0, 60.0)) * self._random.random()
             stays = Node(-1, node.me, node.machine)
-            self._at(self._now + seconds, stays, partial(self._come_again, node, stays))
+            self._at(self._clock.now + seconds, stays, partial(self._come_again, node, stays))
 
     def _come_again(self, node: Node, process: Node) -> None:
         """A new incarnation takes a name over, as soon as the store answers."""
         if self._store.mode is not Mode.UP:
-            if self._now < self._calm:
-                self._at(self._now + 1.0, process, partial(self._come_again, node, process))
+            if self._clock.now < self._calm:
+                later = self._store.changes_at(self._clock.now)
+                self._at(later, process, partial(self._come_again, node, process))
             return
         others = list(self._store.records.values())
         id = node.me.id if self._random.random() < 0.7 else 100 + len(self._nodes)
@@ -295,7 +310,7 @@ class _Schedule:
         for other in others:
             if other.name != node.me.name:
                 newcomer.machine.add(other)
-                if self._random.random() < 0.5:
+                if self._random.random() < 0.8:
                     self._call(newcomer, other.name, 5.0)
 
     # What is promised.
@@ -311,8 +326,14 @@ class _Schedule:
                     self._oracle.check_pair(one, other)
         if self._store_returns and self._is_open:
             for node in living:
+                self._oracle.check(node)
                 self._oracle.check_registered(node, self._store)
                 self._asking[node].check_end()
 
     def _note(self, *what: object) -> None:
-        self._log.append(Event(self._now, what))
+        self._log.append(Event(self._clock.now, what))
+
+
+def _finds(node: Node, other: Node) -> bool:
+    record = node.machine.known(other.me.name)
+    return record is not None and record.begun == other.incarnation

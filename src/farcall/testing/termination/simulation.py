@@ -88,15 +88,14 @@ class _Schedule:
     def run(self) -> Result:
         self._note("the bound is", self._bound, "s;", *self._members)
         count = 0
-        while not self._violations and count < MAX_EVENTS:
-            following = self._world.next()
-            if following is None:
-                self._check_end()
-                break
-            member, act = following
+        for member, act in self._world:
             count += 1
             if member.takes_part:
                 act()
+            if self._violations or count == MAX_EVENTS:
+                break
+        else:
+            self._check_end()
         return Result(self._seed, NO_FAULTS, count, tuple(self._violations), tuple(self._log))
 
     # What workers do, as `ShutdownCoordinator` does it.
