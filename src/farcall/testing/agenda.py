@@ -34,14 +34,15 @@ class Agenda(Generic[M]):
     """The queue of what is to happen, and the links.
 
     Args:
+        clock: goes on to what happens next.
         random: draws delays.
         slowest: seconds that a message may take.
     """
 
-    def __init__(self, random: Random, slowest: float) -> None:
+    def __init__(self, clock: ManualClock, random: Random, slowest: float = 0.0) -> None:
+        self.clock = clock
         self._random = random
         self._slowest = slowest
-        self.clock = ManualClock()
         self._queue: list[tuple[float, int, M, Callable[[], None]]] = []
         self._count = 0
         self._arrivals: dict[tuple[int, int], float] = {}
@@ -59,6 +60,10 @@ class Agenda(Generic[M]):
         arrival = max(self.clock.now + delay, self._arrivals.get(ends, 0.0))
         self._arrivals[ends] = arrival
         self.at(arrival, to, act)
+
+    def __len__(self) -> int:
+        """How much is to happen yet."""
+        return len(self._queue)
 
     def __iter__(self) -> Iterator[tuple[M, Callable[[], None]]]:
         """What happens, in order, at workers that don't stand still; the clock goes along."""

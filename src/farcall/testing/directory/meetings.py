@@ -100,7 +100,7 @@ class Meetings:
 
         def accept() -> None:
             agreed = max(said, target.machine.meeting(begun))
-            if self._random.random() < 0.3:  # proofs are exchanged
+            if self._random.random() < 0.6:  # proofs are exchanged
                 self.soon(target, partial(admit, agreed))
             else:
                 admit(agreed)
@@ -190,7 +190,7 @@ class Meetings:
     def tell_end(self, node: Node, link: Link) -> None:
         """A link has ended at the other end, and is to end here, sooner or later."""
         cut = self.is_cut(node, link.other(node))
-        delay = self._random.uniform(0.0, NOTICED if cut else self._slowest)
+        delay = (NOTICED if cut else self._slowest) * self._random.random()
         self._at(self._clock.now + delay, node, partial(self._on_end, node, link))
 
     def _on_end(self, node: Node, link: Link) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from farcall.ids import MAX_MEETINGS, MET_AGAIN, original
 from farcall.protocol.directory import FORGET_SECONDS, Found, Standing
 from farcall.testing.directory.world import Link, Node, Record, Store
-from farcall.testing.oracle import Violation
+from farcall.testing.schedule import Violation
 
 
 class DirectoryOracle:
