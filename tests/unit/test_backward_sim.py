@@ -115,7 +115,7 @@ def test_gradients_of_a_history_go_through_messages():
 
 def test_histories_differ_and_replay():
     def shape(seed: int) -> list[tuple[int, int]]:
-        return draw_history(Random(seed), 4).messages
+        return draw_history(Random(seed), 4, lambda: True).messages
 
     assert shape(7) == shape(7)
     assert len({str(shape(seed)) for seed in range(50)}) > 30

@@ -47,16 +47,7 @@ from farcall.protocol.calls import Outgoing
 from farcall.protocol.instructions import TransferKey
 from farcall.protocol.refs import Refs
 from farcall.protocol.worker import WorkerMachine
-
-
-class Violation(NamedTuple):
-    """A broken promise: which, and what was seen."""
-
-    invariant: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.invariant}: {self.text}"
+from farcall.testing.schedule import Violation
 
 
 class Transfer(NamedTuple):

@@ -6,7 +6,7 @@ and are compared exactly. A received tensor is a node whose gradient goes to wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -147,12 +147,20 @@ class History:
         return [(sent[node.receive.nodes.index(node)], 1)]
 
 
-def draw_history(random: Random, workers: int) -> History:
-    """A random one, of workers 1 to `workers`. Nodes come from late ones rather: it gets deep."""
+def draw_history(random: Random, workers: int, happens: Callable[[], bool]) -> History:
+    """A random one, of workers 1 to `workers`. Nodes come from late ones rather: it gets deep.
+
+    Args:
+        random: draws it.
+        workers: how many there are.
+        happens: whether the next step that was drawn happens.
+    """
     history = History(random.randint(1, workers))
     knowing = [history.creator]
     messages = random.uniform(0.2, 0.7)
     for _ in range(random.choice((4, 8, 15, 30, 50))):
+        if not happens():
+            continue
         worker = random.choice(knowing)
         nodes = history.nodes.get(worker, [])
         if not nodes or random.random() < 0.15:
