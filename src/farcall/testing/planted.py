@@ -16,7 +16,7 @@ from farcall.protocol.instructions import Send, TransferKey
 from farcall.protocol.ref_entries import Held, HeldState
 from farcall.protocol.refs import Refs
 from farcall.protocol.worker import WorkerMachine
-from farcall.testing.sim_records import Call, Machines
+from farcall.testing.sim_records import Call, Handle, Machines
 from farcall.testing.sim_worker import SimWorker
 from farcall.wire.messages import Accepted, Message, Pinned, Received, Reference, Request
 
@@ -81,7 +81,7 @@ class _KeepsDeadHolders(Refs):
         super().lost(peer, cause)
         for ref, (sequence, holds) in kept.items():
             self._owned[ref].note(peer, sequence, holds)
-            self.release(ref)
+            self.release(ref, self._me)
 
 
 class _ReleaseIgnoresPins(Refs):
@@ -257,7 +257,7 @@ class _TakesThoseMetAgainForLost(WorkerMachine[Any, Any]):
 
 
 class _LetsGoWhenSent(SimWorker):
-    def _keep(self, call: Call, arguments: Sequence[RefId]) -> None:
+    def _keep(self, call: Call, arguments: Sequence[Handle]) -> None:
         pass
 
 
@@ -281,7 +281,7 @@ class _ForgetsOwnOfCancelled(SimWorker):
         task, references = self.received[key]
         if task is not None and task.has_uses and not self._is_wanted(task):
             for reference in references:
-                self.refs.acquire(RefId(reference.minted_by, reference.number))
+                self.refs.acquire(RefId(reference.minted_by, reference.number), reference.owner)
         super().rebuild(key)
 
 

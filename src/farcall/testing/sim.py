@@ -78,7 +78,6 @@ QUERIES = {
     "Outgoing.find",
     "Outgoing.records",
     "RefTables.holders",
-    "RefTables.is_void",
     "RefTables.knows",
     "RefTables.state",
     "Refs.take",

@@ -13,13 +13,14 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from farcall.ids import RefId, meeting_of, nth_incarnation, original
+from farcall.ids import meeting_of, nth_incarnation, original
 from farcall.protocol.instructions import Answer, Follow, Send
 from farcall.testing.clock import ManualClock
 from farcall.testing.network import Faults, Network
 from farcall.testing.oracle import Oracle, Violation
 from farcall.testing.planted import PlantedBug, plant
 from farcall.testing.program import Program
+from farcall.testing.sim_records import Handle
 from farcall.testing.sim_worker import SimWorker
 from farcall.testing.story import told
 from farcall.wire.messages import Message, Request
@@ -338,7 +339,7 @@ class _Schedule:
                 self._will_notice(one, other)
                 self._will_notice(other, one)
         keep = self._program.pick((0.0, 0.5, 1.0))
-        kept: dict[int, set[RefId]] = {}
+        kept: dict[int, set[Handle]] = {}
         for _ in range(MAX_ROUNDS):
             self._drain()
             for worker in self._workers.values():
@@ -375,16 +376,16 @@ class _Schedule:
                     )
             self._oracle.check()
 
-    def _let_go(self, worker: SimWorker, keep: float, kept: set[RefId]) -> None:
-        for ref in list(worker.handles):
-            if ref in kept:
+    def _let_go(self, worker: SimWorker, keep: float, kept: set[Handle]) -> None:
+        for handle in list(worker.handles):
+            if handle in kept:
                 continue
             if self._draw() < keep:
-                kept.add(ref)
+                kept.add(handle)
                 continue
-            self._note(worker.label, "discards all", ref)
-            while ref in worker.handles:
-                worker.discard(ref)
+            self._note(worker.label, "discards all", handle)
+            while handle in worker.handles:
+                worker.discard(handle)
 
     def _is_quiet(self) -> bool:
         return not len(self._network) and all(

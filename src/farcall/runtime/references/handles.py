@@ -53,7 +53,7 @@ class RefHandle:
 
     def __del__(self) -> None:
         if hasattr(self, "ref"):  # else Ctrl-C came while it was made
-            self.references.forget(self.ref)
+            self.references.forget(self.ref, self.owner)
 
 
 class References:
@@ -86,7 +86,7 @@ class References:
         self._lock = machine.lock
         self._refs = machine.state.refs
         self._values = values
-        self._forgotten: deque[RefId] = deque()
+        self._forgotten: deque[tuple[RefId, int]] = deque()
         self._creation_errors: dict[RefId, StoredError] = {}
 
     # Making and dropping.
@@ -113,9 +113,9 @@ class References:
     def _reference_to(ref: RefId, owner: Worker) -> Reference:
         return Reference(ref.minted_by, ref.number, owner.incarnation, owner.name, owner.id)
 
-    def forget(self, ref: RefId) -> None:
+    def forget(self, ref: RefId, owner: int) -> None:
         """A handle was collected. Called from finalizers."""
-        self._forgotten.append(ref)
+        self._forgotten.append((ref, owner))
         self._wake()
 
     def drain(self) -> None:
@@ -127,8 +127,8 @@ class References:
 
     def _release_forgotten(self) -> None:
         while self._forgotten:
-            ref = self._forgotten.popleft()
-            self._refs.release(ref)
+            ref, owner = self._forgotten.popleft()
+            self._refs.release(ref, owner)
             if self._creation_errors and not self._refs.knows(ref):
                 self._creation_errors.pop(ref, None)
 
@@ -173,14 +173,14 @@ class References:
     def creation_late(self, ref: RefId, error: CallError) -> None:
         """Holder: the request was not accepted in time; it still may be."""
         with self._lock:
-            if self._refs.state(ref) is HeldState.CREATING:
+            if self._refs.is_being_created(ref, elsewhere_than=0):
                 self._creation_errors[ref] = StoredError(_of_creation(error))
 
     # Use.
 
     def is_confirmed(self, handle: RefHandle) -> bool:
         with self._lock:
-            return self._refs.state(handle.ref) is HeldState.CONFIRMED
+            return self._refs.state(handle.ref, handle.owner) is HeldState.CONFIRMED
 
     def described_state(self, handle: RefHandle) -> str:
         """Return in a few words what is known here of a reference's value.
@@ -198,27 +198,28 @@ class References:
         error = self._creation_errors.get(handle.ref)
         if error is not None:
             return f"failed: {error.type_name}"
-        state = self._refs.state(handle.ref)
+        state = self._refs.state(handle.ref, handle.owner)
         if state is HeldState.VOID:
             return "owner lost"
         return "confirmed" if state is HeldState.CONFIRMED else "not confirmed yet"
 
     def check_usable(self, handle: RefHandle) -> None:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
-        ref = handle.ref
         owner = self._directory.of_incarnation(handle.owner)
         if owner is not None and owner.lost is not None and not self._status.is_closed:
             # Whoever heard of its loss by a call may be here before the machine knows.
             raise owner.owner_died()
-        if not self._creation_errors and not self._refs.is_void(ref):
+        is_void = self._refs.state(handle.ref, handle.owner) is HeldState.VOID
+        if not self._creation_errors and not is_void:
             return
         with self._lock:
-            cause = self._refs.void_cause(ref)
-            error = self._creation_errors.get(ref)
+            cause = self._refs.void_cause(handle.ref, handle.owner)
+            error = self._creation_errors.get(handle.ref)
         if error is not None:
             raise error.error()
         if cause is not None:
-            raise OwnerDied(*cause) if owner is None else owner.describe(OwnerDied(*cause))
+            died = OwnerDied(handle.reference.owner_name, cause)
+            raise died if owner is None else owner.describe(died)
 
     def made_place(self, reference: Reference) -> ValueSlot | None:
         """The place of a value that lives here and has been made; else None."""
@@ -281,7 +282,7 @@ class References:
         """Handles for the references of a message that may be rebuilt."""
         with self._lock:
             for reference in references:
-                self._refs.acquire(RefId(reference.minted_by, reference.number))
+                self._refs.acquire(RefId(reference.minted_by, reference.number), reference.owner)
         return [RefHandle(self, reference) for reference in references]
 
     # Messages and deaths.
