@@ -92,6 +92,7 @@ FINDS = {
     PlantedBug.NEVER_PINS_ANSWERS: {"REF-1"},
     PlantedBug.SAYS_RECEIVED_FOR_THE_UNSEEN: {"REF-1"},
     PlantedBug.TAKES_THOSE_MET_AGAIN_FOR_LOST: {"REF-1"},
+    PlantedBug.COUNTS_USES_OF_BEFORE: {"REF-2"},
     PlantedBug.FORWARDS_UNACCEPTED: {"REF-1"},
     PlantedBug.REPLIES_UNACCEPTED: {"REF-1"},
     PlantedBug.TAKES_OWN_ONCE: {"REF-1", "REF-2"},

@@ -96,6 +96,20 @@ class Program:
         self._note(worker.label, "is calling", self.name(peer), "with", arguments)
         worker.call(peer, arguments, "lost")
 
+    def remind(self, worker: SimWorker, owner: int) -> None:
+        """Let others send a worker what they have of an owner that it has just met again."""
+        for other in self._workers.values():
+            peer = other.now(worker.incarnation)
+            handles = [
+                one
+                for one in other.handles
+                if original(one.owner) == owner and other.may_send(one, peer, False)
+            ]
+            if handles and other is not worker and not other.machine.is_lost(peer):
+                arguments = [self.pick(handles)]
+                self._note(other.label, "reminds", self.name(peer), "of", arguments)
+                other.call(peer, arguments, "sent")
+
     def _lose_interest(self, worker: SimWorker, arguments: Sequence[Handle]) -> None:
         """Give up on a call, and let go of all that it was given."""
         while self.abandon(worker):

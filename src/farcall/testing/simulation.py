@@ -230,7 +230,15 @@ class _Schedule:
             if worker.machine.is_lost(worker.now(other))
         ]
         if not parted:
-            if len(self._workers) > 1:
+            held = [
+                (one, owner)
+                for one, worker in self._workers.items()
+                for owner in {original(handle.owner) for handle in worker.handles}
+                if owner != one and owner in self._workers
+            ]
+            if held and self._draw() < 0.7:
+                self._will_notice(*self._program.pick(held))
+            elif len(self._workers) > 1:
                 self._will_notice(*self._random.sample(sorted(self._workers), 2))
             return
         one, other = self._program.pick(parted)
@@ -248,6 +256,8 @@ class _Schedule:
             worker.lose(before)
         self._note(worker.label, "meets again", self._name(nth_incarnation(other, meeting)))
         worker.meet_again(other, meeting)
+        if self._draw() < 0.5:
+            self._program.remind(worker, other)
         if other not in self._workers or self._workers[other].has_parted(me, meeting):
             self._will_notice(me, other)
 
