@@ -127,7 +127,7 @@ def test_call_that_is_given_up_before_it_is_sent():
 def test_call_that_is_never_sent():
     made = creation(sent=False)
     assert made.machine.retract(OWNER, made.call_id, made.call, "the link broke")
-    assert made.machine.refs.void_cause(made.ref) == ("owner", "the link broke")
+    assert made.machine.refs.void_cause(made.ref, OWNER) == "the link broke"
     assert made.machine.take() == []
     assert made.machine.calls_with(OWNER).outgoing.begin(Call()) == made.call_id  # CALL-4
 

@@ -92,6 +92,7 @@ FINDS = {
     PlantedBug.NEVER_PINS_ANSWERS: {"REF-1"},
     PlantedBug.SAYS_RECEIVED_FOR_THE_UNSEEN: {"REF-1"},
     PlantedBug.TAKES_THOSE_MET_AGAIN_FOR_LOST: {"REF-1"},
+    PlantedBug.COUNTS_USES_OF_BEFORE: {"REF-2"},
     PlantedBug.FORWARDS_UNACCEPTED: {"REF-1"},
     PlantedBug.REPLIES_UNACCEPTED: {"REF-1"},
     PlantedBug.TAKES_OWN_ONCE: {"REF-1", "REF-2"},
@@ -173,9 +174,9 @@ def test_call_keeps_the_callees_value_until_it_is_answered():  # REF-1, REF-2
     stage.deliver(Reply)
     assert stage.kinds == [Release]
     stage.deliver(Release)
-    assert stage.owner.refs.owns(stage.ref)
+    assert stage.owner.refs.owns(stage.ref.ref)
     stage.owner.discard(stage.ref)
-    assert not stage.owner.refs.owns(stage.ref)
+    assert not stage.owner.refs.owns(stage.ref.ref)
     stage.end()
 
 
@@ -186,7 +187,7 @@ def test_abandoned_call_that_its_release_overtook_is_refused():  # REF-2, CALL-3
     stage.caller.abandon(stage.OWNER, 2)
     assert stage.kinds == [Request, Cancel, Release]
     stage.deliver(Release)
-    assert not stage.owner.refs.owns(stage.ref)
+    assert not stage.owner.refs.owns(stage.ref.ref)
     stage.deliver(Request)
     assert stage.owner.tasks == []
     assert isinstance(stage.deliver(Failure), Failure)
@@ -230,7 +231,7 @@ def test_abandoned_remote_call_keeps_what_it_carries():  # REF-1
 def test_dropping_what_an_open_call_carries_is_a_violation():  # REF-1
     stage = Stage()
     stage.caller.call(stage.OWNER, [stage.ref], how="sent")
-    stage.oracle.dropped(stage.OWNER, stage.ref)
+    stage.oracle.dropped(stage.OWNER, stage.ref.ref)
     del stage.caller.handles[stage.ref]
     stage.oracle.check()
     assert any("carries" in violation.text for violation in stage.oracle.violations)

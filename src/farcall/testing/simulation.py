@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from random import Random
 
-from farcall.ids import RefId, meeting_of, nth_incarnation, original
+from farcall.ids import meeting_of, nth_incarnation, original
 from farcall.protocol.instructions import Answer, Follow, Send
 from farcall.testing.clock import ManualClock
 from farcall.testing.network import Faults, Network
@@ -20,6 +20,7 @@ from farcall.testing.oracle import Oracle
 from farcall.testing.planted import PlantedBug, plant
 from farcall.testing.program import Program
 from farcall.testing.schedule import Result, Schedule, Script
+from farcall.testing.sim_records import Handle
 from farcall.testing.sim_worker import SimWorker
 from farcall.wire.messages import Message, Request
 
@@ -191,7 +192,15 @@ class _CallSchedule(Schedule):
             if worker.machine.is_lost(worker.now(other))
         ]
         if not parted:
-            if len(self._workers) > 1:
+            held = [
+                (one, owner)
+                for one, worker in self._workers.items()
+                for owner in {original(handle.owner) for handle in worker.handles}
+                if owner != one and owner in self._workers
+            ]
+            if held and self._draw() < 0.7:
+                self._will_notice(*self._program.pick(held))
+            elif len(self._workers) > 1:
                 self._will_notice(*self._random.sample(sorted(self._workers), 2))
             return
         one, other = self._program.pick(parted)
@@ -209,6 +218,8 @@ class _CallSchedule(Schedule):
             worker.lose(before)
         self._note(worker.label, "meets again", self._name(nth_incarnation(other, meeting)))
         worker.meet_again(other, meeting)
+        if self._draw() < 0.5:
+            self._program.remind(worker, other)
         if other not in self._workers or self._workers[other].has_parted(me, meeting):
             self._will_notice(me, other)
 
@@ -300,7 +311,7 @@ class _CallSchedule(Schedule):
                 self._will_notice(one, other)
                 self._will_notice(other, one)
         keep = self._program.pick((0.0, 0.5, 1.0))
-        kept: dict[int, set[RefId]] = {}
+        kept: dict[int, set[Handle]] = {}
         for _ in range(MAX_ROUNDS):
             self._drain()
             for worker in self._workers.values():
@@ -337,16 +348,16 @@ class _CallSchedule(Schedule):
                     )
             self._oracle.check()
 
-    def _let_go(self, worker: SimWorker, keep: float, kept: set[RefId]) -> None:
-        for ref in list(worker.handles):
-            if ref in kept:
+    def _let_go(self, worker: SimWorker, keep: float, kept: set[Handle]) -> None:
+        for handle in list(worker.handles):
+            if handle in kept:
                 continue
             if self._draw() < keep:
-                kept.add(ref)
+                kept.add(handle)
                 continue
-            self._note(worker.label, "discards all", ref)
-            while ref in worker.handles:
-                worker.discard(ref)
+            self._note(worker.label, "discards all", handle)
+            while handle in worker.handles:
+                worker.discard(handle)
 
     def _is_quiet(self) -> bool:
         return not len(self._network) and all(
