@@ -73,10 +73,8 @@ class Autograd:
                     content.clear()
                 case TellEnd(peer=peer, context=context, low_watermark=low_watermark):
                     post(peer, ReleaseContext(context, low_watermark), 0)
-                case ReportHeld(creator=id, context=context):
-                    creator = self.agent.directory.of_id(id)
-                    if creator is not None:
-                        post(creator.incarnation, HoldContext(context), 0)
+                case ReportHeld(peer=peer, context=context):
+                    post(peer, HoldContext(context), 0)
                 case TellFailures(peer=peer, context=context, content=content):
                     self.runner.tell_failures(peer, context, list(content.passes.values()))
 
@@ -205,7 +203,7 @@ class Autograd:
         is_replaced = self.agent.directory.of_id(id) is not peer
         with self._lock:
             todo = self._contexts.on_peer_lost(
-                peer.incarnation, id, is_replaced=is_replaced, is_gone=self._is_gone
+                peer.incarnation, id, is_replaced=is_replaced, living=self._living
             )
             passes = [backward for known in self._contexts for backward in known.passes.values()]
         for backward in passes:
@@ -213,9 +211,10 @@ class Autograd:
         self.agent.executor.may_pass_lead()
         self._carry_out(todo)
 
-    def _is_gone(self, id: int) -> bool:
+    def _living(self, id: int) -> int | None:
+        """Return the incarnation of the living worker with this id, or None."""
         worker = self.agent.directory.of_id(id)
-        return worker is None or worker.lost is not None
+        return None if worker is None or worker.lost is not None else worker.incarnation
 
     def close(self) -> None:
         self.replicas.close()

@@ -12,7 +12,8 @@ Ids of one creator only grow, and each release says below which id all of them a
     OPEN     enter, tell                  OPEN     the giver or receiver is remembered
     OPEN     end, released                DEAD     DropContext, Tell those that were told
     OPEN     lost (the creator)           DEAD     as after released: in the creator's place
-    OPEN     lost (another giver)         OPEN     Report to the creator, which tells us of the end
+    OPEN     lost (another giver)         OPEN     Report and TellFailures to the creator, from now
+                                                   on a giver, which tells us of the end
     OPEN     lost (a giver; no creator)   DEAD     as after released
     OPEN     held                         OPEN     TellFailures: what the peer may have missed
     DEAD     enter, tell                  DEAD     refused
@@ -22,6 +23,11 @@ Invariant (tests cite it):
 
 BWD-4  When a context has ended, or its creator is lost, it is dropped by every living worker that
        had it, once, and by nobody revived.
+
+A failed pass is told along the same links, both ways (BWD-6). Each worker but the creator has a
+chain of givers that leads to the creator. Where a death breaks it, the worker that lost its giver
+takes the creator in the giver's place, and each tells the other what it may have missed. So all
+that live and have the context stay linked by way of the creator.
 
 A worker that enters a context and finds that its giver is lost calls `on_peer_lost` once more. Not
 thread-safe: the owner holds one lock around each method, and carries out the instructions without.
@@ -57,9 +63,9 @@ class TellEnd(NamedTuple):
 
 
 class ReportHeld(NamedTuple):
-    """Tell the creator of a context, by its worker id, that we have it (HOLD_CONTEXT)."""
+    """Tell the creator of a context that we have it (HOLD_CONTEXT)."""
 
-    creator: int
+    peer: int
     context: int
 
 
@@ -177,8 +183,8 @@ class Contexts(Generic[T]):
         return [TellFailures(peer, context, entry.content)]
 
     def on_peer_lost(
-        self, peer: int, id: int, *, is_replaced: bool, is_gone: Callable[[int], bool]
-    ) -> list[DropContext[T] | TellEnd | ReportHeld]:
+        self, peer: int, id: int, *, is_replaced: bool, living: Callable[[int], int | None]
+    ) -> list[DropContext[T] | TellEnd | ReportHeld | TellFailures[T]]:
         """Hear that a peer died.
 
         Args:
@@ -186,17 +192,26 @@ class Contexts(Generic[T]):
             id: its worker id.
             is_replaced: whether a newer worker has that id: contexts of the same creator that the
                 dead one did not give us are the newer one's.
-            is_gone: whether nobody alive has this worker id.
+            living: the incarnation of the living worker with this id, if there is one.
         """
         given = self._given_by(peer)
         made = self.made_by(id)
         ended = [context for context in made if not is_replaced or context in given]
-        ended += [each for each in given if each not in ended and is_gone(each >> CREATOR_SHIFT)]
-        todo: list[DropContext[T] | TellEnd | ReportHeld] = []
+        todo: list[DropContext[T] | TellEnd | ReportHeld | TellFailures[T]] = []
         for context in ended:
             todo += self._drop(context, low_watermark=1)
-        todo += [ReportHeld(each >> CREATOR_SHIFT, each) for each in given if each not in ended]
+        for context in given:
+            if context in ended:
+                continue
+            creator = living(context >> CREATOR_SHIFT)
+            todo += self._drop(context, 1) if creator is None else self._link(context, creator)
         return todo
+
+    def _link(self, context: int, creator: int) -> list[ReportHeld | TellFailures[T]]:
+        """Put the creator of a context in the place of a giver that was lost."""
+        entry = self._entries[context]
+        entry.givers.add(creator)
+        return [ReportHeld(creator, context), TellFailures(creator, context, entry.content)]
 
     def _given_by(self, peer: int) -> list[int]:
         """The contexts of others that a peer gave us, which has no part in any from now on."""

@@ -52,7 +52,8 @@ BWD-5  At the root every pass is OVER or FAILED in the end, FAILED only for a re
        is answered. Every death of a worker that has credit is noticed: it was given that credit by
        one that was given its own and so on from the root. The first dead worker of that chain got
        it from a living one, which remembers whom it sent gradients.
-BWD-6  Once a pass has FAILED at the root, everybody who has the context is told.
+BWD-6  Once a pass has FAILED at the root, everybody who has the context by then is told, if the
+       root lives: along the links of the context (`contexts`).
 BWD-7  In fast mode no pass is OVER if something that was sent is unused.
 
 A run may wait for sources in descending order: what a source's gradient depends on at this worker

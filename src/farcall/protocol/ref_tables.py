@@ -40,10 +40,10 @@ class RefTables:
             owner: the incarnation that its owner had here when it arrived. If another one has taken
                 its place, the reference is VOID, see REF-5.
         """
-        entry = self._entry(ref, owner)
-        if entry is None:
-            return HeldState.VOID
-        return entry.state if isinstance(entry, Held) else HeldState.CONFIRMED
+        if ref in self._owned:
+            return HeldState.CONFIRMED
+        held = self._held.get(ref)
+        return held.state if held is not None and held.owner == owner else HeldState.VOID
 
     def is_being_created(self, ref: RefId, *, elsewhere_than: int) -> bool:
         """Whether its owner, if it is not that incarnation, may not know the reference yet."""

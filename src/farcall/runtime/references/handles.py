@@ -320,8 +320,12 @@ class References:
         if owner is not None and owner.lost is not None and not self._status.is_closed:
             # Whoever heard of its loss by a call may be here before the machine knows.
             raise owner.owner_died()
-        if not self._creation_errors and self._state(handle) is not HeldState.VOID:
-            return
+        if not self._creation_errors:
+            incarnation = handle.owner
+            if incarnation == SOUGHT:
+                return  # the machine hears of it when the call is made
+            if self._refs.state(handle.ref, incarnation) is not HeldState.VOID:
+                return
         with self._lock:
             known = self._owner_of(handle)
             cause = None if known is None else self._refs.void_cause(handle.ref, known)

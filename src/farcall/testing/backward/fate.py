@@ -23,6 +23,7 @@ class Fate:
         sent: how many GRADs each receive sent.
         flying: how many GRADs are on their way.
         error: how the pass ended; "": with success, None: not yet.
+        to_tell: the workers that had the context when the pass failed.
     """
 
     def __init__(self, history: History, roots: Sequence[Node], options: Options) -> None:
@@ -38,11 +39,7 @@ class Fate:
         self.sent: Counter[ReceivedNodes] = Counter()
         self.flying = 0
         self.error: str | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether somebody was told that it failed."""
-        return bool(self.error) and self.error != ROOT_DIED
+        self.to_tell: list[int] = []
 
 
 def uses_all(history: History, roots: Sequence[Node]) -> bool:

@@ -165,6 +165,23 @@ class _ForgetsTheDead(Contexts[Any]):
         return False
 
 
+class _ReportsOneWay(Contexts[Any]):
+    """Tells the creator that it has the context, and of no failure before or after that."""
+
+    def _link(self, context: int, creator: int) -> list[Any]:
+        return [ReportHeld(creator, context)]
+
+
+class _TakesCreatorsForAlive(Contexts[Any]):
+    """Waits for the release of a context by a creator that is lost."""
+
+    def made_by(self, creator: int) -> list[int]:
+        return []
+
+    def on_peer_lost(self, peer: int, id: int, **options: Any) -> list[Any]:
+        return super().on_peer_lost(peer, id, **{**options, "living": lambda creator: creator})
+
+
 class _LooksForNoHooks(SimulatedReach):
     """Gives a leaf with hooks its gradient in parts."""
 
@@ -244,7 +261,8 @@ class BackwardBug(Enum):
     FORGETS_THE_DEAD = "forgets-the-dead", _ForgetsTheDead
     RELEASES_ONLY_HERE = "releases-only-here", _without(TellEnd, "_drop", Contexts)
     DOES_NOT_REPORT = "does-not-report", _without(ReportHeld, "on_peer_lost", Contexts)
-    LEAVES_CONTEXTS_OF_THE_DEAD = "leaves-contexts-of-the-dead", _ignoring("made_by", Contexts)
+    LEAVES_CONTEXTS_OF_THE_DEAD = "leaves-contexts-of-the-dead", _TakesCreatorsForAlive
+    REPORTS_ONE_WAY = "reports-one-way", _ReportsOneWay
     IGNORES_REPORTS = "ignores-reports", _ignoring("held", Contexts)
 
 

@@ -16,7 +16,8 @@ BWD-4  In the end a worker knows of a context that has ended, or whose creator d
 BWD-5  A pass did not end; or failed, though no worker died, no function raised, nothing had been
        freed, and nothing was unused in fast mode; or failed with an error that is no reason. A call
        got no answer.
-BWD-6  A pass failed, and goes on at some worker when all is quiet.
+BWD-6  A pass failed, and when all is quiet, its root lives and a worker that had the context when
+       the pass failed does not know that it did.
 BWD-7  A pass succeeded in fast mode, and something is unused at a worker that took part.
 """
 
@@ -340,6 +341,8 @@ class _BackwardSchedule(Schedule):
             self._violate("BWD-5", f"pass {options} of {context} ends twice")
         fate.error = error
         if error:
+            workers = self._workers.values()
+            fate.to_tell = [each.id for each in workers if each.contexts.get(context)]
             if not (self._raised or self._has_died() or fate.may_fail):
                 self._violate("BWD-5", f"pass {options} of {context} failed: {error}")
             if not any(reason in error for reason in REASONS):
@@ -372,15 +375,18 @@ class _BackwardSchedule(Schedule):
                 self._violate("BWD-7", text)
 
     def _check_failed(self) -> None:
-        """Once all is quiet, a pass that has failed must have failed everywhere."""
+        """Once all is quiet, everybody who had the context must know of a pass that failed."""
         for (context, options), fate in self._fates.items():
-            if not fate.has_failed:
-                continue
-            for worker in self._workers.values():
-                content = worker.contexts.get(context)
-                backward = None if content is None else content.passes.get(options)
-                if backward is not None and not (backward.error or backward.is_idle):
-                    text = f"w{worker.id} does not know that it failed"
+            if options.root not in self._workers:
+                continue  # it may have died before it told anybody
+            for number in fate.to_tell:
+                worker = self._workers.get(number)
+                content = None if worker is None else worker.contexts.get(context)
+                if content is None:
+                    continue
+                backward = content.passes.get(options)
+                if backward is None or not backward.error:
+                    text = f"w{number} does not know that it failed"
                     self._violate("BWD-6", f"pass {options} of {context}: {text}")
 
     def _check_end(self) -> None:

@@ -153,7 +153,7 @@ class Worker:
             return
         known = self.contexts.enter(context, peer, content)
         if known is not None and peer in self.lost:
-            self._lose_contexts(peer)
+            self._lose_part(peer)
 
     def end(self, context: int) -> None:
         """A context that was made here ends."""
@@ -186,10 +186,8 @@ class Worker:
             case DropContext(content=content):
                 for backward in list(content.passes.values()):
                     backward.report(backward.machine.stop, "the context ended")
-            case TellEnd(peer=peer):
+            case TellEnd(peer=peer) | ReportHeld(peer=peer):
                 self.send(peer, instruction)
-            case ReportHeld(creator=creator):
-                self.send(creator, instruction)
             case TellFailures(peer=peer, context=context, content=content):
                 for backward in content.passes.values():
                     abort = Abort(backward.error)
@@ -202,11 +200,16 @@ class Worker:
         for call in [call for call, (to, _) in self._calls.items() if to == peer]:
             if call in self._calls:
                 self._fail_call(call)
+        self._lose_part(peer)
+
+    def _lose_part(self, peer: int) -> None:
+        """In contexts, and in their passes."""
+
+        def living(id: int) -> int | None:
+            return None if id in self.lost else id
+
+        todo = self.contexts.on_peer_lost(peer, peer, is_replaced=False, living=living)
         for content in list(self.contexts):
             for backward in list(content.passes.values()):
                 backward.report(backward.machine.on_peer_lost, peer, peer, f"lost {peer}")
-        self._lose_contexts(peer)
-
-    def _lose_contexts(self, peer: int) -> None:
-        gone = self.lost.__contains__
-        self._carry_out(self.contexts.on_peer_lost(peer, peer, is_replaced=False, is_gone=gone))
+        self._carry_out(todo)
