@@ -257,11 +257,11 @@ std::shared_ptr<Link> open_stream(Endpoint& endpoint, int fd, nb::tuple limits, 
 }
 
 std::shared_ptr<Link> open_rings(Endpoint& endpoint, int fd, nb::tuple limits, int side,
-                                 bool lends, double deadline) {
+                                 bool zero_copy, double deadline) {
   Descriptor socket(fd);
   const Limits checked = limits_of(limits);
   RingBounds bounds;
-  bounds.lends = lends;
+  bounds.zero_copy = zero_copy;
   nb::gil_scoped_release release;
   return endpoint.open_rings(std::move(socket), checked, side, bounds,
                              deadline_from_seconds(deadline));
@@ -349,7 +349,7 @@ NB_MODULE(_native, module) {
       .def("open_stream", &open_stream, nb::arg("fd"), nb::arg("limits"), nb::arg("streams"),
            nb::arg("threshold"), nb::arg("chunk"), nb::arg("dialled"))
       .def("open_rings", &open_rings, nb::arg("fd"), nb::arg("limits"), nb::arg("side"),
-           nb::arg("lends"), nb::arg("deadline"))
+           nb::arg("zero_copy"), nb::arg("deadline"))
       .def("next", &next_event, nb::arg("timeout"))
       .def("poll", &poll_event)
       .def("wake", &Endpoint::wake)

@@ -158,7 +158,7 @@ void RingChannel::learn(const Record& record, Descriptor descriptor) {
       segments_in_.learn({record.slot, record.serial}, record.size, descriptor);
       break;
     case RecordType::kLent:
-      if (!bounds_.lends) {
+      if (!bounds_.zero_copy) {
         throw BadFrame("the peer lent a shared tensor, which this worker does not take");
       }
       lent_in_.learn(record.serial, record.size, descriptor);

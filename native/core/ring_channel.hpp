@@ -46,7 +46,7 @@ struct RingBounds {
   // With more shared memory mapped than that, what arrives in it is copied out.
   std::size_t mappings = SharedMemory::count_limit();
   // Whether the peer may lend us memory, and we it.
-  bool lends = false;
+  bool zero_copy = false;
 };
 
 class RingChannel final : public Channel {
@@ -141,7 +141,7 @@ class RingChannel final : public Channel {
   bool goes_in_segment(const OutBuffer& buffer) const;
   std::size_t size_in_segments(const OutFrame& frame) const;
   bool is_lent(const OutBuffer& buffer) const {
-    return bounds_.lends && buffer.descriptor >= 0 && buffer.size >= kSmallestLent;
+    return bounds_.zero_copy && buffer.descriptor >= 0 && buffer.size >= kSmallestLent;
   }
   void forget_read(std::uint64_t read);
   template <class IsThere>

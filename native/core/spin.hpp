@@ -2,7 +2,7 @@
 //
 // Waking a thread on an idle core costs some 25 us, looking again a few nanoseconds. So whoever
 // waits for a peer that has lately answered quickly looks for a while before it sleeps. How long
-// waits lately were decides, so nobody spins for a slow peer, but see `awake.hpp`. Who spins offers
+// waits lately were decides, so nobody spins for a slow peer, but see `busy_wait_budget.hpp`. Who spins offers
 // its core to others every microsecond or two. Where several workers share a core, that hands it
 // round among those who wait until one has something to do, for less than sleeping and waking costs;
 // somebody who takes the core for long to compute makes the spinning thread sleep.
@@ -22,7 +22,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "awake.hpp"
+#include "busy_wait_budget.hpp"
 #include "clock.hpp"
 
 namespace farcall {
@@ -56,14 +56,14 @@ class SpinBudget {
 
   bool moves_threads() const { return moves_threads_; }
   bool keeps_awake() const { return keeps_awake_; }
-  Wakefulness& wakefulness() { return wakefulness_; }
+  BusyWaitBudget& busy_wait_budget() { return busy_wait_budget_; }
 
  private:
   const int threads_;
   const bool moves_threads_;
   const bool keeps_awake_;
   std::atomic<int> callers_{0};
-  Wakefulness wakefulness_;
+  BusyWaitBudget busy_wait_budget_;
 };
 
 enum class Who { kCaller, kEndpoint };
@@ -73,7 +73,7 @@ class Spinner {
  public:
   static constexpr Nanoseconds kMaxSpin = 2 * kMillisecond;
   static constexpr Nanoseconds kWorth = 2 * kMillisecond;  // longer waits are not worth to spin for,
-  static constexpr Nanoseconds kWorthAwake = Wakefulness::kMost;  // but to stay awake up to this
+  static constexpr Nanoseconds kWorthAwake = BusyWaitBudget::kMost;  // but to stay awake up to this
   static constexpr Nanoseconds kForgotten = 2 * kWorthAwake;  // four short ones make up for that
   static constexpr Nanoseconds kIdle = 1 * kSecond;           // after such a wait all is forgotten
   static constexpr Nanoseconds kNap = 2 * kMillisecond;
@@ -104,7 +104,7 @@ class Spinner {
     if (end == End::kLate && stays_awake) end = stay_awake(time, look);
     naps_ = end == End::kOthers && time - start < kNapping;
     if (who_ == Who::kCaller) budget_.give_back();
-    budget_.wakefulness().looked(time - begun);
+    budget_.busy_wait_budget().looked(time - begun);
     return end == End::kFound;
   }
 
@@ -151,11 +151,11 @@ class Spinner {
   // Ends as well when somebody else needs this core, or other threads of this process compute.
   template <class Look>
   End stay_awake(Nanoseconds& time, Look& look) {
-    Wakefulness& wakefulness = budget_.wakefulness();
+    BusyWaitBudget& allowed = budget_.busy_wait_budget();
     const Nanoseconds begun = time;
     if (!naps_) others_.begin(time);
-    const End end = look_awake(time + wakefulness.left(), time, look);
-    wakefulness.spend(time - begun);
+    const End end = look_awake(time + allowed.left(), time, look);
+    allowed.spend(time - begun);
     return end;
   }
 

@@ -65,7 +65,7 @@ class Game {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
     peer_.reset(ends[0]);
     RingBounds bounds;
-    bounds.lends = true;
+    bounds.zero_copy = true;
     channel_.emplace(Descriptor(ends[1]), memory_, kUs, home_, bounds);
   }
 

@@ -18,7 +18,7 @@ constexpr std::uint64_t kMost = ~std::uint64_t{0};
 
 RingBounds lending() {
   RingBounds bounds;
-  bounds.lends = true;
+  bounds.zero_copy = true;
   return bounds;
 }
 

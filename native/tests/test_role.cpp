@@ -153,20 +153,20 @@ void compute(Nanoseconds time) {
   }
 }
 
-void test_wakefulness() {
-  Wakefulness awake;
-  awake.looked(processor_time(CLOCK_PROCESS_CPUTIME_ID) + kSecond);  // nothing was computed
-  CHECK(awake.left() == 0);
-  Wakefulness fresh;
+void test_busy_wait_budget() {
+  BusyWaitBudget used;
+  used.looked(processor_time(CLOCK_PROCESS_CPUTIME_ID) + kSecond);  // nothing was computed
+  CHECK(used.left() == 0);
+  BusyWaitBudget fresh;
   compute(10 * kMillisecond);
-  CHECK(fresh.left() >= Wakefulness::kPerComputed * 10 * kMillisecond);
-  compute(Wakefulness::kMost);
-  CHECK(fresh.left() == Wakefulness::kMost);
+  CHECK(fresh.left() >= BusyWaitBudget::kPerComputed * 10 * kMillisecond);
+  compute(BusyWaitBudget::kMost);
+  CHECK(fresh.left() == BusyWaitBudget::kMost);
   fresh.looked(kSecond);  // more than what is computed from here on
-  fresh.spend(Wakefulness::kMost / 2);
-  CHECK(fresh.left() == Wakefulness::kMost / 2);
+  fresh.spend(BusyWaitBudget::kMost / 2);
+  CHECK(fresh.left() == BusyWaitBudget::kMost / 2);
   fresh.spend(kSecond);
-  CHECK(fresh.left() < Wakefulness::kMost / 4);  // what was computed since
+  CHECK(fresh.left() < BusyWaitBudget::kMost / 4);  // what was computed since
 }
 
 // Where waits of tens of milliseconds are usual. Others on this machine may need the core: then it
@@ -175,7 +175,7 @@ void test_stays_awake() {
   SpinBudget budget(1);
   Spinner spinner(budget, Who::kCaller);
   const auto patient = [&] {
-    compute(Wakefulness::kMost / 2);
+    compute(BusyWaitBudget::kMost / 2);
     const Nanoseconds start = now(), end = start + 5 * Spinner::kMaxSpin;
     return spinner.spin(start, [&] { return now() > end; });
   };
@@ -206,7 +206,7 @@ void test_leaves_the_core_where_others_need_it() {
   SpinBudget budget(1, false, false);
   Spinner spinner(budget, Who::kCaller);
   for (int i = 0; i < 20; ++i) spinner.remember(now() - 20 * kMillisecond);
-  compute(Wakefulness::kMost / 2);
+  compute(BusyWaitBudget::kMost / 2);
   CHECK(!spinner.spin(now(), [] { return true; }));
   for (int i = 0; i < 100; ++i) spinner.remember(now());
   CHECK(spinner.spin(now(), [] { return true; }));
@@ -224,7 +224,7 @@ int main() {
   test_spin_budget();
   test_spinner();
   test_callers_come_first();
-  test_wakefulness();
+  test_busy_wait_budget();
   test_stays_awake();
   test_leaves_the_core_where_others_need_it();
 }

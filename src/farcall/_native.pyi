@@ -155,10 +155,10 @@ class Endpoint:
         """
 
     def open_rings(
-        self, fd: int, limits: tuple[int, ...], side: int, lends: bool, deadline: float
+        self, fd: int, limits: tuple[int, ...], side: int, zero_copy: bool, deadline: float
     ) -> Link:
         """Shared memory, or the socket alone if there is none for the two. Takes the descriptor
-        over. `side`: 0 if we dialled and 1 if not. `lends`: both workers lend each other memory.
+        over. `side`: 0 if we dialled and 1 if not. `zero_copy`: both workers lend memory.
         RuntimeError: it broke, or the peer made no sense.
         """
 

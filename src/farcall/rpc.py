@@ -37,6 +37,7 @@ from farcall.errors import (
 from farcall.ids import WorkerInfo, check_name
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.advice import Advice
+from farcall.runtime.agent import Agent
 from farcall.runtime.calls import profiling
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs
@@ -51,6 +52,7 @@ from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions,
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
 from farcall.runtime.options.types import BackendType
 from farcall.runtime.program_end import keep_exit_code
+from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
 from farcall.serde import hide_own_frames
 
@@ -106,7 +108,7 @@ def _after_fork_in_child() -> None:
     agent = default_agent()
     if agent is not None:
         set_default_agent(None)
-        agent.endpoint.forget()
+        agent.endpoint.close_after_fork()
 
 
 atexit.register(_at_exit)
@@ -139,7 +141,6 @@ def init_rpc(
         InvalidName: the name can't be one.
         ValueError, TypeError: another argument makes no sense; the message says which and why.
     """
-    global _generation  # noqa: PLW0603
     if backend is not None and not isinstance(backend, BackendType):
         raise TypeError("Argument backend must be a member of BackendType")
     options = rpc_backend_options
@@ -149,16 +150,27 @@ def init_rpc(
     if not isinstance(options, RpcBackendOptions):
         raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
     check_backend(backend, options)
+    start_default_agent(name, rank, world_size, options, Quirks(advice=_advice))
+
+
+def start_default_agent(
+    name: str, rank: int, world_size: int | None, options: RpcBackendOptions, quirks: Quirks
+) -> Agent:
+    """Start this process's agent, as `init_rpc` does, and return it.
+
+    For `init_rpc`, and for what imitates another system's: it says in `quirks` what is different.
+    """
+    global _generation  # noqa: PLW0603
     check_name(name)
     with _starting:
         if default_agent() is not None:
             raise RuntimeError("RPC is already initialized; call shutdown first")
         generation = _generation
         _generation += 1
-        agent = start_agent(name, rank, world_size, options, generation, Autograd)
-        agent.status.advice = _advice
+        agent = start_agent(name, rank, world_size, options, generation, quirks, Autograd)
         set_default_agent(agent)
         keep_freed_memory(options.keep_freed_memory)
+    return agent
 
 
 @breaks_graphs

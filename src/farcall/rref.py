@@ -348,7 +348,7 @@ def _value(place: ValueSlot, limit: Limit | None = None) -> Any:
     if not place.is_ready:
         context = current_context()
         job = None
-        if context is not None and context.agent.status.quirks.inherits_deadlines:
+        if context is not None and current_agent().limits.are_inherited:
             job = context.job
         if limit is None:
             limit = (math.inf, 0.0, None) if job is None else job.limit()

@@ -1,4 +1,4 @@
-"""Agents of the behaviour tests that behave as farcall.compat lets them."""
+"""farcall.compat for the behaviour tests. Their agents are started with `quirks=LIKE_TORCH`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from farcall.compat import autograd as compat_autograd
 from farcall.compat import rpc as compat_rpc
 from farcall.compat.rpc import api
 from farcall.compat.rpc.agents import TensorPipeAgent
-from farcall.compat.rpc.quirks import make_like_torch
 from farcall.runtime.agent import Agent
 from farcall.runtime.options.backend_options import RpcBackendOptions
 
 
 @contextmanager
 def standing_in(agents: list[Agent]) -> Iterator[None]:
-    """farcall is installed, and these agents were started by it."""
+    """Install compat, as if it had started these agents."""
     farcall.compat.install()
     try:
-        for agent in agents:
-            make_like_torch(agent)
         shown = TensorPipeAgent(agents[0], RpcBackendOptions(), is_static_group=True)
         api._set_and_start_rpc_agent(shown)
         yield

@@ -12,8 +12,17 @@ from behaviour.autograd_helpers import DistributedRun, Run, doubles, same, times
 from behaviour.helpers import Box, Gate, in_threads, wait_until
 from farcall import autograd as dist_autograd
 from farcall import rpc
+from farcall.autograd.autograd import Autograd
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
+
+
+def has_failed(agent: Agent, context_id: int) -> bool:
+    """Whether the worker knows of a pass in the context that has failed."""
+    assert isinstance(agent.gradients, Autograd)
+    known = agent.gradients.get(context_id)
+    assert known is not None
+    return any(backward.error is not None for backward in known.passes.values())
 
 
 def knows(agent: Agent, context_id: int) -> bool:
@@ -237,6 +246,34 @@ def test_shutdown_inside_of_a_context(start: Callable[..., list[Agent]]) -> None
     with dist_autograd.context() as run.context_id:
         run.call("w1", times, run, "w", run["x"])
         agents[0].close()
+
+
+# Workers that are lost.
+
+
+def double_at_the_root(run: Run, x: torch.Tensor) -> None:
+    run.note("root", (x * 2).sum())
+
+
+def give_to_the_root(run: Run, x: torch.Tensor) -> None:
+    run.call("w0", double_at_the_root, run, x * run["c"])
+
+
+def test_creator_hears_of_a_failure_though_whoever_gave_the_root_the_context_is_lost(
+    trio: list[Agent],
+) -> None:  # BWD-6
+    root, creator, giver = trio
+    run = DistributedRun()
+    weights(run, b="w1", c="w2")
+    with acting_as(creator), dist_autograd.context() as run.context_id:
+        run.call("w2", give_to_the_root, run, run["b"])
+        giver.close()
+        assert isinstance(creator.gradients, Autograd)
+        known_to = creator.gradients.known_to
+        wait_until(lambda: root.me.incarnation in known_to(run.context_id))  # it has reported
+        with acting_as(root), pytest.raises(rpc.PeerLost):
+            dist_autograd.backward(run.context_id, [run.noted["root"]])
+        wait_until(lambda: has_failed(creator, run.context_id))
 
 
 # Bad input.

@@ -19,6 +19,7 @@ from patience import PATIENCE
 import farcall
 from behaviour.standing_in import standing_in, stands_in
 from farcall import autograd, rpc
+from farcall.compat.rpc.quirks import LIKE_TORCH
 from farcall.nn import RemoteModule
 from farcall.optim import DistributedOptimizer
 from farcall.runtime.agent import Agent
@@ -134,8 +135,9 @@ def test_compiled_code_gives_what_it_gives_uncompiled(
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("transport", ["native"])
 def test_compiled_code_gives_what_it_gives_uncompiled_with_compat(
-    pair: list[Agent], program: Callable[[torch.Tensor], torch.Tensor]
+    start: Callable[..., list[Agent]], program: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
+    pair = start(2, quirks=LIKE_TORCH)
     with stands_in(pair, sys.modules[__name__]):
         test_compiled_code_gives_what_it_gives_uncompiled(pair, program)
 

@@ -12,6 +12,7 @@ import torch._dynamo
 
 from behaviour.standing_in import stands_in
 from farcall import autograd, rpc
+from farcall.compat.rpc.quirks import LIKE_TORCH
 from farcall.nn import RemoteModule
 from farcall.optim import DistributedOptimizer
 from farcall.runtime.agent import Agent
@@ -215,9 +216,10 @@ def test_compiled_code_gives_what_it_gives_uncompiled(
 @pytest.mark.parametrize(("form", "name"), CASES)
 @pytest.mark.parametrize("transport", ["native"])
 def test_compiled_code_gives_what_it_gives_uncompiled_with_compat(
-    pair: list[Agent], form: str, name: str
+    start: Callable[..., list[Agent]], form: str, name: str
 ) -> None:
     if form == "module" and name.startswith("RemoteModule"):
         pytest.skip("Dynamo asks modules for `named_modules`, which torch's RemoteModule refuses")
+    pair = start(2, quirks=LIKE_TORCH)
     with stands_in(pair, sys.modules[__name__]):
         test_compiled_code_gives_what_it_gives_uncompiled(pair, form, name)

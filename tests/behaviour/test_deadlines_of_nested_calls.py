@@ -12,6 +12,7 @@ import torch
 from behaviour.helpers import WAYS, Account, Box, Gate, proxy_async, proxy_sync, wait_at
 from behaviour.standing_in import standing_in
 from farcall import autograd, rpc
+from farcall.compat.rpc.quirks import LIKE_TORCH
 from farcall.runtime.agent import Agent
 
 Call = Callable[[Gate], Any]
@@ -52,8 +53,9 @@ CALLS: dict[str, Call] = {
 
 
 @pytest.fixture(params=["natively", "with compat"])
-def inherits(request: pytest.FixtureRequest, pair: list[Agent]) -> Iterator[bool]:
+def inherits(request: pytest.FixtureRequest, start: Callable[..., list[Agent]]) -> Iterator[bool]:
     natively = request.param == "natively"
+    pair = start(2, quirks=None if natively else LIKE_TORCH)
     with nullcontext() if natively else standing_in(pair):
         yield natively
 
@@ -70,7 +72,7 @@ def outer(call: str, started: Gate, ended: Gate, gate: Gate, box: Box) -> None:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("transport", ["native"])
 def test_a_call_that_begins_after_the_deadline_of_its_caller(
-    pair: list[Agent], inherits: bool, gate: Gate, call: str
+    inherits: bool, gate: Gate, call: str
 ) -> None:
     """A loop that was started by `rpc_async`, and never awaited, goes on calling with compat."""
     started, ended, box = Gate(), Gate(), Box()

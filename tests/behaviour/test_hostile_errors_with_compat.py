@@ -12,6 +12,7 @@ from behaviour import test_hostile_errors as native
 from behaviour.helpers import wait_until
 from behaviour.standing_in import stands_in
 from farcall import rpc
+from farcall.compat.rpc.quirks import LIKE_TORCH
 from farcall.runtime.agent import Agent
 
 ALL_ERRORS = [kind for kinds in native.ERRORS.values() for kind in kinds.values()]
@@ -25,6 +26,11 @@ VALUES = [kinds[ValueError] for kinds in native.VALUES.values()]
 
 
 _no_hostile_garbage = native._no_hostile_garbage
+
+
+@pytest.fixture
+def pair(start: Callable[..., list[Agent]]) -> list[Agent]:
+    return start(2, quirks=LIKE_TORCH)
 
 
 @pytest.fixture(autouse=True)

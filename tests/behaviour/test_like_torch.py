@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+import farcall.compat
 from behaviour.helpers import WAYS
 from behaviour.standing_in import standing_in
 from farcall import rpc
+from farcall.compat import rpc as compat_rpc
+from farcall.compat.rpc.quirks import LIKE_TORCH
 from farcall.ids import Worker
 from farcall.runtime.agent import Agent
-from farcall.testing.cluster import acting_as
 
 Way = Callable[..., Any]
 each_way = pytest.mark.parametrize("call", WAYS)
@@ -21,8 +23,8 @@ each_way = pytest.mark.parametrize("call", WAYS)
 
 @pytest.fixture
 def late(start: Callable[..., list[Agent]]) -> Iterator[list[Agent]]:
-    """Workers of which "w0" knew none when it began to behave like torch's, and "w2" none ever."""
-    agents = start(3)
+    """Workers of which "w0" knew none when it was started, and "w2" none ever."""
+    agents = start(3, quirks=LIKE_TORCH)
     for agent in agents:
         directory = agent.directory
         known = [agent.me, *(w.me for w in agents if agent is agents[1])]
@@ -95,14 +97,40 @@ def test_error_without_room_for_its_worker_is_made_anew_too(late: list[Agent], c
 @each_way
 @pytest.mark.parametrize("transport", ["native"])
 def test_async_function_that_gives_no_future(start: Any, call: Way) -> None:
-    agents = start(2)
+    start(2)
     given = rpc.functions.async_execution(result_of_no_future)
     with pytest.raises(rpc.FarcallError, match=r"with @farcall.functions.async_execution must"):
         call("w1", given)
     with (
-        standing_in(agents),
-        acting_as(agents[0]),
+        standing_in(start(2, quirks=LIKE_TORCH)),
         pytest.raises(RuntimeError, match=r"decorated with @rpc.async_function must"),
     ):
         call("w1", given)
     assert traceback.format_exc()
+
+
+def fail_after_a_call(to: str) -> None:
+    compat_rpc.rpc_sync(to, fail, args=("the text",))
+
+
+@pytest.mark.parametrize("transport", ["native"])
+def test_first_call_meets_an_agent_that_is_like_torchs(
+    transport: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others may call as soon as there is an agent, and before `init_rpc` goes on."""
+
+    def made(*args: Any, **options: Any) -> Agent:
+        agent = Agent(*args, **options)
+        with pytest.raises(ValueError, match=r"^On WorkerInfo\(id=0, name=w0\)"):
+            agent.call("w0", fail_after_a_call, ("w0",))
+        return agent
+
+    monkeypatch.setattr("farcall.runtime.start.Agent", made)
+    farcall.compat.install()
+    try:
+        options = rpc.TensorPipeRpcBackendOptions(init_method="tcp://localhost:0")
+        compat_rpc.init_rpc("w0", rank=0, world_size=1, rpc_backend_options=options)
+        compat_rpc.shutdown()
+    finally:
+        farcall.compat.uninstall()
+    assert capsys.readouterr().err.startswith("On WorkerInfo(id=0, name=w0):\nValueError")

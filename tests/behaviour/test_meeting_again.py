@@ -114,8 +114,12 @@ def test_value_that_was_held_before_is_met_again_by_a_third(trio: list[Agent]) -
         assert rpc.rpc_sync("w0", fetch, args=(reference,)) == 4
     with pytest.raises(OwnerDied):
         KEPT[0].to_here()
-    KEPT.clear()
     del reference
+    settle(trio)  # what is kept of before can't be used, and keeps nothing: REF-5
+    with pytest.raises(OwnerDied):
+        KEPT[0].to_here()
+    assert "owner lost" in repr(KEPT[0])
+    KEPT.clear()
     settle(trio)
 
 

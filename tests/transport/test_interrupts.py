@@ -20,7 +20,7 @@ from stations import LARGE, PATIENCE, Station, Threads, echo, request, soon, tak
 from farcall.transport.base import Arrived, NotSent
 from farcall.transport.waiter import Alarm
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Ran, Reply
+from farcall.wire.messages import CreditReturned, Reply
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at threads in /proc")
 
@@ -155,7 +155,7 @@ def test_receive_is_interrupted(near: Station, far: Station) -> None:
     link = near.connect(far)
     alarm = Alarm()
     try:
-        interrupt(lambda: link.receive(frozenset((Ran,)), alarm.fileno(), math.inf))
+        interrupt(lambda: link.receive(frozenset((CreditReturned,)), alarm.fileno(), math.inf))
     finally:
         alarm.close()
     assert link.exchange(request(1), soon()).call_id == 1

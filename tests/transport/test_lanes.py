@@ -327,8 +327,8 @@ def test_tensors_travel_from_device_to_device(any_pair: Pair, allow_pickle: bool
     any_pair.near.read()
     any_pair.far.read(echo)
     link = any_pair.near.connect(any_pair.far)
-    sender = Serializer()
-    sender.reducers[Elsewhere] = lambda one: tensors._reduce_direct(one.tensor, "cpu")
+    reducers = {Elsewhere: lambda one: tensors._reduce_direct(one.tensor, "cpu")}
+    sender = Serializer(reducers=reducers)
     base = torch.randn(20, 30)
     sent = [
         base,

@@ -16,11 +16,11 @@ from farcall.transport.connect import handshake
 from farcall.transport.connect.handshake import Identity
 from farcall.transport.waiter import Alarm
 from farcall.wire.frames import Frame, encode
-from farcall.wire.messages import Leaving, Ran, ReleaseContext
+from farcall.wire.messages import CreditReturned, Leaving, ReleaseContext
 
 StationMaker = Callable[..., Station]
-WANTED = frozenset((Ran,))
-RAN = Frame(Ran(1, 2, 3, -1))
+WANTED = frozenset((CreditReturned,))
+CREDIT_RETURNED = Frame(CreditReturned(1, 2, 3, -1))
 
 
 @pytest.fixture
@@ -62,14 +62,14 @@ def test_wanted_message_is_taken_and_others_go_to_next(
     messages = []
     sent = 0
     while not taken:
-        for frame in (RAN, Frame(Leaving("a")), Frame(ReleaseContext(1, 2))):
+        for frame in (CREDIT_RETURNED, Frame(Leaving("a")), Frame(ReleaseContext(1, 2))):
             other.send(frame, soon())
         sent += 1
         messages.append(near.arrived().frame.message)
         while messages[-1] != ReleaseContext(1, 2):
             messages.append(near.arrived().frame.message)
-    assert taken[0].message == RAN.message
-    others = [message for message in messages if message != RAN.message]
+    assert taken[0].message == CREDIT_RETURNED.message
+    others = [message for message in messages if message != CREDIT_RETURNED.message]
     assert others == [Leaving("a"), ReleaseContext(1, 2)] * sent
     assert len(messages) == 3 * sent - 1  # what came before the thread was there, too
 
@@ -80,10 +80,10 @@ def test_only_one_thread_receives(ends: tuple[Link, Link], threads: Threads, ala
     for _ in range(4):
         threads.start(lambda: results.put(link.receive(WANTED, alarm.fileno(), soon())))
     assert [results.get(timeout=PATIENCE) for _ in range(3)] == [None] * 3
-    other.send(RAN, soon())
+    other.send(CREDIT_RETURNED, soon())
     last = results.get(timeout=PATIENCE)
     assert last is not None
-    assert last.message == RAN.message
+    assert last.message == CREDIT_RETURNED.message
 
 
 def test_alarm_and_deadline_end_it(near: Station, ends: tuple[Link, Link], alarm: Alarm) -> None:

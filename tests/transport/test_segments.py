@@ -140,7 +140,7 @@ def test_forked_child_gives_back_nothing_of_its_parent(link: Link, far: Station)
     kept = [arrives(link, far, b"1" * SIZE) for _ in range(3)]
     child = os.fork()
     if not child:
-        far.endpoint.forget()
+        far.endpoint.close_after_fork()
         kept.clear()
         gc.collect()
         os._exit(0)

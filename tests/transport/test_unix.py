@@ -240,7 +240,7 @@ def test_name_is_free_when_the_worker_was_forked_and_its_child_lives(far: Statio
     forgotten, tell = os.pipe()
     child = os.fork()
     if not child:
-        far.endpoint.forget()
+        far.endpoint.close_after_fork()
         os.write(tell, b"\0")
         os.read(reader, 1)
         os._exit(0)
@@ -259,7 +259,7 @@ def test_name_is_free_when_the_worker_was_forked_and_its_child_lives(far: Statio
 def test_parent_is_reached_after_its_child_has_forgotten(near: Station, far: Station) -> None:
     child = os.fork()
     if not child:
-        far.endpoint.forget()
+        far.endpoint.close_after_fork()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert works(near.connect(far))

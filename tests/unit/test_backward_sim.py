@@ -42,7 +42,7 @@ def test_schedules_have_what_can_go_wrong():
     logs = [" ".join(str(event) for event in simulate_backward(seed).log) for seed in range(500)]
     for what in ("Prepare(", "AskRoot(", "Answered(", "Grad(", "Abort(", "TellEnd("):
         assert sum(what in log for log in logs) > 20, what
-    for what in ("ReturnShare(", "Forward(", "dies", "declares lost", "success", "fast=True"):
+    for what in ("ReturnCredit(", "Forward(", "dies", "declares lost", "success", "fast=True"):
         assert sum(what in log for log in logs) > 20, what
     for what in ("TellRoot(", "AskCause(", "raised", "lost ", "second time", "waits for nothing"):
         assert sum(what in log for log in logs) > 5, what
@@ -53,7 +53,7 @@ def test_schedules_have_what_can_go_wrong():
 FINDS = {
     BackwardBug.GIVES_ALL_AND_KEEPS_HALF: {"BWD-1", "BWD-3", "BWD-5"},
     BackwardBug.GIVES_HALF_AND_KEEPS_ALL: {"BWD-1", "BWD-3", "BWD-5"},
-    BackwardBug.KEEPS_A_SHARE: {"BWD-5"},
+    BackwardBug.KEEPS_CREDIT: {"BWD-5"},
     BackwardBug.ADDS_ONCE: {"BWD-5"},
     BackwardBug.TAKES_HALF_FOR_ALL: {"BWD-1", "BWD-3", "BWD-5"},
     BackwardBug.PREPARES_IN_HASTE: {"BWD-1", "BWD-5", "ERROR"},
@@ -83,14 +83,19 @@ FINDS = {
     BackwardBug.RELEASES_ONLY_HERE: {"BWD-4"},
     BackwardBug.DOES_NOT_REPORT: {"BWD-4"},
     BackwardBug.LEAVES_CONTEXTS_OF_THE_DEAD: {"BWD-4"},
-    BackwardBug.IGNORES_REPORTS: {"BWD-4"},
+    BackwardBug.REPORTS_ONE_WAY: {"BWD-6"},
+    BackwardBug.IGNORES_REPORTS: {"BWD-4", "BWD-6"},
 }
+
+
+NEEDS_DEATHS = {BackwardBug.REPORTS_ONE_WAY}  # found once in 6000 schedules with drawn faults
 
 
 @pytest.mark.parametrize("bug", BackwardBug, ids=lambda bug: bug.value)
 def test_planted_bug_is_found(bug):
+    faults = DEADLY if bug in NEEDS_DEATHS else None
     for seed in range(2000):
-        violations = simulate_backward(seed, bug=bug).violations
+        violations = simulate_backward(seed, faults, bug=bug).violations
         if violations:
             assert violations[0].invariant in FINDS[bug]
             return
@@ -115,7 +120,7 @@ def test_gradients_of_a_history_go_through_messages():
 
 def test_histories_differ_and_replay():
     def shape(seed: int) -> list[tuple[int, int]]:
-        return draw_history(Random(seed), 4).messages
+        return draw_history(Random(seed), 4, lambda: True).messages
 
     assert shape(7) == shape(7)
     assert len({str(shape(seed)) for seed in range(50)}) > 30
@@ -131,11 +136,11 @@ def test_command_line_simulates_backward_passes():
 
 
 def test_command_line_says_how_to_replay_a_backward_pass():
-    arguments = ["--protocol", "backward", "--plant", "keeps-a-share"]
+    arguments = ["--protocol", "backward", "--plant", "keeps-credit"]
     result = CliRunner().invoke(main, [*arguments, "--schedules", "20"])
     assert result.exit_code == 1
     command = result.output.splitlines()[2].split("farcall.testing.sim ")[1].split()
-    assert {"--replay", "--protocol", "backward", "--plant", "keeps-a-share"} <= set(command)
+    assert {"--replay", "--protocol", "backward", "--plant", "keeps-credit"} <= set(command)
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 1
     assert "VIOLATION BWD-5" in again.output
@@ -144,4 +149,4 @@ def test_command_line_says_how_to_replay_a_backward_pass():
 def test_command_line_refuses_a_bug_of_another_protocol():
     result = CliRunner().invoke(main, ["--protocol", "backward", "--plant", "does-not-pin"])
     assert result.exit_code == 2
-    assert "keeps-a-share" in result.output
+    assert "keeps-credit" in result.output

@@ -27,7 +27,9 @@ def test_seed_replays_to_the_last_event():
 
 
 def test_schedules_have_what_can_go_wrong():
-    logs = [" ".join(str(event) for event in simulate_directory(seed).log) for seed in range(300)]
+    logs = [
+        " ".join(str(event) for event in simulate_directory(seed).log) for seed in range(SCHEDULES)
+    ]
     befalls = ("dies", "leaves", "joins", "breaks", "nothing gets through", "stands still for")
     store = ("the store is dark", "the store is dead", "knows nobody", "no answer in time")
     handshakes = ("linked", "late", "absent", "anew", "refused", "again; meeting 1")
@@ -45,7 +47,7 @@ FINDS = {
     DirectoryBug.WELCOMES_ANY_LATER_MEETING: {"DIR-2", "DIR-5"},
     DirectoryBug.NEVER_TAKES_BACK: {"DIR-2"},
     DirectoryBug.COUNTS_FROM_ITS_OWN: {"DIR-2"},
-    DirectoryBug.FORGETS_THE_NUMBER: {"DIR-3"},
+    DirectoryBug.FORGETS_THE_NUMBER: {"DIR-2", "DIR-3"},
     DirectoryBug.KEEPS_NUMBERS: {"DIR-5"},
     DirectoryBug.FORGETS_NOBODY: {"DIR-5"},
     DirectoryBug.FORGETS_AT_ONCE_EVERYWHERE: {"DIR-6"},

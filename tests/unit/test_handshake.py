@@ -185,11 +185,13 @@ def test_hello_that_was_changed_on_the_way_is_refused_on_both_sides(
         assert isinstance(outcome, AuthenticationFailed)
 
 
-@pytest.mark.parametrize(("missing", "shm", "lends"), [(6, 1, True), (7, 1, False), (8, 0, False)])
+@pytest.mark.parametrize(
+    ("missing", "shm", "zero_copy"), [(6, 1, True), (7, 1, False), (8, 0, False)]
+)
 def test_hello_without_the_fields_that_came_last_has_none_of_that(
-    pair: Pair, missing: int, shm: int, lends: bool
+    pair: Pair, missing: int, shm: int, zero_copy: bool
 ) -> None:
-    hello = a_hello(secured=False, shm=1, lends=True, streams=2, link=b"", joins=b"")
+    hello = a_hello(secured=False, shm=1, zero_copy=True, streams=2, link=b"", joins=b"")
     items = msgspec.msgpack.decode(msgspec.msgpack.encode(hello))
     assert items[-8:] == [1, True, 2, b"", b"", "", [], 0]
     del items[-missing:]
@@ -201,7 +203,7 @@ def test_hello_without_the_fields_that_came_last_has_none_of_that(
         return LEFT
 
     _, right = both(older, lambda: accept(pair[1], RIGHT, None, deadline=soon(), admit=anyone))
-    assert right == Identity("left", 0, 11, shm=shm, lends=lends)
+    assert right == Identity("left", 0, 11, shm=shm, zero_copy=zero_copy)
 
 
 def test_proof_reflected_to_its_maker_is_refused(pair: Pair) -> None:

@@ -20,7 +20,7 @@ def lost_with(*functions: str) -> Peer:
         peer.outgoing.begin(PendingCall(peer, function, 0.0, 0.0))
     with peer.lock:
         peer.note_loss("the connection was reset")
-    peer.outgoing.lost()
+    peer.outgoing.take_all()
     return peer
 
 

@@ -48,7 +48,7 @@ class Gates(RuleBasedStateMachine):
 
     @rule()
     def lost(self) -> None:
-        assert self.admission.lost() == self.held  # ADM-1
+        assert self.admission.take_all() == self.held  # ADM-1
         self.held, self.is_lost = [], True
 
     @invariant()
@@ -107,7 +107,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule()
     def lost(self) -> None:
-        self.admission.lost()
+        self.admission.take_all()
         self.is_lost = True
 
     @property

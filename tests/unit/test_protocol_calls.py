@@ -55,8 +55,8 @@ def test_lost_peer_ends_open_calls_and_forgets_abandoned_ones():
     outgoing: Outgoing[str] = Outgoing()
     outgoing.begin("open")
     outgoing.abandon(outgoing.begin("abandoned"), "abandoned")
-    assert outgoing.lost() == ["open"]
-    assert outgoing.lost() == []
+    assert outgoing.take_all() == ["open"]
+    assert outgoing.take_all() == []
     assert list(outgoing.abandoned()) == []
     assert outgoing.outcome(1) is None
 
@@ -136,7 +136,7 @@ def test_outcome_is_not_sent_to_a_lost_caller():
     incoming.request(1, "one")
     incoming.request(2, "two")
     incoming.finish(1)
-    assert incoming.lost() == ["two"]
+    assert incoming.take_all() == ["two"]
     assert not incoming.finish(2)
 
 
@@ -173,5 +173,5 @@ def test_every_call_has_exactly_one_end_in_any_order_of_events(events):  # CALL-
             ends.append(outgoing.outcome(call))
         else:
             ends.append(call if getattr(outgoing, event)(call, call) else None)
-    ends = [end for end in [*ends, *outgoing.lost()] if end is not None]
+    ends = [end for end in [*ends, *outgoing.take_all()] if end is not None]
     assert sorted(ends) == [1, 2, 3, 4, 5, 6]

@@ -30,13 +30,44 @@ def lose(
     contexts: Contexts[str], id: int, *, is_replaced: bool = False, gone: tuple[int, ...] = ()
 ) -> list[object]:
     return list(
-        contexts.lost(10 * id, id, is_replaced=is_replaced, is_gone=lambda each: each in gone)
+        contexts.on_peer_lost(
+            10 * id,
+            id,
+            is_replaced=is_replaced,
+            living=lambda each: None if each in gone else 10 * each,
+        )
     )
 
 
+REPORT = [ReportHeld(10 * CREATOR, CONTEXT), TellFailures(10 * CREATOR, CONTEXT, "content")]
+
+
 def test_lost_giver_is_reported_to_the_creator(contexts):  # BWD-4
-    assert lose(contexts, THIRD) == [ReportHeld(CREATOR, CONTEXT)]
+    assert lose(contexts, THIRD) == REPORT
     assert contexts.get(CONTEXT) == "content"
+
+
+def test_creator_takes_the_place_of_a_lost_giver(contexts):  # BWD-4, BWD-6
+    assert lose(contexts, THIRD) == REPORT
+    assert contexts.known_to(CONTEXT) == (10 * CREATOR,)
+    assert lose(contexts, CREATOR, is_replaced=True) == [DropContext(CONTEXT, "content")]
+
+
+def test_failure_reaches_the_creator_though_the_only_giver_dies():  # BWD-6
+    """Whether the pass fails before the death of the giver, which has told nobody, or after."""
+    creator: Contexts[str] = Contexts(CREATOR, 4)
+    assert creator.next_id() == CONTEXT
+    creator.create(CONTEXT, "content")
+    creator.tell(CONTEXT, 10 * THIRD)
+    worker: Contexts[str] = Contexts(ME, 0)
+    worker.enter(CONTEXT, 10 * THIRD, "content")
+    assert lose(creator, THIRD) == []
+    report, before = lose(worker, THIRD)
+    assert before == TellFailures(10 * CREATOR, CONTEXT, "content")
+    assert creator.held(CONTEXT, 10 * ME) == [TellFailures(10 * ME, CONTEXT, "content")]
+    assert report == ReportHeld(10 * CREATOR, CONTEXT)
+    assert worker.known_to(CONTEXT) == (10 * CREATOR,)
+    assert creator.known_to(CONTEXT) == (10 * ME,)
 
 
 def test_lost_giver_ends_the_context_if_the_creator_is_gone(contexts):  # BWD-4

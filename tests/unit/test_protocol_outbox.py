@@ -67,7 +67,7 @@ class Boxes(RuleBasedStateMachine):
 
     @rule()
     def lose(self) -> None:
-        assert self.box.lost() == list(self.waiting)
+        assert self.box.take_all() == list(self.waiting)
         for item in list(self.waiting):
             self.take(item)
         self.is_lost = True

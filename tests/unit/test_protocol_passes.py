@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from farcall.protocol.credit import WHOLE
 from farcall.protocol.pass_instructions import (
     AnswerAsker,
     EndPass,
     FailUnused,
     KeepLeaves,
-    ReturnShare,
+    ReturnCredit,
     RunSource,
     SendGradients,
     StopPass,
@@ -17,7 +18,6 @@ from farcall.protocol.pass_instructions import (
     TellRoot,
 )
 from farcall.protocol.passes import ROOT, PassMachine, State, UnexpectedGradient
-from farcall.protocol.shares import WHOLE
 
 
 def machine_at(me: str, *, is_fast: bool = False, averages: bool = False) -> PassMachine:
@@ -34,7 +34,7 @@ def alone_at(me: str) -> PassMachine:
 
 def test_loss_of_the_root_stops_the_pass_and_tells_nobody():  # BWD-5
     machine = alone_at("here")
-    assert machine.lost(20, "root", "the root died") == [StopPass()]
+    assert machine.on_peer_lost(20, "root", "the root died") == [StopPass()]
     assert machine.error == "the root died"
 
 
@@ -42,8 +42,8 @@ def test_loss_of_who_was_sent_gradients_fails_the_pass():  # BWD-5
     machine = alone_at("here")
     machine.arrive(1, 3)
     machine.computed(1, {"receive": 20})
-    assert machine.lost(30, "there", "died") == []
-    assert machine.lost(20, "there", "died") == [StopPass(), TellRoot()]
+    assert machine.on_peer_lost(30, "there", "died") == []
+    assert machine.on_peer_lost(20, "there", "died") == [StopPass(), TellRoot()]
 
 
 def test_last_message_takes_all_of_the_share_but_not_at_the_root():  # BWD-3
@@ -65,7 +65,7 @@ def test_fast_mode_gives_back_a_share_of_each_source_and_says_what_is_missing():
     machine.explored_all(False, {1: [("receive", 0)], 2: []})
     assert machine.arrive(1, 3) == [RunSource(1)]
     assert machine.computed(1, {"receive": 20})[-1] == SendGradients("receive", 4)
-    assert machine.ran(1) == [ReturnShare(4, 1)]
+    assert machine.ran(1) == [ReturnCredit(4, 1)]
 
 
 def test_root_believes_the_smallest_number_that_a_worker_said_is_missing():
@@ -115,7 +115,7 @@ def test_pass_that_is_over_can_neither_fail_nor_be_aborted():
     assert root.ran(ROOT) == [EndPass(None)]
     for event in (root.fail, root.stop, root.abort):
         assert event("late") == []
-    assert root.lost(20, "there", "late") == []
+    assert root.on_peer_lost(20, "there", "late") == []
 
 
 def test_who_asks_gets_the_error_of_a_failed_pass():

@@ -21,6 +21,7 @@ from farcall.protocol.instructions import (
     Unavailable,
 )
 from farcall.protocol.ref_entries import HeldState
+from farcall.protocol.ref_tables import PARTED
 from farcall.protocol.refs import Refs
 from farcall.wire.frames import DEFAULT_LIMITS
 from farcall.wire.messages import (
@@ -58,7 +59,7 @@ def holding(key: TransferKey = FROM_THIRD) -> Refs:
     refs = Refs(HOLDER)
     refs.arrive(key, [wire()])
     refs.on_registered([(*ENTRY, 1, True)])
-    refs.acquire(REF)
+    refs.acquire(REF, OWNER)
     refs.taken_over(key)
     refs.take()
     return refs
@@ -77,7 +78,7 @@ def creating() -> tuple[Refs, RefId]:
 
 def test_value_without_use_is_dropped_once():  # REF-2, REF-4
     refs = owning()
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == [Drop(REF)]
     assert not refs.owns(REF)
     assert refs.take() == []
@@ -87,7 +88,7 @@ def test_holder_keeps_the_value_until_it_releases():  # REF-1, REF-2
     refs = owning()
     refs.on_register(HOLDER, [(*ENTRY, 1)])
     assert refs.take() == [Send(HOLDER, Registered(((*ENTRY, 1, True),)))]
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == []
     refs.on_release(HOLDER, [(*ENTRY, 2)])
     assert refs.take() == [Drop(REF), Send(HOLDER, Released(((*ENTRY, 2),)))]
@@ -97,7 +98,7 @@ def test_holder_keeps_the_value_until_it_releases():  # REF-1, REF-2
 def test_release_older_than_the_registration_is_ignored_but_answered():  # REF-3
     refs = owning()
     refs.on_register(HOLDER, [(*ENTRY, 3)])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     refs.take()
     refs.on_release(HOLDER, [(*ENTRY, 2)])
     assert refs.take() == [Send(HOLDER, Released(((*ENTRY, 2),)))]
@@ -110,7 +111,7 @@ def test_registration_older_than_the_release_is_ignored():  # REF-3
     refs.take()
     refs.on_register(HOLDER, [(*ENTRY, 1)])
     assert refs.take() == []
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == [Drop(REF)]
 
 
@@ -121,7 +122,7 @@ def test_duplicates_of_register_and_release_change_nothing():  # REF-3
     for _ in range(2):
         refs.on_release(HOLDER, [(*ENTRY, 2)])
     assert refs.owns(REF)
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take().count(Drop(REF)) == 1
 
 
@@ -147,7 +148,7 @@ def test_accepted_creation_registers_its_caller():
 
 def test_creation_by_a_lost_caller_is_dropped_at_once():
     refs, ref = Refs(OWNER), RefId(HOLDER, 1)
-    refs.lost(HOLDER, "gone")
+    refs.on_peer_lost(HOLDER, "gone")
     refs.accept_creation(ref, HOLDER, 1)
     assert refs.take() == [Drop(ref)]
 
@@ -155,9 +156,9 @@ def test_creation_by_a_lost_caller_is_dropped_at_once():
 def test_dead_holder_holds_nothing_and_is_not_listened_to():  # REF-2, REF-3
     refs = owning()
     refs.on_register(HOLDER, [(*ENTRY, 1)])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     refs.take()
-    refs.lost(HOLDER, "gone")
+    refs.on_peer_lost(HOLDER, "gone")
     assert refs.take() == [Drop(REF)]
     refs.on_register(HOLDER, [(*ENTRY, 2)])
     refs.on_release(HOLDER, [(*ENTRY, 3)])
@@ -168,9 +169,9 @@ def test_death_of_one_holder_leaves_the_others():
     refs = owning()
     refs.on_register(HOLDER, [(*ENTRY, 1)])
     refs.on_register(THIRD, [(*ENTRY, 1)])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     refs.take()
-    refs.lost(HOLDER, "gone")
+    refs.on_peer_lost(HOLDER, "gone")
     assert refs.take() == []
     assert refs.owns(REF)
 
@@ -180,16 +181,16 @@ def test_death_of_one_holder_leaves_the_others():
 
 def test_creation_is_confirmed_by_accepted():
     refs, ref = creating()
-    assert refs.state(ref) is HeldState.CREATING
+    assert refs.state(ref, OWNER) is HeldState.CREATING
     refs.accepted(ref)
-    assert refs.state(ref) is HeldState.CONFIRMED
-    refs.release(ref)
+    assert refs.state(ref, OWNER) is HeldState.CONFIRMED
+    refs.release(ref, OWNER)
     assert refs.take() == [Send(OWNER, Release(((*ref, 2),)))]
 
 
 def test_release_waits_until_the_creation_is_accepted():
     refs, ref = creating()
-    refs.release(ref)
+    refs.release(ref, OWNER)
     assert refs.take() == []
     refs.accepted(ref)
     assert refs.take() == [Send(OWNER, Release(((*ref, 2),)))]
@@ -199,12 +200,12 @@ def test_failed_creation_is_asked_about_and_void_when_the_owner_does_not_know_it
     refs, ref = creating()
     refs.creation_failed(ref, "cancelled")
     assert refs.take() == [Send(OWNER, Register(((*ref, 1),)))]
-    assert refs.state(ref) is HeldState.CREATING
+    assert refs.state(ref, OWNER) is HeldState.CREATING
     refs.tick()
     assert refs.take() == [Send(OWNER, Register(((*ref, 1),)))]
     refs.on_registered([(*ref, 1, False)])
-    assert refs.void_cause(ref) == ("owner", "cancelled")
-    refs.release(ref)
+    assert refs.void_cause(ref, OWNER) == "cancelled"
+    refs.release(ref, OWNER)
     assert refs.statistics()["held"] == 0
     assert refs.take() == []
 
@@ -212,7 +213,7 @@ def test_failed_creation_is_asked_about_and_void_when_the_owner_does_not_know_it
 def test_failed_creation_that_was_accepted_after_all_is_released():  # REF-2, REF-3
     refs, ref = creating()
     refs.creation_failed(ref, "cancelled")
-    refs.release(ref)
+    refs.release(ref, OWNER)
     refs.take()
     refs.on_registered([(*ref, 1, True)])
     assert refs.take() == [Send(OWNER, Release(((*ref, 2),)))]
@@ -223,7 +224,7 @@ def test_failed_creation_is_not_asked_about_again_once_accepted():
     refs.creation_failed(ref, "cancelled")
     refs.take()
     refs.accepted(ref)
-    assert refs.state(ref) is HeldState.CONFIRMED
+    assert refs.state(ref, OWNER) is HeldState.CONFIRMED
     refs.tick()
     assert refs.take() == []
 
@@ -237,10 +238,10 @@ def test_open_creation_is_not_repeated():
 
 def test_creation_at_a_lost_owner_is_void():
     refs = Refs(HOLDER)
-    refs.lost(OWNER, "it crashed")
+    refs.on_peer_lost(OWNER, "it crashed")
     ref = refs.mint()
     refs.create(ref, OWNER, "owner")
-    assert refs.void_cause(ref) == ("owner", "it crashed")
+    assert refs.void_cause(ref, OWNER) == "it crashed"
 
 
 # The holder: arrival.
@@ -305,12 +306,12 @@ def test_owner_keeps_a_value_that_arrives_until_it_is_taken_over():  # REF-1
     refs = owning()
     key = TransferKey(HOLDER, 7, False)
     refs.arrive(key, [wire()])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == [Ready(key)]
-    refs.acquire(REF)
+    refs.acquire(REF, OWNER)
     refs.taken_over(key)
     assert refs.take() == []
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == [Drop(REF)]
 
 
@@ -319,24 +320,24 @@ def test_request_with_own_references_uses_each_once_more_and_asks_for_nothing():
     refs.own(refs.mint())
     assert refs.take_own([wire(), wire(other), wire()])
     assert refs.is_settled
-    refs.release(REF)
-    refs.release(REF)
-    refs.release(other)
+    refs.release(REF, OWNER)
+    refs.release(REF, OWNER)
+    refs.release(other, OWNER)
     assert refs.take() == []
-    refs.release(REF)
-    refs.release(other)
+    refs.release(REF, OWNER)
+    refs.release(other, OWNER)
     assert refs.take() == [Drop(REF), Drop(other)]
 
 
 def test_own_references_outlive_a_release_by_their_sender():  # REF-1
     refs = owning()
     refs.on_register(HOLDER, [(*ENTRY, 1)])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     refs.take()
     assert refs.take_own([wire()])
     refs.on_release(HOLDER, [(*ENTRY, 2)])
     assert refs.take() == [Send(HOLDER, Released(((*ENTRY, 2),)))]
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == [Drop(REF)]
 
 
@@ -352,21 +353,21 @@ def test_own_references_are_left_alone_if_another_is_not_there(unfit, is_first):
     assert not refs.take_own([other, wire()] if is_first else [wire(), other])
     assert refs.statistics() == before
     assert refs.take() == []
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == [Drop(REF)]
 
 
 def test_reference_of_an_earlier_incarnation_is_not_taken_for_an_own_one():
     refs = owning()
     assert not refs.take_own([wire(REF, owner=THIRD)])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == [Drop(REF)]
 
 
 def test_request_that_the_release_overtook_is_refused_and_leaves_nothing():  # REF-2
     refs, key = owning(), TransferKey(HOLDER, 7, False)
     refs.on_register(HOLDER, [(*ENTRY, 1)])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     refs.on_release(HOLDER, [(*ENTRY, 2)])
     refs.take()
     assert not refs.take_own([wire()])
@@ -391,13 +392,13 @@ def test_answer_to_an_older_registration_is_ignored():
     refs.arrive(FROM_THIRD, [wire()])
     refs.take()
     refs.on_registered([(*ENTRY, 99, False)])
-    assert refs.state(REF) is HeldState.REGISTERING
+    assert refs.state(REF, OWNER) is HeldState.REGISTERING
     assert refs.take() == []
 
 
 def test_reference_that_comes_back_registers_above_its_release():  # REF-3
     refs = holding()
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == [Send(OWNER, Release(((*ENTRY, 2),)))]
     refs.arrive(FROM_THIRD, [wire()])
     assert refs.take() == [Send(OWNER, Register(((*ENTRY, 3),)))]
@@ -409,16 +410,16 @@ def test_reference_that_comes_back_registers_above_its_release():  # REF-3
 
 def test_release_follows_the_last_local_use():
     refs = holding()
-    refs.acquire(REF)
-    refs.release(REF)
+    refs.acquire(REF, OWNER)
+    refs.release(REF, OWNER)
     assert refs.take() == []
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == [Send(OWNER, Release(((*ENTRY, 2),)))]
 
 
 def test_release_is_repeated_until_it_is_answered():  # REF-3
     refs = holding()
-    refs.release(REF)
+    refs.release(REF, OWNER)
     refs.take()
     refs.tick()
     assert refs.take() == [Send(OWNER, Release(((*ENTRY, 2),)))]
@@ -431,9 +432,9 @@ def test_release_is_repeated_until_it_is_answered():  # REF-3
 def test_release_never_precedes_the_answer_to_the_registration():
     refs = Refs(HOLDER)
     refs.arrive(REQUEST, [wire()])
-    refs.acquire(REF)
+    refs.acquire(REF, OWNER)
     refs.taken_over(REQUEST)
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert not any(isinstance(i, Send) and isinstance(i.message, Release) for i in refs.take())
     refs.on_registered([(*ENTRY, 1, True)])
     assert refs.take() == [
@@ -452,9 +453,9 @@ def test_registration_is_repeated_until_it_is_answered():  # REF-3
 
 def test_dead_owner_voids_references_and_nothing_is_sent_to_it():
     refs = holding()
-    refs.lost(OWNER, "it crashed")
-    assert refs.void_cause(REF) == ("owner", "it crashed")
-    refs.release(REF)
+    refs.on_peer_lost(OWNER, "it crashed")
+    assert refs.void_cause(REF, OWNER) == "it crashed"
+    refs.release(REF, OWNER)
     assert refs.take() == []
     assert refs.is_settled
 
@@ -463,7 +464,7 @@ def test_dead_owner_refuses_messages_that_wait_for_it():
     refs = Refs(HOLDER)
     refs.arrive(FROM_THIRD, [wire()])
     refs.take()
-    refs.lost(OWNER, "it crashed")
+    refs.on_peer_lost(OWNER, "it crashed")
     assert refs.take() == [
         Unavailable(FROM_THIRD, "owner", "it crashed"),
         Send(THIRD, Received(False), 7),
@@ -472,7 +473,7 @@ def test_dead_owner_refuses_messages_that_wait_for_it():
 
 def test_reference_of_a_dead_owner_is_refused_on_arrival():
     refs = Refs(HOLDER)
-    refs.lost(OWNER, "it crashed")
+    refs.on_peer_lost(OWNER, "it crashed")
     refs.arrive(FROM_THIRD, [wire()])
     assert Unavailable(FROM_THIRD, "owner", "it crashed") in refs.take()
     assert refs.is_settled
@@ -486,7 +487,7 @@ def test_reference_in_flight_keeps_value_alive():  # REF-1
     refs = owning()
     key = TransferKey(HOLDER, 7, True)
     refs.pin(key, [REF])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == []
     refs.unpin(key)
     assert refs.take() == [Drop(REF)]
@@ -496,7 +497,7 @@ def test_pinned_reference_is_not_released():  # REF-1
     refs = holding()
     key = TransferKey(THIRD, 9, False)
     refs.pin(key, [REF, REF])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == []
     refs.unpin(key)
     assert refs.take() == [Send(OWNER, Release(((*ENTRY, 2),)))]
@@ -514,7 +515,7 @@ def test_second_received_changes_nothing():
 def test_outcome_unpins_a_request_with_nothing_but_its_receivers_references():
     refs = holding()
     refs.pin(REQUEST, [REF])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     refs.call_closed(REQUEST)
     assert refs.take() == [Send(OWNER, Release(((*ENTRY, 2),)))]
 
@@ -523,7 +524,7 @@ def test_outcome_does_not_unpin_what_the_receiver_has_to_register():  # REF-1
     refs = holding()
     key = TransferKey(THIRD, 9, False)
     refs.pin(key, [REF])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     refs.call_closed(key)
     assert refs.take() == []
     refs.tick()
@@ -533,30 +534,30 @@ def test_outcome_does_not_unpin_what_the_receiver_has_to_register():  # REF-1
 def test_death_of_the_receiver_unpins():
     refs = owning()
     refs.pin(TransferKey(HOLDER, 7, True), [REF])
-    refs.release(REF)
-    refs.lost(HOLDER, "gone")
+    refs.release(REF, OWNER)
+    refs.on_peer_lost(HOLDER, "gone")
     assert refs.take() == [Drop(REF)]
 
 
 def test_the_lost_are_forgotten_when_nothing_of_theirs_is_used_here():
     refs = holding()
     for peer in (OWNER, THIRD):
-        refs.lost(peer, "it died")
-    refs.forget([OWNER, THIRD])
+        refs.on_peer_lost(peer, "it died")
+    refs.discard([OWNER, THIRD])
     assert refs.losses == {OWNER: "it died"}  # a reference that it owned is still used
-    assert refs.void_cause(REF) == ("owner", "it died")
-    refs.release(REF)
-    refs.forget([])
+    assert refs.void_cause(REF, OWNER) == "it died"
+    refs.release(REF, OWNER)
+    refs.discard([])
     assert refs.losses == {}
-    refs.lost(OWNER, "it died once more")
+    refs.on_peer_lost(OWNER, "it died once more")
     assert not refs.take()
 
 
 def test_nothing_is_pinned_for_a_receiver_that_is_lost_already():  # REF-2
     refs = owning()
-    refs.lost(HOLDER, "gone")
+    refs.on_peer_lost(HOLDER, "gone")
     refs.pin(TransferKey(HOLDER, 7, True), [REF])
-    refs.release(REF)
+    refs.release(REF, OWNER)
     assert refs.take() == [Drop(REF)]
     assert refs.is_settled
 
@@ -614,13 +615,13 @@ class OwnerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.local)
     @rule()
     def release(self) -> None:
-        self.refs.release(REF)
+        self.refs.release(REF, OWNER)
         self.local -= 1
 
     @precondition(lambda self: self.is_used)
     @rule()
     def acquire(self) -> None:
-        self.refs.acquire(REF)
+        self.refs.acquire(REF, OWNER)
         self.local += 1
 
     @property
@@ -661,25 +662,88 @@ def test_any_number_of_entries_is_said_in_messages_that_fit_into_frames(
 
 def test_value_whose_owner_is_met_again_is_registered_anew():
     refs = holding()
-    refs.lost(OWNER, "silent")
-    assert refs.state(REF) is HeldState.VOID
+    refs.on_peer_lost(OWNER, "silent")
+    assert refs.state(REF, OWNER) is HeldState.VOID
     again = next_incarnation(OWNER)
     refs.arrive(FROM_THIRD, [wire(owner=again)])
-    assert refs.state(REF) is HeldState.REGISTERING
+    assert refs.state(REF, again) is HeldState.REGISTERING
     [register] = refs.take()
     assert register == Send(again, Register(((*ENTRY, 2),)))
     refs.on_registered([(*ENTRY, 2, True)])
-    assert refs.state(REF) is HeldState.CONFIRMED
+    assert refs.state(REF, again) is HeldState.CONFIRMED
+    assert refs.state(REF, OWNER) is HeldState.VOID
+    assert refs.void_cause(REF, OWNER) == PARTED
+
+
+def met_again() -> tuple[Refs, int]:
+    """A holder with one use of REF of before its owner was met again, and one message since."""
+    refs = holding()
+    refs.on_peer_lost(OWNER, "silent")
+    again = next_incarnation(OWNER)
+    refs.arrive(FROM_THIRD, [wire(owner=again)])
+    refs.on_registered([(*ENTRY, 2, True)])
+    refs.take()
+    return refs, again
+
+
+def test_use_of_an_earlier_meeting_keeps_nothing_in_the_next():  # REF-2, REF-5
+    refs, again = met_again()
+    refs.taken_over(FROM_THIRD)
+    assert refs.take() == [Send(again, Release(((*ENTRY, 3),)))]
+    refs.release(REF, OWNER)
+    assert refs.take() == []
+
+
+def test_end_of_a_use_of_an_earlier_meeting_takes_nothing_from_the_next():  # REF-1, REF-5
+    refs, again = met_again()
+    refs.acquire(REF, again)
+    refs.taken_over(FROM_THIRD)
+    refs.acquire(REF, OWNER)
+    for _ in range(2):
+        refs.release(REF, OWNER)
+    assert refs.take() == []
+    refs.release(REF, again)
+    assert refs.take() == [Send(again, Release(((*ENTRY, 3),)))]
+
+
+def test_pin_of_an_earlier_meeting_counts_in_no_later_one():  # REF-1, REF-5
+    refs = holding()
+    to_third = TransferKey(THIRD, 8, False)
+    refs.pin(to_third, [REF])
+    refs.on_peer_lost(OWNER, "silent")
+    again = next_incarnation(OWNER)
+    refs.arrive(FROM_THIRD, [wire(owner=again)])
+    refs.on_registered([(*ENTRY, 2, True)])
+    refs.acquire(REF, again)
+    refs.taken_over(FROM_THIRD)
+    refs.take()
+    refs.unpin(to_third)
+    assert refs.take() == []
+    refs.release(REF, again)
+    assert refs.take() == [Send(again, Release(((*ENTRY, 3),)))]
+
+
+def test_message_that_waits_for_an_owner_of_before_is_refused_when_that_is_met_again():  # REF-5
+    refs = Refs(HOLDER)
+    refs.arrive(FROM_THIRD, [wire()])
+    refs.take()
+    later = TransferKey(THIRD, 8, False)
+    refs.arrive(later, [wire(owner=next_incarnation(OWNER))])  # before `lost` is told
+    [_, refused, _] = refs.take()  # REGISTER, and RECEIVED for what is refused
+    assert refused == Unavailable(FROM_THIRD, "owner", PARTED)
+    refs.on_peer_lost(OWNER, "silent")
+    refs.on_registered([(*ENTRY, 2, True)])
+    assert refs.take() == [Ready(later), Send(THIRD, Received(False), 8)]
 
 
 def test_value_whose_owner_is_lost_a_second_time_stays_void():
     refs = holding()
     again = next_incarnation(OWNER)
     for incarnation in (OWNER, again):
-        refs.lost(incarnation, "silent")
+        refs.on_peer_lost(incarnation, "silent")
     refs.arrive(FROM_THIRD, [wire(owner=again)])
     assert refs.take() == [
         Unavailable(FROM_THIRD, "owner", "silent"),
         Send(THIRD, Received(False), 7),
     ]
-    assert refs.state(REF) is HeldState.VOID
+    assert refs.state(REF, OWNER) is HeldState.VOID

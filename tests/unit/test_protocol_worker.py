@@ -127,7 +127,7 @@ def test_call_that_is_given_up_before_it_is_sent():
 def test_call_that_is_never_sent():
     made = creation(sent=False)
     assert made.machine.retract(OWNER, made.call_id, made.call, "the link broke")
-    assert made.machine.refs.void_cause(made.ref) == ("owner", "the link broke")
+    assert made.machine.refs.void_cause(made.ref, OWNER) == "the link broke"
     assert made.machine.take() == []
     assert made.machine.calls_with(OWNER).outgoing.begin(Call()) == made.call_id  # CALL-4
 
@@ -188,7 +188,7 @@ def test_the_lost_are_not_heard_and_nothing_is_sent_to_them():  # WRK-5
     machine.calls_with(CALLER).incoming.request(2, "other job")
     call = Call()
     machine.calls_with(CALLER).outgoing.begin(call)
-    assert machine.lost(CALLER, "it died") == ([call], ["other job"])
+    assert machine.on_peer_lost(CALLER, "it died") == ([call], ["other job"])
     assert machine.take() == [Drop(RefId(CALLER, 1))]  # but no ACCEPTED
     assert not machine.calls_with(CALLER).incoming.request(3, "late job")
     machine.on_message(CALLER, Register(((CALLER, 1, 2),)), 0)
@@ -198,9 +198,9 @@ def test_the_lost_are_not_heard_and_nothing_is_sent_to_them():  # WRK-5
 
 def test_calls_with_the_lost_are_shut_also_if_there_were_none():  # WRK-5
     machine: Machine = WorkerMachine(OWNER)
-    assert machine.lost(CALLER, "it is not in the group any more") == ([], [])
+    assert machine.on_peer_lost(CALLER, "it is not in the group any more") == ([], [])
     assert not machine.calls_with(CALLER).incoming.request(1, "job")
-    machine.forget([CALLER])
+    machine.discard([CALLER])
     assert machine.calls_with(CALLER).incoming.request(1, "job")
 
 
@@ -210,7 +210,7 @@ def test_calls_with_the_lost_are_shut_also_if_there_were_none():  # WRK-5
 def lost_and_met() -> tuple[Machine, int]:
     """A machine that has lost OWNER, and what OWNER is to it from now on."""
     machine: Machine = WorkerMachine(CALLER)
-    machine.lost(OWNER, "silent")
+    machine.on_peer_lost(OWNER, "silent")
     again = next_incarnation(OWNER)
     machine.meet(again)
     return machine, again
@@ -235,7 +235,7 @@ def test_what_a_third_one_sends_means_the_incarnation_of_now():  # WRK-6
 
 def test_a_creation_belongs_to_the_incarnation_with_which_its_caller_began():
     machine: Machine = WorkerMachine(OWNER)
-    machine.lost(CALLER, "silent")
+    machine.on_peer_lost(CALLER, "silent")
     again = next_incarnation(CALLER)
     machine.meet(again)
     assert machine.admit(again, 1, Request("f", creates=1, sequence=1), ())
@@ -251,8 +251,8 @@ def test_a_meeting_before_the_last_changes_nothing():
 
 def test_whoever_was_met_again_and_is_forgotten_begins_at_the_start():
     machine, again = lost_and_met()
-    machine.lost(again, "silent")
-    machine.forget([OWNER, again])
+    machine.on_peer_lost(again, "silent")
+    machine.discard([OWNER, again])
     (local,) = machine.localized((reference(RefId(OWNER, 1), OWNER),))
     assert local.owner == OWNER
     assert not machine.is_lost(OWNER)

@@ -49,7 +49,7 @@ class Control:
 
     def give_up(self, incarnation: int, cause: str) -> None:
         assert "has not answered" in cause
-        self.coordinator.lost(incarnation)
+        self.coordinator.on_peer_lost(incarnation)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_one_that_is_silent_is_named(control: Control) -> None:
 
 
 def test_one_that_is_lost_is_not_waited_for(control: Control) -> None:
-    control.coordinator.lost(SILENT)
+    control.coordinator.on_peer_lost(SILENT)
     assert control.coordinator.leave(math.inf)
     assert control.told[-1] == (READY, Dismiss)
     assert SILENT not in [to for to, _ in control.told]
@@ -83,6 +83,6 @@ def test_one_whose_process_answers_is_waited_for(control: Control) -> None:  # D
     leaving.start()
     assert control.asked.wait(PATIENCE)
     assert control.coordinator.missing == [SILENT]
-    control.coordinator.lost(SILENT)
+    control.coordinator.on_peer_lost(SILENT)
     leaving.join(PATIENCE)
     assert not leaving.is_alive()

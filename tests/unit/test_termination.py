@@ -19,7 +19,7 @@ def leaving(me: tuple[int, int], *members: tuple[int, int]) -> TerminationDetect
 def test_live_worker_with_the_lowest_id_leads() -> None:
     detector = TerminationDetector(22, [THREE, TWO, ONE])
     assert detector.leader == 11
-    detector.lost(11)
+    detector.on_peer_lost(11)
     assert detector.leader == 22
 
 
@@ -67,14 +67,14 @@ def test_late_question_of_a_dead_leader_does_not_push_out_its_successors() -> No
 def test_successor_asks_everybody_again() -> None:
     second = leaving(TWO, ONE, TWO, THREE)
     assert second.ready() == []
-    assert second.lost(11) == [(22, Drain(1)), (33, Drain(1))]
+    assert second.on_peer_lost(11) == [(22, Drain(1)), (33, Drain(1))]
 
 
 def test_last_one_dismisses_itself() -> None:
     last = leaving(ONE, ONE, TWO)
     last.ready()
     last.on_drained(11, Drained(1, 1))
-    assert last.lost(22) == [(11, Drain(2))]
+    assert last.on_peer_lost(22) == [(11, Drain(2))]
     assert last.on_drained(11, Drained(2, 1)) == []
     assert last.dismissed
 
@@ -85,7 +85,7 @@ def test_only_its_leader_dismisses_a_worker() -> None:
     detector.ready()
     detector.on_dismiss(22)
     assert not detector.dismissed
-    detector.lost(11)
+    detector.on_peer_lost(11)
     detector.on_dismiss(22)
     assert detector.dismissed
 

@@ -57,7 +57,7 @@ def test_header_is_32_bytes_and_kinds_keep_their_numbers() -> None:
     assert [kind.name for kind in Kind] == [
         "REQUEST", "REPLY", "FAILURE", "CANCEL", "ACCEPTED", "REGISTER", "REGISTERED", "RELEASE",
         "RELEASED", "RECEIVED", "LEAVING", "DRAIN", "DRAINED", "DISMISS", "PINNED",
-        "RELEASE_CONTEXT", "HOLD_CONTEXT", "GRADIENTS", "RAN", "BROKEN", "CROWDED",
+        "RELEASE_CONTEXT", "HOLD_CONTEXT", "GRADIENTS", "CREDIT_RETURNED", "PASS_FAILED", "CROWDED",
         "WHO_IS", "THIS_IS",
     ]  # fmt: skip
     assert [int(kind) for kind in Kind] == list(range(1, 24))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from farcall.autograd.context_state import Context
-from farcall.autograd.nodes import Kept, Receive
+from farcall.autograd.nodes import Kept, ReceivedTensors
 from farcall.autograd.replicas import Replicas
 from farcall.autograd.runner import Runner
 from farcall.errors import PeerLost, SerializationError
@@ -18,10 +18,11 @@ from farcall.ids import MET_AGAIN
 from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership.peers import Peer
+from farcall.runtime.quirks import Quirks
 from farcall.serde import Attach
 from farcall.serde.tensors import described, is_recorded
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Broken, HoldContext, Ran, ReleaseContext
+from farcall.wire.messages import CreditReturned, HoldContext, PassFailed, ReleaseContext
 
 _UNRECORDED = (
     "{} that requires grad can't be sent in an autograd context: gradients don't flow through "
@@ -34,7 +35,7 @@ CONTEXTS_PER_SECOND = 1 << 17
 class Autograd:
     """Implements `runtime.gradients.Gradients`. Thread-safe."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, quirks: Quirks) -> None:
         self.agent = agent
         self.replicas = Replicas()
         self._lock = threading.Lock()
@@ -44,7 +45,7 @@ class Autograd:
         first = int(time.time() * CONTEXTS_PER_SECOND)
         self._contexts: Contexts[Context] = Contexts(agent.me.id, first)
         self._numbers = itertools.count(1)
-        self.runner = Runner(agent, self.replicas, self)
+        self.runner = Runner(agent, self.replicas, self, quirks.on_leaf_gradients)
         self.backward = self.runner.backward
 
     # Contexts.
@@ -70,16 +71,14 @@ class Autograd:
         for instruction in todo:
             match instruction:
                 case DropContext(context=context, content=content):
-                    self.replicas.forget(context)
+                    self.replicas.on_context_released(context)
                     for backward in list(content.passes.values()):
                         backward.drop(f"autograd context {context} ended")
                     content.clear()
-                case TellEnd(peer=peer, context=context, floor=floor):
-                    post(peer, ReleaseContext(context, floor), 0)
-                case ReportHeld(creator=id, context=context):
-                    creator = self.agent.directory.of_id(id)
-                    if creator is not None:
-                        post(creator.incarnation, HoldContext(context), 0)
+                case TellEnd(peer=peer, context=context, low_watermark=low_watermark):
+                    post(peer, ReleaseContext(context, low_watermark), 0)
+                case ReportHeld(peer=peer, context=context):
+                    post(peer, HoldContext(context), 0)
                 case TellFailures(peer=peer, context=context, content=content):
                     self.runner.tell_failures(peer, context, list(content.passes.values()))
 
@@ -163,7 +162,7 @@ class Autograd:
         with self._lock:
             known = self._contexts.enter(context, peer.incarnation, found)
         if known is not None and peer.lost is not None:
-            self.lost(peer)
+            self.on_peer_lost(peer)
         return 0 if known is None else context
 
     def _shared_with(self, context: int, peer: Peer) -> Context | None:
@@ -187,11 +186,13 @@ class Autograd:
         self, context: int, peer: Peer, sent: int
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         known = self._contexts.get(context)
-        return None if known is None else Receive(peer, sent, context, known.receives).attach
+        if known is None:
+            return None
+        return ReceivedTensors(peer, sent, context, known.receives).attach
 
-    def released(self, context: int, floor: int) -> None:
+    def released(self, context: int, low_watermark: int) -> None:
         with self._lock:
-            todo = self._contexts.released(context, floor)
+            todo = self._contexts.released(context, low_watermark)
         if todo:
             self.agent.executor.may_pass_lead()
             self._carry_out(todo)
@@ -201,22 +202,23 @@ class Autograd:
             todo = self._contexts.held(context, peer.incarnation)
         self._carry_out(todo)
 
-    def lost(self, peer: Peer) -> None:
+    def on_peer_lost(self, peer: Peer) -> None:
         id = peer.worker.id
         is_replaced = self.agent.directory.of_id(id) is not peer
         with self._lock:
-            todo = self._contexts.lost(
-                peer.incarnation, id, is_replaced=is_replaced, is_gone=self._is_gone
+            todo = self._contexts.on_peer_lost(
+                peer.incarnation, id, is_replaced=is_replaced, living=self._living
             )
             passes = [backward for known in self._contexts for backward in known.passes.values()]
         for backward in passes:
-            backward.lost(peer)
+            backward.on_peer_lost(peer)
         self.agent.executor.may_pass_lead()
         self._carry_out(todo)
 
-    def _is_gone(self, id: int) -> bool:
+    def _living(self, id: int) -> int | None:
+        """Return the incarnation of the living worker with this id, or None."""
         worker = self.agent.directory.of_id(id)
-        return worker is None or worker.lost is not None
+        return None if worker is None or worker.lost is not None else worker.incarnation
 
     def close(self) -> None:
         self.replicas.close()
@@ -233,5 +235,5 @@ class Autograd:
     def arrived(self, peer: Peer, frame: Frame) -> None:
         self.runner.arrived(peer, frame)
 
-    def reported(self, peer: Peer, message: Ran | Broken) -> None:
+    def reported(self, peer: Peer, message: CreditReturned | PassFailed) -> None:
         self.runner.reported(peer, message)

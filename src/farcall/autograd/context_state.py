@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import Node
 
 from farcall.autograd.graph import GraphReach
-from farcall.autograd.nodes import Receive, Source, plain, with_grad
+from farcall.autograd.nodes import ReceivedTensors, SentTensors, plain, with_grad
 
 Tensor = torch.Tensor
 Gradient = tuple[Tensor, Tensor]  # a leaf, and its gradient
@@ -29,13 +29,13 @@ class Context:
 
     def __init__(self, id: int) -> None:
         self.id = id
-        self.receives: dict[Node, Receive] = {}
+        self.receives: dict[Node, ReceivedTensors] = {}
         self.passes: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._gradients: Gradients = {}
         # What is sent is recorded when it is on its way, from tensors that nobody else changes.
         self._unrecorded: dict[int, Sequence[Tensor]] = {}
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, SentTensors] = {}
         self._reach: GraphReach | None = None  # what all that leads to
 
     # What was sent.
@@ -49,7 +49,7 @@ class Context:
         if not waits:
             for tensor in tensors:
                 if tensor.layout is not torch.strided or tensor.nbytes > COPIED_BYTES:
-                    source = Source(number, tensors)
+                    source = SentTensors(number, tensors)
                     with self._lock:
                         self._add(source)
                     return
@@ -65,27 +65,27 @@ class Context:
     def _record(self, number: int) -> None:
         tensors = self._unrecorded.pop(number, None)
         if tensors is not None:
-            self._add(Source(number, tensors))
+            self._add(SentTensors(number, tensors))
 
-    def _add(self, source: Source) -> None:
+    def _add(self, source: SentTensors) -> None:
         self._sources[source.number] = source
         self._reach = self._reach or GraphReach(self.receives)
         self._reach.explore(source, range(len(source.edges)))
 
-    def source(self, number: int) -> Source | None:
+    def source(self, number: int) -> SentTensors | None:
         """What was sent with this number."""
         with self._lock:
             self._record(number)
             return self._sources.get(number)
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[SentTensors]:
         """All that was sent."""
         with self._lock:
             for number in list(self._unrecorded):
                 self._record(number)
             return list(self._sources.values())
 
-    def reach(self, roots: Source | None) -> tuple[GraphReach, GraphReach, bool]:
+    def reach(self, roots: SentTensors | None) -> tuple[GraphReach, GraphReach, bool]:
         """What all that was sent leads to; what these roots do; and whether any of it is shared."""
         with self._lock:
             for number in list(self._unrecorded):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from farcall.autograd.nodes import BEHIND_EDGE, ENTRIES_BELOW, Source, Traffic, traffic
+from farcall.autograd.nodes import BEHIND_EDGE, ENTRIES_BELOW, SentTensors, Traffic, traffic
 from farcall.protocol.reachability import Exploration, Reach
 
 Tensor = torch.Tensor
@@ -51,14 +51,14 @@ class GraphExploration(Exploration):
 
 
 class GraphReach(Reach):
-    """Of torch's nodes, and `nodes.Receive`."""
+    """Of torch's nodes, and `nodes.ReceivedTensors`."""
 
     explorer = GraphExploration
     exploration: GraphExploration
 
 
 def run(
-    source: Source,
+    source: SentTensors,
     gradients: Mapping[int, Tensor | None],
     sinks: Sequence[GradientEdge],
     *,

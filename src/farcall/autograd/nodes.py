@@ -118,7 +118,7 @@ class Kept:
         return copy
 
 
-class Source:
+class SentTensors:
     """Tensors whose gradients enter the graph here: the roots, or those sent in one message.
 
     Attributes:
@@ -182,13 +182,13 @@ def plain(tensor: Tensor) -> Tensor:
         return tensor.as_subclass(Tensor)
 
 
-class Receive(msgspec.Struct, eq=False):
+class ReceivedTensors(msgspec.Struct, eq=False):
     """Tensors that this worker received in one message."""
 
     peer: Peer  # who sent them
     number: int  # the sender's number for them
     context: int  # id of the context they belong to
-    receives: dict[Node, Receive]  # of that context; exits are added
+    receives: dict[Node, ReceivedTensors]  # of that context; exits are added
     nodes: list[Node] = []  # their exits, in the order of the message
 
     def attach(self, arrived: Tensor) -> Tensor:

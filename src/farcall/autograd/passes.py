@@ -1,7 +1,7 @@
 """One backward pass at one worker, in a running agent: executes what `protocol.passes` says.
 
 The machine there knows the rules, and nothing of torch. Here the graph is explored and run, and
-messages are sent: gradients in messages of their own, each with a share of the pass.
+messages are sent: gradients in messages of their own, each with credit of the pass.
 
 Sources that share no node are run each by the thread that brings its gradient. Otherwise one thread
 of the executor runs the graph of all of them, and sleeps where it needs a gradient that is not here
@@ -23,8 +23,7 @@ from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Dropped, Ending, unused
 from farcall.autograd.graph import GraphReach
 from farcall.autograd.handlers import Options
-from farcall.autograd.leaf_hooks import call_leaf_hooks
-from farcall.autograd.nodes import Receive, Source, with_grad
+from farcall.autograd.nodes import ReceivedTensors, SentTensors, with_grad
 from farcall.autograd.ports import PassHome
 from farcall.autograd.shared_run import SharedRun
 from farcall.protocol import pass_instructions as do
@@ -38,6 +37,8 @@ from farcall.transport.base import Link
 
 Tensor = torch.Tensor
 Gradients = Mapping[int, Tensor | None]  # of the tensors of a source, by their indices
+Found = Mapping[Node, Tensor | None]  # gradients, by the exits that they are of
+Todo = list[do.Instruction]
 Asker = Future[None]  # what waits for an answer to PREPARE or SURVEY
 FAST_PATIENCE = 0.8  # of the timeout: how long a run waits for a gradient that may never come
 
@@ -57,7 +58,7 @@ class Pass:
     """
 
     def __init__(
-        self, runner: PassHome, context: Context, options: Options, roots: Source | None = None
+        self, runner: PassHome, context: Context, options: Options, roots: SentTensors | None = None
     ) -> None:
         self.options = options
         self.ending = None if roots is None else Ending()
@@ -78,7 +79,8 @@ class Pass:
             is_fast=options.fast,
             averages=self._held is not None,
         )
-        self._sources: dict[int, Source] = {}  # by number: those that are live, or have gradients
+        # By number: those that are live, or have gradients.
+        self._sources: dict[int, SentTensors] = {}
         self._all: GraphReach | None = None  # what all that was sent leads to, used or not
         self._of_roots: GraphReach | None = None  # what the roots lead to
         self._gradients: dict[int, Gradients] = {}
@@ -107,7 +109,7 @@ class Pass:
 
     # The machine.
 
-    def _report(self, event: Callable[..., list[do.Instruction]], *what: Any) -> None:
+    def _report(self, event: Callable[..., Todo], *what: Any) -> None:
         """Tell the machine of an event, and do what it says."""
         try:
             with self._lock:
@@ -125,9 +127,9 @@ class Pass:
             # What every pass needs comes first, and by `isinstance`: a `match` takes longer.
             if isinstance(instruction, do.RunSource):
                 self._run(instruction.source)
-            elif isinstance(instruction, do.ReturnShare):
-                share, missing = instruction
-                self._runner.give_back(self._context, self.options, share, missing)
+            elif isinstance(instruction, do.ReturnCredit):
+                credit, missing = instruction
+                self._runner.give_back(self._context, self.options, credit, missing)
             elif isinstance(instruction, do.EndPass):
                 if self.ending is not None:
                     self.ending.end(instruction.error)
@@ -226,7 +228,7 @@ class Pass:
         self._report(self._machine.survey, asker)
         return asker
 
-    def prepare(self, source: Source, live: Sequence[int]) -> Asker:
+    def prepare(self, source: SentTensors, live: Sequence[int]) -> Asker:
         """A source is live. A future of when everything that follows is prepared.
 
         Args:
@@ -236,7 +238,7 @@ class Pass:
         self._explore_part(source, live, asker)
         return asker
 
-    def _explore_part(self, source: Source, live: Sequence[int], asker: object) -> None:
+    def _explore_part(self, source: SentTensors, live: Sequence[int], asker: object) -> None:
         with self._lock:
             parts: list[do.Part] = []
             if self.error is None:
@@ -256,25 +258,25 @@ class Pass:
 
     # Gradients.
 
-    def deliver(self, source: Source, share: int, gradients: Gradients) -> None:
-        """The gradients of those tensors of a source that are used, and a share of the pass."""
+    def deliver(self, source: SentTensors, credit: int, gradients: Gradients) -> None:
+        """The gradients of those tensors of a source that are used, and credit of the pass."""
         if self.options.create_graph:  # then torch's engine does not care for the caller's no_grad
-            with_grad(self._deliver, source, share, gradients)
+            with_grad(self._deliver, source, credit, gradients)
         else:
-            self._deliver(source, share, gradients)
+            self._deliver(source, credit, gradients)
 
-    def _deliver(self, source: Source, share: int, gradients: Gradients) -> None:
+    def _deliver(self, source: SentTensors, credit: int, gradients: Gradients) -> None:
         self._explore()
-        self._report(self._arrive, source, share, gradients)
+        self._report(self._arrive, source, credit, gradients)
 
-    def _arrive(self, source: Source, share: int, gradients: Gradients) -> list[do.Instruction]:
-        """With the lock held: a run that waits for the gradients may go on only with the share."""
+    def _arrive(self, source: SentTensors, credit: int, gradients: Gradients) -> Todo:
+        """With the lock held: a run that waits for the gradients may go on only with the credit."""
         if self.error is None:
             self._sources[source.number] = source
             self._gradients[source.number] = gradients
-        return self._machine.arrive(source.number, share)
+        return self._machine.arrive(source.number, credit)
 
-    def _alone(self, source: Source, used: Gradients) -> GraphReach:
+    def _alone(self, source: SentTensors, used: Gradients) -> GraphReach:
         """What the used tensors of a source lead to."""
         if len(used) == len(source.edges):
             known = self._of_roots if source is self._roots else self._all
@@ -295,7 +297,7 @@ class Pass:
                 reach = self._alone(source, gradients) if is_alone else self._live
             sinks = reach.exploration.sinks[source]
             found = graph.run(source, gradients, sinks, **self._flags)
-            exits: dict[Receive, dict[Node, Tensor | None]] = {}
+            exits: dict[ReceivedTensors, dict[Node, Tensor | None]] = {}
             for index, sink in enumerate(sinks):
                 receive = self._context.receives.get(sink.node)
                 if receive is not None:
@@ -307,7 +309,7 @@ class Pass:
                     self._accumulate(sinks, found)
                 else:
                     receive = instruction.receive
-                    self._send(receive, instruction.share, exits[receive])
+                    self._send(receive, instruction.credit, exits[receive])
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         else:
@@ -342,7 +344,7 @@ class Pass:
                 raise unused({self._agent.me.name: self._machine.missing})
             return self._gradients[number]
 
-    def receive_of(self, node: Node) -> Receive | None:
+    def receive_of(self, node: Node) -> ReceivedTensors | None:
         """Return the receive that an exit belongs to, or None if it is no exit of this context."""
         return self._context.receives.get(node)
 
@@ -356,15 +358,14 @@ class Pass:
         # What has a graph of its own is not changed in place anyway.
         taken = None if self.options.create_graph else self._taken
         gradients = graph.of_leaves(sinks, found, taken)
-        if self._runner.looks_for_leaf_hooks:
-            call_leaf_hooks(gradients)
+        self._runner.on_leaf_gradients(gradients)
         if self._held is None:
             self._context.accumulate(gradients)
         else:
             with self._lock:
                 context_state.accumulate(self._held, gradients)
 
-    def left(self, number: int, receive: Receive, found: Mapping[Node, Tensor | None]) -> None:
+    def left(self, number: int, receive: ReceivedTensors, found: Found) -> None:
         """In a run of all sources, `number` being the latest: an exit of a receive has run.
 
         Args:
@@ -374,16 +375,16 @@ class Pass:
             self._check()
             todo = self._machine.left(number, receive, receive.peer.incarnation)
         for send in todo:
-            self._send(receive, send.share, found)
+            self._send(receive, send.credit, found)
 
-    def _send(self, receive: Receive, share: int, found: Mapping[Node, Tensor | None]) -> None:
+    def _send(self, receive: ReceivedTensors, credit: int, found: Found) -> None:
         """Send the gradients of a receive to where it came from."""
         self._check()
         gradients = {
             index: found[node] for index, node in enumerate(receive.nodes) if node in found
         }
         link = self._runner.send_gradients(
-            receive.peer, self._context, self.options, receive.number, share, gradients
+            receive.peer, self._context, self.options, receive.number, credit, gradients
         )
         self.links.add(link)
 
@@ -405,17 +406,18 @@ class Pass:
 
     # The end.
 
-    def returned(self, peer: Peer, share: int, missing: int) -> None:
-        """At the root: a worker gave a share back."""
-        self._report(self._machine.returned, peer.name, share, missing)
+    def returned(self, peer: Peer, credit: int, missing: int) -> None:
+        """At the root: a worker gave credit back."""
+        self._report(self._machine.returned, peer.name, credit, missing)
 
     def broken(self, peer: Peer) -> None:
         """At the root: the pass has failed at a peer."""
         self._report(self._machine.broken, peer.name)
 
-    def lost(self, peer: Peer) -> None:
+    def on_peer_lost(self, peer: Peer) -> None:
         """A worker is gone."""
-        self._report(self._machine.lost, peer.incarnation, peer.name, StoredError(peer.loss()))
+        cause = StoredError(peer.loss())
+        self._report(self._machine.on_peer_lost, peer.incarnation, peer.name, cause)
 
     def fail(self, error: BaseException) -> None:
         """Something went wrong, here or elsewhere."""

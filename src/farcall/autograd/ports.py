@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Dropped
 from farcall.autograd.handlers import Options
-from farcall.autograd.nodes import Receive
+from farcall.autograd.nodes import ReceivedTensors
 from farcall.autograd.replicas import Replicas
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership.peers import Peer
@@ -51,11 +51,11 @@ class RunningPass(Protocol):
     def wait_for(self, number: int) -> Mapping[int, torch.Tensor | None]:
         """Return the gradients of the live tensors of a source, when they are there."""
 
-    def receive_of(self, node: Node) -> Receive | None:
+    def receive_of(self, node: Node) -> ReceivedTensors | None:
         """Return the receive that an exit belongs to, or None if it is no exit of this context."""
 
     def left(
-        self, number: int, receive: Receive, found: Mapping[Node, torch.Tensor | None]
+        self, number: int, receive: ReceivedTensors, found: Mapping[Node, torch.Tensor | None]
     ) -> None:
         """Hear that an exit of a receive has run, and which gradients of exits there are so far."""
 
@@ -82,7 +82,7 @@ class PassHome(Protocol):
 
     agent: Agent
     replicas: Replicas
-    looks_for_leaf_hooks: bool
+    on_leaf_gradients: Callable[[Sequence[tuple[torch.Tensor, torch.Tensor]]], None]
 
     def send_gradients(
         self,
@@ -90,13 +90,13 @@ class PassHome(Protocol):
         context: Context,
         options: Options,
         number: int,
-        share: int,
+        credit: int,
         gradients: Mapping[int, torch.Tensor | None],
     ) -> Link:
-        """Send gradients, of tensors that a peer sent with this number, and a share of the pass."""
+        """Send gradients, of tensors that a peer sent with this number, and credit of the pass."""
 
-    def give_back(self, context: Context, options: Options, share: int, missing: int) -> None:
-        """Give a share of a pass back to its root."""
+    def give_back(self, context: Context, options: Options, credit: int, missing: int) -> None:
+        """Give credit of a pass back to its root."""
 
     def tell_root(self, context: int, options: Options) -> None:
         """Tell the root that the pass has failed here."""

@@ -92,8 +92,8 @@ class Replicas:
                 context.replace(_average(leaves, own, before).items())
         context.accumulate(fresh.items())
 
-    def forget(self, context: int) -> None:
-        """A context has ended."""
+    def on_context_released(self, context: int) -> None:
+        """Drop what is known of a context that has ended."""
         self._called.pop(context, None)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +14,13 @@ from farcall.autograd import handlers
 from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Ending
 from farcall.autograd.handlers import Options
-from farcall.autograd.nodes import Source
+from farcall.autograd.nodes import SentTensors
 from farcall.autograd.passes import Pass
 from farcall.autograd.ports import FailedPass, Recorded
 from farcall.autograd.replicas import Replicas
 from farcall.errors import CallError, Cancelled, RpcTimeout, UnknownWorker
+from farcall.protocol.credit import WHOLE
 from farcall.protocol.passes import ROOT
-from farcall.protocol.shares import WHOLE
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls import profiling
 from farcall.runtime.calls.call_names import inherited_from
@@ -33,7 +33,7 @@ from farcall.serde import add_note, message_of
 from farcall.transport.base import Link
 from farcall.transport.waiter import Alarm
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Broken, Gradients, Message, Ran
+from farcall.wire.messages import CreditReturned, Gradients, Message, PassFailed
 
 MODES = ("smart", "fast")
 
@@ -43,7 +43,7 @@ PASS_EVENT = "torch::distributed::autograd::backward"
 ARRIVAL_EVENT = "torch::distributed::autograd::SendRpcBackward"
 SENDING_EVENT = "torch::distributed::autograd::RecvRpcBackward"
 
-PASS_MESSAGES: frozenset[type[Message]] = frozenset((Gradients, Ran, Broken))
+PASS_MESSAGES: frozenset[type[Message]] = frozenset((Gradients, CreditReturned, PassFailed))
 
 
 MODIFIED = "modified by an inplace operation"  # torch's words
@@ -56,16 +56,25 @@ ON_MODIFIED = (
 
 
 class Runner:
-    """See the module's description. Thread-safe."""
+    """See the module's description. Thread-safe.
 
-    def __init__(self, agent: Agent, replicas: Replicas, recorded: Recorded) -> None:
+    Args:
+        on_leaf_gradients: see `Quirks`.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        replicas: Replicas,
+        recorded: Recorded,
+        on_leaf_gradients: Callable[[Sequence[tuple[torch.Tensor, torch.Tensor]]], None],
+    ) -> None:
         self.agent = agent
         self.replicas = replicas
         self._recorded = recorded
         self._lock = threading.Lock()  # guards the tables of passes
         self._alarms: list[Alarm] = []  # of threads that waited; to be used again
-        # Whether to look for hooks of leaves' nodes, see `leaf_hooks`.
-        self.looks_for_leaf_hooks = False
+        self.on_leaf_gradients = on_leaf_gradients
 
     def close(self) -> None:
         """The agent shuts down."""
@@ -87,7 +96,7 @@ class Runner:
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         known = self._recorded.find(context)
-        source = Source(ROOT, check_roots(roots))
+        source = SentTensors(ROOT, check_roots(roots))
         number = self._recorded.next_id()
         retain_graph = retain_graph or create_graph
         me = self.agent.me.name
@@ -202,10 +211,10 @@ class Runner:
         context: Context,
         options: Options,
         number: int,
-        share: int,
+        credit: int,
         gradients: Mapping[int, torch.Tensor | None],
     ) -> Link:
-        """Send gradients, of tensors that a peer sent with this number, and a share of the pass.
+        """Send gradients, of tensors that a peer sent with this number, and credit of the pass.
 
         Returns:
             The link that they went by.
@@ -215,7 +224,7 @@ class Runner:
         """
         with profiling.event(SENDING_EVENT):
             dumped = self.agent.pickling.dump(gradients, peer)
-            message = Gradients(context.id, options.id, number, share, *options[1:])
+            message = Gradients(context.id, options.id, number, credit, *options[1:])
             if options.create_graph:
                 _, message.sent = self._recorded.send(context.id, peer, dumped.tensors)
             seconds = self.agent.status.rpc_timeout
@@ -223,13 +232,13 @@ class Runner:
             frame = Frame(message, 0, dumped.body, dumped.buffers)
             return self.agent.control.send(peer, frame, deadline)
 
-    def give_back(self, context: Context, options: Options, share: int, missing: int) -> None:
-        """Give a share of a pass back to its root."""
-        self._report(options.root, Ran(context.id, options.id, share, missing))
+    def give_back(self, context: Context, options: Options, credit: int, missing: int) -> None:
+        """Give credit of a pass back to its root."""
+        self._report(options.root, CreditReturned(context.id, options.id, credit, missing))
 
     def tell_root(self, context: int, options: Options) -> None:
         """Tell the root that the pass has failed here."""
-        self._report(options.root, Broken(context, options.id))
+        self._report(options.root, PassFailed(context, options.id))
 
     def _report(self, root: str, message: Message) -> None:
         self.agent.executor.may_pass_lead()
@@ -276,14 +285,14 @@ class Runner:
                 frame.body, frame.buffers = b"", ()
                 source = self._source(known, message.number)
                 with profiling.event(ARRIVAL_EVENT):
-                    backward.deliver(source, message.share, gradients)
+                    backward.deliver(source, message.credit, gradients)
             except BaseException as error:
                 backward.fail(error)
         finally:
             reset_context(token)
             self.agent.coordinator.end(frame)
 
-    def _source(self, context: Context, number: int) -> Source:
+    def _source(self, context: Context, number: int) -> SentTensors:
         source = context.source(number)
         if source is None:
             raise RuntimeError(
@@ -292,14 +301,14 @@ class Runner:
             )
         return source
 
-    def reported(self, peer: Peer, message: Ran | Broken) -> None:
+    def reported(self, peer: Peer, message: CreditReturned | PassFailed) -> None:
         """A peer says how it fared in a pass that began here."""
         known = self._recorded.get(message.context)
         backward: Pass | None = None if known is None else known.passes.get(message.backward)
         if backward is None:
             return
-        if isinstance(message, Ran):
-            backward.returned(peer, message.share, message.missing)
+        if isinstance(message, CreditReturned):
+            backward.returned(peer, message.credit, message.missing)
         else:
             self.agent.executor.may_pass_lead()
             backward.broken(peer)

@@ -12,7 +12,7 @@ from farcall.autograd import backward as farcall_backward
 from farcall.autograd import context, get_gradients
 from farcall.autograd.autograd import Autograd
 from farcall.autograd.context_state import Context
-from farcall.autograd.nodes import Receive, Source
+from farcall.autograd.nodes import ReceivedTensors, SentTensors
 from farcall.errors import FarcallError
 from farcall.protocol.contexts import CREATOR_SHIFT
 from farcall.runtime.context import CallContext, current_context, set_context
@@ -99,7 +99,7 @@ class GraphNode:
 class SendNode(GraphNode):
     """Of the tensors that were sent in a message."""
 
-    def __init__(self, contents: Context, source: Source) -> None:
+    def __init__(self, contents: Context, source: SentTensors) -> None:
         super().__init__(contents, source)
 
     def name(self) -> str:
@@ -113,7 +113,7 @@ class SendNode(GraphNode):
 class RecvNode(GraphNode):
     """Of the tensors that arrived in a message."""
 
-    def __init__(self, contents: Context, receive: Receive) -> None:
+    def __init__(self, contents: Context, receive: ReceivedTensors) -> None:
         super().__init__(contents, receive)
 
     def name(self) -> str:

@@ -39,7 +39,7 @@ for a message about a reference. Then as much again is read.
 
 Invariants (tests cite them):
 
-ADM-1  A job that is held comes out exactly once, by `went` or `lost`, in the order of `begin`.
+ADM-1  A job that is held comes out exactly once, by `went` or `take_all`, in the order of `begin`.
 ADM-2  While `most` bytes or more wait, no job begins, unless the peer is lost.
 ADM-3  While less than `most` bytes wait, or the peer is lost, no job is held.
 ADM-4  While more is queued than a bound allows, the link is not read, unless the peer is lost.
@@ -113,35 +113,35 @@ class Admission(Generic[Job]):
         self.reads = True
 
     def begin(self, job: Job) -> bool:
-        """A job is about to run. False: it is held."""
+        """Return whether a job that is about to run may; if not, it is held."""
         if self.waiting_bytes < self._most or self._is_lost:
             return True
         self._held.append(job)
         return False
 
     def waits(self, size: int) -> None:
-        """An answer of so many bytes waits from now on."""
+        """Count an answer of so many bytes that waits from now on."""
         self.waiting_bytes += size
 
     def went(self, size: int) -> list[Job]:
-        """An answer that waited is sent, or will not be. Returns jobs that shall begin again."""
+        """Count an answer out that is sent, or will not be. Returns jobs that shall begin again."""
         self.waiting_bytes -= size
         return self._release() if self.waiting_bytes < self._most else []
 
-    def lost(self) -> list[Job]:
-        """The peer is gone. Returns the jobs that were held."""
+    def take_all(self) -> list[Job]:
+        """Hold no more, since the peer is gone, and return the jobs that were held."""
         self._is_lost = self.reads = True
         return self._release()
 
     def queue(self, size: int) -> None:
-        """A request of so many bytes has arrived and can't run yet."""
+        """Count a request of so many bytes that has arrived and can't run yet."""
         self.queued += 1
         self.queued_bytes += size
         if self.queued > self._most_requests or self.queued_bytes > self._most_bytes:
             self.reads = self._is_lost
 
     def begun(self, size: int) -> None:
-        """A request that was queued begins to run, or to be refused."""
+        """Count a queued request out, which begins to run or to be refused."""
         self.queued -= 1
         self.queued_bytes -= size
         _, most, most_bytes = self._bounds
@@ -150,7 +150,7 @@ class Admission(Generic[Job]):
             self._most_requests, self._most_bytes = most, most_bytes
 
     def stuck(self) -> None:
-        """No request that is queued can run for want of threads."""
+        """Hear that no request that is queued can run for want of threads."""
         if not self.reads:
             self.reads = True
             self._most_requests += self.queued
@@ -162,5 +162,5 @@ class Admission(Generic[Job]):
         return held
 
     def __len__(self) -> int:
-        """Jobs that are held."""
+        """Return how many jobs are held."""
         return len(self._held)

@@ -62,7 +62,7 @@ class Outgoing(Generic[Record]):
 
     What every call passes needs no lock: taking a record out of the table is one atomic step, so
     exactly one thread gets it. But the owner holds one around `abandon` and `retract`: an id that
-    is free again may belong to another call at once. A call that is begun while `lost` runs may
+    is free again may belong to another call at once. A call that is begun while `take_all` runs may
     come out of it, or stay.
     """
 
@@ -76,7 +76,7 @@ class Outgoing(Generic[Record]):
         self._reused = iter(self._free.pop, None)
 
     def begin(self, record: Record) -> int:
-        """A new call: its id."""
+        """Begin a call, and return its id."""
         # A `for` takes an id and keeps it without a call in between. Python runs signal handlers
         # after calls: a KeyboardInterrupt there would lose the id, and CALL-4 with it.
         if self._free:
@@ -92,14 +92,14 @@ class Outgoing(Generic[Record]):
         raise AssertionError("numbers never end")
 
     def outcome(self, call_id: int) -> Record | None:
-        """The callee's answer arrived. The record to complete, or None: late or duplicate."""
+        """Return the record that an answer completes, or None: it is late or a duplicate."""
         record = self._open.pop(call_id, None)
         if record is None:
             self._abandoned.discard(call_id)
         return record
 
     def abandon(self, call_id: int, record: Record) -> bool:
-        """The caller gives up. Returns True: fail the record, and send CANCEL when it was sent.
+        """Give up. Returns True: fail the record, and send CANCEL if the request was sent.
 
         Returns False, without side effects, if the call is over already.
         """
@@ -112,10 +112,10 @@ class Outgoing(Generic[Record]):
         return True
 
     def retract(self, call_id: int, record: Record) -> bool:
-        """The callee has heard nothing of this call, not even a CANCEL, and never will.
+        """Withdraw a call of which the callee has heard nothing, not even a CANCEL, and never will.
 
         Whatever else goes by the id must have been undone before. Returns whether the record is to
-        be failed: it came out here, and not before by `abandon` or `lost`.
+        be failed: it came out here, and not before by `abandon` or `take_all`.
         """
         is_open = self._open.get(call_id) is record
         if is_open:
@@ -127,24 +127,24 @@ class Outgoing(Generic[Record]):
         return is_open
 
     def find(self, record: Record) -> int:
-        """The id of an open call; 0 if the call is not open. Slow: it looks at all of them."""
+        """Return the id of an open call; 0 if it is not open. Slow: it looks at all of them."""
         for call_id, found in list(self._open.items()):
             if found is record:
                 return call_id
         return 0
 
-    def lost(self) -> list[Record]:
-        """The peer is gone: every open record, to be failed."""
+    def take_all(self) -> list[Record]:
+        """Take out and return every open record, to be failed: the peer is gone."""
         taken = [self._open.pop(call_id, None) for call_id in list(self._open)]
         self._abandoned.clear()
         return [record for record in taken if record is not None]
 
     def peek(self, call_id: int) -> Record | None:
-        """The record of an open call."""
+        """Return the record of an open call."""
         return self._open.get(call_id)
 
     def is_closed(self, call_id: int) -> bool:
-        """Whether an answer to this call would be ignored."""
+        """Return whether an answer to this call would be ignored."""
         return call_id not in self._open
 
     def abandoned(self) -> Iterator[int]:
@@ -155,14 +155,14 @@ class Outgoing(Generic[Record]):
         return call_id in self._abandoned
 
     def records(self) -> list[Record]:
-        """Of all open calls."""
+        """Return those of all open calls."""
         return list(self._open.values())
 
     def open_ids(self) -> Iterator[int]:
         return iter(tuple(self._open))
 
     def __len__(self) -> int:
-        """Calls without an outcome."""
+        """Return how many calls have no outcome."""
         return len(self._open)
 
 
@@ -187,7 +187,7 @@ class Incoming(Generic[Record]):
         self._running: dict[int, Record] = {}
 
     def request(self, call_id: int, record: Record) -> bool:
-        """A request arrived. True: run it. False: it is a duplicate, or was cancelled."""
+        """Return whether to run a request: if not, it is a duplicate, or was cancelled."""
         if call_id == self._seen_to + 1 and not self._seen_above:
             self._seen_to = call_id  # `_see`, without a call: what nearly every request does
         elif not self._see(call_id):
@@ -196,7 +196,7 @@ class Incoming(Generic[Record]):
         return True
 
     def finish(self, call_id: int) -> bool:
-        """The function ended. True: send the outcome. False: the caller is gone."""
+        """End a call; return whether to send its outcome: if not, the caller is gone."""
         return self._running.pop(call_id, None) is not None
 
     def cancel(self, call_id: int) -> tuple[CancelResult, Record | None]:
@@ -207,8 +207,8 @@ class Incoming(Generic[Record]):
         self._see(call_id)
         return CancelResult.ANSWER, None
 
-    def lost(self) -> list[Record]:
-        """The caller is gone: the records of what still runs for it. No more is accepted."""
+    def take_all(self) -> list[Record]:
+        """Accept no more, and return the records of what still runs: the caller is gone."""
         running, self._running = self._running, {}
         self._seen_to = sys.maxsize
         return list(running.values())
@@ -217,7 +217,7 @@ class Incoming(Generic[Record]):
         return call_id <= self._seen_to or call_id in self._seen_above
 
     def __len__(self) -> int:
-        """Calls that are queued or running."""
+        """Return how many calls are queued or running."""
         return len(self._running)
 
     def _see(self, call_id: int) -> bool:

@@ -60,7 +60,7 @@ CON-5 (dark hosts end) A host that has given no connection for `dead_after` seco
 CON-6 (one dialler) One caller dials at a time. When it ends, the one with the latest deadline goes
       on: callers with little time, of whom more and more come, keep nobody from dialling.
 
-Pure; not thread-safe: whoever owns a machine holds a lock around each event. Times are seconds on
+Pure; not thread-safe: the owner of a machine holds a lock around each event. Times are seconds on
 any one monotonic clock; callers are compared by identity.
 """
 
@@ -89,7 +89,7 @@ class Failure(Enum):
     TIMED_OUT = auto()  # nothing came back
     OF_THIS_MACHINE = auto()  # such as too many open files
     HANDSHAKE_UNFINISHED = auto()  # it ended, or ran out of time, after the connection was made
-    REFUSED = auto()  # whoever answers may be the worker, and wants no link with us
+    REFUSED = auto()  # what answers may be the worker, and wants no link
 
 
 class Cause(Enum):
@@ -215,7 +215,7 @@ class Connecting:
     # Events.
 
     def begin(self, caller: object, now: float, deadline: float) -> Instruction:
-        """A caller wants a link up to its deadline."""
+        """Hear that a caller wants a link, up to its deadline."""
         if self._dead is not None:
             return self._dead
         if self.state is State.LINKED:
@@ -232,7 +232,7 @@ class Connecting:
         return self._begin_round(now)
 
     def woke(self, caller: object, now: float, deadline: float) -> Instruction:
-        """A Pause or a Wait is over, or the caller that dialled has ended."""
+        """Hear that a Pause or a Wait is over, or that the caller that dialled has ended."""
         if self._dialler is not caller:
             return self.begin(caller, now, deadline)
         if self._counts:
@@ -242,7 +242,7 @@ class Connecting:
         return self._begin_round(now)
 
     def connected(self, now: float) -> Talk:
-        """There is a connection to the address."""
+        """Hear that there is a connection to the address."""
         self.state = State.TALKING
         address = self._addresses[self._index]
         if not address.is_exclusive and len(self._addresses) > 1:
@@ -252,7 +252,7 @@ class Connecting:
         return Talk(until)
 
     def failed(self, now: float, failure: Failure, jitter: float) -> Instruction:
-        """The address has given no link.
+        """Hear that the address has given no link.
 
         Args:
             jitter: at random between 0 and 1, so that workers don't dial in step.
@@ -272,7 +272,7 @@ class Connecting:
         return self._try(now)
 
     def linked(self) -> None:
-        """The dialler has a link."""
+        """Hear that the dialler has a link."""
         self.state = State.LINKED
         self._dialler = None
 
@@ -292,7 +292,7 @@ class Connecting:
         return len(self._addresses) - self._index
 
     def _share(self, now: float) -> float:
-        """The seconds that the address has if the others shall have as much."""
+        """Return the seconds that the address has if the others shall have as much."""
         return max(0.0, self._deadline - now) / self._left
 
     def _begin_round(self, now: float) -> Try:

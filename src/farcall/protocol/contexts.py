@@ -4,7 +4,7 @@ A context is made by one worker, its creator, and spreads with the calls made in
 ends, the creator tells those it gave the context to, and they tell on. A call that is late, by a
 handler that still runs, must not revive a context that has ended: its id is remembered as dead.
 Ids of one creator only grow, and each release says below which id all of them are dead (the
-`floor`), so the memory is no larger than the number of contexts that the creator has open.
+`low_watermark`), so the memory is no larger than the number of contexts that the creator has open.
 
     state    event                        next     effect
     -------  ---------------------------  -------  ---------------------------------------------
@@ -12,7 +12,8 @@ Ids of one creator only grow, and each release says below which id all of them a
     OPEN     enter, tell                  OPEN     the giver or receiver is remembered
     OPEN     end, released                DEAD     DropContext, Tell those that were told
     OPEN     lost (the creator)           DEAD     as after released: in the creator's place
-    OPEN     lost (another giver)         OPEN     Report to the creator, which tells us of the end
+    OPEN     lost (another giver)         OPEN     Report and TellFailures to the creator, from now
+                                                   on a giver, which tells us of the end
     OPEN     lost (a giver; no creator)   DEAD     as after released
     OPEN     held                         OPEN     TellFailures: what the peer may have missed
     DEAD     enter, tell                  DEAD     refused
@@ -23,8 +24,13 @@ Invariant (tests cite it):
 BWD-4  When a context has ended, or its creator is lost, it is dropped by every living worker that
        had it, once, and by nobody revived.
 
-A worker that enters a context and finds that its giver is lost reports `lost` once more. Not
-thread-safe: whoever owns it holds one lock, and carries out the instructions without it.
+A failed pass is told along the same links, both ways (BWD-6). Each worker but the creator has a
+chain of givers that leads to the creator. Where a death breaks it, the worker that lost its giver
+takes the creator in the giver's place, and each tells the other what it may have missed. So all
+that live and have the context stay linked by way of the creator.
+
+A worker that enters a context and finds that its giver is lost calls `on_peer_lost` once more. Not
+thread-safe: the owner holds one lock around each method, and carries out the instructions without.
 """
 
 from __future__ import annotations
@@ -53,13 +59,13 @@ class TellEnd(NamedTuple):
 
     peer: int
     context: int
-    floor: int
+    low_watermark: int
 
 
 class ReportHeld(NamedTuple):
-    """Tell the creator of a context, by its worker id, that we have it (HOLD_CONTEXT)."""
+    """Tell the creator of a context that we have it (HOLD_CONTEXT)."""
 
-    creator: int
+    peer: int
     context: int
 
 
@@ -95,7 +101,7 @@ class Contexts(Generic[T]):
         self._next = first % NUMBERS
         self._entries: dict[int, _Entry[T]] = {}
         self._dead: dict[int, set[int]] = {}
-        self._floors: dict[int, int] = {}
+        self._low_watermarks: dict[int, int] = {}
 
     def __iter__(self) -> Iterator[T]:
         return (entry.content for entry in self._entries.values())
@@ -104,13 +110,13 @@ class Contexts(Generic[T]):
         return len(self._entries)
 
     def next_id(self) -> int:
-        """The id of the next context that is made here."""
+        """Return the id of the next context that is made here."""
         # Never 0, which means no context.
         self._next = (self._next + 1) % NUMBERS or 1
         return self._base | self._next
 
     def create(self, context: int, content: T) -> None:
-        """This worker makes a context, with an id from `next_id`."""
+        """Add a context of this worker, with an id from `next_id`."""
         self._entries[context] = _Entry(content, mine=True)
 
     def get(self, context: int) -> T | None:
@@ -118,11 +124,13 @@ class Contexts(Generic[T]):
         return None if entry is None else entry.content
 
     def is_dead(self, context: int) -> bool:
-        """Whether the context has ended."""
+        """Return whether the context has ended."""
         creator = context >> CREATOR_SHIFT
         if context in self._entries:
             return False
-        return context < self._floors.get(creator, 0) or context in self._dead.get(creator, ())
+        return context < self._low_watermarks.get(creator, 0) or context in self._dead.get(
+            creator, ()
+        )
 
     def enter(self, context: int, giver: int, content: T) -> T | None:
         """A peer gave us a context: what it holds, `content` if it is new. None: it has ended."""
@@ -147,52 +155,63 @@ class Contexts(Generic[T]):
         return entry.content
 
     def has_parted(self, context: int, peer: int) -> bool:
-        """Whether a peer had the context when it was lost: it has dropped it."""
+        """Return whether a peer had the context when it was lost: it has dropped it."""
         entry = self._entries.get(context)
         return entry is not None and original(peer) in entry.parted
 
     def known_to(self, context: int) -> tuple[int, ...]:
-        """Who has the context as far as we know: whom we gave it to, and who gave it to us."""
+        """Return the known peers that have the context: its receivers, and its givers."""
         entry = self._entries.get(context)
         return () if entry is None else tuple(entry.told | entry.givers)
 
     def end(self, context: int) -> list[DropContext[T] | TellEnd]:
-        """The creator ends its context."""
+        """End a context of this worker."""
         return self._drop(context, None) if context in self._entries else []
 
-    def released(self, context: int, floor: int) -> list[DropContext[T] | TellEnd]:
-        """A peer says that the context has ended."""
-        return self._drop(context, floor)
+    def released(self, context: int, low_watermark: int) -> list[DropContext[T] | TellEnd]:
+        """Hear from a peer that the context has ended."""
+        return self._drop(context, low_watermark)
 
     def held(self, context: int, peer: int) -> list[TellEnd | TellFailures[T]]:
-        """A peer says that it has a context of ours."""
+        """Hear from a peer that it has a context of this worker."""
         entry = self._entries.get(context)
         if entry is None:
-            return [TellEnd(peer, context, self._floors.get(context >> CREATOR_SHIFT, 0) or 1)]
+            return [
+                TellEnd(peer, context, self._low_watermarks.get(context >> CREATOR_SHIFT, 0) or 1)
+            ]
         entry.told.add(peer)
         return [TellFailures(peer, context, entry.content)]
 
-    def lost(
-        self, peer: int, id: int, *, is_replaced: bool, is_gone: Callable[[int], bool]
-    ) -> list[DropContext[T] | TellEnd | ReportHeld]:
-        """A peer died.
+    def on_peer_lost(
+        self, peer: int, id: int, *, is_replaced: bool, living: Callable[[int], int | None]
+    ) -> list[DropContext[T] | TellEnd | ReportHeld | TellFailures[T]]:
+        """Hear that a peer died.
 
         Args:
             peer: its incarnation.
             id: its worker id.
             is_replaced: whether a newer worker has that id: contexts of the same creator that the
                 dead one did not give us are the newer one's.
-            is_gone: whether nobody alive has this worker id.
+            living: the incarnation of the living worker with this id, if there is one.
         """
         given = self._given_by(peer)
         made = self.made_by(id)
         ended = [context for context in made if not is_replaced or context in given]
-        ended += [each for each in given if each not in ended and is_gone(each >> CREATOR_SHIFT)]
-        todo: list[DropContext[T] | TellEnd | ReportHeld] = []
+        todo: list[DropContext[T] | TellEnd | ReportHeld | TellFailures[T]] = []
         for context in ended:
-            todo += self._drop(context, floor=1)
-        todo += [ReportHeld(each >> CREATOR_SHIFT, each) for each in given if each not in ended]
+            todo += self._drop(context, low_watermark=1)
+        for context in given:
+            if context in ended:
+                continue
+            creator = living(context >> CREATOR_SHIFT)
+            todo += self._drop(context, 1) if creator is None else self._link(context, creator)
         return todo
+
+    def _link(self, context: int, creator: int) -> list[ReportHeld | TellFailures[T]]:
+        """Put the creator of a context in the place of a giver that was lost."""
+        entry = self._entries[context]
+        entry.givers.add(creator)
+        return [ReportHeld(creator, context), TellFailures(creator, context, entry.content)]
 
     def _given_by(self, peer: int) -> list[int]:
         """The contexts of others that a peer gave us, which has no part in any from now on."""
@@ -208,36 +227,37 @@ class Contexts(Generic[T]):
         return given
 
     def made_by(self, creator: int) -> list[int]:
-        """The contexts here that a worker with this id made."""
+        """Return the contexts here that a worker with this id made."""
         base = creator % CREATORS
         return [number for number in self._entries if number >> CREATOR_SHIFT == base]
 
     def close(self) -> list[T]:
-        """Everything ends here."""
+        """End everything here."""
         contents = list(self)
         self._entries.clear()
         return contents
 
-    def _drop(self, context: int, floor: int | None) -> list[DropContext[T] | TellEnd]:
+    def _drop(self, context: int, low_watermark: int | None) -> list[DropContext[T] | TellEnd]:
         """Forget a context.
 
         Args:
-            floor: the creator's, below which its contexts have ended; None if this worker made it.
+            low_watermark: the creator's, below which its contexts have ended; None if this worker
+                made the context.
         """
         creator = context >> CREATOR_SHIFT
         # First: a Ctrl-C after that leaves no entry behind.
         entry = self._entries.pop(context, None)
-        if floor is None:
+        if low_watermark is None:
             mine = [number for number, other in self._entries.items() if other.mine]
-            floor = min(mine, default=self._base | self._next)
+            low_watermark = min(mine, default=self._base | self._next)
         dead = self._dead.setdefault(creator, set())
         dead.add(context)
-        if floor > self._floors.get(creator, 0):
-            self._floors[creator] = floor
-            self._dead[creator] = {number for number in dead if number >= floor}
+        if low_watermark > self._low_watermarks.get(creator, 0):
+            self._low_watermarks[creator] = low_watermark
+            self._dead[creator] = {number for number in dead if number >= low_watermark}
         if entry is None:
             return []
         return [
             DropContext(context, entry.content),
-            *(TellEnd(peer, context, floor) for peer in entry.told),
+            *(TellEnd(peer, context, low_watermark) for peer in entry.told),
         ]

@@ -26,7 +26,7 @@ DIR-1  Names: a key belongs to the worker that was learnt last under it. No lost
 DIR-2  Agreement: two workers count from the greater of what both say in a handshake. If a handshake
        ends well and no link ends afterwards, both are in the same meeting, and neither is lost to
        the other. That holds if both dial at once, and for those that have forgotten each other.
-DIR-3  One meeting: whoever is lost is never alive again in the meeting that ended, nor in one
+DIR-3  One meeting: a worker that is lost is never alive again in the meeting that ended, nor in one
        before. What still comes of an earlier meeting finds a lost worker, or none.
 DIR-4  Doubt: "there is none" is said only if the store has said so, or if it is never asked.
 DIR-5  Bounds: the tables hold those that are not lost, and where workers come and go those that
@@ -37,7 +37,7 @@ DIR-6  Forgetting: a lost incarnation leaves this directory after `FORGET_SECOND
        forgotten everywhere, once, after as much again: by then all has been handled that was told
        of it while it was known.
 
-Pure; not thread-safe but for `of_incarnation`, `known` and `newest`: whoever owns a directory holds
+Pure; not thread-safe but for `of_incarnation`, `known` and `newest`: the owner of a directory holds
 a lock around the other methods. Times are seconds on any one monotonic clock.
 """
 
@@ -135,12 +135,12 @@ class DirectoryMachine(Generic[P]):
     # Questions.
 
     def known(self, to: object) -> P | None:
-        """The worker of that name, id or info, if it is known here and not lost."""
+        """Return the worker of that name, id or info, if it is known here and not lost."""
         party = self._by_key.get(to) if type(to) in KEY_TYPES else None
         return party if party is not None and party.lost is None else None
 
     def resolve(self, to: Key, *, asked: bool = False) -> Found[P]:
-        """What a key stands for.
+        """Return what a key stands for.
 
         Args:
             to: the key.
@@ -154,11 +154,11 @@ class DirectoryMachine(Generic[P]):
         return Found(Standing.UNKNOWN if party is None else Standing.LOST, party)
 
     def holder(self, to: Key) -> P | None:
-        """The worker that has a key, lost or not."""
+        """Return the worker that has a key, lost or not."""
         return self._by_key.get(to)
 
     def is_current(self, party: P) -> bool:
-        """Whether nobody who lives has taken a worker's name over, and it is not forgotten."""
+        """Return whether a worker is known, and its name belongs to no other that lives."""
         for other in reversed(self.parties()):
             if other is party:
                 return True
@@ -167,21 +167,21 @@ class DirectoryMachine(Generic[P]):
         return False
 
     def newest(self, incarnation: int) -> P | None:
-        """What a worker is here now, or was last, by its original incarnation."""
+        """Return what a worker is here now, or was last, by its original incarnation."""
         return self._by_incarnation.get(self._met_again.get(incarnation, incarnation))
 
     def meeting(self, incarnation: int) -> int:
-        """Which meeting with a worker is the present one, or the next if it is lost."""
+        """Return which meeting with a worker is the present one, or the next if it is lost."""
         now = self._met_again.get(incarnation, incarnation)
         party = self._by_incarnation.get(now)
         return meeting_of(now) + (party is not None and party.lost is not None)
 
     def parties(self) -> list[P]:
-        """Every incarnation that was met and is not forgotten."""
+        """Return every incarnation that was met and is not forgotten."""
         return list(self._by_incarnation.values())
 
     def verdict(self, incarnation: int, meeting: int) -> Verdict:
-        """What a handshake with a worker, by its original incarnation, in a meeting means."""
+        """Return what a handshake in a meeting means; `incarnation` is the original one."""
         party = self.newest(incarnation)
         if party is not None and party.lost is not None and party.left is not None:
             return Verdict.LEFT
@@ -207,7 +207,7 @@ class DirectoryMachine(Generic[P]):
         )
 
     def heard(self, worker: Worker) -> P | None:
-        """A link brings something. Return whose it is, or None if it is of an earlier meeting.
+        """Return the sender of what a link brings, or None if it is of an earlier meeting.
 
         Args:
             worker: with the incarnation that it has here by that link.
@@ -233,7 +233,7 @@ class DirectoryMachine(Generic[P]):
         return party
 
     def meet_again(self, incarnation: int, meeting: int, now: float) -> bool:
-        """A worker that is lost, or was forgotten, is here again.
+        """Hear that a worker which is lost, or was forgotten, is here again.
 
         Args:
             incarnation: its original one.
@@ -258,7 +258,7 @@ class DirectoryMachine(Generic[P]):
         return True
 
     def note_lost(self, party: P, now: float) -> list[int]:
-        """A worker is lost. Its keys go to those that live and have them, too.
+        """Hear that a worker is lost. Its keys go to those that live and have them, too.
 
         Where workers come and go those that are gone would fill the memory, and anywhere what was
         of meetings before the last one. So a loss is when the long lost are forgotten.

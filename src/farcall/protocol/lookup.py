@@ -11,7 +11,7 @@ made, by which all that is open is asked.
 
 Invariants:
 
-LOOK-1  One at a time: whoever asks what is asked already waits for the same answer.
+LOOK-1  One at a time: a caller that asks what is asked already waits for the same answer.
 LOOK-2  The latest counts: what is heard by a connection counts only if there is no later one.
 LOOK-3  Few are stuck: at most `MOST_STUCK` connections are given up that have not answered yet.
 LOOK-4  Persistence: if the latest connection has not answered for `STUCK_SECONDS`, there is another
@@ -23,7 +23,7 @@ LOOK-5  Made again: after a failure the connection is made anew before the next 
 LOOK-6  Freshness: "there is none" counts for those who wanted to know before the store was asked.
         If somebody joined since, it is asked again: the worker may be there by now.
 
-Pure; not thread-safe: whoever owns a machine holds a lock around each method. Times are seconds on
+Pure; not thread-safe: the owner of a machine holds a lock around each method. Times are seconds on
 any one monotonic clock.
 """
 
@@ -80,7 +80,7 @@ class LookupMachine(Generic[Q]):
         self._stuck = 0
 
     def ask(self, question: Q) -> tuple[Q, int | None]:
-        """Somebody wants to know something.
+        """Hear that somebody wants to know something.
 
         Returns:
             The open question of this key, to wait for. If it is this one, the connection by which
@@ -92,7 +92,7 @@ class LookupMachine(Generic[Q]):
         return known, self._connection if known is question else None
 
     def look(self, now: float) -> Round[Q] | None:
-        """Whoever waits looks now and then whether all is to be asked by another connection."""
+        """Return what another connection is to ask, if it is time. Callers that wait look."""
         if self._asked_at is None or now - self._asked_at < STUCK_SECONDS * self._patience:
             return None
         if self._stuck == MOST_STUCK:
@@ -105,7 +105,7 @@ class LookupMachine(Generic[Q]):
         return Round(self._connection, list(self._open.values()))
 
     def begins(self, question: Q, connection: int, now: float) -> Step:
-        """A connection is about to take a question."""
+        """Hear that a connection is about to take a question."""
         if connection != self._connection:
             return Step.DROP
         self._asked, self._is_joined = question, False
@@ -113,7 +113,7 @@ class LookupMachine(Generic[Q]):
         return Step.ASK if self._is_made else Step.REOPEN
 
     def ends(self, question: Q, connection: int, *, found: bool | None) -> bool:
-        """A connection has an answer, or has failed.
+        """Hear that a connection has an answer, or has failed.
 
         Args:
             found: whether there is such a worker; None if it has failed.

@@ -18,10 +18,10 @@ messages, since a request must not overtake the one that makes the reference whi
 Invariants (tests cite them):
 
 OUT-1  There is one sender at most: it is asked for when IDLE is left, and ends when IDLE is back.
-OUT-2  An item that was put comes out exactly once: by `next`, `prune` or `lost`.
+OUT-2  An item that was put comes out exactly once: by `next`, `prune` or `take_all`.
 OUT-3  Items come out in the order in which they were put.
-OUT-4  While the box is IDLE, nothing waits and nothing is being sent: whoever sends past the box
-       then overtakes nothing that was put before.
+OUT-4  While the box is IDLE, nothing waits and nothing is being sent: a thread that sends past the
+       box then overtakes nothing that was put before.
 OUT-5  If everybody who puts an item that has bytes asks `has_room` first, what waits has at most
        `most` bytes, or a single item has bytes.
 """
@@ -60,11 +60,11 @@ class Outbox(Generic[Item]):
         self.waiting_bytes = 0
 
     def has_room(self, size: int) -> bool:
-        """Whether an item of this many bytes may be put now."""
+        """Return whether an item of this many bytes may be put now."""
         return self.waiting_bytes == 0 or self.waiting_bytes + size <= self.most
 
     def put(self, item: Item, size: int) -> bool | None:
-        """An item waits from now on.
+        """Add an item that waits from now on.
 
         Returns:
             Whether a sender has to be started; None: the peer is lost, and so is the item.
@@ -105,8 +105,8 @@ class Outbox(Generic[Item]):
         self._prune_at = max(PRUNE_FROM, 2 * len(kept))
         return pruned
 
-    def lost(self) -> list[Item]:
-        """The peer is gone: what waited."""
+    def take_all(self) -> list[Item]:
+        """Take no more items, and return what waited: the peer is gone."""
         self._is_lost = True
         items = [item for item, _ in self._items]
         self._items.clear()
@@ -114,5 +114,5 @@ class Outbox(Generic[Item]):
         return items
 
     def __len__(self) -> int:
-        """Items that wait."""
+        """Return how many items wait."""
         return len(self._items)

@@ -23,7 +23,7 @@ class AskRoot(NamedTuple):
 
 
 class AnswerAsker(NamedTuple):
-    """Answer whoever asked; with the error, if there is one."""
+    """Answer the asker; with the error, if there is one."""
 
     asker: Any
     error: Any
@@ -46,10 +46,10 @@ class KeepLeaves(NamedTuple):
 
 
 class SendGradients(NamedTuple):
-    """Send the gradients of a receive to where it came from, with this share."""
+    """Send the gradients of a receive to where it came from, with this credit."""
 
     receive: Any
-    share: int
+    credit: int
 
 
 class AverageLeaves(NamedTuple):
@@ -58,10 +58,10 @@ class AverageLeaves(NamedTuple):
     source: int
 
 
-class ReturnShare(NamedTuple):
-    """Send a share back to the root (RAN)."""
+class ReturnCredit(NamedTuple):
+    """Send credit back to the root (CREDIT_RETURNED)."""
 
-    share: int
+    credit: int
     missing: int
 
 
@@ -82,7 +82,7 @@ class EndPass(NamedTuple):
 
 
 class TellRoot(NamedTuple):
-    """Tell the root that the pass has failed here (BROKEN)."""
+    """Tell the root that the pass has failed here (PASS_FAILED)."""
 
 
 class AskCause(NamedTuple):
@@ -105,7 +105,7 @@ Instruction = (
     | KeepLeaves
     | SendGradients
     | AverageLeaves
-    | ReturnShare
+    | ReturnCredit
     | FailUnused
     | StopPass
     | EndPass

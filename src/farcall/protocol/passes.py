@@ -11,7 +11,7 @@ tensors that are used. Two waves go through the workers of a pass:
 
 - PREPARE finds out which sources are live, where that must be known. It is answered when all that
   it caused is answered, so the answer at the root means that the wave is over everywhere.
-- GRADIENTS computes. Each message carries a share of the pass (`shares`).
+- GRADIENTS computes. Each message carries credit of the pass (`credit`).
 
     state     event                            next      effect
     --------  -------------------------------  --------  ----------------------------------------
@@ -26,10 +26,10 @@ tensors that are used. Two waves go through the workers of a pass:
     TOGETHER  arrive                           TOGETHER  the run waits for it no more
     any       survey                           same      the first: Explore the roots
     any       reached                          same      Ask for each part; if there is none, Answer
-    any       prepared                         same      Answer whoever waits for no other part
+    any       prepared                         same      Answer askers that wait for no other part
     any       computed                         same      Keep leaf gradients, Send the others
     any       left                             same      Send, if the receive has all its gradients
-    any       ran                              same      Return what is left of the source's share
+    any       ran                              same      Return what is left of the source's credit
     any       ran, the last, and averages      same      Average; then, when `averaged`, Return
     any       returned, not all                same      (at the root)
     any       returned, all                    OVER      End; or Unused, if fast mode was wrong
@@ -46,17 +46,18 @@ Invariants (tests cite them):
 BWD-1  Gradients are those of the same model in one process: a receive's are sent when all of its
        used tensors have theirs, and a run that needs several sources waits for all of them.
 BWD-2  Each receive that is used sends its gradients once, and no other does.
-BWD-3  At the root, OVER means that no worker has a share, so none has anything left to do. Leaf
-       gradients are kept before the last share of their source goes.
+BWD-3  At the root, OVER means that no worker has credit, so none has anything left to do. Leaf
+       gradients are kept before the last credit of their source goes.
 BWD-5  At the root every pass is OVER or FAILED in the end, FAILED only for a reason, and each asker
-       is answered. Every death of a worker that has a share is noticed: it was given the share by
+       is answered. Every death of a worker that has credit is noticed: it was given that credit by
        one that was given its own and so on from the root. The first dead worker of that chain got
        it from a living one, which remembers whom it sent gradients.
-BWD-6  Once a pass has FAILED at the root, everybody who has the context is told.
+BWD-6  Once a pass has FAILED at the root, everybody who has the context by then is told, if the
+       root lives: along the links of the context (`contexts`).
 BWD-7  In fast mode no pass is OVER if something that was sent is unused.
 
 A run may wait for sources in descending order: what a source's gradient depends on at this worker
-was sent after it, so cycles between workers can't block. Not thread-safe: whoever owns the machine
+was sent after it, so cycles between workers can't block. Not thread-safe: the owner of the machine
 holds one lock, and carries out the instructions, in order, without it.
 """
 
@@ -67,8 +68,8 @@ from enum import Enum, auto
 from typing import Any
 
 from farcall.protocol import pass_instructions as do
+from farcall.protocol.credit import HeldCredit, RecoveredCredit
 from farcall.protocol.pass_instructions import Instruction, Part
-from farcall.protocol.shares import Returned, Shares
 
 ROOT = (1 << 40) - 1  # the roots at the worker that began the pass: above the numbers of all sends
 
@@ -107,8 +108,8 @@ class PassMachine:
         is_root: whether the pass began here.
     """
 
-    shares = Shares
-    returned_shares = Returned
+    credit = HeldCredit
+    recovered_credit = RecoveredCredit
 
     def __init__(self, me: object, root: object, *, is_fast: bool, averages: bool = False) -> None:
         self.state = State.NEW
@@ -126,14 +127,14 @@ class PassMachine:
         self._causes: dict[Part, Part] = {}  # part that PREPARE was sent for -> what caused it
         self._surveyors: list[Any] = []
         self._is_surveyed = False
-        self._early: list[tuple[int, int]] = []  # source and share
+        self._early: list[tuple[int, int]] = []  # source and credit
         self._pending: set[int] = set()  # live, without a gradient
         self._arrived: set[int] = set()
         self._running = 0
-        self._shares = self.shares()
+        self._credit = self.credit()
         self._incomplete: dict[Hashable, int] = {}  # receive -> how many used tensors lack theirs
         self._sent_to: set[Any] = set()
-        self._returned = self.returned_shares()
+        self._recovered = self.recovered_credit()
         self._missing: dict[Any, int] = {}
 
     @property
@@ -178,7 +179,7 @@ class PassMachine:
             self._incomplete[receive] = self._incomplete.get(receive, 0) + len(used)
 
     def survey(self, asker: Any) -> list[Instruction]:
-        """At the root: find out everywhere which sources are live."""
+        """Find out everywhere, from the root, which sources are live."""
         if self.error is not None or self._is_surveyed:
             return [do.AnswerAsker(asker, self.error)]
         self._surveyors.append(asker)
@@ -199,7 +200,7 @@ class PassMachine:
         return [do.AskPart(each) for each in parts]
 
     def prepared(self, reached: Part) -> list[Instruction]:
-        """The PREPARE for a part of a receive was answered."""
+        """Hear that the PREPARE for a part of a receive was answered."""
         if self.error is not None:
             return []
         part = self._causes.pop(reached)
@@ -218,7 +219,7 @@ class PassMachine:
         return [do.AnswerAsker(each, None) for each in surveyors]
 
     def begin(self, is_shared: bool) -> list[Instruction]:
-        """All live sources are known, and whether any of them share something.
+        """Hear that all live sources are known, and whether any of them share something.
 
         Raises:
             UnexpectedGradient: as `arrive`.
@@ -228,8 +229,8 @@ class PassMachine:
         self.state = State.TOGETHER if is_shared else State.APART
         self._pending = set(self._live)
         early, self._early = self._early, []
-        for source, share in early:
-            self._take(source, share)
+        for source, credit in early:
+            self._take(source, credit)
         if is_shared:
             return [do.RunTogether(self._in_order())]
         return [do.RunSource(source) for source, _ in early]
@@ -239,8 +240,8 @@ class PassMachine:
 
     # Gradients.
 
-    def arrive(self, source: int, share: int) -> list[Instruction]:
-        """The gradient of a source is here, and a share of the pass.
+    def arrive(self, source: int, credit: int) -> list[Instruction]:
+        """Hear that the gradient of a source is here, with credit of the pass.
 
         Raises:
             UnexpectedGradient: the source is not live, or has its gradient already.
@@ -248,28 +249,28 @@ class PassMachine:
         if self.error is not None:
             return []
         if self.state is State.WAITING:
-            self._early.append((source, share))
+            self._early.append((source, credit))
             if len(self._early) > 1:
                 return []  # the first one has seen to it
             return self.begin(self._is_shared) if self._is_fast else [do.AskRoot()]
-        self._take(source, share)
+        self._take(source, credit)
         return [] if self.state is State.TOGETHER else [do.RunSource(source)]
 
-    def _take(self, source: int, share: int) -> None:
+    def _take(self, source: int, credit: int) -> None:
         is_live = self.state is State.ALONE or source in self._pending
         if source in self._arrived or not is_live:
             raise UnexpectedGradient(source)
         self._arrived.add(source)
         self._pending.discard(source)
         self._running += 1
-        self._shares.arrive(source, share)
+        self._credit.arrive(source, credit)
 
     def computed(
         self, source: int, receives: Mapping[Any, Any]
     ) -> list[do.KeepLeaves | do.SendGradients]:
         """A source's own run has the gradients of these receives, each of which came from a peer.
 
-        The root gives its share back to itself, so there it costs nothing to keep some of it for
+        The root gives its credit back to itself, so there it costs nothing to keep some of it for
         what can be done while others work. Elsewhere all of it goes with the last message, if
         nothing has to be done or said after that.
         """
@@ -286,10 +287,10 @@ class PassMachine:
 
     def _send(self, source: int, receive: Any, peer: Any, last: bool = False) -> do.SendGradients:
         self._sent_to.add(peer)
-        return do.SendGradients(receive, self._shares.send(source, last))
+        return do.SendGradients(receive, self._credit.send(source, last))
 
     def ran(self, source: int) -> list[Instruction]:
-        """What a source set off at this worker is done."""
+        """Hear that what a source set off at this worker is done."""
         if self.error is not None:
             return []
         if self._averages and not self._pending and self._running == 1:
@@ -297,33 +298,33 @@ class PassMachine:
         return self.averaged(source)
 
     def averaged(self, source: int) -> list[Instruction]:
-        """Nothing is left to do for a source."""
+        """Hear that nothing is left to do for a source."""
         if self.error is not None:
             return []
         self._running -= 1
-        share = self._shares.ran(source)
-        if share is None:
+        credit = self._credit.ran(source)
+        if credit is None:
             return []
         missing = self.missing if self._is_fast else -1
         if self.is_root:
-            return self.returned(self._me, share, missing)
-        return [do.ReturnShare(share, missing)]
+            return self.returned(self._me, credit, missing)
+        return [do.ReturnCredit(credit, missing)]
 
     # The end.
 
-    def returned(self, worker: Any, share: int, missing: int) -> list[Instruction]:
-        """At the root: a worker gave a share back.
+    def returned(self, worker: Any, credit: int, missing: int) -> list[Instruction]:
+        """Hear, at the root, that a worker gave credit back.
 
         Args:
             worker: which.
-            share: of the pass.
+            credit: of the pass.
             missing: how many of its sources have no gradient, in fast mode.
         """
         if self.error is not None or self.is_over or not self.is_root:
             return []
         # The number at a worker only falls, and its last message says the final one.
         self._missing[worker] = min(missing, self._missing.get(worker, missing))
-        if not self._returned.add(share):
+        if not self._recovered.add(credit):
             return []
         unused = {worker: count for worker, count in self._missing.items() if count > 0}
         if unused:
@@ -332,23 +333,23 @@ class PassMachine:
         return [do.EndPass(None)]
 
     def broken(self, peer: Any) -> list[Instruction]:
-        """At the root: the pass has failed at a peer."""
+        """Hear, at the root, that the pass has failed at a peer."""
         goes_on = self.is_root and self.error is None and not self.is_over
         return [do.AskCause(peer)] if goes_on else []
 
-    def lost(self, peer: Any, worker: object, error: Any) -> list[Instruction]:
-        """A worker is gone: `peer` is its incarnation, which may have been sent gradients."""
+    def on_peer_lost(self, peer: Any, worker: object, error: Any) -> list[Instruction]:
+        """Hear that a worker is gone. Its incarnation, `peer`, may have been sent gradients."""
         if not self.is_root and worker == self._root:
             return self.stop(error)
         return self.fail(error) if peer in self._sent_to else []
 
     def fail(self, error: Any) -> list[Instruction]:
-        """Something went wrong, here or at a worker that was asked."""
+        """Hear that something went wrong, here or at a worker that was asked."""
         stopped = self.stop(error)
         return [*stopped, do.TellRoot()] if stopped and not self.is_root else stopped
 
     def stop(self, error: Any) -> list[Instruction]:
-        """The pass is not to go on here, and the root knows or does not care."""
+        """End the pass here; the root knows or does not care."""
         if self.error is not None or self.is_over:
             return []
         self.error = error

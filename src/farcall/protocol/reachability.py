@@ -13,8 +13,8 @@ from typing import Any
 
 Node = Any
 Edge = Any
-Source = Any  # its `edges` have the `node` of each tensor
-Receive = Any  # its `nodes` are the exits of its tensors
+SentTensors = Any  # its `edges` have the `node` of each tensor
+ReceivedTensors = Any  # its `nodes` are the exits of its tensors
 
 
 class Exploration(ABC):
@@ -38,21 +38,21 @@ class Exploration(ABC):
     @staticmethod
     @abstractmethod
     def edge(node: Any) -> Any:
-        """A sink, for the code that runs the graph; its `node` is this one."""
+        """Return a sink, for the code that runs the graph; its `node` is this one."""
 
     @staticmethod
     @abstractmethod
     def has_hooks(leaf: Any) -> bool:
-        """Whether a leaf has hooks, which must see its whole gradient."""
+        """Return whether a leaf has hooks, which must see its whole gradient."""
 
     def __init__(self, exits: Collection[Node], base: Exploration | None = None) -> None:
-        self.live: dict[Source, list[int]] = {}
-        self.sinks: dict[Source, list[Edge]] = {}
+        self.live: dict[SentTensors, list[int]] = {}
+        self.sinks: dict[SentTensors, list[Edge]] = {}
         self._exits = exits
         self._base = base
-        self._seen: dict[Node, Source] = {}
-        self._leaves: dict[Node, Source] = {}  # the first that reached it
-        self._others: dict[Node, set[Source]] = {}  # all others that did
+        self._seen: dict[Node, SentTensors] = {}
+        self._leaves: dict[Node, SentTensors] = {}  # the first that reached it
+        self._others: dict[Node, set[SentTensors]] = {}  # all others that did
         self._shares_node = False
 
     @property
@@ -66,7 +66,7 @@ class Exploration(ABC):
             return True
         return self._shares_node or any(map(self.has_hooks, self._others))
 
-    def explore(self, source: Source, live: Iterable[int]) -> list[Edge]:
+    def explore(self, source: SentTensors, live: Iterable[int]) -> list[Edge]:
         """More tensors of a source: the sinks that they reach, and it did not reach before."""
         seen, exits, leaf, edge = self._seen, self._exits, self.leaf, self.edge
         base = {} if self._base is None else self._base._seen
@@ -97,8 +97,8 @@ class Exploration(ABC):
         self.sinks.setdefault(source, []).extend(sinks)
         return sinks
 
-    def _is_new_leaf(self, source: Source, node: Node) -> bool:
-        """False if the source has reached it before."""
+    def _is_new_leaf(self, source: SentTensors, node: Node) -> bool:
+        """Return whether the source has not reached a leaf before."""
         first = self._leaves.get(node)
         if first is None and self._base is not None:
             first = self._base._leaves.get(node)
@@ -126,10 +126,10 @@ class Reach:
     explorer: type[Exploration]
     exploration: Any
 
-    def __init__(self, receives: Mapping[Node, Receive], base: Reach | None = None) -> None:
+    def __init__(self, receives: Mapping[Node, ReceivedTensors], base: Reach | None = None) -> None:
         explored = None if base is None else base.exploration
         self.exploration = self.explorer(receives, explored)
-        self.reached: dict[Receive, dict[Node, Source]] = {}
+        self.reached: dict[ReceivedTensors, dict[Node, SentTensors]] = {}
         self._receives = receives
         self._base = base
         self._is_message_shared: bool = base is not None and base._is_message_shared
@@ -139,12 +139,12 @@ class Reach:
         """Whether something waits for several sources: a node, a hook, or a message to be sent."""
         return self._is_message_shared or self.exploration.is_shared
 
-    def explore(self, source: Source, live: Iterable[int]) -> list[tuple[Any, ...]]:
+    def explore(self, source: SentTensors, live: Iterable[int]) -> list[tuple[Any, ...]]:
         """Parts of a source are live: the parts of receives that are reached now, as the first.
 
         A part is a receive, and indices of its tensors.
         """
-        found: dict[Receive, list[int]] = {}
+        found: dict[ReceivedTensors, list[int]] = {}
         for sink in self.exploration.explore(source, live):
             node = sink.node
             receive = self._receives.get(node)

@@ -39,7 +39,7 @@ class Owned:
             self.holders[holder] = (sequence, holds)
         return True
 
-    def forget(self, holder: int) -> None:
+    def discard(self, holder: int) -> None:
         _, held = self.holders.pop(holder, (0, False))
         self.live -= held
 
@@ -77,9 +77,11 @@ class Arrival:
 
     __slots__ = ("blocking", "claimed", "failed", "handed_on", "key", "needs_answer", "unconfirmed")
 
-    def __init__(self, key: TransferKey, claimed: list[RefId], needs_answer: bool) -> None:
+    def __init__(
+        self, key: TransferKey, claimed: list[tuple[RefId, int]], needs_answer: bool
+    ) -> None:
         self.key = key
-        self.claimed = claimed
+        self.claimed = claimed  # each with the incarnation of its owner
         self.needs_answer = needs_answer
         self.unconfirmed = 0  # REGISTERs without an answer: RECEIVED waits for them
         self.blocking = 0  # those of them that user code has to wait for

@@ -6,6 +6,10 @@ from farcall.ids import RefId
 from farcall.protocol.instructions import Instructions, TransferKey
 from farcall.protocol.ref_entries import Arrival, Held, HeldState, Owned
 
+Entries = tuple[tuple[RefId, Owned | Held], ...]
+
+PARTED = "it was lost, and was met again since"
+
 
 class RefTables:
     """What one worker incarnation knows of references. `Refs` changes it."""
@@ -17,21 +21,29 @@ class RefTables:
         self._owned: dict[RefId, Owned] = {}
         self._held: dict[RefId, Held] = {}
         self._releasing: dict[RefId, tuple[int, int]] = {}  # ref -> owner, sequence
-        self._transfers: dict[TransferKey, tuple[tuple[RefId, ...], bool]] = {}
+        self._transfers: dict[TransferKey, tuple[Entries, bool]] = {}
         self._arrivals: dict[TransferKey, Arrival] = {}
         self.losses: dict[int, str] = {}
         self._forgettable: set[int] = set()  # of those
         self._to_do = to_do or Instructions()
 
     def mint(self) -> RefId:
-        """A new identity, for `own` here or `create` elsewhere."""
+        """Return a new identity, for `own` here or `create` elsewhere."""
         self._minted += 1
         return RefId(self._me, self._minted)
 
-    def state(self, ref: RefId) -> HeldState:
-        """How far the owner has confirmed us. References that live here are CONFIRMED."""
+    def state(self, ref: RefId, owner: int) -> HeldState:
+        """Return how far the owner has confirmed a reference that is used here. Needs no lock.
+
+        Args:
+            ref: which. What lives here is CONFIRMED.
+            owner: the incarnation that its owner had here when it arrived. If another one has taken
+                its place, the reference is VOID, see REF-5.
+        """
+        if ref in self._owned:
+            return HeldState.CONFIRMED
         held = self._held.get(ref)
-        return HeldState.CONFIRMED if held is None else held.state
+        return held.state if held is not None and held.owner == owner else HeldState.VOID
 
     def is_being_created(self, ref: RefId, *, elsewhere_than: int) -> bool:
         """Whether its owner, if it is not that incarnation, may not know the reference yet."""
@@ -40,22 +52,22 @@ class RefTables:
             held is not None and held.state is HeldState.CREATING and held.owner != elsewhere_than
         )
 
-    def is_usable(self, ref: RefId) -> bool:
+    def is_usable(self, ref: RefId, owner: int) -> bool:
         """Return whether a reference is not void, and its creation is not known to have failed."""
-        held = self._held.get(ref)
-        return held is None or not (held.cause or held.state is HeldState.VOID)
+        entry = self._entry(ref, owner)
+        return entry is not None and not (isinstance(entry, Held) and entry.cause)
 
-    def void_cause(self, ref: RefId) -> tuple[str, str] | None:
-        """(owner's name, cause) if the reference can't be used any more."""
-        held = self._held.get(ref)
-        if held is None or held.state is not HeldState.VOID:
-            return None
-        return held.owner_name, held.cause
+    def void_cause(self, ref: RefId, owner: int) -> str | None:
+        """Return why a reference that is used here is VOID; None if it is not, see `state`."""
+        entry = self._entry(ref, owner)
+        if entry is None:
+            return PARTED
+        return entry.cause if isinstance(entry, Held) and entry.state is HeldState.VOID else None
 
-    def is_void(self, ref: RefId) -> bool:
-        """Whether there is a `void_cause`. One look: needs no lock."""
+    def owner_of(self, ref: RefId) -> int | None:
+        """Return in which incarnation the owner of a reference is known; None: it is not."""
         held = self._held.get(ref)
-        return held is not None and held.state is HeldState.VOID
+        return self._me if ref in self._owned else None if held is None else held.owner
 
     def knows(self, ref: RefId) -> bool:
         return ref in self._owned or ref in self._held
@@ -91,8 +103,16 @@ class RefTables:
         }
 
     def holders(self) -> list[int]:
-        """For each value here that others hold: how many."""
+        """Return, for each value here that others hold, how many do."""
         return [owned.live for owned in self._owned.values() if owned.live]
+
+    def _entry(self, ref: RefId, owner: int) -> Owned | Held | None:
+        """Return what is known of a reference in that meeting with its owner, if it goes on."""
+        owned = self._owned.get(ref)
+        if owned is not None:
+            return owned
+        held = self._held.get(ref)
+        return held if held is not None and held.owner == owner else None
 
     def _next_sequence(self) -> int:
         self._sequence += 1

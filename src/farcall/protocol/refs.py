@@ -21,8 +21,12 @@ A holder's entry for a reference it does not own:
     any          owner lost                    VOID         messages waiting for it are refused
     CONFIRMED    no local use, no pin          -            RELEASE to the owner
     VOID         no local use, no pin          -
-    VOID         arrive; the owner, which was  REGISTERING  REGISTER to the owner
-                 lost, was met again
+    any          arrive; the owner was lost,   REGISTERING  a new entry: REGISTER to the owner
+                 and was met again
+
+An owner that was met again is another incarnation, and an entry belongs to one incarnation. So each
+local use names the one that the owner had when the use began. A handle of an earlier meeting stays
+void: if it counted in the new entry, a reference that nobody can use would keep the value alive.
 
 A message that carries references is a *transfer*. Its sender pins them until the receiver says
 RECEIVED, which it does when it is registered (or is the owner). A reference that arrives from a
@@ -50,6 +54,8 @@ REF-2  When none is left, the owner drops the value, in bounded time, outside ev
 REF-3  Loss, duplication, reordering and death of any message or process break neither (a lost
        owner excepted).
 REF-4  Values are destroyed exactly once.
+REF-5  A use here, or a pin, counts in the meeting with the owner in which it began, and in no later
+       one.
 
 Methods take events; what has to be done collects in order and is fetched with `take`, REGISTER
 and RELEASE batched per owner. Not thread-safe.
@@ -69,7 +75,7 @@ from farcall.protocol.instructions import (
     Unavailable,
 )
 from farcall.protocol.ref_entries import Arrival, Held, HeldState, Owned
-from farcall.protocol.ref_tables import RefTables
+from farcall.protocol.ref_tables import PARTED, RefTables
 from farcall.wire.messages import Pinned, Received, Reference, Registered, Released
 
 
@@ -87,13 +93,13 @@ class Refs(RefTables):
     # What has to be done.
 
     def take(self) -> list[Instruction]:
-        """What is to be done since the last call, in order; registrations come first."""
+        """Return what is to be done since the last call, in order; registrations come first."""
         return self._to_do.take()
 
     # Local use: live RRefs, counted by the caller's handles.
 
     def own(self, ref: RefId) -> None:
-        """A value was made here, used once."""
+        """Add a value that was made here, used once."""
         self._owned[ref] = Owned(local=1)
 
     def create(self, ref: RefId, owner: int, owner_name: str) -> int:
@@ -104,33 +110,35 @@ class Refs(RefTables):
             self._void(ref, held, self.losses[owner])
         return held.sequence
 
-    def acquire(self, ref: RefId) -> None:
-        """One more local use of a reference that is in use."""
-        entry = self._owned.get(ref) or self._held[ref]
-        entry.local += 1
+    def acquire(self, ref: RefId, owner: int) -> None:
+        """Count one more local use of a reference that is in use.
 
-    def release(self, ref: RefId) -> None:
-        """One local use less."""
-        owned = self._owned.get(ref)
-        if owned is not None:
-            owned.local -= 1
-            self._drop_if_free(ref, owned)
-            return
-        held = self._held[ref]
-        held.local -= 1
-        self._release_if_free(ref, held)
+        Args:
+            ref: which.
+            owner: the incarnation that its owner had here when it arrived, see REF-5.
+        """
+        entry = self._entry(ref, owner)
+        if entry is not None:
+            entry.local += 1
+
+    def release(self, ref: RefId, owner: int) -> None:
+        """Count one local use less; the arguments are those of `acquire`."""
+        entry = self._entry(ref, owner)
+        if entry is not None:
+            entry.local -= 1
+            self._let_go_if_free(ref, entry)
 
     # Creation by remote().
 
     def accept_creation(self, ref: RefId, holder: int, sequence: int) -> None:
-        """Owner: a `remote()` request arrived, which registers its caller."""
+        """Register the caller of a `remote()` request that arrived at the owner."""
         owned = self._owned[ref] = Owned(local=0)
         if holder not in self.losses:
             owned.note(holder, sequence, holds=True)
         self._drop_if_free(ref, owned)
 
     def accepted(self, ref: RefId) -> None:
-        """Holder: the owner has made the value's place."""
+        """Hear, as the holder, that the owner has made the value's slot."""
         held = self._held.get(ref)
         if held is not None and held.state is HeldState.CREATING:
             self._confirm(ref, held)
@@ -151,33 +159,25 @@ class Refs(RefTables):
     # Transfers: the sender.
 
     def pin(self, key: TransferKey, refs: Sequence[RefId]) -> None:
-        """A message with these references is about to be sent to `key.peer`."""
+        """Pin the references of a message that is about to be sent to `key.peer`."""
         if key.peer in self.losses:
             return  # it was lost meanwhile: nothing would ever unpin them
+        entries = [(ref, self._owned.get(ref) or self._held.get(ref)) for ref in refs]
+        # Of a use that is of an earlier meeting since a moment ago, there may be none.
+        pinned = tuple((ref, entry) for ref, entry in entries if entry is not None)
         only_receivers_own = not key.of_reply
-        for ref in refs:
-            entry = self._owned.get(ref)
-            if entry is not None:
-                entry.pins += 1
-                only_receivers_own = only_receivers_own and key.peer == self._me
-            else:
-                held = self._held[ref]
-                held.pins += 1
-                only_receivers_own = only_receivers_own and held.owner == key.peer
-        self._transfers[key] = (tuple(refs), only_receivers_own)
+        for _, entry in pinned:
+            entry.pins += 1
+            owner = entry.owner if isinstance(entry, Held) else self._me
+            only_receivers_own = only_receivers_own and owner == key.peer
+        self._transfers[key] = (pinned, only_receivers_own)
 
     def unpin(self, key: TransferKey) -> None:
-        """RECEIVED arrived, or the message could not be sent."""
-        refs, _ = self._transfers.pop(key, ((), False))
-        for ref in refs:
-            owned = self._owned.get(ref)
-            if owned is not None:
-                owned.pins -= 1
-                self._drop_if_free(ref, owned)
-            else:
-                held = self._held[ref]
-                held.pins -= 1
-                self._release_if_free(ref, held)
+        """Let go of the pins: RECEIVED arrived, or the message could not be sent."""
+        pinned, _ = self._transfers.pop(key, ((), False))
+        for ref, entry in pinned:
+            entry.pins -= 1
+            self._let_go_if_free(ref, entry)
 
     def call_closed(self, key: TransferKey) -> None:
         """The outcome of a call arrived: it says RECEIVED too if nothing was to be registered."""
@@ -188,7 +188,7 @@ class Refs(RefTables):
     # Transfers: the receiver.
 
     def arrive(self, key: TransferKey, references: Sequence[Reference]) -> None:
-        """A message with references arrived from `key.peer`.
+        """Hear that a message with references arrived from `key.peer`.
 
         Ready or Unavailable follows, now or later. Until `taken_over` or Unavailable, the
         references count as used here.
@@ -206,14 +206,13 @@ class Refs(RefTables):
                 owned.local += 1
             else:
                 held = self._held.get(ref)
+                if held is not None and held.owner != wire_ref.owner:
+                    self._void(ref, held, PARTED)  # this may come before its loss is told
+                    held = None
                 if held is None:
                     held = self._hold(
                         ref, wire_ref.owner, wire_ref.owner_name, HeldState.REGISTERING
                     )
-                    self._register(ref, held)
-                elif held.owner != wire_ref.owner:
-                    held.owner, held.sequence = wire_ref.owner, self._next_sequence()
-                    held.state, held.cause = HeldState.REGISTERING, ""
                     self._register(ref, held)
                 held.local += 1
                 if held.state is HeldState.VOID:
@@ -222,14 +221,14 @@ class Refs(RefTables):
                     held.waiting.append(arrival)
                     arrival.unconfirmed += 1
                     arrival.blocking += wire_ref.owner != key.peer
-            arrival.claimed.append(ref)
+            arrival.claimed.append((ref, wire_ref.owner))
         self._arrivals[key] = arrival
         if gone is not None:
             self._refuse(arrival, *gone)
         self._advance(arrival)
 
     def take_own(self, references: Sequence[Reference]) -> bool:
-        """A request arrived whose references all live here: each is used once more from now on.
+        """Count one more use of each reference of a request; all of them live here.
 
         There is nothing to register or to wait for then, so neither `arrive` nor `taken_over`
         follows. False: it is not so, and nothing was done.
@@ -246,7 +245,7 @@ class Refs(RefTables):
         return True
 
     def taken_over(self, key: TransferKey) -> None:
-        """The message was rebuilt: its references have local uses of their own now."""
+        """End the uses of a message that was rebuilt: its references have uses of their own now."""
         arrival = self._arrivals.get(key)
         if arrival is not None:
             self._unclaim(arrival)
@@ -261,7 +260,7 @@ class Refs(RefTables):
     # Messages of the protocol.
 
     def on_register(self, holder: int, entries: Iterable[tuple[int, int, int]]) -> None:
-        """Owner: REGISTER arrived."""
+        """Handle REGISTER, as the owner."""
         if holder in self.losses:
             return
         answers = []
@@ -275,7 +274,7 @@ class Refs(RefTables):
             self._to_do.say(Send(holder, Registered(tuple(answers))))
 
     def on_release(self, holder: int, entries: Sequence[tuple[int, int, int]]) -> None:
-        """Owner: RELEASE arrived."""
+        """Handle RELEASE, as the owner."""
         if holder in self.losses:
             return
         for minted_by, number, sequence in entries:
@@ -286,7 +285,7 @@ class Refs(RefTables):
         self._to_do.say(Send(holder, Released(tuple(entries))))
 
     def on_registered(self, entries: Iterable[tuple[int, int, int, bool]]) -> None:
-        """Holder: REGISTERED arrived."""
+        """Handle REGISTERED, as the holder."""
         for minted_by, number, sequence, known in entries:
             ref = RefId(minted_by, number)
             held = self._held.get(ref)
@@ -298,7 +297,7 @@ class Refs(RefTables):
                 self._void(ref, held, held.cause or "it has dropped the value")
 
     def on_released(self, entries: Iterable[tuple[int, int, int]]) -> None:
-        """Holder: RELEASED arrived."""
+        """Handle RELEASED, as the holder."""
         for minted_by, number, sequence in entries:
             ref = RefId(minted_by, number)
             if self._releasing.get(ref, (0, 0))[1] == sequence:
@@ -306,22 +305,22 @@ class Refs(RefTables):
 
     # Deaths and lossy networks.
 
-    def lost(self, peer: int, cause: str) -> None:
-        """An incarnation is gone for good. Nothing of it is listened to any more."""
+    def on_peer_lost(self, peer: int, cause: str) -> None:
+        """Hear that an incarnation is gone for good. Nothing of it is listened to any more."""
         if peer in self.losses:
             return
         self.losses[peer] = cause
         for key in [key for key in self._transfers if key.peer == peer]:
             self.unpin(key)
         for ref, owned in list(self._owned.items()):
-            owned.forget(peer)
+            owned.discard(peer)
             self._drop_if_free(ref, owned)
         for ref, held in list(self._held.items()):
             if held.owner == peer:
                 self._void(ref, held, cause)
         self._releasing = {r: o for r, o in self._releasing.items() if o[0] != peer}
 
-    def forget(self, peers: Iterable[int]) -> None:
+    def discard(self, peers: Iterable[int]) -> None:
         """Nothing more of these lost incarnations will arrive, nor of references that they own.
 
         They are kept as long as there is a local use of a reference that one of them owned.
@@ -358,6 +357,12 @@ class Refs(RefTables):
         else:
             self._to_do.register(held.owner, (*ref, held.sequence))
 
+    def _let_go_if_free(self, ref: RefId, entry: Owned | Held) -> None:
+        if isinstance(entry, Owned):
+            self._drop_if_free(ref, entry)
+        elif self._held.get(ref) is entry:
+            self._release_if_free(ref, entry)
+
     def _drop_if_free(self, ref: RefId, owned: Owned) -> None:
         if owned.is_free and self._owned.pop(ref, None) is not None:
             self._to_do.say(Drop(ref))
@@ -391,8 +396,7 @@ class Refs(RefTables):
             if not arrival.handed_on:
                 self._refuse(arrival, held.owner_name, cause)
             self._advance(arrival)
-        if self._held.get(ref) is held:
-            self._release_if_free(ref, held)
+        self._let_go_if_free(ref, held)
 
     def _advance(self, arrival: Arrival) -> None:
         if not (arrival.blocking or arrival.handed_on or arrival.failed):
@@ -414,8 +418,8 @@ class Refs(RefTables):
 
     def _unclaim(self, arrival: Arrival) -> None:
         claimed, arrival.claimed = arrival.claimed, []
-        for ref in claimed:
-            self.release(ref)
+        for ref, owner in claimed:
+            self.release(ref, owner)
 
     def _forget_if_done(self, arrival: Arrival) -> None:
         if arrival.claimed or arrival.unconfirmed or not (arrival.handed_on or arrival.failed):

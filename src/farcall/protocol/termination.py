@@ -8,9 +8,9 @@ message was under way, and nothing can start again (Mattern, "Algorithms for Dis
 Termination Detection", 1987: the double count). Then the leader dismisses everybody.
 
 Nobody waits for the dead: a lost worker is struck from the list, and the next lowest id leads. A
-worker that is stopped, or whose host went dark, is not known to be dead. So whoever waits asks
-those that it waits for, again and again, whether they are there (`Silence`): not their users but
-their processes, which answer while a function computes.
+worker that is stopped, or whose host went dark, is not known to be dead. So a worker that waits
+asks those that it waits for, again and again, whether they are there (`Silence`): not their users
+but their processes, which answer while a function computes.
 
     state    event                             next   effect
     -------  --------------------------------  -----  -------------------------------------------
@@ -78,7 +78,7 @@ class Silence:
         self._silent: dict[int, float] = {}
 
     def answered(self, peer: int) -> None:
-        """A worker's process is there."""
+        """Hear that a worker's process is there."""
         self._silent.pop(peer, None)
 
     def unanswered(self, peer: int, seconds: float) -> bool:
@@ -101,7 +101,7 @@ class TerminationDetector:
         self._members = sorted(members)
         self._ready = False
         self._idle_epoch: int | None = None  # None: busy
-        # Who asked us, in which round, and has no answer yet. Several: a dead leader's last
+        # The round of each worker that asked and has no answer yet. Several: a dead leader's last
         # question may come after its successor's first one.
         self.asked: dict[int, int] = {}
         self._round = 0
@@ -122,12 +122,12 @@ class TerminationDetector:
         return [inc for _, inc in self._members if inc not in self._answers]
 
     def ready(self) -> Messages:
-        """The user has called shutdown."""
+        """Hear that the user has called shutdown."""
         self._ready = True
         return self._start_round() if self.leader == self._me else self._answer()
 
     def idle(self, epoch: int) -> Messages:
-        """No call is in flight and no handler runs.
+        """Hear that no call is in flight and no handler runs.
 
         Args:
             epoch: is greater than the last time if any call has begun since.
@@ -149,11 +149,11 @@ class TerminationDetector:
         return self._finish_round() if is_awaited else []
 
     def on_dismiss(self, sender: int) -> None:
-        """The sender leads its group out. It may have given up whom this worker still counts."""
+        """Follow the sender out. It may have given up members that this worker still counts."""
         self.dismissed = self.dismissed or sender == self.leader
 
-    def lost(self, peer: int) -> Messages:
-        """A member died, or left on its own."""
+    def on_peer_lost(self, peer: int) -> Messages:
+        """Hear that a member died, or left on its own."""
         was_leader = self.leader
         self._members = [(i, inc) for i, inc in self._members if inc != peer]
         self._answers.pop(peer, None)

@@ -144,12 +144,12 @@ class WorkerMachine(Generic[Call, Job]):
         self._met_again: dict[int, int] = {}  # by the original incarnation: that of now
 
     def calls_with(self, peer: int) -> Calls[Call, Job]:
-        """The calls between this worker and that incarnation. Needs no lock."""
+        """Return the calls between this worker and that incarnation. Needs no lock."""
         calls = self._calls.get(peer)
         if calls is None:
             calls = Calls(self._outgoing, self._incoming)
             if self.is_lost(peer):
-                calls.incoming.lost()
+                calls.incoming.take_all()
             calls = self._calls.setdefault(peer, calls)
         return calls
 
@@ -163,7 +163,7 @@ class WorkerMachine(Generic[Call, Job]):
         return self.calls_with(peer)
 
     def take(self) -> list[Instruction]:
-        """What is to be done since the last call, in order."""
+        """Return what is to be done since the last call, in order."""
         to_do = self._to_do.take()
         if to_do and self.refs.losses:
             return [one for one in to_do if not self._is_to_the_lost(one)]
@@ -173,7 +173,7 @@ class WorkerMachine(Generic[Call, Job]):
         return isinstance(instruction, Send | Follow | Answer) and self.is_lost(instruction.to)
 
     def is_lost(self, peer: int) -> bool:
-        """Whether an incarnation was lost, and nothing of it is heard any more."""
+        """Return whether an incarnation was lost, and nothing of it is heard any more."""
         return peer in self.refs.losses
 
     # References in messages.
@@ -197,7 +197,7 @@ class WorkerMachine(Generic[Call, Job]):
         """Return whether a request pins its references, see WRK-2.
 
         Args:
-            references: what the request carries, as it travels. Whoever was met again owns none of
+            references: what the request carries, as it travels. One that was met again owns none of
                 them by that, so its own are pinned, too: that is never wrong.
             callee: to whom it goes.
             creates: whether it is one of `remote()`.
@@ -208,7 +208,7 @@ class WorkerMachine(Generic[Call, Job]):
         return creates
 
     def unconfirmed(self, refs: Iterable[RefId], owner: int) -> list[RefId]:
-        """Those of the references that may not be sent yet, see WRK-1.
+        """Return those of the references that may not be sent yet, see WRK-1.
 
         Args:
             refs: references that this worker holds or owns.
@@ -217,11 +217,11 @@ class WorkerMachine(Generic[Call, Job]):
         return [ref for ref in refs if self.refs.is_being_created(ref, elsewhere_than=owner)]
 
     def pin(self, peer: int, call_id: int, refs: Sequence[RefId]) -> None:
-        """A request that needs pins is about to be sent."""
+        """Pin what a request carries that is about to be sent."""
         self.refs.pin(TransferKey(peer, call_id, False), refs)
 
     def retract(self, peer: int, call_id: int, call: Call, cause: str) -> bool:
-        """The callee has heard nothing of a call, and never will.
+        """Withdraw a call of which the callee has heard nothing, and never will.
 
         Args:
             cause: why what it would have made is void.
@@ -237,7 +237,7 @@ class WorkerMachine(Generic[Call, Job]):
         return calls.outgoing.retract(call_id, call)
 
     def abandon(self, peer: int, call_id: int, call: Call) -> bool:
-        """The caller gives up on a call.
+        """Give up on a call, at the caller.
 
         Returns:
             Whether the call is to be ended: its record came out here.
@@ -252,7 +252,7 @@ class WorkerMachine(Generic[Call, Job]):
         return True
 
     def sent_late(self, peer: int, call_id: int, call: Call) -> None:
-        """A request was sent by a thread that may not know that the call is abandoned.
+        """Hear that a request was sent by a thread that may not know that the call is abandoned.
 
         That thread has set `sent` before. So either this or `abandon` sees that both is so.
         """
@@ -269,7 +269,7 @@ class WorkerMachine(Generic[Call, Job]):
     def answered(
         self, peer: int, call_id: int, call: Call | None, answer: Accepted | Reply | Failure
     ) -> bool:
-        """An answer arrived.
+        """Hear that an answer arrived.
 
         If the call was open and is not noted, an answer without references changes nothing here.
 
@@ -302,7 +302,7 @@ class WorkerMachine(Generic[Call, Job]):
     def admit(
         self, peer: int, call_id: int, request: Request, references: Sequence[Reference]
     ) -> bool:
-        """A request came that `Incoming` took.
+        """Admit a request that `Incoming` took.
 
         Args:
             references: those that it carries and that have to be counted.
@@ -331,7 +331,7 @@ class WorkerMachine(Generic[Call, Job]):
         return job
 
     def answer(self, peer: int, call_id: int, refs: Sequence[RefId]) -> bool:
-        """A function has ended, and its answer carries these references.
+        """Hear that a function has ended, and that its answer carries these references.
 
         Returns:
             Whether to send it: False if the caller is gone, or the call was answered.
@@ -345,7 +345,7 @@ class WorkerMachine(Generic[Call, Job]):
     # Both.
 
     def on_message(self, peer: int, message: Message, call_id: int) -> None:
-        """A message of the reference protocol arrived."""
+        """Handle a message of the reference protocol."""
         if isinstance(message, Release):
             self.refs.on_release(peer, message.entries)
         elif isinstance(message, Released):
@@ -367,26 +367,26 @@ class WorkerMachine(Generic[Call, Job]):
         else:
             raise AssertionError(message)
 
-    def lost(self, peer: int, cause: str) -> tuple[list[Call], list[Job]]:
-        """An incarnation is gone for good.
+    def on_peer_lost(self, peer: int, cause: str) -> tuple[list[Call], list[Job]]:
+        """Hear that an incarnation is gone for good.
 
         Returns:
             The open calls to it, to be failed, and its calls that run here, to be stopped.
         """
-        self.refs.lost(peer, cause)
+        self.refs.on_peer_lost(peer, cause)
         calls = self._calls.get(peer)
         if calls is None:
             return [], []
         calls.given_up.clear()
-        return calls.outgoing.lost(), calls.incoming.lost()
+        return calls.outgoing.take_all(), calls.incoming.take_all()
 
-    def forget(self, peers: Iterable[int]) -> None:
-        """Nothing more of these lost incarnations will arrive, see `Refs.forget`."""
+    def discard(self, peers: Iterable[int]) -> None:
+        """Drop what is known of lost incarnations, see `Refs.discard`."""
         for peer in peers:
             self._calls.pop(peer, None)
             if self._met_again.get(original(peer)) == peer:
                 del self._met_again[original(peer)]
-        self.refs.forget(peers)
+        self.refs.discard(peers)
 
     def tick(self) -> None:
         """Repeat what was not answered. Only needed where messages can be lost."""
@@ -396,5 +396,5 @@ class WorkerMachine(Generic[Call, Job]):
         self.refs.tick()
 
     def peers(self) -> Iterable[tuple[int, Calls[Call, Job]]]:
-        """Everybody with whom there were calls, and the calls."""
+        """Return every peer with which there were calls, and the calls."""
         return self._calls.items()

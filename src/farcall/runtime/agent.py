@@ -47,6 +47,7 @@ from farcall.runtime.membership.losses import Loss, Losses
 from farcall.runtime.membership.members import Members
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
+from farcall.runtime.quirks import Quirks
 from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
@@ -96,6 +97,7 @@ class Agent:
         limit_openmp_spin: idle OpenMP threads sleep soon while calls are frequent, see `IdleTeam`.
         device_maps: peer's name -> where its tensors of each of our devices go.
         on_close: called once at the end.
+        quirks: where it behaves as another system; None: nowhere.
         gradients: makes this agent's distributed autograd.
     """
 
@@ -117,10 +119,12 @@ class Agent:
         limit_openmp_spin: bool = False,
         device_maps: Mapping[str, DeviceMap] | None = None,
         on_close: Callable[[], None] = lambda: None,
-        gradients: Callable[[Agent], Gradients],
+        quirks: Quirks | None = None,
+        gradients: Callable[[Agent, Quirks], Gradients],
     ) -> None:
         self.me = me
-        self.status = status = Status(me, rpc_timeout)
+        quirks = quirks or Quirks()
+        self.status = status = Status(me, rpc_timeout, quirks.advice)
         self.endpoint = endpoint
         self.policy = policy or Policy()
         self.outboxes = Outboxes(me.name)
@@ -155,6 +159,7 @@ class Agent:
             allow_pickle=allow_pickle,
             reference=RefHandle,
             check=references.check_sendable,
+            reducers=quirks.reducers,
         )
         self.pickling = Pickling(self.serializer, device_maps or {})
         members = () if find else [(p.worker.id, p.incarnation) for p in directory.live()]
@@ -162,8 +167,8 @@ class Agent:
             me.incarnation, members, control, dead_host_timeout
         )
         self.shortage = shortage = Shortage(status, executor, directory)
-        self.limits = limits = Limits(status, self.idle_team)
-        self.gradients = gradients(self)
+        self.limits = limits = Limits(status, self.idle_team, quirks.inherits_deadlines)
+        self.gradients = gradients(self, quirks)
         self.completion = completion = CallCompletion(
             self,
             status,
@@ -178,6 +183,7 @@ class Agent:
             limits,
             shortage,
             endpoint.wake,
+            quirks.translate,
         )
         self._client = CallClient(
             status,
@@ -206,25 +212,26 @@ class Agent:
             control,
             shortage,
             self.policy,
+            quirks.on_raised,
         )
         self._routes = ControlRoutes(self.gradients, self.members, coordinator, references)
         self._closing = threading.Lock()
         self._on_close = on_close
         losses.start(
-            machine.lose,
+            machine.end_calls,
             [
                 lambda loss: endpoint.drop(loss.peer.incarnation, loss.cause),
                 # Before answers go on: functions that are held must not run.
                 Loss.cancel_served,
-                lambda loss: self.outboxes.lose(loss.peer.outbox),
-                lambda loss: self.outboxes.lose(loss.peer.back_outbox),
-                self.answers.lost,
-                completion.lost,
-                lambda loss: self.gradients.lost(loss.peer),
-                references.lost,
-                lambda loss: coordinator.lost(loss.peer.incarnation),
+                lambda loss: self.outboxes.drop(loss.peer.outbox),
+                lambda loss: self.outboxes.drop(loss.peer.back_outbox),
+                self.answers.on_peer_lost,
+                completion.on_peer_lost,
+                lambda loss: self.gradients.on_peer_lost(loss.peer),
+                references.on_peer_lost,
+                lambda loss: coordinator.on_peer_lost(loss.peer.incarnation),
             ],
-            machine.forget,
+            machine.discard,
         )
         executor.start()
 
@@ -420,9 +427,9 @@ class Agent:
             # Before anything ends: the ends of links must not be taken for the deaths of peers.
             with peer.lock:
                 peer.lost = peer.lost or str(error)
-            cancelled += peer.outgoing.lost()
-            self.outboxes.lose(peer.outbox)
-            self.outboxes.lose(peer.back_outbox)
+            cancelled += peer.outgoing.take_all()
+            self.outboxes.drop(peer.outbox)
+            self.outboxes.drop(peer.back_outbox)
         try:
             until = time.monotonic() + GOODBYE_SECONDS  # for all: many may not read
             for link in self.endpoint.links():

@@ -11,7 +11,6 @@ from typing import Protocol
 import msgspec
 
 from farcall.runtime.calls.call_names import Served
-from farcall.runtime.quirks import Quirks
 
 
 class WaitingPlace(Protocol):
@@ -24,19 +23,11 @@ class WaitingPlace(Protocol):
         """Whether `waiting` has something to do in this thread. Stays so while a function runs."""
 
 
-class AgentStatus(Protocol):
-    """See `runtime.status.Status`."""
-
-    quirks: Quirks
-
-
 class ServingAgent(Protocol):
     """What is known here of an agent. `farcall.runtime.current` has its type."""
 
     @property
     def executor(self) -> WaitingPlace: ...
-    @property
-    def status(self) -> AgentStatus: ...
 
 
 class CallBeingServed(Protocol):

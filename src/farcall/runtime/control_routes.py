@@ -10,7 +10,7 @@ from farcall.runtime.membership.peers import Peer
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References
 from farcall.wire.messages import (
-    Broken,
+    CreditReturned,
     Crowded,
     Dismiss,
     Drain,
@@ -18,7 +18,7 @@ from farcall.wire.messages import (
     HoldContext,
     Leaving,
     Message,
-    Ran,
+    PassFailed,
     ReleaseContext,
     ThisIs,
     WhoIs,
@@ -45,11 +45,11 @@ class ControlRoutes:
         match message:
             case Leaving(reason=reason):
                 peer.left = reason
-            case ReleaseContext(context=context, floor=floor):
-                self._gradients.released(context, floor)
+            case ReleaseContext(context=context, low_watermark=low_watermark):
+                self._gradients.released(context, low_watermark)
             case HoldContext(context=context):
                 self._gradients.held(context, peer)
-            case Ran() | Broken():
+            case CreditReturned() | PassFailed():
                 self._gradients.reported(peer, message)
             case Crowded(why=why):
                 peer.crowded, peer.crowded_at = why, time.monotonic()

@@ -14,7 +14,7 @@ import torch
 from farcall.runtime.membership.peers import Peer
 from farcall.serde import Attach
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Broken, Ran
+from farcall.wire.messages import CreditReturned, PassFailed
 
 
 class Gradients(Protocol):
@@ -73,17 +73,17 @@ class Gradients(Protocol):
     def arrived(self, peer: Peer, frame: Frame) -> None:
         """A message with gradients arrived."""
 
-    def reported(self, peer: Peer, message: Ran | Broken) -> None:
+    def reported(self, peer: Peer, message: CreditReturned | PassFailed) -> None:
         """A peer says how it fared in a backward pass of ours."""
 
-    def released(self, context: int, floor: int) -> None:
-        """A context has ended, and all of its creator with ids below `floor`."""
+    def released(self, context: int, low_watermark: int) -> None:
+        """A context has ended, and all of its creator with ids below `low_watermark`."""
 
     def held(self, context: int, peer: Peer) -> None:
         """A peer reports that it has a context of ours."""
 
-    def lost(self, peer: Peer) -> None:
-        """An incarnation is gone for good."""
+    def on_peer_lost(self, peer: Peer) -> None:
+        """Fail the passes that a lost incarnation has a part in, and drop its contexts."""
 
     def close(self) -> None:
         """The agent shuts down: nothing is kept."""

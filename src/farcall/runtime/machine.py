@@ -101,17 +101,19 @@ class Machine:
         """`tell` without an event: the machine was told of some before."""
         self.tell(_nothing)
 
-    def lose(self, peer: Peer, cause: str) -> tuple[Sequence[PendingCall], Sequence[IncomingCall]]:
+    def end_calls(
+        self, peer: Peer, cause: str
+    ) -> tuple[Sequence[PendingCall], Sequence[IncomingCall]]:
         """Take the calls between this worker and a lost one out of the tables. See `Losses`."""
         with self.lock:
-            ended = self.state.lost(peer.incarnation, peer.left or cause)
+            ended = self.state.on_peer_lost(peer.incarnation, peer.left or cause)
         self._executor.may_pass_lead()
         return ended
 
-    def forget(self, incarnations: list[int]) -> None:
+    def discard(self, incarnations: list[int]) -> None:
         """Drop what is known of incarnations that were lost long ago."""
         with self.lock:
-            self.state.forget(incarnations)
+            self.state.discard(incarnations)
 
     def _do(self, instructions: Sequence[Instruction]) -> None:
         self._executor.may_pass_lead()

@@ -31,6 +31,7 @@ from farcall.runtime.membership.rendezvous import Rendezvous
 from farcall.runtime.membership.stores import bounded, check_place, open_store
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.protected_mode import is_confined, listen_address
+from farcall.runtime.quirks import Quirks
 from farcall.serde import DeviceMap
 from farcall.threads import is_main_thread
 from farcall.transport.connect.addresses import is_loopback_name
@@ -48,7 +49,8 @@ def start_agent(
     world_size: int | None,
     options: RpcBackendOptions,
     generation: int,
-    gradients: Callable[[Agent], Gradients],
+    quirks: Quirks,
+    gradients: Callable[[Agent, Quirks], Gradients],
 ) -> Agent:
     """Listen, register with the rendezvous, wait for the others if the group is fixed, and start.
 
@@ -58,6 +60,7 @@ def start_agent(
         world_size: None or 0: the environment says it; if it does not, workers come and go.
         options: how to run.
         generation: number of the group at this store; all its workers must agree.
+        quirks: where the agent behaves as another system.
         gradients: makes the agent's distributed autograd.
 
     Raises:
@@ -90,7 +93,7 @@ def start_agent(
         incarnation,
         host_id(),
         main_fingerprint(),
-        lends=options.shared_tensors == "handle",
+        zero_copy=options.shared_tensors == "handle",
         versions=versions(),
     )
     reception = Reception()
@@ -170,6 +173,7 @@ def start_agent(
             },
             # Also keeps the store alive: others may still be reading it.
             on_close=lambda: None if size else leave(),
+            quirks=quirks,
             gradients=gradients,
         )
     except BaseException:

@@ -6,7 +6,6 @@ from farcall.errors import CallError, Cancelled
 from farcall.ids import Worker
 from farcall.runtime.advice import Advice
 from farcall.runtime.membership.peers import Peer
-from farcall.runtime.quirks import Quirks
 
 
 class Status:
@@ -15,21 +14,19 @@ class Status:
     Args:
         me: the agent's worker.
         rpc_timeout: seconds that a call may take by default; 0 for no limit.
+        advice: the warnings that were not given yet.
 
     Attributes:
         is_closed: whether the agent was shut down.
         is_leaving: whether the user has called shutdown; that others go is no surprise then.
-        quirks: whom the agent behaves like.
-        advice: the warnings that were not given yet.
     """
 
-    def __init__(self, me: Worker, rpc_timeout: float) -> None:
+    def __init__(self, me: Worker, rpc_timeout: float, advice: Advice) -> None:
         self.me = me
         self.rpc_timeout = rpc_timeout
+        self.advice = advice
         self.is_closed = False
         self.is_leaving = False
-        self.quirks = Quirks()  # set by a layer that imitates another system
-        self.advice = Advice()
 
     def closed_error(self) -> Cancelled:
         """Return what the shutdown of the agent ends calls with."""

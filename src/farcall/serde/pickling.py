@@ -81,7 +81,7 @@ class Payload(msgspec.Struct):
     references: Sequence[Any] = ()
 
 
-class Met:
+class OutOfBand:
     """What is met in one message and does not go into its pickle, or not only."""
 
     __slots__ = ("buffers", "check", "device_map", "modules", "notes", "references", "tensors")
@@ -181,7 +181,7 @@ class Met:
         return dumped
 
 
-class FastPickler(Met):
+class FastPickler(OutOfBand):
     """C pickle, protocol 5; tensors, references, exceptions and scripted code our way.
 
     It can be used for one message after the other: making one takes as long as five small pickles.
@@ -229,27 +229,29 @@ class FastPickler(Met):
 class _Reducers(dict[type, Reducer]):
     """What C pickle asks for the reducer of a type that it does not know itself."""
 
-    def __init__(self, met: Met, reference: type | None, more: Mapping[type, Reducer]) -> None:
+    def __init__(
+        self, out_of_band: OutOfBand, reference: type | None, more: Mapping[type, Reducer]
+    ) -> None:
         super().__init__(_REDUCERS)
         self._more = more
-        self._met = met
+        self._out_of_band = out_of_band
         for kind in _TENSORS:
-            self[kind] = met.reduce_tensor
-        self[torch.UntypedStorage] = met.reduce_storage
+            self[kind] = out_of_band.reduce_tensor
+        self[torch.UntypedStorage] = out_of_band.reduce_storage
         if reference is not None:
-            self[reference] = met.reduce_reference
+            self[reference] = out_of_band.reduce_reference
 
     def __missing__(self, kind: type) -> Reducer:
         # Not remembered: the table would keep the types of users alive.
         reducer = (
             self._more.get(kind)
-            or _family_reducer(kind, self._met)
+            or _family_reducer(kind, self._out_of_band)
             or copyreg.dispatch_table.get(kind)
         )
         if reducer is not None:
             return reducer
         if issubclass(kind, torch.Tensor):
-            return self._met.reduce_subclass
+            return self._out_of_band.reduce_subclass
         if issubclass(kind, type):
             raise KeyError(kind)  # a class that has a metaclass; it goes by name
         return _reduce_plainly
@@ -265,13 +267,13 @@ class ByValuePickler(_CloudPickler):
     def __init__(
         self,
         stream: io.BytesIO,
-        met: Met,
+        out_of_band: OutOfBand,
         reference: type | None,
         main_by_value: bool,
         more: Mapping[type, Reducer],
     ) -> None:
-        super().__init__(stream, PROTOCOL, buffer_callback=met.take_buffer)
-        self._met = met
+        super().__init__(stream, PROTOCOL, buffer_callback=out_of_band.take_buffer)
+        self._out_of_band = out_of_band
         self._reference = reference
         self._main_by_value = main_by_value
         self._more = more
@@ -287,16 +289,16 @@ class ByValuePickler(_CloudPickler):
             return super().reducer_override(value)
         kind = type(value)
         if kind is self._reference:
-            return self._met.reduce_reference(value)
+            return self._out_of_band.reduce_reference(value)
         if kind in _TENSORS:
-            return self._met.reduce_tensor(value)
+            return self._out_of_band.reduce_tensor(value)
         if kind is torch.UntypedStorage:
-            return self._met.reduce_storage(value)
+            return self._out_of_band.reduce_storage(value)
         if kind in _REDUCERS:
             return _REDUCERS[kind](value)
-        reducer = self._more.get(kind) or _family_reducer(kind, self._met)
+        reducer = self._more.get(kind) or _family_reducer(kind, self._out_of_band)
         if reducer is None and isinstance(value, torch.Tensor):
-            reducer = copyreg.dispatch_table.get(kind) or self._met.reduce_subclass
+            reducer = copyreg.dispatch_table.get(kind) or self._out_of_band.reduce_subclass
         return super().reducer_override(value) if reducer is None else reducer(value)
 
     def _reduce_main(self, value: type | types.FunctionType) -> Any:
@@ -316,15 +318,15 @@ _REDUCTIONS = ("__reduce_ex__", "__reduce__", "__getstate__")
 _reduce_plainly = methodcaller("__reduce_ex__", PROTOCOL)
 
 
-def _family_reducer(kind: type, met: Met) -> Reducer | None:
+def _family_reducer(kind: type, out_of_band: OutOfBand) -> Reducer | None:
     if issubclass(kind, BaseException):
         if kind in copyreg.dispatch_table:
             return None
         return reduce_by_own_word if has_own_reduction(kind) else reduce_exception
     if issubclass(kind, SCRIPTED):
-        return met.reduce_script
+        return out_of_band.reduce_script
     if issubclass(kind, torch.nn.Module) and kind not in copyreg.dispatch_table:
-        return None if _reduces_as_usual(kind) else met.reduce_module
+        return None if _reduces_as_usual(kind) else out_of_band.reduce_module
     return None
 
 

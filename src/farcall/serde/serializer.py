@@ -29,7 +29,7 @@ from farcall.serde.pickling import (
     ByValuePickler,
     Check,
     FastPickler,
-    Met,
+    OutOfBand,
     Payload,
     Reducer,
 )
@@ -64,24 +64,24 @@ class Serializer:
             farcall's exceptions only, and is a fence.
         reference: objects of exactly this type stay out of the pickles, in `Payload.references`.
         check: is called with each of them first; what it raises, `dump` raises.
+        reducers: of types that are pickled in a way of their own when they are sent: type ->
+            reducer, as in `copyreg.dispatch_table`. The table may grow later.
 
     Attributes:
         functions: those that were found by name.
         plain: what takes plain values past the picklers, or None.
-        reducers: of types that are pickled in a way of their own when they are sent: type ->
-            reducer, as in `copyreg.dispatch_table`. To be filled before anything is pickled.
     """
 
     __slots__ = (
         "_check",
         "_idle",
+        "_reducers",
         "_reference",
         "_unpickler",
         "allow_by_value",
         "allow_pickle",
         "functions",
         "plain",
-        "reducers",
     )
 
     def __init__(
@@ -91,14 +91,15 @@ class Serializer:
         allow_pickle: bool = True,
         reference: type | None = None,
         check: Check | None = None,
+        reducers: Mapping[type, Reducer] | None = None,
     ) -> None:
         self.allow_by_value = allow_by_value
         self.allow_pickle = allow_pickle
         self.functions = Functions()
-        self.reducers: dict[type, Reducer] = {}
         self.plain = accelerator(reference, check, allow_pickle and allow_by_value)
         self._reference = reference
         self._check = check
+        self._reducers = {} if reducers is None else reducers
         # Picklers that nobody uses. A list is its own lock: who pops one has it alone.
         self._idle: list[FastPickler] = []
         self._unpickler: type[pickle.Unpickler] | None = None
@@ -129,7 +130,7 @@ class Serializer:
         try:
             pickler = self._idle.pop()
         except IndexError:
-            pickler = FastPickler(self._reference, self._check, self.reducers)
+            pickler = FastPickler(self._reference, self._check, self._reducers)
         try:
             dumped = pickler.dump(value, device_map)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -149,16 +150,18 @@ class Serializer:
     def _dump_by_value(
         self, value: Any, main_by_value: bool, device_map: DeviceMap | None
     ) -> Payload:
-        met = Met(self._check)
-        met.device_map = device_map
+        out_of_band = OutOfBand(self._check)
+        out_of_band.device_map = device_map
 
         def dump(value: Any) -> bytes:
             stream = io.BytesIO()
-            ByValuePickler(stream, met, self._reference, main_by_value, self.reducers).dump(value)
+            ByValuePickler(
+                stream, out_of_band, self._reference, main_by_value, self._reducers
+            ).dump(value)
             return stream.getvalue()
 
         try:
-            return met.collect(dump, value)
+            return out_of_band.collect(dump, value)
         except Exception as error:
             raise _unpicklable(error) from error
 

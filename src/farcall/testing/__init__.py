@@ -10,9 +10,9 @@ runs random autograd programs on them.
 
 from farcall.testing.clock import ManualClock
 from farcall.testing.network import Faults, Network
-from farcall.testing.oracle import Violation
 from farcall.testing.planted import PlantedBug
-from farcall.testing.simulation import Event, Result, simulate
+from farcall.testing.schedule import Event, Result, Violation
+from farcall.testing.simulation import simulate
 
 __all__ = [
     "Event",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Generic, Protocol, TypeVar
 
@@ -34,14 +34,15 @@ class Agenda(Generic[M]):
     """The queue of what is to happen, and the links.
 
     Args:
+        clock: goes on to what happens next.
         random: draws delays.
         slowest: seconds that a message may take.
     """
 
-    def __init__(self, random: Random, slowest: float) -> None:
+    def __init__(self, clock: ManualClock, random: Random, slowest: float = 0.0) -> None:
+        self.clock = clock
         self._random = random
         self._slowest = slowest
-        self.clock = ManualClock()
         self._queue: list[tuple[float, int, M, Callable[[], None]]] = []
         self._count = 0
         self._arrivals: dict[tuple[int, int], float] = {}
@@ -54,19 +55,24 @@ class Agenda(Generic[M]):
     def send(self, sender: int, to: M, act: Callable[[], None]) -> None:
         """Have a message arrive after all that went before it by that link."""
         ends = sender, to.number
-        delay = self._random.choice((0.0, 0.0, 0.001, self._slowest)) * self._random.random()
+        delay = (0.0, 0.0, 0.001, self._slowest)[int(4 * self._random.random())]
+        delay *= self._random.random()
         arrival = max(self.clock.now + delay, self._arrivals.get(ends, 0.0))
         self._arrivals[ends] = arrival
         self.at(arrival, to, act)
 
-    def next(self) -> tuple[M, Callable[[], None]] | None:
-        """What happens next, of workers that don't stand still; None: nothing."""
-        while self._queue:
-            moment, number, member, act = heapq.heappop(self._queue)
+    def __len__(self) -> int:
+        """How much is to happen yet."""
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[tuple[M, Callable[[], None]]]:
+        """What happens, in order, at workers that don't stand still; the clock goes along."""
+        queue, clock = self._queue, self.clock
+        while queue:
+            moment, number, member, act = heapq.heappop(queue)
             if member.stands_until > moment:
                 if member.stands_until < math.inf:
-                    heapq.heappush(self._queue, (member.stands_until, number, member, act))
+                    heapq.heappush(queue, (member.stands_until, number, member, act))
                 continue
-            self.clock.advance_to(moment)
-            return member, act
-        return None
+            clock.advance_to(moment)
+            yield member, act

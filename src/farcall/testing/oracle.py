@@ -27,6 +27,7 @@ REF-1  a) A live worker's user code has a reference to a dropped value, or to on
 REF-2  In the end, when nothing is lost any more and nobody acts: an owner has a value that nobody
        uses, a worker has an entry for a reference that its user code doesn't have, or waits for
        an answer.
+REF-5  is in REF-2: a handle of an earlier meeting with the owner makes no use of the present one.
 REF-4  A value is dropped twice, made twice, or leaves its owner's table without a Drop.
 CALL-1 A call has two outcomes; or none in the end, at a live caller.
 CALL-2 A call runs twice.
@@ -47,16 +48,8 @@ from farcall.protocol.calls import Outgoing
 from farcall.protocol.instructions import TransferKey
 from farcall.protocol.refs import Refs
 from farcall.protocol.worker import WorkerMachine
-
-
-class Violation(NamedTuple):
-    """A broken promise: which, and what was seen."""
-
-    invariant: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.invariant}: {self.text}"
+from farcall.testing.schedule import Violation
+from farcall.testing.sim_records import Handle
 
 
 class Transfer(NamedTuple):
@@ -75,13 +68,11 @@ class Watched(Protocol):
     incarnation: int
     machine: WorkerMachine[Any, Any]
     refs: Refs
-    handles: dict[RefId, int]
+    handles: dict[Handle, int]
+    owners: dict[RefId, int]
 
     def meeting_with(self, other: int) -> int:
         """Which meeting with that worker is the present one, or was the last one, here."""
-
-    def owner_of(self, ref: RefId) -> int:
-        """The owner of a reference that it has or had, as the incarnation of that time."""
 
     @property
     def received(self) -> Container[TransferKey]:
@@ -183,16 +174,15 @@ class Oracle:
             self._report("REF-4", f"{_name(ref)} is dropped, but worker {owner} does not have it")
         value.dropped = True
 
-    def sent(self, transfer: Transfer, refs: Sequence[RefId]) -> None:
+    def sent(self, transfer: Transfer, handles: Sequence[Handle]) -> None:
         """A message with references goes off."""
-        self._on_the_way[transfer] = tuple(refs)
-        sender = self.workers[transfer.sender]
+        self._on_the_way[transfer] = tuple(handle.ref for handle in handles)
         self._sent_at[transfer] = {
-            ref: (
-                meeting_of(sender.owner_of(ref)),
-                self._ended_of(transfer.receiver, self.values[ref].owner),
+            handle.ref: (
+                meeting_of(handle.owner),
+                self._ended_of(transfer.receiver, original(handle.owner)),
             )
-            for ref in refs
+            for handle in handles
         }
 
     def landed(self, transfer: Transfer) -> None:
@@ -255,12 +245,12 @@ class Oracle:
             if owner is not None and owner.refs.owns(ref) is not (value.made and not value.dropped):
                 self._report("REF-4", f"{_name(ref)} came or went without being made or dropped")
         for incarnation, worker in workers.items():
-            for ref in worker.handles:
-                value = values[ref]
+            for handle in worker.handles:
+                ref, value = handle.ref, values[handle.ref]
                 if value.made and not value.dropped:
                     continue
                 creating = not value.made and ref.minted_by == incarnation
-                if not creating and self._has(worker, ref):
+                if not creating and self._has(worker, handle):
                     self._report("REF-1", f"worker {incarnation} has {_name(ref)}, which is gone")
         for transfer in [t for t in self._on_the_way if not self._is_live(t)]:
             del self._on_the_way[transfer]
@@ -280,7 +270,12 @@ class Oracle:
     def check_end(self, forgotten: Set[int] = frozenset()) -> None:
         """What must hold when all is quiet, and everybody has forgotten these dead."""
         for incarnation, worker in self.workers.items():
-            wanted = {ref for ref in worker.handles if self.values[ref].owner != incarnation}
+            wanted = {
+                handle.ref
+                for handle in worker.handles
+                if handle.owner != incarnation
+                and handle.owner == worker.owners.get(handle.ref, handle.owner)
+            }
             seen = worker.refs.statistics()
             expected = {"owned": len(self._used(incarnation)), "held": len(wanted)}
             expected |= dict.fromkeys(seen.keys() - expected.keys(), 0)
@@ -303,10 +298,12 @@ class Oracle:
     def _used(self, owner: int) -> set[RefId]:
         """The values of this owner that user code of any worker not lost to it has."""
         return {
-            ref
+            handle.ref
             for worker in self.workers.values()
-            for ref in worker.handles
-            if self.values[ref].owner == owner and self.values[ref].made and self._has(worker, ref)
+            for handle in worker.handles
+            if original(handle.owner) == owner
+            and self.values[handle.ref].made
+            and self._has(worker, handle)
         }
 
     def _is_live(self, transfer: Transfer) -> bool:
@@ -326,10 +323,9 @@ class Oracle:
         given_up = fate.abandoned and not fate.creates
         return given_up and all(self.values[ref].owner == receiver for ref in refs)
 
-    def _has(self, worker: Watched, ref: RefId) -> bool:
+    def _has(self, worker: Watched, handle: Handle) -> bool:
         """Whether the owner of a worker's reference lives, and the two have not parted since."""
-        owner = self.values[ref].owner
-        meeting = meeting_of(worker.owner_of(ref))
+        owner, meeting = original(handle.owner), meeting_of(handle.owner)
         return owner in self.workers and self._ended_of(worker.incarnation, owner) <= meeting
 
     def _bound(self, transfer: Transfer, ref: RefId) -> bool:

@@ -13,10 +13,10 @@ from typing import Any
 from farcall.ids import RefId
 from farcall.protocol.calls import CancelResult, Incoming
 from farcall.protocol.instructions import Send, TransferKey
-from farcall.protocol.ref_entries import Held, HeldState
+from farcall.protocol.ref_entries import Held, HeldState, Owned
 from farcall.protocol.refs import Refs
 from farcall.protocol.worker import WorkerMachine
-from farcall.testing.sim_records import Call, Machines
+from farcall.testing.sim_records import Call, Handle, Machines
 from farcall.testing.sim_worker import SimWorker
 from farcall.wire.messages import Accepted, Message, Pinned, Received, Reference, Request
 
@@ -72,16 +72,16 @@ class _SaysReceivedAtOnce(Refs):
 
 
 class _KeepsDeadHolders(Refs):
-    def lost(self, peer: int, cause: str) -> None:
+    def on_peer_lost(self, peer: int, cause: str) -> None:
         kept = {
             ref: owned.holders[peer] for ref, owned in self._owned.items() if peer in owned.holders
         }
         for ref in kept:
             self._owned[ref].local += 1
-        super().lost(peer, cause)
+        super().on_peer_lost(peer, cause)
         for ref, (sequence, holds) in kept.items():
             self._owned[ref].note(peer, sequence, holds)
-            self.release(ref)
+            self.release(ref, self._me)
 
 
 class _ReleaseIgnoresPins(Refs):
@@ -104,6 +104,18 @@ class _BelievesInFailedCreation(Refs):
         held = self._held.get(ref)
         if held is not None and held.state is HeldState.CREATING:
             self._void(ref, held, cause)
+
+
+class _CountsUsesOfBefore(Refs):
+    def _hold(self, ref: RefId, owner: int, owner_name: str, state: HeldState) -> Held:
+        before = self._held.get(ref)
+        held = super()._hold(ref, owner, owner_name, state)
+        if before is not None:
+            held.local = before.local
+        return held
+
+    def _entry(self, ref: RefId, owner: int) -> Owned | Held | None:
+        return self._owned.get(ref) or self._held.get(ref)
 
 
 class _AnswersEveryPinned(Refs):
@@ -142,9 +154,9 @@ class _ForgetsCancelled(Incoming[Any]):
 
 
 class _RunsForTheDead(Incoming[Any]):
-    def lost(self) -> list[Any]:
+    def take_all(self) -> list[Any]:
         seen_to = self._seen_to
-        running = super().lost()
+        running = super().take_all()
         self._seen_to = seen_to
         return running
 
@@ -228,7 +240,7 @@ class _LeavesCreationsOpen(WorkerMachine[Any, Any]):
 
 
 class _ForgetsNobody(WorkerMachine[Any, Any]):
-    def forget(self, peers: Iterable[int]) -> None:
+    def discard(self, peers: Iterable[int]) -> None:
         self._calls = {p: calls for p, calls in self._calls.items() if p not in peers}
 
 
@@ -257,7 +269,7 @@ class _TakesThoseMetAgainForLost(WorkerMachine[Any, Any]):
 
 
 class _LetsGoWhenSent(SimWorker):
-    def _keep(self, call: Call, arguments: Sequence[RefId]) -> None:
+    def _keep(self, call: Call, arguments: Sequence[Handle]) -> None:
         pass
 
 
@@ -281,7 +293,7 @@ class _ForgetsOwnOfCancelled(SimWorker):
         task, references = self.received[key]
         if task is not None and task.has_uses and not self._is_wanted(task):
             for reference in references:
-                self.refs.acquire(RefId(reference.minted_by, reference.number))
+                self.refs.acquire(RefId(reference.minted_by, reference.number), reference.owner)
         super().rebuild(key)
 
 
@@ -324,6 +336,7 @@ class PlantedBug(StrEnum):
     TAKES_ANSWERS_OF_THE_GIVEN_UP = "takes-answers-of-the-given-up"
     SAYS_RECEIVED_FOR_THE_UNSEEN = "says-received-for-the-unseen"
     TAKES_THOSE_MET_AGAIN_FOR_LOST = "takes-those-met-again-for-lost"
+    COUNTS_USES_OF_BEFORE = "counts-uses-of-before"
 
 
 _PLANTS: dict[PlantedBug, Machines] = {
@@ -360,6 +373,7 @@ _PLANTS: dict[PlantedBug, Machines] = {
     PlantedBug.TAKES_ANSWERS_OF_THE_GIVEN_UP: Machines(worker=_TakesAnswersOfTheGivenUp),
     PlantedBug.SAYS_RECEIVED_FOR_THE_UNSEEN: Machines(worker=_SaysReceivedForTheUnseen),
     PlantedBug.TAKES_THOSE_MET_AGAIN_FOR_LOST: Machines(worker=_TakesThoseMetAgainForLost),
+    PlantedBug.COUNTS_USES_OF_BEFORE: Machines(refs=_CountsUsesOfBefore),
 }
 
 _WORKERS: dict[PlantedBug, type[SimWorker]] = {

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Protocol, TypeVar
 
-from farcall.ids import RefId, meeting_of, original
+from farcall.ids import meeting_of, original
+from farcall.testing.sim_records import Handle
 from farcall.testing.sim_worker import SimWorker
 
 T = TypeVar("T")
@@ -63,8 +64,8 @@ class Program:
         arguments = self._references(worker, peer, False) if self._draw() < 0.4 else []
         is_impatient = self._draw() < 0.2
         how = self.pick(("sent", "waits")) if is_impatient else self._how()
-        ref = worker.create(peer, self._names[original(peer)], arguments, how)
-        self._note(worker.label, "remote()", ref, "at", self.name(peer), "with", arguments, how)
+        made = worker.create(peer, self._names[original(peer)], arguments, how)
+        self._note(worker.label, "remote()", made, "at", self.name(peer), "with", arguments, how)
         if is_impatient:
             self._lose_interest(worker, arguments)
         return True
@@ -95,14 +96,28 @@ class Program:
         self._note(worker.label, "is calling", self.name(peer), "with", arguments)
         worker.call(peer, arguments, "lost")
 
-    def _lose_interest(self, worker: SimWorker, arguments: Sequence[RefId]) -> None:
+    def remind(self, worker: SimWorker, owner: int) -> None:
+        """Let others send a worker what they have of an owner that it has just met again."""
+        for other in self._workers.values():
+            peer = other.now(worker.incarnation)
+            handles = [
+                one
+                for one in other.handles
+                if original(one.owner) == owner and other.may_send(one, peer, False)
+            ]
+            if handles and other is not worker and not other.machine.is_lost(peer):
+                arguments = [self.pick(handles)]
+                self._note(other.label, "reminds", self.name(peer), "of", arguments)
+                other.call(peer, arguments, "sent")
+
+    def _lose_interest(self, worker: SimWorker, arguments: Sequence[Handle]) -> None:
         """Give up on a call, and let go of all that it was given."""
         while self.abandon(worker):
             pass
-        for ref in set(arguments):
-            self._note(worker.label, "discards all", ref)
-            while ref in worker.handles:
-                worker.discard(ref)
+        for handle in set(arguments):
+            self._note(worker.label, "discards all", handle)
+            while handle in worker.handles:
+                worker.discard(handle)
 
     def _how(self) -> str:
         """What becomes of a request, see `SimWorker.call`."""
@@ -119,28 +134,28 @@ class Program:
         self._note(worker.label, how, "call", task.call_id, "of", self.name(task.caller), results)
         worker.finish(task, results, fails)
         if self._draw() < 0.7:  # as its arguments go out of scope
-            for ref in task.arguments:
-                if ref in worker.handles:
-                    self._note(worker.label, "discards argument", ref)
-                    worker.discard(ref)
+            for handle in task.arguments:
+                if handle in worker.handles:
+                    self._note(worker.label, "discards argument", handle)
+                    worker.discard(handle)
         return True
 
     def copy(self, worker: SimWorker) -> bool:
         """Copy an `RRef`."""
         if not worker.handles:
             return False
-        ref = self.pick(list(worker.handles))
-        self._note(worker.label, "copies", ref)
-        worker.copy(ref)
+        handle = self.pick(list(worker.handles))
+        self._note(worker.label, "copies", handle)
+        worker.copy(handle)
         return True
 
     def discard(self, worker: SimWorker) -> bool:
         """Drop an `RRef`."""
         if not worker.handles:
             return False
-        ref = self.pick(list(worker.handles))
-        self._note(worker.label, "discards", ref)
-        worker.discard(ref)
+        handle = self.pick(list(worker.handles))
+        self._note(worker.label, "discards", handle)
+        worker.discard(handle)
         return True
 
     def abandon(self, worker: SimWorker) -> bool:
@@ -198,13 +213,13 @@ class Program:
         # A thread may call a peer that another thread is just declaring lost.
         return not worker.machine.is_lost(worker.now(peer)) or self._draw() < 0.1
 
-    def _references(self, worker: SimWorker, peer: int, of_reply: bool) -> list[RefId]:
-        refs = [ref for ref in worker.handles if worker.may_send(ref, peer, of_reply)]
-        if not refs:
+    def _references(self, worker: SimWorker, peer: int, of_reply: bool) -> list[Handle]:
+        handles = [one for one in worker.handles if worker.may_send(one, peer, of_reply)]
+        if not handles:
             return []
         if self._draw() < 0.4:  # for these there are rules of their own
-            refs = [ref for ref in refs if worker.owner_of(ref) == peer] or refs
-        return [self.pick(refs) for _ in range(1 if self._draw() < 0.7 else 2)]
+            handles = [one for one in handles if one.owner == peer] or handles
+        return [self.pick(handles) for _ in range(1 if self._draw() < 0.7 else 2)]
 
     def pick(self, options: Sequence[T]) -> T:
         """One of these, at random."""

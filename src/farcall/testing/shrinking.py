@@ -1,66 +1,47 @@
-"""A failing schedule made small: fewer faults, fewer steps, and still the same promise broken."""
+"""A failing schedule made small: fewer inputs, and still the same promise broken."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
-from farcall.testing.network import Faults
-from farcall.testing.simulation import Result
+from farcall.testing.schedule import Result, Script
 
-Simulate = Callable[[Faults | None, int | None], Result]  # with these faults, of that many steps
-
-MOST_STEPS = 100
+ROUNDS = 3  # in which one input after the other is left out
 
 
-class Small(NamedTuple):
-    """What is left of a failing schedule.
+def shrink(simulate: Callable[[Script], Result]) -> Result:
+    """Leave out of a schedule the inputs that are not needed for its first violation.
 
-    Attributes:
-        without: the faults that are not needed.
-        steps: the length of its first part.
-        result: what it comes to.
-    """
-
-    without: tuple[str, ...]
-    steps: int
-    result: Result
-
-
-def shrink(simulate: Simulate) -> Small | None:
-    """Leave out of a schedule what is not needed for its first violation.
+    An input may be needed for now, and not once others are left out: so each is tried some times.
 
     Args:
-        simulate: runs it; equal arguments give equal results.
+        simulate: runs the schedule by a script.
 
     Returns:
-        What is left; None if the schedule has no violation.
+        What is left, which is not longer; the schedule itself if nothing is wrong in it.
     """
-    first = simulate(None, None)
-    if not first.violations:
-        return None
-    wanted = first.violations[0].invariant
-
-    def shortest(faults: Faults) -> tuple[int, Result] | None:
-        for steps in range(MOST_STEPS):
-            result = simulate(faults, steps)
-            if result.violations and result.violations[0].invariant == wanted:
-                return steps, result
-        return None
-
-    faults, without = first.faults, []
-    found = shortest(faults)
-    assert found is not None  # the schedule itself is one of those
-    for name in [field.name for field in fields(faults) if getattr(faults, field.name)]:
-        fewer = but_for(faults, (name,))
-        shorter = shortest(fewer)
-        if shorter is not None and shorter[0] <= found[0]:
-            faults, found = fewer, shorter
-            without.append(name)
-    return Small(tuple(without), *found)
+    script = Script(frozenset(), {})
+    best = simulate(script)
+    broken = _broken_in(best)
+    for size in _sizes(best.inputs) if broken else ():
+        for last in range(best.inputs, 0, -size):
+            fewer = script.left_out.union(range(max(1, last - size + 1), last + 1))
+            if last - size >= best.inputs or fewer == script.left_out:
+                continue
+            attempt = script._replace(left_out=fewer)
+            result = simulate(attempt)
+            if _broken_in(result) == broken and result.events <= best.events:
+                best, script = result, attempt
+    return best
 
 
-def but_for(faults: Faults, names: tuple[str, ...]) -> Faults:
-    """These faults, but for those with these names."""
-    return replace(faults, **dict.fromkeys(names, 0.0))
+def _broken_in(result: Result) -> str | None:
+    return result.violations[0].invariant if result.violations else None
+
+
+def _sizes(size: int) -> Iterator[int]:
+    """How many inputs are left out at once: fewer and fewer, in the end one."""
+    while size > 1:
+        yield size
+        size //= 2
+    yield from (1,) * ROUNDS

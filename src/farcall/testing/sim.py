@@ -17,8 +17,8 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import partial
 from types import ModuleType
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from farcall.protocol import (
     calls,
     connecting,
     contexts,
+    credit,
     directory,
     instructions,
     lookup,
@@ -36,7 +37,6 @@ from farcall.protocol import (
     ref_entries,
     ref_tables,
     refs,
-    shares,
     termination,
     worker,
 )
@@ -44,30 +44,37 @@ from farcall.testing.backward import BackwardBug, simulate_backward
 from farcall.testing.connecting import ConnectingBug, simulate_connecting
 from farcall.testing.coverage import Reached
 from farcall.testing.directory import DirectoryBug, simulate_directory
-from farcall.testing.network import Faults
-from farcall.testing.oracle import Violation
 from farcall.testing.planted import PlantedBug
-from farcall.testing.seeds import SHOWN, Advance, print_failures, progress_bar
-from farcall.testing.shrinking import but_for, shrink
-from farcall.testing.simulation import Result, simulate
+from farcall.testing.schedule import Result, Script, Violation
+from farcall.testing.seeds import Advance, print_failures, progress_bar
+from farcall.testing.shrinking import shrink
+from farcall.testing.simulation import simulate
 from farcall.testing.termination import TerminationBug, simulate_termination
 
 CHUNK = 250  # schedules a process runs between two reports
-BUGS = {
-    "calls": [bug.value for bug in PlantedBug],
-    "backward": [bug.value for bug in BackwardBug],
-    "connecting": [bug.value for bug in ConnectingBug],
-    "termination": [bug.value for bug in TerminationBug],
-    "directory": [bug.value for bug in DirectoryBug],
-}
 
-FAULTS = {field.name for field in fields(Faults)}
-MACHINES: dict[str, Sequence[ModuleType]] = {
-    "calls": (worker, calls, refs, ref_tables, ref_entries, instructions),
-    "backward": (passes, contexts, shares),
-    "connecting": (connecting,),
-    "termination": (termination,),
-    "directory": (directory, lookup),
+
+class Protocol(NamedTuple):
+    """What can be simulated.
+
+    Attributes:
+        simulate: runs a schedule of it; takes a seed, and by name `bug` and `script`.
+        bugs: the mistakes that can be planted.
+        machines: the modules of which each line is to be reached.
+    """
+
+    simulate: Callable[..., Result]
+    bugs: type[Enum]
+    machines: Sequence[ModuleType]
+
+
+CALLS = (worker, calls, refs, ref_tables, ref_entries, instructions)
+PROTOCOLS = {
+    "calls": Protocol(simulate, PlantedBug, CALLS),
+    "backward": Protocol(simulate_backward, BackwardBug, (passes, contexts, credit)),
+    "connecting": Protocol(simulate_connecting, ConnectingBug, (connecting,)),
+    "termination": Protocol(simulate_termination, TerminationBug, (termination,)),
+    "directory": Protocol(simulate_directory, DirectoryBug, (directory, lookup)),
 }
 # What agents ask the machines, and no simulated worker does.
 QUERIES = {
@@ -78,8 +85,8 @@ QUERIES = {
     "Outgoing.find",
     "Outgoing.records",
     "RefTables.holders",
-    "RefTables.is_void",
     "RefTables.knows",
+    "RefTables.owner_of",
     "RefTables.state",
     "Refs.take",
     "RefTables.void_cause",
@@ -105,47 +112,28 @@ class Chosen(NamedTuple):
     """What to simulate.
 
     Attributes:
-        protocol: which.
+        name: of the protocol.
         bug: a mistake to plant in it.
-        steps: the length of the first part of each schedule; drawn from the seed when None.
-        without: names of faults that don't happen.
     """
 
-    protocol: str = "calls"
+    name: str = "calls"
     bug: str | None = None
-    steps: int | None = None
-    without: tuple[str, ...] = ()
 
-    def simulate(self, seed: int) -> Result:
+    @property
+    def protocol(self) -> Protocol:
+        return PROTOCOLS[self.name]
+
+    def simulate(self, seed: int, script: Script | None = None) -> Result:
         """One schedule."""
-        if self.protocol == "backward":
-            return simulate_backward(seed, bug=BackwardBug(self.bug) if self.bug else None)
-        if self.protocol == "connecting":
-            return simulate_connecting(seed, bug=ConnectingBug(self.bug) if self.bug else None)
-        if self.protocol == "termination":
-            return simulate_termination(seed, bug=TerminationBug(self.bug) if self.bug else None)
-        if self.protocol == "directory":
-            return simulate_directory(seed, bug=DirectoryBug(self.bug) if self.bug else None)
-        faults = None
-        if self.without:
-            faults = but_for(self._run(seed, None, 0).faults, self.without)
-        return self._run(seed, faults, self.steps)
-
-    def _run(self, seed: int, faults: Faults | None, steps: int | None) -> Result:
-        return simulate(seed, faults, steps=steps, bug=PlantedBug(self.bug) if self.bug else None)
-
-    def shrunk(self, seed: int) -> Chosen:
-        """What is left of a failing schedule; only those of calls are made smaller."""
-        small = shrink(partial(self._run, seed)) if self.protocol == "calls" else None
-        return self if small is None else self._replace(steps=small.steps, without=small.without)
+        protocol = self.protocol
+        bug = protocol.bugs(self.bug) if self.bug else None
+        return protocol.simulate(seed, bug=bug, script=script)
 
     @property
     def options(self) -> str:
         """As on the command line."""
-        protocol = "" if self.protocol == "calls" else f" --protocol {self.protocol}"
-        steps = "" if self.steps is None else f" --steps {self.steps}"
-        faults = "".join(f" --without {name}" for name in self.without)
-        return protocol + (f" --plant {self.bug}" if self.bug else "") + steps + faults
+        name = "" if self.name == "calls" else f" --protocol {self.name}"
+        return name + (f" --plant {self.bug}" if self.bug else "")
 
 
 def run_chunk(task: tuple[int, int, Chosen]) -> Summary:
@@ -178,20 +166,21 @@ def run_many(schedules: int, first: int, jobs: int, chosen: Chosen, advance: Adv
 
 
 def replay(seed: int, chosen: Chosen) -> int:
-    """Print one schedule, event by event; the exit code."""
-    result = chosen.simulate(seed)
+    """Print one schedule, event by event, or what is left of it if it fails; the exit code."""
+    result = shrink(partial(chosen.simulate, seed))
     for event in result.log:
         print(event)
     print(result.faults)
     for violation in result.violations:
         print(f"VIOLATION {violation}")
-    print(f"seed {seed}: {result.events} events, {len(result.violations)} violations")
+    whole = f" of {chosen.simulate(seed).events}" if result.violations else ""
+    print(f"seed {seed}: {result.events}{whole} events, {len(result.violations)} violations")
     return 1 if result.violations else 0
 
 
 def cover(schedules: int, first: int, chosen: Chosen) -> int:
     """Print which lines of the machines these schedules did not reach; the exit code."""
-    with Reached(MACHINES[chosen.protocol], QUERIES) as reached:
+    with Reached(chosen.protocol.machines, QUERIES) as reached:
         for seed in range(first, first + schedules):
             chosen.simulate(seed)
     missed = reached.missed()
@@ -208,29 +197,25 @@ def report(summary: Summary, seconds: float, chosen: Chosen) -> int:
         f"{summary.schedules} schedules, {summary.events} events, "
         f"{len(failures)} with violations, {seconds:.1f} seconds"
     )
+    again = f"{sys.executable} -m farcall.testing.sim --replay --seed"
     return print_failures(
-        [
-            (seed, str(violation), _command(seed, chosen.shrunk(seed) if n < SHOWN else chosen))
-            for n, (seed, violation) in enumerate(failures)
-        ]
+        [(seed, str(wrong), f"{again} {seed}{chosen.options}") for seed, wrong in failures]
     )
-
-
-def _command(seed: int, chosen: Chosen) -> str:
-    """Replays it."""
-    return f"{sys.executable} -m farcall.testing.sim --replay --seed {seed}{chosen.options}"
 
 
 @click.command()
 @click.option("--schedules", default=10_000, show_default=True, help="How many to run.")
 @click.option("--seed", default=0, show_default=True, help="Of the first schedule.")
 @click.option("--jobs", default=1, show_default=True, help="Processes.")
-@click.option("--protocol", type=click.Choice(list(BUGS)), default="calls", show_default=True)
+@click.option("--protocol", type=click.Choice(list(PROTOCOLS)), default="calls", show_default=True)
 @click.option("--plant", help="A mistake, to see it found.")
 @click.option("--coverage", is_flag=True, help="Print which lines of the machines are not reached.")
-@click.option("--steps", type=int, help="The length of each schedule's first part.")
-@click.option("--without", multiple=True, help="A fault that does not happen.")
-@click.option("--replay", "again", is_flag=True, help="Print the events of schedule --seed.")
+@click.option(
+    "--replay",
+    "again",
+    is_flag=True,
+    help="Print the events of schedule --seed, shrunk if it fails.",
+)
 def main(
     schedules: int,
     seed: int,
@@ -238,8 +223,6 @@ def main(
     protocol: str,
     plant: str | None,
     coverage: bool,
-    steps: int | None,
-    without: tuple[str, ...],
     again: bool,
 ) -> None:
     """Simulate protocols under faults, and check their invariants.
@@ -249,13 +232,10 @@ def main(
     which a group leaves together, "directory" those by which workers are known, part and meet
     again.
     """
-    if plant and plant not in BUGS[protocol]:
-        raise click.BadParameter(f"{plant!r} is none of {', '.join(BUGS[protocol])}")
-    if (steps is not None or without) and protocol != "calls":
-        raise click.BadParameter("--steps and --without are for the protocol of calls")
-    if unknown := set(without) - FAULTS:
-        raise click.BadParameter(f"{', '.join(unknown)} is none of {', '.join(sorted(FAULTS))}")
-    chosen = Chosen(protocol, plant, steps, without)
+    bugs = [bug.value for bug in PROTOCOLS[protocol].bugs]
+    if plant and plant not in bugs:
+        raise click.BadParameter(f"{plant!r} is none of {', '.join(bugs)}")
+    chosen = Chosen(protocol, plant)
     if again:
         sys.exit(replay(seed, chosen))
     if coverage:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from farcall.ids import RefId
+from farcall.ids import RefId, original
 from farcall.protocol.calls import Incoming, Outgoing
 from farcall.protocol.instructions import Answer, Follow, Send
 from farcall.protocol.refs import Refs
 from farcall.protocol.worker import WorkerMachine
-from farcall.wire.messages import Request
+from farcall.wire.messages import Reference, Request
 
 SendMessage = Callable[[int, Send | Follow | Answer], None]  # from whom, what
 
@@ -24,6 +24,31 @@ class Machines(NamedTuple):
     incoming: type[Incoming[Any]] = Incoming
 
 
+class Handle(NamedTuple):
+    """A reference as user code has it: what a `RefHandle` is to an agent.
+
+    Attributes:
+        ref: which.
+        owner: the incarnation that its owner had here when it arrived, see REF-5.
+        owner_name: for the log.
+    """
+
+    ref: RefId
+    owner: int
+    owner_name: str
+
+    @classmethod
+    def of(cls, reference: Reference) -> Handle:
+        """The handle for a reference that arrived."""
+        ref = RefId(reference.minted_by, reference.number)
+        return cls(ref, reference.owner, reference.owner_name)
+
+    @property
+    def on_wire(self) -> Reference:
+        """The reference as it travels."""
+        return Reference(*self.ref, original(self.owner), self.owner_name, 0)
+
+
 class Call:
     """A call made from here: what `PendingCall` is to an agent."""
 
@@ -34,7 +59,7 @@ class Call:
         self.created = created
         self.is_noted = created is not None
         self.sent = False
-        self.kept: Sequence[RefId] = ()  # used once more each until the call ends
+        self.kept: Sequence[Handle] = ()  # used once more each until the call ends
 
 
 class Task:
@@ -60,7 +85,7 @@ class Task:
         self.is_started = False
         self.is_over = False  # answered, or its caller is lost
         self.has_uses = False  # each reference of its request is used once more: all live here
-        self.arguments: list[RefId] = []
+        self.arguments: list[Handle] = []
 
     @property
     def is_creation(self) -> bool:

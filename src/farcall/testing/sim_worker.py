@@ -33,7 +33,7 @@ from farcall.protocol.instructions import (
 )
 from farcall.protocol.worker import WorkerMachine
 from farcall.testing.oracle import Oracle, Transfer
-from farcall.testing.sim_records import Call, Machines, SendMessage, Task
+from farcall.testing.sim_records import Call, Handle, Machines, SendMessage, Task
 from farcall.wire.messages import Accepted, Cancel, Failure, Message, Reference, Reply, Request
 
 
@@ -44,7 +44,8 @@ class SimWorker:
         name: survives a restart; `incarnation` does not.
         label: both, for the log.
         machine: as in an agent.
-        handles: how many live `RRef`s user code has, by reference.
+        handles: what user code has, and how many of each.
+        owners: the incarnation of its owner with which each reference arrived last.
         tasks: functions that run.
         received: messages with references that user code has not seen yet.
         rebuildable: those of them that it may see now.
@@ -73,7 +74,8 @@ class SimWorker:
             incoming=machines.incoming,
         )
         self.refs = self.machine.refs
-        self.handles: dict[RefId, int] = {}
+        self.handles: dict[Handle, int] = {}
+        self.owners: dict[RefId, int] = {}
         self.tasks: list[Task] = []
         self.received: dict[TransferKey, tuple[Task | None, Sequence[Reference]]] = {}
         self.rebuildable: list[TransferKey] = []
@@ -82,7 +84,6 @@ class SimWorker:
         self.calls: dict[tuple[int, int], Call] = {}
         self.patience = 0.7  # probability that user code takes a message over at once
         self._meetings: dict[int, int] = {}
-        self._owners: dict[RefId, tuple[int, str]] = {}
         self._send_message = send
         self._oracle = oracle
         self._draw = random.random
@@ -99,27 +100,27 @@ class SimWorker:
 
     # What user code does.
 
-    def keep_value(self) -> RefId:
+    def keep_value(self) -> Handle:
         """Make an `RRef` of a local value."""
         ref = self.refs.mint()
         self._oracle.minted(ref, self.incarnation)
         self._oracle.made(ref)
         self.refs.own(ref)
-        self._owners[ref] = (self.incarnation, self.name)
-        self.handles[ref] = 1
-        return ref
+        handle = Handle(ref, self.incarnation, self.name)
+        self.handles[handle] = 1
+        return handle
 
-    def create(self, owner: int, name: str, arguments: Sequence[RefId], how: str) -> RefId:
+    def create(self, owner: int, name: str, arguments: Sequence[Handle], how: str) -> Handle:
         """Call `remote()`. `how`: see `call`."""
         ref = self.refs.mint()
         self._oracle.minted(ref, original(owner))
         sequence = self.refs.create(ref, owner, name)
-        self._owners[ref] = (owner, name)
-        self.handles[ref] = 1
+        handle = Handle(ref, owner, name)
+        self.handles[handle] = 1
         self._call(owner, arguments, how, ref, sequence)
-        return ref
+        return handle
 
-    def call(self, peer: int, arguments: Sequence[RefId], how: str) -> None:
+    def call(self, peer: int, arguments: Sequence[Handle], how: str) -> None:
         """Call a function with these references.
 
         Args:
@@ -128,17 +129,17 @@ class SimWorker:
         """
         self._call(peer, arguments, how, None, 0)
 
-    def copy(self, ref: RefId) -> None:
+    def copy(self, handle: Handle) -> None:
         """One more `RRef` to the same value."""
-        self.refs.acquire(ref)
-        self.handles[ref] += 1
+        self.refs.acquire(handle.ref, handle.owner)
+        self.handles[handle] += 1
 
-    def discard(self, ref: RefId) -> None:
+    def discard(self, handle: Handle) -> None:
         """An `RRef` is collected."""
-        self.handles[ref] -= 1
-        if not self.handles[ref]:
-            del self.handles[ref]
-        self.refs.release(ref)
+        self.handles[handle] -= 1
+        if not self.handles[handle]:
+            del self.handles[handle]
+        self._let_go([handle])
         self.pump()
 
     def abandon(self, peer: int, call_id: int) -> None:
@@ -150,36 +151,35 @@ class SimWorker:
                 self._end(peer, call)
             self.pump()
 
-    def finish(self, task: Task, results: Sequence[RefId], fails: bool) -> None:
+    def finish(self, task: Task, results: Sequence[Handle], fails: bool) -> None:
         """A function returns these references, or raises an exception that has them."""
         self.tasks.remove(task)
         self._answer(task, Failure if fails else Reply, results)
         self.pump()
 
-    def may_send(self, ref: RefId, peer: int, of_reply: bool) -> bool:
+    def may_send(self, handle: Handle, peer: int, of_reply: bool) -> bool:
         """Whether the agent may put this reference into a request or reply to that peer now."""
         # Where links don't keep the order, a request may overtake the one that makes the reference.
         owner = peer if self._is_fifo and not of_reply else 0
-        if self.machine.is_lost(self.owner_of(ref)) or not self.refs.is_usable(ref):
+        if not self.refs.is_usable(handle.ref, handle.owner):
             return False
-        return not self.machine.unconfirmed([ref], owner)
+        return not self.machine.unconfirmed([handle.ref], owner)
 
     def rebuild(self, key: TransferKey) -> None:
         """User code takes over a received message."""
         self.rebuildable.remove(key)
         task, references = self.received.pop(key)
-        refs = [RefId(reference.minted_by, reference.number) for reference in references]
+        handles = [Handle.of(reference) for reference in references]
         self._oracle.landed(self._transfer_from(key))
         if task is None or self._is_wanted(task):
-            for ref, reference in zip(refs, references, strict=True):
-                self.refs.acquire(ref)
-                self._owners[ref] = (reference.owner, reference.owner_name)
-                self.handles[ref] = self.handles.get(ref, 0) + 1
+            for handle in handles:
+                self.refs.acquire(handle.ref, handle.owner)
+                self.handles[handle] = self.handles.get(handle, 0) + 1
             if task is not None:
-                task.arguments += refs
+                task.arguments += handles
                 self._start(task)
         if task is not None and task.has_uses:
-            self._let_go(refs)
+            self._let_go(handles)
         else:
             self.refs.taken_over(key)
         self.pump()
@@ -203,7 +203,7 @@ class SimWorker:
         """A peer incarnation is declared dead."""
         self._oracle.lost(self.incarnation, peer)
         self.boxes.pop(peer, None)
-        calls, tasks = self.machine.lost(peer, "lost")
+        calls, tasks = self.machine.on_peer_lost(peer, "lost")
         self.tasks = [task for task in self.tasks if task not in tasks]
         for task in tasks:
             task.is_over = True
@@ -221,7 +221,7 @@ class SimWorker:
         """A dead worker was lost long ago: nothing that it sent is on its way any more."""
         self.forgotten.add(other)
         meetings = range(self.meeting_with(other) + 1)
-        self.machine.forget([nth_incarnation(other, meeting) for meeting in meetings])
+        self.machine.discard([nth_incarnation(other, meeting) for meeting in meetings])
 
     def now(self, other: int) -> int:
         """The incarnation that another worker has here."""
@@ -278,14 +278,10 @@ class SimWorker:
         now = self.meeting_with(other)
         return now > meeting or (now == meeting and self.machine.is_lost(self.now(other)))
 
-    def owner_of(self, ref: RefId) -> int:
-        """The owner of a reference that user code has or had, as the incarnation of that time."""
-        return self._owners[ref][0]
-
     # Inside: the caller.
 
     def _call(
-        self, peer: int, arguments: Sequence[RefId], how: str, ref: RefId | None, sequence: int
+        self, peer: int, arguments: Sequence[Handle], how: str, ref: RefId | None, sequence: int
     ) -> None:
         outgoing = self.machine.calls_with(peer).outgoing
         call = Call(ref)
@@ -298,14 +294,14 @@ class SimWorker:
             self._retract(peer, call)
             self.pump()
             return
-        references = self._on_wire(arguments)
+        references = tuple(argument.on_wire for argument in arguments)
         if how == "lost":
             self.lose(peer)
         if not self.machine.needs_pins(references, peer, creates=ref is not None):
             self._keep(call, arguments)
         elif arguments:
             call.is_noted = True
-            self.machine.pin(peer, call_id, arguments)
+            self.machine.pin(peer, call_id, [argument.ref for argument in arguments])
         if how == "lost":
             self._let_go(call.kept)
         elif how == "fails":
@@ -335,9 +331,9 @@ class SimWorker:
         if self.machine.retract(peer, call.call_id, call, "the request could not be sent"):
             self._end(peer, call)
 
-    def _keep(self, call: Call, arguments: Sequence[RefId]) -> None:
-        for ref in arguments:
-            self.refs.acquire(ref)
+    def _keep(self, call: Call, arguments: Sequence[Handle]) -> None:
+        for handle in arguments:
+            self.refs.acquire(handle.ref, handle.owner)
         call.kept = arguments
 
     def _end(self, peer: int, call: Call) -> None:
@@ -391,14 +387,16 @@ class SimWorker:
         """Whether a function whose arguments are complete shall run."""
         return not self.machine.is_lost(task.caller) and (task.is_creation or not task.is_over)
 
-    def _answer(self, task: Task, kind: type[Reply] | type[Failure], refs: Sequence[RefId]) -> None:
+    def _answer(
+        self, task: Task, kind: type[Reply] | type[Failure], handles: Sequence[Handle]
+    ) -> None:
         task.is_over = True
         caller, call_id = task.caller, task.call_id
-        if not self.machine.answer(caller, call_id, refs):
+        if not self.machine.answer(caller, call_id, [handle.ref for handle in handles]):
             return
-        if refs:
-            self._oracle.sent(self._transfer_to(caller, call_id, of_reply=True), refs)
-        references = self._on_wire(refs)
+        if handles:
+            self._oracle.sent(self._transfer_to(caller, call_id, of_reply=True), handles)
+        references = tuple(handle.on_wire for handle in handles)
         failure = Failure("Error", "failed", "", references)
         answer = Reply(references) if kind is Reply else failure
         self._send_message(self.incarnation, Answer(caller, answer, call_id))
@@ -413,6 +411,7 @@ class SimWorker:
             self.refs.asked(key)
             self._refuse(key, "an owner is not in the group any more")
         else:
+            self.owners.update((Handle.of(one).ref, one.owner) for one in references)
             self.refs.arrive(key, references)
 
     def _ready(self, key: TransferKey) -> None:
@@ -426,16 +425,9 @@ class SimWorker:
         if task is not None and not task.is_creation:
             self._answer(task, Failure, ())
 
-    def _let_go(self, refs: Sequence[RefId]) -> None:
-        for ref in refs:
-            self.refs.release(ref)
-
-    def _on_wire(self, refs: Sequence[RefId]) -> tuple[Reference, ...]:
-        owners = [self._owners[ref] for ref in refs]
-        return tuple(
-            Reference(ref.minted_by, ref.number, original(owner), name, 0)
-            for ref, (owner, name) in zip(refs, owners, strict=True)
-        )
+    def _let_go(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            self.refs.release(handle.ref, handle.owner)
 
     def _transfer_to(self, peer: int, call_id: int, *, of_reply: bool) -> Transfer:
         return Transfer(self.incarnation, original(peer), call_id, of_reply, meeting_of(peer))

@@ -11,17 +11,17 @@ oracle checks after every event, and once more at the end.
 from __future__ import annotations
 
 from random import Random
-from typing import NamedTuple
 
-from farcall.ids import RefId, meeting_of, nth_incarnation, original
+from farcall.ids import meeting_of, nth_incarnation, original
 from farcall.protocol.instructions import Answer, Follow, Send
 from farcall.testing.clock import ManualClock
 from farcall.testing.network import Faults, Network
-from farcall.testing.oracle import Oracle, Violation
+from farcall.testing.oracle import Oracle
 from farcall.testing.planted import PlantedBug, plant
 from farcall.testing.program import Program
+from farcall.testing.schedule import Result, Schedule, Script
+from farcall.testing.sim_records import Handle
 from farcall.testing.sim_worker import SimWorker
-from farcall.testing.story import told
 from farcall.wire.messages import Message, Request
 
 Sent = tuple[Message, int, int]  # with its call id, and in which meeting of the two it was sent
@@ -29,50 +29,22 @@ Sent = tuple[Message, int, int]  # with its call id, and in which meeting of the
 MAX_ROUNDS = 12  # of ticks, in the end, until the machines must have settled
 
 
-class Event(NamedTuple):
-    """Something that happened, for the log."""
-
-    moment: float  # seconds
-    what: tuple[object, ...]
-
-    def __str__(self) -> str:
-        return f"{self.moment * 1000:9.3f} ms  {' '.join(map(told, self.what))}"
-
-
-class Result(NamedTuple):
-    """What a schedule came to.
-
-    Attributes:
-        seed: replays it.
-        faults: what went wrong in it.
-        events: how many things happened.
-        violations: broken invariants; none is as it should be.
-        log: all events, in order; `str` of one is a line.
-    """
-
-    seed: int
-    faults: Faults
-    events: int
-    violations: tuple[Violation, ...]
-    log: tuple[Event, ...]
-
-
 def simulate(
     seed: int,
     faults: Faults | None = None,
     *,
-    steps: int | None = None,
     bug: PlantedBug | None = None,
+    script: Script | None = None,
 ) -> Result:
     """Run one schedule of the reference and call protocols.
 
     Args:
         seed: equal arguments give equal results.
         faults: what goes wrong; drawn from the seed when None.
-        steps: length of the first part, in deliveries and acts; drawn from the seed when None.
         bug: a mistake to plant in the machines, to see it found.
+        script: see `Schedule`. The inputs are the steps of the first part.
     """
-    return _Schedule(seed, faults, steps, bug).run()
+    return _CallSchedule(seed, faults, bug, script).run()
 
 
 class _Links:
@@ -134,23 +106,19 @@ class _Links:
         return sum(len(network) for network in self._networks)
 
 
-class _Schedule:
+class _CallSchedule(Schedule):
     def __init__(
-        self, seed: int, faults: Faults | None, steps: int | None, bug: PlantedBug | None
+        self, seed: int, faults: Faults | None, bug: PlantedBug | None, script: Script | None
     ) -> None:
-        random = Random(seed)
-        self._seed = seed
-        self._random = random
+        super().__init__(seed, script)
+        random = self._random
         self._draw = random.random
-        # Drawn in any case: with fewer steps, a schedule is the beginning of itself.
-        drawn, length = Faults.drawn(random), random.randrange(15, 90)
+        drawn, self._steps = Faults.drawn(random), random.randrange(15, 90)
         self._faults = faults or drawn
-        self._steps = length if steps is None else steps
         self._machines, self._worker_class = plant(bug)
-        self._clock = ManualClock()
         self._network = _Links(self._clock, random, self._faults)
         self._oracle = Oracle()
-        self._log: list[Event] = []
+        self._violations = self._oracle.violations
         self._incarnations = 0
         self._workers: dict[int, SimWorker] = {}
         self._names: dict[int, str] = {}
@@ -162,19 +130,14 @@ class _Schedule:
         for index in range(random.choice((2, 3, 3, 4, 5))):
             self._start(f"w{index}")
 
-    def run(self) -> Result:
-        try:
-            while self._steps > 0 and not self._oracle.violations:
-                self._steps -= 1
-                self._step()
+    def _play(self) -> None:
+        for _ in range(self._steps):
+            if self._happens():
+                self._perform(self._inputs, self._step)
                 self._oracle.check()
-            if not self._oracle.violations:
-                self._settle()
-        except (KeyError, AttributeError, ValueError, AssertionError) as error:
-            violation = Violation("ERROR", f"a machine raised {type(error).__name__}: {error}")
-            self._oracle.violations.append(violation)
-        violations = tuple(self._oracle.violations)
-        return Result(self._seed, self._faults, len(self._log), violations, tuple(self._log))
+            if self._violations:
+                return
+        self._perform(0, self._settle)
 
     # Steps.
 
@@ -229,7 +192,15 @@ class _Schedule:
             if worker.machine.is_lost(worker.now(other))
         ]
         if not parted:
-            if len(self._workers) > 1:
+            held = [
+                (one, owner)
+                for one, worker in self._workers.items()
+                for owner in {original(handle.owner) for handle in worker.handles}
+                if owner != one and owner in self._workers
+            ]
+            if held and self._draw() < 0.7:
+                self._will_notice(*self._program.pick(held))
+            elif len(self._workers) > 1:
                 self._will_notice(*self._random.sample(sorted(self._workers), 2))
             return
         one, other = self._program.pick(parted)
@@ -247,6 +218,8 @@ class _Schedule:
             worker.lose(before)
         self._note(worker.label, "meets again", self._name(nth_incarnation(other, meeting)))
         worker.meet_again(other, meeting)
+        if self._draw() < 0.5:
+            self._program.remind(worker, other)
         if other not in self._workers or self._workers[other].has_parted(me, meeting):
             self._will_notice(me, other)
 
@@ -338,7 +311,7 @@ class _Schedule:
                 self._will_notice(one, other)
                 self._will_notice(other, one)
         keep = self._program.pick((0.0, 0.5, 1.0))
-        kept: dict[int, set[RefId]] = {}
+        kept: dict[int, set[Handle]] = {}
         for _ in range(MAX_ROUNDS):
             self._drain()
             for worker in self._workers.values():
@@ -375,16 +348,16 @@ class _Schedule:
                     )
             self._oracle.check()
 
-    def _let_go(self, worker: SimWorker, keep: float, kept: set[RefId]) -> None:
-        for ref in list(worker.handles):
-            if ref in kept:
+    def _let_go(self, worker: SimWorker, keep: float, kept: set[Handle]) -> None:
+        for handle in list(worker.handles):
+            if handle in kept:
                 continue
             if self._draw() < keep:
-                kept.add(ref)
+                kept.add(handle)
                 continue
-            self._note(worker.label, "discards all", ref)
-            while ref in worker.handles:
-                worker.discard(ref)
+            self._note(worker.label, "discards all", handle)
+            while handle in worker.handles:
+                worker.discard(handle)
 
     def _is_quiet(self) -> bool:
         return not len(self._network) and all(
@@ -398,6 +371,3 @@ class _Schedule:
 
     def _name(self, incarnation: int) -> str:
         return self._program.name(incarnation)
-
-    def _note(self, *what: object) -> None:
-        self._log.append(Event(self._clock.now, what))

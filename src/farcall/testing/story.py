@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from farcall.ids import RefId
+from farcall.ids import RefId, meeting_of
 from farcall.protocol.instructions import TransferKey
+from farcall.testing.sim_records import Handle
 from farcall.wire.messages import Message, Reference
 
 
@@ -13,6 +14,8 @@ def told(part: object) -> str:
     """Return what a part of a line says: a message, a reference, or anything else."""
     if isinstance(part, RefId):
         return f"{part.minted_by}.{part.number}"
+    if isinstance(part, Handle):
+        return told(part.ref) + "'" * meeting_of(part.owner)
     if isinstance(part, Reference):
         return f"{part.minted_by}.{part.number} of {part.owner_name}"
     if isinstance(part, TransferKey):

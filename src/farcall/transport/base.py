@@ -211,7 +211,7 @@ class Endpoint(Protocol):
     def close(self) -> None:
         """End all links without reporting them, stop listening, free everything."""
 
-    def forget(self) -> None:
+    def close_after_fork(self) -> None:
         """In a child that was forked: give up what it inherited, without a word to the peers.
 
         Else the child's copies of the descriptors would hide the parent's death from them.

@@ -218,7 +218,7 @@ class InprocEndpoint:
             self.lose(link, "this worker has shut down")
             link.other.home.lose(link.other, "the peer has closed its end")
 
-    def forget(self) -> None:
+    def close_after_fork(self) -> None:
         self._closed = True
 
 

@@ -55,8 +55,8 @@ class Kind(IntEnum):
     RELEASE_CONTEXT = 16
     HOLD_CONTEXT = 17
     GRADIENTS = 18
-    RAN = 19
-    BROKEN = 20
+    CREDIT_RETURNED = 19
+    PASS_FAILED = 20
     CROWDED = 21
     WHO_IS = 22
     THIS_IS = 23
@@ -199,11 +199,11 @@ class Dismiss(Message):
 class ReleaseContext(Message):
     """An autograd context has ended: forget it.
 
-    All contexts of its creator with ids below `floor` have ended, too.
+    All contexts of its creator with ids below `low_watermark` have ended, too.
     """
 
     context: int
-    floor: int
+    low_watermark: int
 
 
 class HoldContext(Message):
@@ -217,7 +217,7 @@ class Gradients(Message):
     index -> gradient, or None for one that is undefined.
 
     `context` and `number` are those of the message with the tensors, `backward` is the pass.
-    `share` stands for 2**-share of the pass, which goes to the receiver. `retain_graph`,
+    `credit` stands for 2**-credit of the pass, which goes to the receiver. `retain_graph`,
     `create_graph` and `fast` are what was asked for at the worker named `root`. `sent` is the
     sender's number for the gradients themselves, as in a request (0: they have no graph).
     """
@@ -225,7 +225,7 @@ class Gradients(Message):
     context: int
     backward: int
     number: int
-    share: int
+    credit: int
     retain_graph: bool
     create_graph: bool
     fast: bool
@@ -233,19 +233,19 @@ class Gradients(Message):
     sent: int = 0
 
 
-class Ran(Message):
-    """To the root of a backward pass: the sender has done this share of it.
+class CreditReturned(Message):
+    """To the root of a backward pass: the sender gives this credit back.
 
     `missing` is how many messages of the sender wait for a gradient, in fast mode.
     """
 
     context: int
     backward: int
-    share: int
+    credit: int
     missing: int
 
 
-class Broken(Message):
+class PassFailed(Message):
     """To the root of a backward pass: it failed at the sender, which can be asked for the cause."""
 
     context: int
@@ -290,8 +290,8 @@ MESSAGES: dict[Kind, type[Message]] = {
     Kind.RELEASE_CONTEXT: ReleaseContext,
     Kind.HOLD_CONTEXT: HoldContext,
     Kind.GRADIENTS: Gradients,
-    Kind.RAN: Ran,
-    Kind.BROKEN: Broken,
+    Kind.CREDIT_RETURNED: CreditReturned,
+    Kind.PASS_FAILED: PassFailed,
     Kind.CROWDED: Crowded,
     Kind.WHO_IS: WhoIs,
     Kind.THIS_IS: ThisIs,

@@ -18,13 +18,14 @@ from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from farcall.compat.rpc.gathering import AllGatherStates
 from farcall.compat.rpc.internal import PythonUDF, RPCExecMode, _internal_rpc_pickler
-from farcall.compat.rpc.quirks import make_like_torch, note_timeout, serialize
+from farcall.compat.rpc.quirks import note_timeout, serialize
 from farcall.compat.rpc.scripts import check_arguments
 from farcall.ids import WorkerInfo
 from farcall.log import get_logger
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.calls import profiling
 from farcall.runtime.calls.future import Future
+from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent
 from farcall.runtime.options.backend_options import RpcBackendOptions, validate_timeout
 
@@ -87,8 +88,6 @@ def _reset_current_rpc_agent() -> None:
 
 
 def _init_rpc_states(agent: Any) -> None:
-    if isinstance(agent, RpcAgent):
-        make_like_torch(agent.agent)
     gathering.begin({info.name for info in agent.get_worker_infos()})
     _set_and_start_rpc_agent(agent)
 
@@ -96,7 +95,8 @@ def _init_rpc_states(agent: Any) -> None:
 def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(func)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _is_current_rpc_agent_set():
+        # A function may be called before the agent that serves the call is this process's.
+        if not _is_current_rpc_agent_set() and current_context() is None:
             raise RuntimeError(
                 "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first."
             )

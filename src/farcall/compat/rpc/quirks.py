@@ -11,20 +11,18 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
-from farcall.autograd.autograd import Autograd
-from farcall.autograd.runner import Runner
 from farcall.compat.rpc.internal import _internal_rpc_pickler
 from farcall.errors import CallError, FarcallError, InvalidResult, RpcTimeout
 from farcall.ids import WorkerInfo
 from farcall.rref import RRef, seconds_or_default, type_of
 from farcall.runtime.advice import Advice
-from farcall.runtime.agent import Agent
 from farcall.runtime.calls.future import Future
 from farcall.runtime.options.backend_options import UNSET_RPC_TIMEOUT
 from farcall.runtime.quirks import Quirks
@@ -40,31 +38,23 @@ from farcall.serde.tracebacks import cause_of, text_of, traceback_of_exception
 _OUR_MARK, _TORCHS_MARK = "@farcall.functions.async_execution", "@rpc.async_function"
 
 
-def make_like_torch(agent: Agent) -> None:
-    """Let an agent that was just started behave so."""
+def translate(error: BaseException, where: WorkerInfo) -> BaseException:
+    """Return what torch's call would raise, from what this worker has answered with."""
+    if issubclass(type(error), InvalidResult):
+        set_attribute(error, "args", (message_of(error).replace(_OUR_MARK, _TORCHS_MARK),))
+    if issubclass(type(error), FarcallError):
+        return error
+    if issubclass(type(error), torch.jit.Error):
+        return RuntimeError(message_of(error))
+    trace = get_attribute(error, "remote_traceback") or text_of(error)
+    text = f"On {where}:\n{repr_of(error)}\n{trace}"
+    return recreated(error, _unescaped(text))
 
-    def translate(error: BaseException, where: WorkerInfo) -> BaseException:
-        if issubclass(type(error), InvalidResult):
-            set_attribute(error, "args", (message_of(error).replace(_OUR_MARK, _TORCHS_MARK),))
-        if issubclass(type(error), FarcallError):
-            return error
-        if issubclass(type(error), torch.jit.Error):
-            return RuntimeError(message_of(error))
-        trace = get_attribute(error, "remote_traceback") or text_of(error)
-        text = f"On {where}:\n{repr_of(error)}\n{trace}"
-        return recreated(error, _unescaped(text))
 
-    def show(error: BaseException) -> None:
-        if issubclass(type(error), Exception):
-            print(f"On {agent.me.info}:\n{repr_of(error)}\n{text_of(error)}", file=sys.stderr)
-
-    assert isinstance(agent.gradients, Autograd)
-    _runners.add(agent.gradients.runner)
-    agent.gradients.runner.looks_for_leaf_hooks = _any_node_has_hooks
-    agent.status.quirks = Quirks(translate, show, inherits_deadlines=False)
-    agent.status.advice = Advice(())
-    # The table itself: RemoteModule adds to it when it is imported, which may be later.
-    agent.serializer.reducers = _internal_rpc_pickler._class_reducer_dict
+def show(error: BaseException, here: WorkerInfo) -> None:
+    """Print what a function has raised here."""
+    if issubclass(type(error), Exception):
+        print(f"On {here}:\n{repr_of(error)}\n{text_of(error)}", file=sys.stderr)
 
 
 def _unescaped(text: str) -> str:
@@ -141,21 +131,35 @@ def collect_all(futures: Sequence[Any]) -> Any:
     return result
 
 
-# Hooks of nodes in the graph.
+# Hooks of the nodes that accumulate gradients of leaves: `node.register_hook`. Distributed passes
+# don't run these nodes. Finding out whether a node has hooks takes microseconds for each leaf, so
+# that is done only if any node was ever given one.
 
 _any_node_has_hooks = False
-_runners: WeakSet[Runner] = WeakSet()  # to be told
 original_register_hook = torch.autograd.Function._register_hook
 
 
 def register_hook(hooks: Any, hook: Any) -> Any:
     """What torch asks to add a hook to a node."""
     global _any_node_has_hooks  # noqa: PLW0603
-    if not _any_node_has_hooks:
-        _any_node_has_hooks = True
-        for runner in _runners:
-            runner.looks_for_leaf_hooks = True
+    _any_node_has_hooks = True
     return original_register_hook(hooks, hook)  # type: ignore[no-untyped-call]
+
+
+def call_leaf_hooks(gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Call the hooks of these leaves with their gradients. What they return is not used."""
+    if _any_node_has_hooks:
+        for leaf, gradient in gradients:
+            for hook in _hooks_of(leaf):
+                hook((), (gradient,))
+
+
+def _hooks_of(leaf: torch.Tensor) -> list[Callable[..., Any]]:
+    # Only the code that adds a hook is given the table of them.
+    handle = get_gradient_edge(leaf).node.register_hook(lambda *_: None)
+    table = handle.hooks_dict_ref()
+    handle.remove()
+    return [] if table is None else list(table.values())
 
 
 # References.
@@ -242,7 +246,7 @@ def _own_value(rref: RRef[Any], get: Callable[[], Any]) -> Any:
     try:
         return get()
     except Exception as error:
-        raised = agent.status.quirks.translate(error, agent.me.info)
+        raised = translate(error, agent.me.info)
         if raised is error:
             raise
         raise raised from cause_of(raised)
@@ -275,6 +279,17 @@ def remote(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     """`RRef.remote`."""
     seconds_or_default(timeout)
     return _Remote(self, timeout)
+
+
+LIKE_TORCH = Quirks(
+    translate,
+    show,
+    call_leaf_hooks,
+    inherits_deadlines=False,
+    # The table itself: RemoteModule adds to it when it is imported, which may be later.
+    reducers=_internal_rpc_pickler._class_reducer_dict,
+    advice=Advice(()),
+)
 
 
 def install(swap: Any) -> None:

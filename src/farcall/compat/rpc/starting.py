@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from torch import distributed
 
-from farcall import rpc as farcall_rpc
 from farcall.compat import autograd
 from farcall.compat.rpc import api, backend_registry
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
-from farcall.runtime.current import current_agent
+from farcall.compat.rpc.quirks import LIKE_TORCH
+from farcall.rpc import start_default_agent
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
@@ -160,8 +160,8 @@ def handler(kind: type[RpcBackendOptions], agent: type[RpcAgent]) -> Callable[..
         if store is not None:
             options = copy.copy(options)
             options.store = store
-        farcall_rpc.init_rpc(name, rank=rank, world_size=world_size, rpc_backend_options=options)
-        return agent(current_agent(), rpc_backend_options, bool(world_size))
+        made = start_default_agent(name, rank, world_size, options, LIKE_TORCH)
+        return agent(made, rpc_backend_options, bool(world_size))
 
     _own.append(start)
     return start

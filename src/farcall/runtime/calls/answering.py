@@ -115,7 +115,7 @@ class Answering(msgspec.Struct, eq=False):
             )
             return
         try:
-            self.serving.status.quirks.on_raised(error)
+            self.serving.on_raised(error, self.serving.status.me.info)
             if self.place is not None:
                 self._fail_value(error)
                 return

@@ -80,10 +80,10 @@ class Answers:
         self._begin(held)
         job.left(is_sent=is_sent)
 
-    def lost(self, loss: Loss) -> None:
-        """A caller is gone: functions that were held find that out."""
+    def on_peer_lost(self, loss: Loss) -> None:
+        """Run the calls that a lost caller held up: they find out that it is gone."""
         with loss.peer.lock:
-            held = loss.peer.admission.lost()
+            held = loss.peer.admission.take_all()
         self._begin(held)
 
     def _begin(self, held: list[IncomingCall]) -> None:

@@ -22,6 +22,7 @@ from farcall.errors import (
     LinkError,
     RpcTimeout,
 )
+from farcall.ids import WorkerInfo
 from farcall.log import get_logger
 from farcall.protocol.instructions import TransferKey
 from farcall.runtime.calls.deadlines import Deadlines
@@ -57,6 +58,7 @@ class CallCompletion:
     Args:
         agent: in whose name callbacks run.
         wake: wakes the leader of the agent.
+        translate: see `Quirks`.
 
     Attributes:
         deadlines: of the calls that are watched.
@@ -77,6 +79,7 @@ class CallCompletion:
         limits: Limits,
         shortage: Shortage,
         wake: Callable[[], None],
+        translate: Callable[[Any, WorkerInfo], BaseException],
     ) -> None:
         self._agent = agent
         self._status = status
@@ -91,6 +94,7 @@ class CallCompletion:
         self._limits = limits
         self._shortage = shortage
         self._wake = wake
+        self._translate = translate
         self.deadlines = Deadlines(self.watched)
         # Looked at once: asking the logger for each call would cost more.
         self._says_slow = logger.isEnabledFor(logging.DEBUG)
@@ -346,8 +350,8 @@ class CallCompletion:
             # The owner may still make the value; until it says so, using the reference fails.
             self._references.creation_late(pending.created, self.timeout(pending))
 
-    def lost(self, loss: Loss) -> None:
-        """Our calls to a lost peer end."""
+    def on_peer_lost(self, loss: Loss) -> None:
+        """End the calls to a lost peer, in PeerLost."""
         self.fail(loss.calls, loss.error)
 
     def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
@@ -398,7 +402,7 @@ class CallCompletion:
                     answer.body, answer.buffers, references=handles, attach=attach
                 )
             # In no variable: its traceback has this frame, and both would wait for the collector.
-            raise self._status.quirks.translate(
+            raise self._translate(
                 load_failure(
                     self._serializer,
                     message,

@@ -19,11 +19,13 @@ class Limits:
 
     Args:
         idle_team: hears of calls.
+        are_inherited: whether the calls that a function makes inherit its deadline.
     """
 
-    def __init__(self, status: Status, idle_team: IdleTeam) -> None:
+    def __init__(self, status: Status, idle_team: IdleTeam, are_inherited: bool) -> None:
         self._status = status
         self._idle_team = idle_team
+        self.are_inherited = are_inherited
 
     def of_call(self, timeout: float | None) -> Limit:
         """Return when a call that begins now must end.
@@ -46,11 +48,7 @@ class Limits:
             self._idle_team.note(now)
         deadline = now + seconds if seconds else math.inf
         context = current_context()
-        if (
-            context is not None
-            and context.deadline < deadline
-            and context.agent.status.quirks.inherits_deadlines
-        ):
+        if context is not None and context.deadline < deadline and self.are_inherited:
             job = context.job
             assert job is not None  # only calls that are served have a deadline
             _, given, served = job.limit()

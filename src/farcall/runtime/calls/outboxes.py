@@ -147,7 +147,7 @@ class Outboxes:
         if starts is None:
             item.drop()
         elif starts and not self._threads.run(partial(self._send_all, box)):
-            self.lose(box)  # this worker has shut down
+            self.drop(box)  # this worker has shut down
             self._send_all(box)
         return full
 
@@ -166,10 +166,10 @@ class Outboxes:
             except BaseException:
                 logger.exception("%s: an internal error while sending", self._name)
 
-    def lose(self, box: Box) -> None:
-        """The peer is gone: nothing goes to it any more."""
+    def drop(self, box: Box) -> None:
+        """Drop what waits in the box of a peer that is gone, and whatever is put into it later."""
         with self._lock:
-            items = box.lost()
+            items = box.take_all()
             bells, self._bells = self._bells, []
         for bell in bells:
             bell.ring()

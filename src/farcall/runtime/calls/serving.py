@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from farcall.ids import WorkerInfo
 from farcall.runtime.calls.answers import Answers
 from farcall.runtime.calls.pickling import Pickling
 from farcall.runtime.calls.policy import Policy
@@ -25,6 +27,7 @@ class Serving:
     Attributes:
         agent: in whose name functions run.
         policy: says which functions may be called.
+        on_raised: see `Quirks`.
     """
 
     agent: ServingAgent
@@ -39,3 +42,4 @@ class Serving:
     control: ControlMessages
     shortage: Shortage
     policy: Policy
+    on_raised: Callable[[BaseException, WorkerInfo], None]

@@ -66,43 +66,43 @@ class Directory:
             return self._machine.add(worker)
 
     def heard(self, worker: Worker) -> Peer | None:
-        """A link brings something. Return whose it is, or None if it is of an earlier meeting."""
+        """Return the sender of what a link brings, or None if it is of an earlier meeting."""
         with self._lock:
             return self._machine.heard(worker)
 
     def meeting(self, incarnation: int) -> int:
-        """Which meeting with a worker is the present one, or the next if it is lost."""
+        """Return which meeting with a worker is the present one, or the next if it is lost."""
         with self._lock:
             return self._machine.meeting(incarnation)
 
     def verdict(self, incarnation: int, meeting: int) -> Verdict:
-        """What a handshake with a worker in a meeting means."""
+        """Return what a handshake with a worker in a meeting means."""
         with self._lock:
             return self._machine.verdict(incarnation, meeting)
 
     def meet_again(self, incarnation: int, meeting: int, now: float) -> bool:
-        """A worker is here again. Returns whether it was lost, and that is news here."""
+        """Hear that a worker is here again; return whether it was lost, and that is news here."""
         with self._lock:
             return self._machine.meet_again(incarnation, meeting, now)
 
     def note_lost(self, peer: Peer, now: float) -> list[int]:
-        """A peer is lost. Returns the incarnations that are to be forgotten everywhere now."""
+        """Hear that a peer is lost; return the incarnations that are to be forgotten everywhere."""
         with self._lock:
             return self._machine.note_lost(peer, now)
 
     # Questions.
 
     def is_current(self, peer: Peer) -> bool:
-        """Whether nobody who lives has taken a worker's name over, and it is not forgotten."""
+        """Return whether a worker is known, and its name belongs to no other that lives."""
         with self._lock:
             return self._machine.is_current(peer)
 
     def can_ask(self, to: object) -> bool:
-        """Whether the rendezvous can be asked for one named so."""
+        """Return whether the rendezvous can be asked for a worker named so."""
         return self._find is not None and type(to) in KEY_TYPES
 
     def resolve(self, to: str | int | WorkerInfo, seconds: float = LOOKUP_SECONDS) -> Peer:
-        """The live worker of that name, id or info.
+        """Return the live worker of that name, id or info.
 
         Args:
             to: whom.
@@ -180,11 +180,11 @@ class Directory:
             raise OwnerDied(name, "it is not in the group any more")
 
     def live(self) -> list[Peer]:
-        """Peers that are not lost, by id; this worker is among them."""
+        """Return the peers that are not lost, by id; this worker is among them."""
         live = [peer for peer in self.all() if peer.lost is None]
         return sorted(live, key=lambda peer: peer.worker.id)
 
     def all(self) -> list[Peer]:
-        """Every incarnation that was met and is not forgotten."""
+        """Return every incarnation that was met and is not forgotten."""
         with self._lock:
             return self._machine.parties()

@@ -33,7 +33,7 @@ class ListeningEndpoint(Endpoint, Protocol):
     """What it says of itself in handshakes that begin from now on."""
 
     def is_gone(self, worker: Worker, deadline: float) -> bool:
-        """Whether a worker is no longer where it listened, so that another may have its name.
+        """Return whether a worker is no longer where it listened: another may have its name.
 
         When in doubt it is there. Blocks the calling thread.
 

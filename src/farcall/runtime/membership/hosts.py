@@ -17,7 +17,7 @@ from farcall.version import VERSION
 
 
 def host_id() -> str:
-    """Identifies this machine: two workers with the same value share a loopback interface.
+    """Identify this machine: two workers with the same value share a loopback interface.
 
     Begins with the host name and a slash; the rest is opaque. On Linux it holds the boot id (two
     machines may have one name) and the network namespace (two containers on one machine may have
@@ -32,12 +32,12 @@ def host_id() -> str:
 
 
 def host_name(host: str) -> str:
-    """The name, for messages, of the machine that `host_id` identifies."""
+    """Return the name, for messages, of the machine that `host_id` identifies."""
     return host.partition("/")[0]
 
 
 def versions() -> str:
-    """What this worker runs, for others to compare: farcall, torch and Python.
+    """Return what this worker runs, for others to compare: farcall, torch and Python.
 
     Without what torch says of its build: "2.13.0+cpu" and "2.13.0+cu130" work together.
     """
@@ -47,7 +47,7 @@ def versions() -> str:
 
 
 def main_fingerprint() -> str:
-    """SHA-256, in hex, of the file that runs as `__main__`; "" when there is none.
+    """Return the SHA-256, in hex, of the file that runs as `__main__`; "" when there is none.
 
     Workers with equal fingerprints run the same program, so they may name its functions to each
     other. In a child that `multiprocessing` spawned, `__main__` is the parent's program imported

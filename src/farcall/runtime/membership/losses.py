@@ -2,7 +2,7 @@
 
 A loss ends everything between two workers. One of them may be alive all the same: it stood still,
 or nothing got through for a while. Then each is a new incarnation to the other (`farcall.ids`),
-and they begin anew as soon as there is a link again. Whoever hears of the other first says in the
+and they begin anew as soon as there is a link again. The first to hear of the other says in the
 handshake which meeting of the two this is.
 """
 
@@ -98,7 +98,7 @@ class Losses:
         self._search = Search(status.me.name, self._reach)
 
     def start(
-        self, end_calls: EndCalls, parties: Sequence[Party], forget: Callable[[list[int]], None]
+        self, end_calls: EndCalls, parties: Sequence[Party], discard: Callable[[list[int]], None]
     ) -> None:
         """Say what is done when a worker is lost.
 
@@ -107,15 +107,15 @@ class Losses:
                 worker out of the tables.
             parties: hear of each loss, one after the other, in the thread that noticed it. They
                 must not wait. An error of one keeps nothing from the others.
-            forget: drops what is known of incarnations that were lost long ago.
+            discard: drops what is known of incarnations that were lost long ago.
         """
         self._end_calls = end_calls
         self._parties = parties
-        self._forget = forget
+        self._discard = discard
 
     @contextlib.contextmanager
     def hearing(self, tell: Callable[[PeerLost], None]) -> Iterator[None]:
-        """Inside the block, `tell` is called, in any thread, when a worker is lost.
+        """Call `tell`, in any thread, when a worker is lost while the block runs.
 
         A death is noticed sooner or later where there is a link, see `ControlMessages.watch`.
         """
@@ -128,9 +128,9 @@ class Losses:
                 self._hearers = tuple(one for one in self._hearers if one is not tell)
 
     def lose(self, peer: Peer, cause: str) -> None:
-        """An incarnation is gone for good: everything that waits for it ends now."""
+        """Declare an incarnation gone for good, and end everything that waits for it."""
         if peer.lost is None:
-            # Else who waits for what Ctrl-C left undone would wait forever.
+            # Else threads that wait for what Ctrl-C left undone would wait forever.
             uninterrupted(lambda: self._lose(peer, cause), f"farcall-loss-{self._me.name}")
 
     def _lose(self, peer: Peer, cause: str) -> None:
@@ -141,7 +141,7 @@ class Losses:
             peer.back_link = None
         calls, served = self._end_calls(peer, cause)
         loss = Loss(peer, cause, peer.loss(), calls, served)
-        own: list[Party] = [self._log, self._forget_long_lost, self._look_for]
+        own: list[Party] = [self._log, self._discard_long_lost, self._look_for]
         hearers: list[Party] = [partial(self._tell, tell) for tell in self._hearers]
         for party in [*self._parties, *own, *hearers]:
             try:
@@ -153,8 +153,8 @@ class Losses:
     def _tell(hearer: Callable[[PeerLost], None], loss: Loss) -> None:
         hearer(loss.error)
 
-    def _forget_long_lost(self, loss: Loss) -> None:
-        self._forget(self._directory.note_lost(loss.peer, time.monotonic()))
+    def _discard_long_lost(self, loss: Loss) -> None:
+        self._discard(self._directory.note_lost(loss.peer, time.monotonic()))
 
     def _log(self, loss: Loss) -> None:
         peer, cause = loss.peer, loss.cause
@@ -167,7 +167,7 @@ class Losses:
             peer.left or cause,
         )
 
-    # Whoever was lost may live.
+    # A worker that was lost may live.
 
     def _look_for(self, loss: Loss) -> None:
         if loss.peer.left is None and not self._status.is_closed:
@@ -207,5 +207,5 @@ class Losses:
         return None
 
     def close(self) -> None:
-        """The agent shuts down: nobody is looked for any more."""
+        """Look for no lost worker any more: the agent shuts down."""
         self._search.close()

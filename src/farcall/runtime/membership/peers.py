@@ -129,16 +129,16 @@ class Peer:
 
     def note_loss(self, cause: str) -> None:
         """Take down that the peer is lost, and which calls that ends. With the lock held."""
-        # Before the peer counts as lost: who sees that raises an error that names these calls.
+        # Before the peer counts as lost: the error of a thread that sees that names these calls.
         self._in_flight = [call.name for call in self.outgoing.records()]
         self.lost = cause
 
     def loss(self) -> PeerLost:
-        """A new error that says how this peer was lost."""
+        """Return a new error that says how this peer was lost."""
         return self.describe(PeerLost(self.name, self._cause()))
 
     def owner_died(self) -> OwnerDied:
-        """A new error for who uses a reference to a value of this peer."""
+        """Return a new error for the use of a reference to a value of this peer."""
         return self.describe(OwnerDied(self.name, self._cause()))
 
     def _cause(self) -> str:

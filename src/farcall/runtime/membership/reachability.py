@@ -34,7 +34,7 @@ _GLOBAL_SCOPE = "00"
 
 
 def advertised(listen: str, store: Store | None, init_method: str) -> tuple[str, ...]:
-    """Names or addresses for others to reach a worker that listens on `listen`, best first.
+    """Return where others reach a worker that listens on `listen`: names, addresses, best first.
 
     Of a worker that listens on all interfaces these are its address on the way to where the
     workers meet, the one on the way to anybody, those of its interfaces, and loopback, for workers
@@ -75,7 +75,7 @@ def _master(store: Store | None, init_method: str) -> str | None:
 
 
 def address_towards(host: str) -> str | None:
-    """The address of this machine that `host` would see; None if there is no way to it."""
+    """Return the address of this machine that `host` would see; None if there is no way to it."""
     try:
         family, kind, protocol, _, address = resolve(host, 9, socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -139,7 +139,7 @@ class Rendezvous:
         self._given_up.set()
 
     def find(self, name_or_id: str | int) -> Worker | None:
-        """The live worker of this name or id, or None. Asks the store.
+        """Ask the store for the live worker of this name or id. None: there is none.
 
         Raises:
             RuntimeError: the store is gone.
@@ -168,7 +168,7 @@ class Rendezvous:
             self._register_again(worker)
 
     def workers(self) -> list[Worker]:
-        """The workers that are up now, in the order in which their names first came.
+        """Return the workers that are up now, in the order in which their names first came.
 
         Raises:
             RuntimeError: the store is gone.
@@ -198,8 +198,8 @@ class Rendezvous:
     def _register(self, worker: Worker, is_dead: Callable[[Worker], bool]) -> None:
         before = self._read(f"name/{worker.name}")
         if before is None:
-            # Before the record: who dies in between leaves a name without record, which is
-            # skipped; the other way round it would leave a worker that nobody can list.
+            # Before the record: a death in between leaves a name without record, which is skipped;
+            # the other way round it would leave a worker that nobody can list.
             number = self._store.add("members", 1)
             self._store.set(f"member/{number}", worker.name)
         for number in self._ids(worker, before):
@@ -266,7 +266,7 @@ class Rendezvous:
     def _wait(self, worker: Worker, world_size: int, timeout: float) -> list[Worker]:
         gate = self._wait_for_gate(worker, world_size, timeout)
         if gate.outcome == "open":
-            # Whoever has left since was there: this worker's init_rpc succeeds all the same.
+            # A worker that has left since was there: this worker's init_rpc succeeds all the same.
             return [self._record(rank).worker for rank in range(world_size)]
         if gate.outcome == "aborted":
             raise RendezvousError(f"init_rpc of {worker.name!r} can't succeed: {gate.reason}")
@@ -282,7 +282,7 @@ class Rendezvous:
         while True:
             if self._store.check(["gate"]):
                 return _decode_gate(self._store.get("gate"))
-            # Whoever comes last finds all ranks there, and opens the gate for those who wait.
+            # The last to come finds all ranks there, and opens the gate for those who wait.
             if self._store.check(ranks):
                 return self._decide(_Gate("open", worker.name))
             remaining = deadline - time.monotonic()

@@ -56,13 +56,13 @@ class ShutdownCoordinator:
         self._changed = threading.Event()  # finished, or there may be another leader
 
     def begin(self, what: object) -> None:
-        """A call begins: one of ours, or one that we serve."""
+        """Count a call that begins: one of this worker's, or one that it serves."""
         self._going_on.add(what)
         if self._leaving:  # else `leave`, which says so first, looks after us and finds the call
             self._epoch += 1
 
     def end(self, what: object) -> None:
-        """A call has ended. No effect if that was said before."""
+        """Count a call out that has ended. No effect if that was said before."""
         self._going_on.discard(what)
         if self._leaving and not self._going_on:
             detector = self._detector
@@ -176,10 +176,10 @@ class ShutdownCoordinator:
                 if finished:
                     self._finish()
 
-    def lost(self, peer: int) -> None:
-        """A member died or left."""
+    def on_peer_lost(self, peer: int) -> None:
+        """Wait no longer for a member that died or left."""
         detector = self._detector
         if detector is None:
             return
-        self._step(detector, lambda: detector.lost(peer))
+        self._step(detector, lambda: detector.on_peer_lost(peer))
         self._changed.set()

@@ -93,7 +93,7 @@ class Search:
         )
 
     def resolve(self, hint: str) -> list[str]:
-        """The numeric addresses to try, best first.
+        """Return the numeric addresses to try, best first.
 
         A worker that is confined to its machine takes loopback in the place of other addresses of
         this machine.
@@ -167,7 +167,7 @@ class Search:
             self._reason, self._took = reason, seconds
 
     def find(self, hint: str) -> str:
-        """The numeric address of a store.
+        """Return the numeric address of a store.
 
         Args:
             hint: what to say behind the reason when there is none.
@@ -271,7 +271,7 @@ def _is_own(address: str) -> bool:
 
 
 def listen_on_loopback(addresses: list[str], port: int) -> socket.socket:
-    """A listener for a store that this machine's workers alone can reach.
+    """Return a listener for a store that this machine's workers alone can reach.
 
     Raises:
         OSError: the port is taken, or may not be had.

@@ -44,7 +44,7 @@ def open_store(
     *,
     confined: bool = False,
 ) -> tuple[Store, int, int | None]:
-    """The store that a URL names, and this worker's rank and world size.
+    """Open the store that a URL names; return it, this worker's rank, and the world size.
 
     An argument wins over the URL's query (`?rank=0&world_size=2`), which wins over the environment
     (`RANK`, `WORLD_SIZE`; `env://` only). Under torchrun the agent hosts the store; else rank 0
@@ -88,7 +88,7 @@ def open_store(
 
 
 def check_place(rank: int, world_size: int, where: str) -> None:
-    """Raises ValueError: not a rank of a group of that size; 0 and -1 stand for any size."""
+    """Raise ValueError if this is no rank of a group of that size; 0 and -1 are any size."""
     if world_size > 0 and rank < 0:
         raise ValueError(
             f"{where} rendezvous: the rank is missing: pass rank= (RANK in the environment counts "
@@ -101,13 +101,13 @@ def check_place(rank: int, world_size: int, where: str) -> None:
 
 
 def host_of(store: Store) -> str | None:
-    """Where a store is, if it is a TCPStore, by itself or below prefixes."""
+    """Return where a store is, if it is a TCPStore, by itself or below prefixes."""
     below = _below_prefixes(store)
     return below.host if isinstance(below, TCPStore) else None
 
 
 def reopened(store: Store) -> Store:
-    """A new client of the same store, with the same prefixes.
+    """Return a new client of the same store, with the same prefixes.
 
     Raises:
         OSError: nobody hosts the store.

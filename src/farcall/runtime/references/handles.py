@@ -86,7 +86,7 @@ class RefHandle:
 
     def __del__(self) -> None:
         if hasattr(self, "ref"):  # else Ctrl-C came while it was made
-            self.references.forget(self.ref)
+            self.references.on_collected(self.ref, self.owner)
 
 
 class References:
@@ -119,7 +119,7 @@ class References:
         self._lock = machine.lock
         self._refs = machine.state.refs
         self._values = values
-        self._forgotten: deque[RefId] = deque()
+        self._collected: deque[tuple[RefId, int]] = deque()
         self._creation_errors: dict[RefId, StoredError] = {}
         self._sought: dict[RefId, Sought] = {}
 
@@ -209,24 +209,24 @@ class References:
     def _reference_to(ref: RefId, owner: Worker) -> Reference:
         return Reference(ref.minted_by, ref.number, owner.incarnation, owner.name, owner.id)
 
-    def forget(self, ref: RefId) -> None:
-        """A handle was collected. Called from finalizers."""
-        self._forgotten.append(ref)
+    def on_collected(self, ref: RefId, owner: int) -> None:
+        """Have `drain` count out a handle. Called from finalizers, so it takes no lock."""
+        self._collected.append((ref, owner))
         self._wake()
 
     def drain(self) -> None:
         """Count out the handles that were collected, and go on with what another thread left."""
         if self._machine.ready:
             self._machine.go_on()
-        if self._forgotten:
-            self._machine.tell(self._release_forgotten)
+        if self._collected:
+            self._machine.tell(self._release_collected)
 
-    def _release_forgotten(self) -> None:
-        while self._forgotten:
-            ref = self._forgotten.popleft()
-            if not self._refs.knows(ref):
-                continue  # Ctrl-C came between `seek` and what keeps the handle
-            self._refs.release(ref)
+    def _release_collected(self) -> None:
+        while self._collected:
+            ref, owner = self._collected.popleft()
+            known = self._refs.owner_of(ref) if owner == SOUGHT else owner
+            if known is not None:  # else the call was never made
+                self._refs.release(ref, known)
             if self._creation_errors and not self._refs.knows(ref):
                 self._creation_errors.pop(ref, None)
 
@@ -276,15 +276,22 @@ class References:
     def creation_late(self, ref: RefId, error: CallError) -> None:
         """Holder: the request was not accepted in time; it still may be."""
         with self._lock:
-            if self._refs.state(ref) is HeldState.CREATING:
+            if self._refs.is_being_created(ref, elsewhere_than=0):
                 self._creation_errors[ref] = StoredError(_of_creation(error))
 
     # Use.
 
     def is_confirmed(self, handle: RefHandle) -> bool:
         with self._lock:
-            is_known = handle.owner != SOUGHT
-            return is_known and self._refs.state(handle.ref) is HeldState.CONFIRMED
+            return handle.owner != SOUGHT and self._state(handle) is HeldState.CONFIRMED
+
+    def _state(self, handle: RefHandle) -> HeldState:
+        owner = self._owner_of(handle)
+        return HeldState.CREATING if owner is None else self._refs.state(handle.ref, owner)
+
+    def _owner_of(self, handle: RefHandle) -> int | None:
+        """Return in which incarnation the machine knows the owner; None: it has heard of none."""
+        return self._refs.owner_of(handle.ref) if handle.owner == SOUGHT else handle.owner
 
     def described_state(self, handle: RefHandle) -> str:
         """Return in a few words what is known here of a reference's value.
@@ -302,28 +309,32 @@ class References:
         error = self._creation_errors.get(handle.ref)
         if error is not None:
             return f"failed: {error.type_name}"
-        state = self._refs.state(handle.ref)
+        state = self._state(handle)
         if state is HeldState.VOID:
             return "owner lost"
-        is_confirmed = state is HeldState.CONFIRMED and handle.owner != SOUGHT
-        return "confirmed" if is_confirmed else "not confirmed yet"
+        return "confirmed" if state is HeldState.CONFIRMED else "not confirmed yet"
 
     def check_usable(self, handle: RefHandle) -> None:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
-        ref = handle.ref
         owner = self._directory.of_incarnation(handle.owner)
         if owner is not None and owner.lost is not None and not self._status.is_closed:
             # Whoever heard of its loss by a call may be here before the machine knows.
             raise owner.owner_died()
-        if not self._creation_errors and not self._refs.is_void(ref):
-            return
+        if not self._creation_errors:
+            incarnation = handle.owner
+            if incarnation == SOUGHT:
+                return  # the machine hears of it when the call is made
+            if self._refs.state(handle.ref, incarnation) is not HeldState.VOID:
+                return
         with self._lock:
-            cause = self._refs.void_cause(ref)
-            error = self._creation_errors.get(ref)
+            known = self._owner_of(handle)
+            cause = None if known is None else self._refs.void_cause(handle.ref, known)
+            error = self._creation_errors.get(handle.ref)
         if error is not None:
             raise error.error()
         if cause is not None:
-            raise OwnerDied(*cause) if owner is None else owner.describe(OwnerDied(*cause))
+            died = OwnerDied(handle.reference.owner_name, cause)
+            raise died if owner is None else owner.describe(died)
 
     def made_place(self, reference: Reference) -> ValueSlot | None:
         """The place of a value that lives here and has been made; else None."""
@@ -386,7 +397,7 @@ class References:
         """Handles for the references of a message that may be rebuilt."""
         with self._lock:
             for reference in references:
-                self._refs.acquire(RefId(reference.minted_by, reference.number))
+                self._refs.acquire(RefId(reference.minted_by, reference.number), reference.owner)
         return [RefHandle(self, reference) for reference in references]
 
     # Messages and deaths.
@@ -402,8 +413,8 @@ class References:
                     if is_made or not self._refs.knows(ref):
                         self._creation_errors.pop(ref, None)
 
-    def lost(self, _: Loss) -> None:
-        """The machine was told that a peer is lost."""
+    def on_peer_lost(self, _: Loss) -> None:
+        """Go on with what waited for a lost peer. The machine was told of the loss before."""
         self._machine.run()
         with self._lock:
             for ref in [ref for ref in self._creation_errors if not self._refs.knows(ref)]:

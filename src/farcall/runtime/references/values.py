@@ -65,13 +65,13 @@ class ValueSlot:
                 self._callbacks.pop(callback, None)
 
     def drop(self) -> None:
-        """The last reference is gone."""
+        """Let go of the value: the last reference is gone."""
         on_dropped, self.on_dropped = self.on_dropped, None
         if on_dropped is not None:
             on_dropped()
 
     def get(self) -> Any:
-        """The value. Raises what the function raised. Only when `is_ready`."""
+        """Return the value, or raise what the function raised. Only when `is_ready`."""
         if self._error is not None:
             raise self._error.error()
         return self._value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from farcall.testing.backward.history import History, Leaf, Node, Receive
+from farcall.testing.backward.history import History, Leaf, Node, ReceivedNodes
 from farcall.testing.backward.messages import Options
 
 ROOT_DIED = "its root died"
@@ -23,6 +23,7 @@ class Fate:
         sent: how many GRADs each receive sent.
         flying: how many GRADs are on their way.
         error: how the pass ended; "": with success, None: not yet.
+        to_tell: the workers that had the context when the pass failed.
     """
 
     def __init__(self, history: History, roots: Sequence[Node], options: Options) -> None:
@@ -35,14 +36,10 @@ class Fate:
         self.may_fail = options.fast and not uses_all(history, roots)
         self.found: Counter[Node] = Counter()
         self.ran: Counter[Node] = Counter()
-        self.sent: Counter[Receive] = Counter()
+        self.sent: Counter[ReceivedNodes] = Counter()
         self.flying = 0
         self.error: str | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether somebody was told that it failed."""
-        return bool(self.error) and self.error != ROOT_DIED
+        self.to_tell: list[int] = []
 
 
 def uses_all(history: History, roots: Sequence[Node]) -> bool:

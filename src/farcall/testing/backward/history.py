@@ -6,7 +6,7 @@ and are compared exactly. A received tensor is a node whose gradient goes to wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class Node:
         self.number = number
         self.worker = worker
         self.next_functions = children
-        self.receive: Receive | None = None
+        self.receive: ReceivedNodes | None = None
         self.raises = False
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class Edge(NamedTuple):
     node: Node
 
 
-class Source:
+class SentNodes:
     """Tensors whose gradients enter the graph: the roots, or those sent in one message."""
 
     def __init__(self, number: int, nodes: Sequence[Node]) -> None:
@@ -61,7 +61,7 @@ class Source:
         self.edges = [Edge(node) for node in nodes]
 
 
-class Receive:
+class ReceivedNodes:
     """Tensors that came in one message.
 
     Attributes:
@@ -114,16 +114,16 @@ class History:
         self.nodes.setdefault(node.worker, []).append(node)
         return node
 
-    def send(self, sender: int, worker: int, tensors: Sequence[Node]) -> Receive:
+    def send(self, sender: int, worker: int, tensors: Sequence[Node]) -> ReceivedNodes:
         """A message with tensors goes from one worker to another."""
         sends = self.sends.setdefault(sender, {})
         number = len(sends) + 1
         sends[number] = list(tensors)
         self.messages.append((sender, worker))
         received = [self._keep(Node(self._number(), worker, ())) for _ in tensors]
-        return Receive(worker, sender, number, received)
+        return ReceivedNodes(worker, sender, number, received)
 
-    def receives(self) -> dict[Node, Receive]:
+    def receives(self) -> dict[Node, ReceivedNodes]:
         """The receive of each received tensor."""
         nodes = [node for nodes in self.nodes.values() for node in nodes]
         return {node: node.receive for node in nodes if node.receive is not None}
@@ -147,12 +147,20 @@ class History:
         return [(sent[node.receive.nodes.index(node)], 1)]
 
 
-def draw_history(random: Random, workers: int) -> History:
-    """A random one, of workers 1 to `workers`. Nodes come from late ones rather: it gets deep."""
+def draw_history(random: Random, workers: int, happens: Callable[[], bool]) -> History:
+    """A random one, of workers 1 to `workers`. Nodes come from late ones rather: it gets deep.
+
+    Args:
+        random: draws it.
+        workers: how many there are.
+        happens: whether the next step that was drawn happens.
+    """
     history = History(random.randint(1, workers))
     knowing = [history.creator]
     messages = random.uniform(0.2, 0.7)
     for _ in range(random.choice((4, 8, 15, 30, 50))):
+        if not happens():
+            continue
         worker = random.choice(knowing)
         nodes = history.nodes.get(worker, [])
         if not nodes or random.random() < 0.15:

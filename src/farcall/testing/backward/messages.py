@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnShare, TellRoot
+from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnCredit, TellRoot
 
 
 class Options(NamedTuple):
@@ -29,7 +29,7 @@ class Grad(NamedTuple):
     """The gradients of what was sent with this number: (index, gradient) of what is used."""
 
     number: int
-    share: int
+    credit: int
     gradients: tuple[tuple[int, int], ...]
 
 
@@ -44,7 +44,7 @@ class AboutPass(NamedTuple):
 
     context: int
     options: Options
-    what: Prepare | Grad | Abort | AskRoot | AskCause | ReturnShare | TellRoot
+    what: Prepare | Grad | Abort | AskRoot | AskCause | ReturnCredit | TellRoot
 
 
 class Answered(NamedTuple):

@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeVar
 
 from farcall.protocol import pass_instructions as do
 from farcall.protocol.contexts import Contexts
+from farcall.protocol.credit import WHOLE
 from farcall.protocol.passes import ROOT, SURVEY, State, UnexpectedGradient
-from farcall.protocol.shares import WHOLE
-from farcall.testing.backward.history import Leaf, Node, Receive, Source
+from farcall.testing.backward.history import Leaf, Node, ReceivedNodes, SentNodes
 from farcall.testing.backward.machines import Machines
 from farcall.testing.backward.messages import Abort, AboutPass, Answered, Grad, Options, Prepare
 from farcall.testing.backward.reach import SimulatedReach, Sums
@@ -58,7 +58,7 @@ class Content:
     def __init__(
         self,
         sends: dict[int, list[Node]],
-        receives: Mapping[Node, Receive],
+        receives: Mapping[Node, ReceivedNodes],
         *,
         averages: bool = False,
     ) -> None:
@@ -89,7 +89,7 @@ class SimulatedPass:
         self._context = context
         self._content = content
         self._new_reach = worker.machines.reach
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, SentNodes] = {}
         self._live = self._new_reach(content.receives)
         self._gradients: dict[int, Mapping[int, int]] = {}
         # Gradients of leaves, until all are there; None: they were averaged.
@@ -140,7 +140,7 @@ class SimulatedPass:
                     self._world.accumulated(*name, leaf, gradient)
                 self._held = None
                 self.report(self.machine.averaged, source)
-            case do.ReturnShare() | do.TellRoot():
+            case do.ReturnCredit() | do.TellRoot():
                 worker.send(self.options.root, AboutPass(*name, instruction))
             case do.FailUnused(missing=missing):
                 self.fail(_unused(missing))
@@ -183,9 +183,9 @@ class SimulatedPass:
         else:
             deliver()
 
-    def _source(self, number: int) -> Source:
+    def _source(self, number: int) -> SentNodes:
         nodes = self._roots if number == ROOT else self._content.sends[number]
-        return self._sources.setdefault(number, Source(number, nodes))
+        return self._sources.setdefault(number, SentNodes(number, nodes))
 
     def _explore(self) -> None:
         if self.machine.state is not State.NEW:
@@ -216,11 +216,11 @@ class SimulatedPass:
 
     # Gradients.
 
-    def deliver(self, source: int, gradients: Mapping[int, int], share: int) -> None:
-        """The gradients of a source, and a share of the pass."""
+    def deliver(self, source: int, gradients: Mapping[int, int], credit: int) -> None:
+        """The gradients of a source, and credit of the pass."""
         self._explore()
         self._gradients[source] = gradients
-        self.report(self.machine.arrive, source, share)
+        self.report(self.machine.arrive, source, credit)
 
     @property
     def _is_alone(self) -> bool:
@@ -256,8 +256,8 @@ class SimulatedPass:
             match instruction:
                 case do.KeepLeaves():
                     self._accumulate(found)
-                case do.SendGradients(receive=receive, share=share):
-                    self._send(receive, share, found)
+                case do.SendGradients(receive=receive, credit=credit):
+                    self._send(receive, credit, found)
         if self._content.averages:  # then something is left to do
             yield True
             if self.error:
@@ -276,7 +276,7 @@ class SimulatedPass:
             receive = node.receive
             if receive is not None:
                 for send in self.machine.left(source, receive, receive.sender):
-                    self._send(receive, send.share, found)
+                    self._send(receive, send.credit, found)
 
         for source in sources:
             while source not in self._gradients:
@@ -331,7 +331,7 @@ class SimulatedPass:
         for leaf, gradient in leaves:
             self._world.accumulated(self._context, self.options, leaf, gradient)
 
-    def _send(self, receive: Receive, share: int, found: Mapping[Node, int]) -> None:
+    def _send(self, receive: ReceivedNodes, credit: int, found: Mapping[Node, int]) -> None:
         """Send the gradients of a receive to where it came from."""
         peer = receive.sender
         if peer in self._worker.lost:
@@ -341,7 +341,7 @@ class SimulatedPass:
         self._world.sent(self._context, self.options, receive)
         used = ((index, node) for index, node in enumerate(receive.nodes) if node in found)
         gradients = tuple((index, found[node]) for index, node in used)
-        grad = Grad(receive.number, share, gradients)
+        grad = Grad(receive.number, credit, gradients)
         self._worker.send(peer, AboutPass(self._context, self.options, grad))
 
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from farcall.protocol.contexts import Contexts, ReportHeld, TellEnd
+from farcall.protocol.credit import WHOLE, HeldCredit, RecoveredCredit
 from farcall.protocol.pass_instructions import (
     AnswerAsker,
     AskCause,
@@ -20,45 +21,44 @@ from farcall.protocol.pass_instructions import (
     TellRoot,
 )
 from farcall.protocol.passes import PassMachine, State
-from farcall.protocol.shares import WHOLE, Returned, Shares
 from farcall.testing.backward.machines import Machines
 from farcall.testing.backward.reach import SimulatedExploration, SimulatedReach
 
 Todo = list[Instruction]
 
 
-class _GivesAllAndKeepsHalf(Shares):
+class _GivesAllAndKeepsHalf(HeldCredit):
     def send(self, source: int, last: bool = False) -> int:
-        share = self._shares[source]
+        credit = self._credit[source]
         super().send(source, last)
-        return share
+        return credit
 
 
-class _KeepsAShare(Shares):
+class _KeepsCredit(HeldCredit):
     def ran(self, source: int) -> int | None:
         super().ran(source)
         return None
 
 
-class _GivesHalfAndKeepsAll(Shares):
+class _GivesHalfAndKeepsAll(HeldCredit):
     def send(self, source: int, last: bool = False) -> int:
-        return super().send(source, last=True) if last else self._shares[source] + 1
+        return super().send(source, last=True) if last else self._credit[source] + 1
 
 
-class _AddsOnce(Returned):
+class _AddsOnce(RecoveredCredit):
     """Does not carry over."""
 
-    def add(self, share: int) -> bool:
-        if share in self._shares:
-            self._shares.remove(share)
-            share -= 1
-        self._shares.add(share)
-        return share == WHOLE
+    def add(self, credit: int) -> bool:
+        if credit in self._credit:
+            self._credit.remove(credit)
+            credit -= 1
+        self._credit.add(credit)
+        return credit == WHOLE
 
 
-class _TakesHalfForAll(Returned):
-    def add(self, share: int) -> bool:
-        return super().add(share) or WHOLE + 1 in self._shares
+class _TakesHalfForAll(RecoveredCredit):
+    def add(self, credit: int) -> bool:
+        return super().add(credit) or WHOLE + 1 in self._credit
 
 
 class _PreparesInHaste(PassMachine):
@@ -106,8 +106,8 @@ class _AsksTheRootEachTime(PassMachine):
         self.state = State.WAITING if begun is State.TOGETHER else begun
         return super().begin(is_shared)
 
-    def arrive(self, source: int, share: int) -> Todo:
-        todo = super().arrive(source, share)
+    def arrive(self, source: int, credit: int) -> Todo:
+        todo = super().arrive(source, credit)
         return todo or ([AskRoot()] if self.state is State.WAITING else [])
 
 
@@ -145,7 +145,7 @@ class _GivesAllBeforeAveraging(PassMachine):
 
 
 class _AccumulatesLate(PassMachine):
-    """Leaves get their gradients after the last share has gone."""
+    """Leaves get their gradients after the last credit has gone."""
 
     def computed(self, source: int, receives: Mapping[Any, Any]) -> list[Any]:
         todo = super().computed(source, receives)
@@ -163,6 +163,23 @@ class _AveragesEarly(PassMachine):
 class _ForgetsTheDead(Contexts[Any]):
     def is_dead(self, context: int) -> bool:
         return False
+
+
+class _ReportsOneWay(Contexts[Any]):
+    """Tells the creator that it has the context, and of no failure before or after that."""
+
+    def _link(self, context: int, creator: int) -> list[Any]:
+        return [ReportHeld(creator, context)]
+
+
+class _TakesCreatorsForAlive(Contexts[Any]):
+    """Waits for the release of a context by a creator that is lost."""
+
+    def made_by(self, creator: int) -> list[int]:
+        return []
+
+    def on_peer_lost(self, peer: int, id: int, **options: Any) -> list[Any]:
+        return super().on_peer_lost(peer, id, **{**options, "living": lambda creator: creator})
 
 
 class _LooksForNoHooks(SimulatedReach):
@@ -198,7 +215,7 @@ def _ignoring(event: str, machine: type[Any] = PassMachine) -> type[Any]:
 
 
 def _with(**attributes: type[Any]) -> type[PassMachine]:
-    """A machine that counts shares in a wrong way."""
+    """A machine that counts credit in a wrong way."""
     return type("_With", (PassMachine,), attributes)
 
 
@@ -213,11 +230,11 @@ class BackwardBug(Enum):
         bug.planted = planted
         return bug
 
-    GIVES_ALL_AND_KEEPS_HALF = "gives-all-and-keeps-half", _with(shares=_GivesAllAndKeepsHalf)
-    KEEPS_A_SHARE = "keeps-a-share", _with(shares=_KeepsAShare)
-    GIVES_HALF_AND_KEEPS_ALL = "gives-half-and-keeps-all", _with(shares=_GivesHalfAndKeepsAll)
-    ADDS_ONCE = "adds-once", _with(returned_shares=_AddsOnce)
-    TAKES_HALF_FOR_ALL = "takes-half-for-all", _with(returned_shares=_TakesHalfForAll)
+    GIVES_ALL_AND_KEEPS_HALF = "gives-all-and-keeps-half", _with(credit=_GivesAllAndKeepsHalf)
+    KEEPS_CREDIT = "keeps-credit", _with(credit=_KeepsCredit)
+    GIVES_HALF_AND_KEEPS_ALL = "gives-half-and-keeps-all", _with(credit=_GivesHalfAndKeepsAll)
+    ADDS_ONCE = "adds-once", _with(recovered_credit=_AddsOnce)
+    TAKES_HALF_FOR_ALL = "takes-half-for-all", _with(recovered_credit=_TakesHalfForAll)
     PREPARES_IN_HASTE = "prepares-in-haste", _PreparesInHaste
     FORGETS_ANSWERS = "forgets-answers", _without(AnswerAsker, "prepared")
     WAITS_IN_ASCENDING_ORDER = "waits-in-ascending-order", _WaitsInAscendingOrder
@@ -234,7 +251,7 @@ class BackwardBug(Enum):
     GIVES_ALL_BEFORE_AVERAGING = "gives-all-before-averaging", _GivesAllBeforeAveraging
     ACCUMULATES_LATE = "accumulates-late", _AccumulatesLate
     AVERAGES_EARLY = "averages-early", _AveragesEarly
-    IGNORES_DEATHS = "ignores-deaths", _ignoring("lost")
+    IGNORES_DEATHS = "ignores-deaths", _ignoring("on_peer_lost")
     DOES_NOT_ASK_WHY = "does-not-ask-why", _without(AskCause, "broken")
     FAILS_IN_SILENCE = "fails-in-silence", _without(TellRoot, "fail")
     TELLS_NOBODY = "tells-nobody", _without(TellAll, "abort")
@@ -243,8 +260,9 @@ class BackwardBug(Enum):
     SHARES_NO_MESSAGES = "shares-no-messages", _SharesNoMessages
     FORGETS_THE_DEAD = "forgets-the-dead", _ForgetsTheDead
     RELEASES_ONLY_HERE = "releases-only-here", _without(TellEnd, "_drop", Contexts)
-    DOES_NOT_REPORT = "does-not-report", _without(ReportHeld, "lost", Contexts)
-    LEAVES_CONTEXTS_OF_THE_DEAD = "leaves-contexts-of-the-dead", _ignoring("made_by", Contexts)
+    DOES_NOT_REPORT = "does-not-report", _without(ReportHeld, "on_peer_lost", Contexts)
+    LEAVES_CONTEXTS_OF_THE_DEAD = "leaves-contexts-of-the-dead", _TakesCreatorsForAlive
+    REPORTS_ONE_WAY = "reports-one-way", _ReportsOneWay
     IGNORES_REPORTS = "ignores-reports", _ignoring("held", Contexts)
 
 

@@ -16,7 +16,8 @@ BWD-4  In the end a worker knows of a context that has ended, or whose creator d
 BWD-5  A pass did not end; or failed, though no worker died, no function raised, nothing had been
        freed, and nothing was unused in fast mode; or failed with an error that is no reason. A call
        got no answer.
-BWD-6  A pass failed, and goes on at some worker when all is quiet.
+BWD-6  A pass failed, and when all is quiet, its root lives and a worker that had the context when
+       the pass failed does not know that it did.
 BWD-7  A pass succeeded in fast mode, and something is unused at a worker that took part.
 """
 
@@ -28,23 +29,32 @@ from random import Random
 from typing import Any, NamedTuple
 
 from farcall.testing.backward.fate import ROOT_DIED, Fate, uses_all
-from farcall.testing.backward.history import History, Leaf, Node, Receive, draw_history, gather
+from farcall.testing.backward.history import (
+    History,
+    Leaf,
+    Node,
+    ReceivedNodes,
+    draw_history,
+    gather,
+)
 from farcall.testing.backward.messages import AboutPass, Forward, Grad, Options
 from farcall.testing.backward.passes import Content
 from farcall.testing.backward.planted import BackwardBug, machines_with
 from farcall.testing.backward.worker import Worker
 from farcall.testing.backward.world import Run
-from farcall.testing.clock import ManualClock
 from farcall.testing.network import Faults, Network
-from farcall.testing.oracle import Violation
-from farcall.testing.simulation import Event, Result
+from farcall.testing.schedule import Result, Schedule, Script
 
 REASONS = ("raised", "lost", "second time", "not all", "context ended", "no context")  # to fail
 MAX_EVENTS = 20_000  # of a schedule that ends
 
 
 def simulate_backward(
-    seed: int, faults: Faults | None = None, *, bug: BackwardBug | None = None
+    seed: int,
+    faults: Faults | None = None,
+    *,
+    bug: BackwardBug | None = None,
+    script: Script | None = None,
 ) -> Result:
     """Run one schedule of the protocols of backward passes and contexts.
 
@@ -52,8 +62,9 @@ def simulate_backward(
         seed: equal arguments give equal results.
         faults: `reordering` and `crash` count; drawn from the seed when None. Links lose nothing.
         bug: a mistake to plant in the machines, to see it found.
+        script: see `Schedule`. The inputs are contexts, what happens in them, passes, and faults.
     """
-    return _Schedule(seed, faults, bug).run()
+    return _BackwardSchedule(seed, faults, bug, script).run()
 
 
 class _Run(NamedTuple):
@@ -64,16 +75,15 @@ class _Run(NamedTuple):
     expire: Callable[[], None]
 
 
-class _Schedule:
-    def __init__(self, seed: int, faults: Faults | None, bug: BackwardBug | None) -> None:
-        self._seed = seed
-        self._random = random = Random(seed)
+class _BackwardSchedule(Schedule):
+    def __init__(
+        self, seed: int, faults: Faults | None, bug: BackwardBug | None, script: Script | None
+    ) -> None:
+        super().__init__(seed, script)
+        random = self._random
         self._faults = faults or _draw_faults(random)
         self._machines = machines_with(bug)
-        self._clock = ManualClock()
         self._network: Network[tuple[Any, int]] = Network(self._clock, random, self._faults)
-        self._log: list[Event] = []
-        self._violations: list[Violation] = []
         self._workers: dict[int, Worker] = {}
         self._runs: list[_Run] = []
         self._notices: list[tuple[int, int]] = []
@@ -88,18 +98,22 @@ class _Schedule:
         for number in range(1, count + 1):
             self._workers[number] = Worker(number, self._machines, self)
         for _ in range(random.choice((1, 1, 2, 3))):
-            self._look_back(count)
+            if self._happens():
+                self._look_back(count)
 
     def _look_back(self, count: int) -> None:
         """A context, what happened in it, and the passes that will begin."""
         random = self._random
-        history = draw_history(random, count)
-        last = gather(history, history.creator) if random.random() < 0.3 else None
+        history = draw_history(random, count, self._happens)
+        gathers = random.random() < 0.3 and self._happens()
+        last = gather(history, history.creator) if gathers else None
         creator = self._workers[history.creator]
         context = creator.contexts.next_id()
         self._histories[context] = history
         sends = {worker: dict(history.sends.get(worker, {})) for worker in self._workers}
-        averaging = [worker for worker in self._workers if random.random() < 0.15]
+        averaging = [
+            worker for worker in self._workers if random.random() < 0.15 and self._happens()
+        ]
         contents = {
             worker: Content(sends[worker], history.receives(), averages=worker in averaging)
             for worker in self._workers
@@ -118,16 +132,21 @@ class _Schedule:
                 roots = [last]
             fast = random.random() < 0.5 and (uses_all(history, roots) or random.random() < 0.15)
             options = Options(number + 1, fast, root)
+            if not self._happens():
+                continue
             self._fates[context, options] = Fate(history, roots, options)
             self._not_begun.append((context, options))
         self._use_up(context, sends)
         if random.random() < 0.2:
             every = [node for nodes in history.nodes.values() for node in nodes]
-            random.choice(every).raises = True
-            self._raised = True
+            node = random.choice(every)
+            if self._happens():
+                node.raises = self._raised = True
         for worker in self._workers.values():
             if random.random() < 0.3:
-                self._forward(worker, context, hops=random.randrange(4))
+                hops = random.randrange(4)
+                if self._happens():
+                    self._forward(worker, context, hops)
 
     def _use_up(self, context: int, sends: dict[int, dict[int, list[Node]]]) -> None:
         """Something that was sent may have been freed, by a pass that did not retain its graph."""
@@ -136,23 +155,20 @@ class _Schedule:
             return
         sender = self._pick(senders)
         number = self._pick(list(sends[sender]))
+        if not self._happens():
+            return
         del sends[sender][number]
         for (where, _), fate in self._fates.items():
             if where == context:
                 used = {(receive.sender, receive.number) for receive in fate.live}
                 fate.may_fail |= (sender, number) in used
 
-    def run(self) -> Result:
-        try:
-            while not self._violations and self._step():
-                if len(self._log) > MAX_EVENTS:
-                    self._violate("BWD-5", "no end in sight")
-            if not self._violations:
-                self._check_end()
-        except (KeyError, ValueError, AssertionError) as error:
-            self._violate("ERROR", f"a machine raised {type(error).__name__}: {error}")
-        violations = tuple(self._violations)
-        return Result(self._seed, self._faults, len(self._log), violations, tuple(self._log))
+    def _play(self) -> None:
+        while not self._violations and self._step():
+            if len(self._log) > MAX_EVENTS:
+                self._violate("BWD-5", "no end in sight")
+        if not self._violations:
+            self._check_end()
 
     def _step(self) -> bool:
         """Let one thing happen; False: nothing is left that can."""
@@ -163,7 +179,7 @@ class _Schedule:
         acts += [self._advance] * (3 * bool(self._runs))
         acts += [self._notice] * bool(self._notices)
         acts += [self._end] * bool(self._over())
-        if self._deaths and random.random() < self._faults.crash:
+        if self._deaths and random.random() < self._faults.crash and self._happens():
             acts.append(self._crash)
         random.shuffle(acts)
         return any(act() for act in acts) or self._time_out()
@@ -294,7 +310,7 @@ class _Schedule:
 
     def is_held_up(self) -> bool:
         """Whether a thread is slow."""
-        return self._random.random() < 0.2
+        return self._random.random() < 0.2 and self._happens()
 
     def ran(self, context: int, options: Options, node: Node) -> None:
         """A node is run."""
@@ -308,7 +324,7 @@ class _Schedule:
         """A leaf gets a gradient."""
         self._fates[context, options].found[leaf] += gradient
 
-    def sent(self, context: int, options: Options, receive: Receive) -> None:
+    def sent(self, context: int, options: Options, receive: ReceivedNodes) -> None:
         """The gradients of a receive go off."""
         fate = self._fates[context, options]
         fate.sent[receive] += 1
@@ -325,6 +341,8 @@ class _Schedule:
             self._violate("BWD-5", f"pass {options} of {context} ends twice")
         fate.error = error
         if error:
+            workers = self._workers.values()
+            fate.to_tell = [each.id for each in workers if each.contexts.get(context)]
             if not (self._raised or self._has_died() or fate.may_fail):
                 self._violate("BWD-5", f"pass {options} of {context} failed: {error}")
             if not any(reason in error for reason in REASONS):
@@ -357,15 +375,18 @@ class _Schedule:
                 self._violate("BWD-7", text)
 
     def _check_failed(self) -> None:
-        """Once all is quiet, a pass that has failed must have failed everywhere."""
+        """Once all is quiet, everybody who had the context must know of a pass that failed."""
         for (context, options), fate in self._fates.items():
-            if not fate.has_failed:
-                continue
-            for worker in self._workers.values():
-                content = worker.contexts.get(context)
-                backward = None if content is None else content.passes.get(options)
-                if backward is not None and not (backward.error or backward.is_idle):
-                    text = f"w{worker.id} does not know that it failed"
+            if options.root not in self._workers:
+                continue  # it may have died before it told anybody
+            for number in fate.to_tell:
+                worker = self._workers.get(number)
+                content = None if worker is None else worker.contexts.get(context)
+                if content is None:
+                    continue
+                backward = content.passes.get(options)
+                if backward is None or not backward.error:
+                    text = f"w{number} does not know that it failed"
                     self._violate("BWD-6", f"pass {options} of {context}: {text}")
 
     def _check_end(self) -> None:
@@ -379,16 +400,10 @@ class _Schedule:
             if worker.open_calls:
                 self._violate("BWD-5", f"w{worker.id} gets no answer to {worker.open_calls} calls")
 
-    def _violate(self, invariant: str, text: str) -> None:
-        self._violations.append(Violation(invariant, text))
-
     # Helpers.
 
     def _pick(self, options: Sequence[Any]) -> Any:
         return options[self._random.randrange(len(options))]
-
-    def _note(self, *what: object) -> None:
-        self._log.append(Event(self._clock.now, what))
 
 
 def _draw_faults(random: Random) -> Faults:

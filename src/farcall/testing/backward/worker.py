@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
-from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnShare, TellRoot
+from farcall.protocol.pass_instructions import AskCause, AskRoot, ReturnCredit, TellRoot
 from farcall.testing.backward.history import Node
 from farcall.testing.backward.machines import Machines
 from farcall.testing.backward.messages import (
@@ -77,8 +77,8 @@ class Worker:
                 waiting = self._calls.pop(answered, None)
                 if waiting is not None:
                     waiting[1](message)
-            case TellEnd(context=context, floor=floor):
-                self._carry_out(self.contexts.released(context, floor))
+            case TellEnd(context=context, low_watermark=low_watermark):
+                self._carry_out(self.contexts.released(context, low_watermark))
             case ReportHeld(context=context):
                 self._carry_out(self.contexts.held(context, peer))
             case Forward(context=context):
@@ -98,8 +98,8 @@ class Worker:
             return
         known = content.passes.get(options)
         match what:
-            case ReturnShare(share=share, missing=missing) if known is not None:
-                known.report(known.machine.returned, peer, share, missing)
+            case ReturnCredit(credit=credit, missing=missing) if known is not None:
+                known.report(known.machine.returned, peer, credit, missing)
             case TellRoot() if known is not None:
                 known.report(known.machine.broken, peer)
             case AskCause():
@@ -115,10 +115,10 @@ class Worker:
                     self._pass(context, content, options).prepare(number, live, answer)
                 else:
                     answer("backward a second time")
-            case Grad(number=number, share=share, gradients=gradients):
+            case Grad(number=number, credit=credit, gradients=gradients):
                 backward = self._pass(context, content, options)
                 if number in content.sends:
-                    backward.deliver(number, dict(gradients), share)
+                    backward.deliver(number, dict(gradients), credit)
                 else:
                     backward.fail("backward a second time")
 
@@ -153,7 +153,7 @@ class Worker:
             return
         known = self.contexts.enter(context, peer, content)
         if known is not None and peer in self.lost:
-            self._lose_contexts(peer)
+            self._lose_part(peer)
 
     def end(self, context: int) -> None:
         """A context that was made here ends."""
@@ -186,10 +186,8 @@ class Worker:
             case DropContext(content=content):
                 for backward in list(content.passes.values()):
                     backward.report(backward.machine.stop, "the context ended")
-            case TellEnd(peer=peer):
+            case TellEnd(peer=peer) | ReportHeld(peer=peer):
                 self.send(peer, instruction)
-            case ReportHeld(creator=creator):
-                self.send(creator, instruction)
             case TellFailures(peer=peer, context=context, content=content):
                 for backward in content.passes.values():
                     abort = Abort(backward.error)
@@ -202,11 +200,16 @@ class Worker:
         for call in [call for call, (to, _) in self._calls.items() if to == peer]:
             if call in self._calls:
                 self._fail_call(call)
+        self._lose_part(peer)
+
+    def _lose_part(self, peer: int) -> None:
+        """In contexts, and in their passes."""
+
+        def living(id: int) -> int | None:
+            return None if id in self.lost else id
+
+        todo = self.contexts.on_peer_lost(peer, peer, is_replaced=False, living=living)
         for content in list(self.contexts):
             for backward in list(content.passes.values()):
-                backward.report(backward.machine.lost, peer, peer, f"lost {peer}")
-        self._lose_contexts(peer)
-
-    def _lose_contexts(self, peer: int) -> None:
-        gone = self.lost.__contains__
-        self._carry_out(self.contexts.lost(peer, peer, is_replaced=False, is_gone=gone))
+                backward.report(backward.machine.on_peer_lost, peer, peer, f"lost {peer}")
+        self._carry_out(todo)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from farcall.testing.backward.history import Node, Receive
+from farcall.testing.backward.history import Node, ReceivedNodes
 from farcall.testing.backward.messages import Options
 
 Run = Iterator[bool]  # whether a step was done; else it waits for a gradient
@@ -29,7 +29,7 @@ class World(Protocol):
     def accumulated(self, context: int, options: Options, leaf: Node, gradient: int) -> None:
         """A leaf gets a gradient."""
 
-    def sent(self, context: int, options: Options, receive: Receive) -> None:
+    def sent(self, context: int, options: Options, receive: ReceivedNodes) -> None:
         """The gradients of a receive go off."""
 
     def ended(self, context: int, options: Options, error: str) -> None:

@@ -39,7 +39,7 @@ from farcall.protocol.connecting import (
     Wait,
 )
 from farcall.testing.connecting.world import Outcome, World
-from farcall.testing.oracle import Violation
+from farcall.testing.schedule import Violation
 
 ROUNDING = 1e-6  # seconds
 REACH_SECONDS = 45.0  # in which every address is tried: three, of which one says nothing

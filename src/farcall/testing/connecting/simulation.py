@@ -8,11 +8,10 @@ later.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from random import Random
+from itertools import islice
 from typing import NamedTuple
 
 from farcall.protocol.connecting import (
@@ -26,15 +25,12 @@ from farcall.protocol.connecting import (
     Try,
     Wait,
 )
-from farcall.testing.clock import ManualClock
+from farcall.testing.agenda import Agenda
 from farcall.testing.connecting.oracle import Caller, ConnectingOracle
 from farcall.testing.connecting.planted import ConnectingBug, machine_of
 from farcall.testing.connecting.world import Outcome, World
-from farcall.testing.network import Faults
-from farcall.testing.oracle import Violation
-from farcall.testing.simulation import Event, Result
+from farcall.testing.schedule import Result, Schedule, Script
 
-NO_FAULTS = Faults()  # those of messages: here is none
 END = 1200.0  # seconds; the host has been as it is for long by then
 MAX_EVENTS = 4000
 BEGINNINGS = 150.0  # seconds in which callers begin
@@ -56,76 +52,75 @@ HABITS = (
 )
 
 
-def simulate_connecting(seed: int, *, bug: ConnectingBug | None = None) -> Result:
+def simulate_connecting(
+    seed: int, *, bug: ConnectingBug | None = None, script: Script | None = None
+) -> Result:
     """Run one schedule.
 
     Args:
         seed: equal arguments give equal results.
         bug: a mistake to plant in the machine, to see it found.
+        script: see `Schedule`. The inputs are calls, interruptions, standstills of the dialler,
+            and what becomes of the host.
     """
-    return _Schedule(seed, bug).run()
+    return _ConnectingSchedule(seed, bug, script).run()
 
 
-class _Schedule:
-    def __init__(self, seed: int, bug: ConnectingBug | None) -> None:
-        self._seed = seed
-        self._random = random = Random(seed)
-        self._clock = ManualClock()
-        self._world = World(random)
+class _Dialler:
+    """The process that dials. While it stands still, the clock goes on in one step."""
+
+    number = 0
+    stands_until = 0.0
+
+
+class _ConnectingSchedule(Schedule):
+    def __init__(self, seed: int, bug: ConnectingBug | None, script: Script | None) -> None:
+        super().__init__(seed, script)
+        random = self._random
+        self._world = World(random, self._happens)
         self._oracle = ConnectingOracle(self._world)
+        self._violations = self._oracle.violations
         self._machine: Connecting = machine_of(bug)(self._world.addresses, self._world.dead_after)
         self._standstills = random.choice((0.0, 0.0, 0.02, 0.15))  # chance at each event
         self._interruptions = random.choice((0.0, 0.0, 0.02))
         self._callers: list[Caller] = []
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
-        self._log: list[Event] = []
+        self._agenda: Agenda[_Dialler] = Agenda(self._clock, random)
+        self._dialler = _Dialler()
         for number in range(random.choice((1, 1, 2, 4, 12))):
-            self._draw_caller(number)
+            begins = random.choice((0.0, random.uniform(0.0, BEGINNINGS)))
+            self._call(begins, number, random.choice(HABITS))
 
-    def _draw_caller(self, number: int) -> None:
-        random = self._random
-        begins = random.choice((0.0, random.uniform(0.0, BEGINNINGS)))
-        habit = random.choice(HABITS)
-        self._at(begins, lambda: self._begin(number, habit))
+    def _call(self, moment: float, number: int, habit: Habit) -> None:
+        if self._happens():
+            self._at(moment, lambda: self._begin(number, habit))
 
-    def run(self) -> Result:
+    def _at(self, moment: float, act: Callable[[], None]) -> None:
+        if moment < END:
+            self._agenda.at(moment, self._dialler, act)
+
+    def _play(self) -> None:
         self._note("addresses", *(address.url for address in self._world.addresses))
         self._note("dead after", self._world.dead_after, "refuses us:", self._world.refuses)
         for url, stranger in self._world.strangers.items():
             self._note(url, "leads to another host, which", stranger.value)
-        try:
-            while self._queue and not self._oracle.violations and self._count < MAX_EVENTS:
-                self._step()
-                if self._clock.now > END:
-                    break
-            if not self._oracle.violations and self._count < MAX_EVENTS:
-                self._oracle.check_end(self._callers, self._clock.now)
-        except (AttributeError, AssertionError, IndexError, ValueError) as error:
-            violation = Violation("ERROR", f"the machine raised {type(error).__name__}: {error}")
-            self._oracle.violations.append(violation)
-        violations = tuple(self._oracle.violations)
-        return Result(self._seed, NO_FAULTS, len(self._log), violations, tuple(self._log))
+        for _, act in islice(self._agenda, MAX_EVENTS):
+            self._perhaps_stand_still()
+            act()
+            self._oracle.check(self._callers, self._clock.now)
+            if self._violations:
+                return
+        if not self._agenda:
+            self._oracle.check_end(self._callers, self._clock.advance_to(END))
 
-    # Events.
-
-    def _at(self, moment: float, act: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._queue, (moment, self._count, act))
-
-    def _step(self) -> None:
-        moment, _, act = heapq.heappop(self._queue)
-        if moment == math.inf:
-            self._clock.advance_to(END + 1)
-            return
-        self._clock.advance_to(moment)
+    def _perhaps_stand_still(self) -> None:
         if self._random.random() < self._standstills:
             seconds = self._random.choice((0.1, 1.0, 10.0, 60.0)) * self._random.random()
-            self._clock.advance(seconds)
-            self._oracle.stood_still(self._clock.now)
-            self._note("the dialler has stood still for", f"{seconds:.2f} s")
-        act()
-        self._oracle.check(self._callers, self._clock.now)
+            if self._happens():
+                self._clock.advance(seconds)
+                self._oracle.stood_still(self._clock.now)
+                self._note("the dialler has stood still for", f"{seconds:.2f} s")
+
+    # Events.
 
     def _begin(self, number: int, habit: Habit) -> None:
         random, now = self._random, self._clock.now
@@ -135,11 +130,12 @@ class _Schedule:
         self._note(caller, "wants a link within", length, "s; the host is", self._mode())
         self._tell(caller, self._machine.begin(caller, now, caller.deadline))
         if not caller.ended and random.random() < self._interruptions:
-            self._at(now + random.uniform(0.0, min(length, 20.0)), lambda: self._interrupt(caller))
+            moment = now + random.uniform(0.0, min(length, 20.0))
+            if self._happens():
+                self._at(moment, lambda: self._interrupt(caller))
         if habit.calls > 1 and length < math.inf:
             next_at = now + length + random.choice(habit.gaps)
-            later = habit._replace(calls=habit.calls - 1)
-            self._at(next_at, lambda: self._begin(number, later))
+            self._call(next_at, number, habit._replace(calls=habit.calls - 1))
 
     def _interrupt(self, caller: Caller) -> None:
         if not caller.ended:
@@ -224,6 +220,3 @@ class _Schedule:
 
     def _mode(self) -> str:
         return self._world.mode(self._clock.now).value
-
-    def _note(self, *what: object) -> None:
-        self._log.append(Event(self._clock.now, what))

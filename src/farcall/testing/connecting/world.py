@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from enum import StrEnum
 from random import Random
 from typing import NamedTuple
@@ -62,6 +63,10 @@ class Outcome(NamedTuple):
 class World:
     """One worker and its host.
 
+    Args:
+        random: draws what becomes of them.
+        happens: whether the next change of them happens.
+
     Attributes:
         addresses: for the machine.
         strangers: those of the addresses that lead to another host.
@@ -69,8 +74,9 @@ class World:
         dead_after: seconds; 0: never.
     """
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, happens: Callable[[], bool]) -> None:
         self._random = random
+        self._happens = happens
         self.dead_after = random.choice((1.0, 3.0, 10.0, 30.0, 30.0, 0.0))
         self.refuses = random.randrange(SECRET_KINDS) == 0
         self.strangers: dict[str, Stranger] = {}
@@ -101,6 +107,8 @@ class World:
             now += random.choice((0.05, 0.5, 3.0, 12.0, 40.0)) * (0.5 + random.random())
             if now > CALM:
                 break
+            if not self._happens():
+                continue
             starts.append(now)
             if random.random() < 0.1:
                 modes.append(Mode.GONE)
@@ -117,7 +125,8 @@ class World:
         while random.random() < chance and now < CALM:
             now += random.uniform(0.0, 40.0)
             end = now + random.uniform(0.1, longest)
-            found.append((now, end))
+            if self._happens():
+                found.append((now, end))
             now = end
         return found
 

@@ -5,6 +5,7 @@ Judges by LOOK-1 to LOOK-4 what the machine says.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
@@ -26,9 +27,10 @@ from farcall.testing.directory.oracle import DirectoryOracle
 from farcall.testing.directory.world import Client, Mode, Node, Store
 
 LOOK_AGAIN = 1.0  # seconds between looks at a question
+LOOKS = [STUCK_SECONDS * patience for patience in (1, 2, 4, MOST_PATIENCE)]  # when one may say more
 PROBE_SECONDS = 1.0  # for a connection to the store
 LONGEST_ANSWER = 100.0  # seconds, of a slow store that several questions wait for
-LEADS_NOWHERE = 400.0  # seconds after which the system gives a connection up
+LEADS_NOWHERE = 150.0  # seconds after which the system gives a connection up
 
 
 class Answer(NamedTuple):
@@ -41,6 +43,18 @@ class Answer(NamedTuple):
 Then = Callable[[Answer], None]
 
 
+class Waiting(NamedTuple):
+    """A caller that wants an answer.
+
+    Attributes:
+        deadline: when it waits no longer.
+        then: told how the question has ended.
+    """
+
+    deadline: float
+    then: Then
+
+
 class Question:
     """A question that is open."""
 
@@ -48,8 +62,7 @@ class Question:
         self.key = key
         self.asked_at = asked_at
         self.joined_at = asked_at
-        self.answer: Answer | None = None
-        self.waiting: list[Then] = []
+        self.waiting: list[Waiting] = []
 
 
 class Asking:
@@ -73,6 +86,7 @@ class Asking:
         self.machine = machine
         self._store = store
         self._agenda = agenda
+        self._clock = agenda.clock
         self._random = random
         self._oracle = oracle
         self._calm = calm
@@ -81,71 +95,103 @@ class Asking:
         self._queues: defaultdict[int, deque[Question]] = defaultdict(deque)
         self._busy: dict[int, float] = {}  # connections, and since when each is asked
         self._open: list[Question] = []
+        self._alarm = math.inf  # when a caller wakes
 
     def find(self, key: str | int, deadline: float, then: Then) -> None:
         """Ask for a worker up to a deadline."""
         self._look()
-        mine = Question(key, self._now)
+        mine = Question(key, self._clock.now)
         question, connection = self.machine.ask(mine)
         if connection is not None:
             if any(one.key == key for one in self._open):
                 self._oracle.violate("LOOK-1", f"{self._node} asks for {key} twice at once")
             self._open.append(question)
             self._ask_by(connection, question)
-        waiting = [then]  # until its outcome
+        question.joined_at = self._clock.now
+        question.waiting.append(Waiting(deadline, then))
+        self._set_alarm()
 
-        def end(answer: Answer) -> None:
-            if waiting:
-                waiting.pop()(answer)
+    def remind_at(self, moment: float, last: Answer | None = None) -> None:
+        """Ask for this worker's own name at that moment, and every 20 seconds from then on.
 
-        def look() -> None:
-            if waiting:
-                if self._now >= deadline:
-                    end(Answer(asked=False))
-                    return
-                self._look()
-                self._at(min(deadline, self._now + LOOK_AGAIN), look)
+        Questions of which nothing would come are left out, until the store is different.
 
-        if question.answer is not None:
-            end(question.answer)
-        else:
-            question.joined_at = self._now
-            question.waiting.append(end)
-            self._at(min(deadline, self._now + LOOK_AGAIN), look)
+        Args:
+            last: what the question before has come to.
+        """
+        change = self._store.changes_at(self._clock.now)
+        is_refused = last is not None and not last.asked and self._store.mode is Mode.DEAD
+        is_gone = change == math.inf and self._store.mode is not Mode.UP
+        if is_gone or (not self._busy and (is_refused or self._is_well)):
+            if change == math.inf:
+                return
+            moment += max(0, math.ceil((change - moment) / REMIND_SECONDS)) * REMIND_SECONDS
+        self._at(moment, self._remind)
 
-    def remind(self) -> None:
-        """Ask for this worker's own name now and then."""
-        deadline = self._now + REMIND_SECONDS
-        again = partial(self._at, deadline, self.remind)
-        self.find(self._node.me.name, deadline, lambda _: again())
+    def _remind(self) -> None:
+        deadline = self._clock.now + REMIND_SECONDS
+        self.find(self._node.me.name, deadline, partial(self.remind_at, deadline))
+
+    @property
+    def _is_well(self) -> bool:
+        """Whether each question would get its answer, and the store knows this worker."""
+        client, store, me = self._client, self._store, self._node.me
+        is_connected = client.number == store.number and not client.ends_at
+        return is_connected and store.mode is Mode.UP and store.records.get(me.name) is me
+
+    def _set_alarm(self) -> None:
+        """See to it that a caller wakes at its deadline, or when another connection may be due.
+
+        A caller of an agent looks each second, and would find nothing to do before.
+        """
+        now = self._clock.now
+        deadline = min(one.deadline for question in self._open for one in question.waiting)
+        busy = now - self._busy.get(self._latest, now)
+        due = next((seconds for seconds in LOOKS if seconds > busy), math.inf) - busy
+        moment = min(deadline, now + due + LOOK_AGAIN * self._random.random())
+        if not now <= self._alarm <= moment:
+            self._alarm = moment
+            self._at(moment, self._wake)
+
+    def _wake(self) -> None:
+        now = self._clock.now
+        if now < self._alarm:
+            return  # another alarm was set
+        self._alarm = math.inf
+        for question in list(self._open):
+            for one in [one for one in question.waiting if one.deadline <= now]:
+                question.waiting.remove(one)
+                one.then(Answer(asked=False))
+        self._look_on()
+
+    def _look_on(self) -> None:
+        """Whoever still waits does as it wakes."""
+        if any(question.waiting for question in self._open):
+            self._look()
+            self._set_alarm()
 
     def check_end(self) -> None:
         """Judge whether all has an answer after the store has answered for some time."""
-        late = [one.key for one in self._open if self._now - one.asked_at > LONGEST_ANSWER]
+        late = [one.key for one in self._open if self._clock.now - one.asked_at > LONGEST_ANSWER]
         if late:
             self._oracle.violate("LOOK-4", f"{self._node} has no answer for {late}")
-
-    @property
-    def _now(self) -> float:
-        return self._agenda.clock.now
 
     def _at(self, moment: float, act: Callable[[], None]) -> None:
         self._agenda.at(moment, self._node, act)
 
     def _soon(self, act: Callable[[], None]) -> None:
-        self._at(self._now + self._random.choice((0.0, self._store.seconds)), act)
+        seconds = self._store.seconds if self._random.random() < 0.5 else 0.0
+        self._at(self._clock.now + seconds, act)
 
     def _look(self) -> None:
-        anew = self.machine.look(self._now)
+        anew = self.machine.look(self._clock.now)
         if anew is not None:
             self._begin(anew)
-        since, stuck = (
-            self._busy.get(self._latest, self._now),
-            len(self._busy.keys() - {self._latest}),
-        )
+        since = self._busy.get(self._latest)
+        stuck = len(self._busy) - (since is not None)
         if stuck > MOST_STUCK:
             self._oracle.violate("LOOK-3", f"{stuck} connections of {self._node} are stuck")
-        elif self._now - since >= MOST_PATIENCE * STUCK_SECONDS and stuck < MOST_STUCK:
+        elif since is not None and self._clock.now - since >= LOOKS[-1] and stuck < MOST_STUCK:
             self._oracle.violate("LOOK-4", f"{self._node} asks by a connection that is stuck")
 
     def _begin(self, anew: Round[Question]) -> None:
@@ -163,10 +209,10 @@ class Asking:
         queue = self._queues[connection]
         while queue:
             question = queue.popleft()
-            step = self.machine.begins(question, connection, self._now)
+            step = self.machine.begins(question, connection, self._clock.now)
             if step is Step.DROP:
                 continue
-            self._busy[connection] = self._now
+            self._busy[connection] = self._clock.now
             self._ask_store(question, connection, reopen=step is Step.REOPEN)
             return
 
@@ -188,10 +234,11 @@ class Asking:
                 self._oracle.violate("LOOK-6", f"{self._node} is told what was so before it asked")
             if connection != self._latest:
                 self._oracle.violate("LOOK-2", f"{self._node} hears an old connection")
-            question.answer = answer
             self._open.remove(question)
-            for then in question.waiting:
-                then(answer)
+            for waiting in question.waiting:
+                waiting.then(answer)
+        if connection != self._latest:
+            self._look_on()  # one more may get stuck
         self._go_on(connection)
 
     # Operations of a client of the store. None is late: a process that stands still is.
@@ -199,9 +246,9 @@ class Asking:
     def _ask(self, key: str | int, then: Then) -> None:
         client, store = self._client, self._store
         if client.ends_at:
-            self._at(max(client.ends_at, self._now), lambda: then(Answer(asked=False)))
+            self._at(max(client.ends_at, self._clock.now), lambda: then(Answer(asked=False)))
         elif store.mode is Mode.DARK:
-            self._at(store.changes_at(self._now) + 0.01, partial(self._ask, key, then))
+            self._at(store.changes_at(self._clock.now) + 0.01, partial(self._ask, key, then))
         elif store.mode is Mode.DEAD or client.number != store.number:
             self._soon(lambda: then(Answer(asked=False)))
         else:
@@ -220,12 +267,12 @@ class Asking:
             self._soon(lambda: self._register(key, then))
         else:
             is_dark = self._store.mode is Mode.DARK
-            self._at(self._now + (PROBE_SECONDS if is_dark else 0.001), failed)
+            self._at(self._clock.now + (PROBE_SECONDS if is_dark else 0.001), failed)
 
     def _register(self, key: str | int, then: Then) -> None:
         """There is a connection again. Who is unknown to the store registers anew."""
-        chance = self._random.random() if self._now < self._calm else 1.0
-        ends_at = min(self._now + LEADS_NOWHERE, self._calm) if chance < 0.1 else 0.0
+        chance = self._random.random() if self._clock.now < self._calm else 1.0
+        ends_at = min(self._clock.now + LEADS_NOWHERE, self._calm) if chance < 0.1 else 0.0
         self._client = Client(self._store.number, ends_at)
         if ends_at:
             self._at(ends_at, partial(then, Answer(asked=False)))

@@ -47,6 +47,7 @@ class Meetings:
     ) -> None:
         self._nodes = nodes
         self._agenda = agenda
+        self._clock = agenda.clock
         self._random = random
         self._oracle = oracle
         self._slowest = slowest
@@ -54,19 +55,16 @@ class Meetings:
         self._on_lost = on_lost
         self.cuts: dict[frozenset[int], float] = {}
 
-    @property
-    def _now(self) -> float:
-        return self._agenda.clock.now
-
     def _at(self, moment: float, node: Node, act: Callable[[], None]) -> None:
         self._agenda.at(moment, node, act)
 
     def soon(self, node: Node, act: Callable[[], None]) -> None:
-        delay = self._random.choice((0.0, 0.001, self._slowest)) * self._random.random()
-        self._agenda.at(self._now + delay, node, act)
+        delay = (0.0, 0.001, self._slowest)[int(3 * self._random.random())] * self._random.random()
+        self._agenda.at(self._clock.now + delay, node, act)
 
     def is_cut(self, one: Node, other: Node) -> bool:
-        return self._now < self.cuts.get(frozenset((one.incarnation, other.incarnation)), 0.0)
+        ends = frozenset((one.incarnation, other.incarnation))
+        return bool(self.cuts) and self._clock.now < self.cuts.get(ends, 0.0)
 
     def use(self, node: Node, record: Record, deadline: float) -> None:
         incarnation = record.worker.incarnation
@@ -102,7 +100,7 @@ class Meetings:
 
         def accept() -> None:
             agreed = max(said, target.machine.meeting(begun))
-            if self._random.random() < 0.3:  # proofs are exchanged
+            if self._random.random() < 0.6:  # proofs are exchanged
                 self.soon(target, partial(admit, agreed))
             else:
                 admit(agreed)
@@ -131,7 +129,7 @@ class Meetings:
                 self.soon(target, accept)
             else:
                 self.soon(node, partial(end, "absent"))
-        self._at(min(until, self._now + 60.0), node, partial(end, "late"))
+        self._at(min(until, self._clock.now + 60.0), node, partial(end, "late"))
 
     def _admits(self, node: Node, other: Node, meeting: int) -> bool:
         """Whether a worker wants a link: `Losses.admit`."""
@@ -140,14 +138,15 @@ class Meetings:
         if verdict is Verdict.ANEW:
             if record is not None:
                 self.lose(node, record, "it had given this worker up")
-                self._oracle.superseded(node, record, self._now)
-            if machine.meet_again(incarnation, meeting, self._now):
+                self._oracle.superseded(node, record, self._clock.now)
+            if machine.meet_again(incarnation, meeting, self._clock.now):
                 self._note(node, "meets", other, "again; meeting", meeting)
             elif record is None and machine.meeting(incarnation) == meeting:
                 last = nth_incarnation(incarnation, meeting - 1)
-                self._oracle.heard_of(node, last, self._now)
+                self._oracle.heard_of(node, last, self._clock.now)
         elif verdict is not Verdict.WELCOME:
             self._note(node, "refuses", other, verdict)
+        self._oracle.check(node)
         return verdict in (Verdict.WELCOME, Verdict.ANEW)
 
     def _keep_theirs(self, node: Node, link: Link) -> None:
@@ -180,15 +179,19 @@ class Meetings:
 
     def _record(self, node: Node, link: Link) -> Record | None:
         peer = link.peer(node)
-        return node.machine.of_incarnation(peer.incarnation) or node.machine.heard(peer)
+        record = node.machine.of_incarnation(peer.incarnation)
+        if record is None:
+            record = node.machine.heard(peer)
+            self._oracle.check(node)
+        return record
 
     # Ends.
 
     def tell_end(self, node: Node, link: Link) -> None:
         """A link has ended at the other end, and is to end here, sooner or later."""
         cut = self.is_cut(node, link.other(node))
-        delay = self._random.uniform(0.0, NOTICED if cut else self._slowest)
-        self._at(self._now + delay, node, partial(self._on_end, node, link))
+        delay = (NOTICED if cut else self._slowest) * self._random.random()
+        self._at(self._clock.now + delay, node, partial(self._on_end, node, link))
 
     def _on_end(self, node: Node, link: Link) -> None:
         if link in node.links:
@@ -202,51 +205,50 @@ class Meetings:
         """As `Losses.lose`."""
         if record.lost is not None:
             return
-        incarnation = record.worker.incarnation
-        other, meeting = self._nodes[original(incarnation)], meeting_of(incarnation)
+        other, meeting = self._nodes[record.begun], record.meeting
         self._note(node, "loses", other, "in meeting", f"{meeting}:", cause)
         record.lost = cause
         for link in [one for one in node.links if self._leads_to(one, node, record)]:
             node.links.remove(link)
             self.tell_end(link.other(node), link)
         node.unnoted += 1
+        self._oracle.check(node)
 
         def note() -> None:
             node.unnoted -= 1
             self.note_lost(node, record)
             if record.left is None:
-                seconds = min(2.0 ** min(meeting_of(record.worker.incarnation), 9), LONGEST_SEARCH)
+                seconds = min(2.0 ** min(record.meeting, 9), LONGEST_SEARCH)
                 self._search(node, record, seconds)
             self._on_lost(node, record)
 
         if self._random.random() < 0.8:
             note()
         else:  # another thread is at it
-            self._at(self._now + 0.01 * self._random.random(), node, note)
+            self._at(self._clock.now + 0.01 * self._random.random(), node, note)
 
     def _leads_to(self, link: Link, node: Node, record: Record) -> bool:
         return link.peer(node).incarnation == record.worker.incarnation
 
     def note_lost(self, node: Node, record: Record) -> None:
         before = node.machine.parties()
-        gone = node.machine.note_lost(record, self._now)
-        self._oracle.noted(node, record, before, gone, self._now)
+        gone = node.machine.note_lost(record, self._clock.now)
+        self._oracle.noted(node, record, before, gone, self._clock.now)
+        self._oracle.check(node)
 
     def _search(self, node: Node, record: Record, seconds: float) -> None:
         """As `Search` and `Losses._reach`."""
 
         def reach() -> None:
             if node.machine.is_current(record):
-                again = nth_incarnation(
-                    record.worker.incarnation, meeting_of(record.worker.incarnation) + 1
-                )
-                self._dial(node, again, self._now + ATTEMPT_SECONDS, done)
+                again = nth_incarnation(record.begun, record.meeting + 1)
+                self._dial(node, again, self._clock.now + ATTEMPT_SECONDS, done)
 
         def done(how: str) -> None:
             if how == "late":
                 self._search(node, record, min(2 * seconds, LONGEST_SEARCH))
 
-        self._at(self._now + seconds, node, reach)
+        self._at(self._clock.now + seconds, node, reach)
 
     def on_goodbye(self, node: Node, link: Link) -> None:
         if link in node.links:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from farcall.ids import MAX_MEETINGS, MET_AGAIN, meeting_of, original
+from farcall.ids import MAX_MEETINGS, MET_AGAIN, original
 from farcall.protocol.directory import FORGET_SECONDS, Found, Standing
 from farcall.testing.directory.world import Link, Node, Record, Store
-from farcall.testing.oracle import Violation
+from farcall.testing.schedule import Violation
 
 
 class DirectoryOracle:
@@ -35,27 +35,19 @@ class DirectoryOracle:
         ):
             self.violate("DIR-4", f"{node} says {found.standing.name} and has not asked")
 
-    def check(self, node: Node, now: float) -> None:
-        """Judge the tables of a worker that has just done something."""
-        parties = node.machine.parties()
-        for record in parties:
-            begun, meeting = (
-                original(record.worker.incarnation),
-                meeting_of(record.worker.incarnation),
-            )
+    def check(self, node: Node) -> None:
+        """Judge the tables of a worker, which may have changed just now."""
+        ended, holder = self._ended[node], node.machine.holder
+        for record in node.machine.parties():
             if record.lost is not None:
-                self._ended[node][begun] = max(self._ended[node].get(begun, -1), meeting)
-            elif meeting <= self._ended[node].get(begun, -1):
-                self.violate("DIR-3", f"{node} takes an ended meeting with {begun} for the present")
-        if not node.unnoted:
-            self._check_keys(node, parties)
-
-    def _check_keys(self, node: Node, parties: list[Record]) -> None:
-        for record in parties:
-            if record.lost is None:
-                for key in (record.worker.name, record.worker.id, record.worker.info):
-                    holder = node.machine.holder(key)
-                    if holder is None or holder.lost is not None:
+                ended[record.begun] = max(ended.get(record.begun, -1), record.meeting)
+                continue
+            if record.meeting <= ended.get(record.begun, -1):
+                self.violate("DIR-3", f"{node} takes an ended meeting with {record.begun} for new")
+            if not node.unnoted:
+                for key in record.keys:
+                    found = holder(key)
+                    if found is None or found.lost is not None:
                         self.violate("DIR-1", f"{node} has {key!r} for the lost, and one lives")
 
     def noted(
@@ -73,12 +65,10 @@ class DirectoryOracle:
         lost.setdefault(record, now)
         self._check_gone(node, gone, now)
         for kept in after:
-            is_old = node.machine.is_open or kept is not node.machine.newest(
-                original(kept.worker.incarnation)
-            )
+            is_old = node.machine.is_open or kept is not node.machine.newest(kept.begun)
             if is_old and lost.get(kept, now) < limit:
                 self.violate("DIR-5", f"{node} keeps {kept.worker}")
-        known = {original(kept.worker.incarnation) for kept in after}
+        known = {kept.begun for kept in after}
         recent = {original(one) for one, when in dropped.items() if when >= limit}
         numbers = set(node.machine._met_again)
         if surplus := numbers - known - recent:

@@ -8,51 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from random import Random
+from itertools import islice
 
 from farcall.ids import MAX_MEETINGS, Worker
-from farcall.protocol.directory import Key, Standing
+from farcall.protocol.directory import FORGET_SECONDS, Key, Standing
+from farcall.protocol.lookup import REMIND_SECONDS
 from farcall.testing.agenda import Agenda
 from farcall.testing.directory.asking import Answer, Asking
 from farcall.testing.directory.meetings import Meetings
 from farcall.testing.directory.oracle import DirectoryOracle
 from farcall.testing.directory.planted import DirectoryBug, directory_of, lookup_of
 from farcall.testing.directory.world import Change, Mode, Node, Record, Store
-from farcall.testing.network import Faults
-from farcall.testing.oracle import Violation
-from farcall.testing.simulation import Event, Result
+from farcall.testing.schedule import Result, Schedule, Script
 
-NO_FAULTS = Faults()  # those of messages: here is none
 MAX_EVENTS = 20_000
 SETTLING = 120.0  # seconds after which all that went wrong has been noticed, and made good
-CALLS_AT_THE_END = 4
-SPANS = (30.0, 120.0, 120.0, 2500.0)  # seconds in which things go wrong
+CALLS_AT_THE_END = 2
+SPANS = (30.0, 30.0, 120.0, 120.0, 2200.0)  # seconds in which things go wrong
+EPISODE = FORGET_SECONDS + 50.0  # in long spans much happens at once, and nothing for as long
 
 
-def simulate_directory(seed: int, *, bug: DirectoryBug | None = None) -> Result:
+def simulate_directory(
+    seed: int, *, bug: DirectoryBug | None = None, script: Script | None = None
+) -> Result:
     """Run one schedule.
 
     Args:
         seed: equal arguments give equal results.
         bug: a mistake to plant in a machine, to see it found.
+        script: see `Schedule`. The inputs are calls, and what befalls the workers and the store.
     """
-    return _Schedule(seed, bug).run()
+    return _DirectorySchedule(seed, bug, script).run()
 
 
-class _Schedule:
-    def __init__(self, seed: int, bug: DirectoryBug | None) -> None:
-        self._seed, self._bug = seed, bug
-        self._random = random = Random(seed)
+class _DirectorySchedule(Schedule):
+    def __init__(self, seed: int, bug: DirectoryBug | None, script: Script | None) -> None:
+        super().__init__(seed, script)
+        self._bug = bug
+        random = self._random
         self._is_open = random.random() < 0.7
         self._calm = random.choice(SPANS)
-        self._slowest = random.choice((0.001, 0.1, 2.0))
-        self._agenda: Agenda[Node] = Agenda(random, self._slowest)
+        self._slowest = random.choice((0.001, 0.1, 2.0, 2.0))
+        self._agenda: Agenda[Node] = Agenda(self._clock, random, self._slowest)
         self._oracle = DirectoryOracle()
+        self._violations = self._oracle.violations
         self._store_returns = random.random() < 0.85
-        self._store = Store(self._draw_store(), random.choice((0.001, 0.3, 6.0)))
+        self._store = Store(self._draw_store(), random.choice((0.001, 0.3, 2.4, 6.0)))
+        self._retries = random.choice((0.3, 1.0))  # chance to call again whoever is lost
         self._nodes: dict[int, Node] = {}
         self._asking: dict[Node, Asking] = {}
-        self._log: list[Event] = []
         self._meetings = Meetings(
             self._nodes, self._agenda, random, self._oracle, self._slowest, self._note, self._retry
         )
@@ -61,7 +65,7 @@ class _Schedule:
             self._new_node(f"w{number}", number)
         for node in self._nodes.values():
             self._meet_at_start(node)
-        if random.random() < 0.02:
+        if random.random() < 0.03:
             self._begin_near_the_last_meeting()
         elif random.random() < 0.1:
             self._begin_with_a_loss()
@@ -74,11 +78,13 @@ class _Schedule:
         while random.random() < 0.7:
             now += random.uniform(0.0, self._calm / 2)
             mode = random.choice((Mode.DARK, Mode.DEAD))
-            back = now + random.choice((0.1, 3.0, 30.0, self._calm / 3)) * random.random()
+            longest = random.choice((0.1, 3.0, 30.0, min(120.0, self._calm / 3)))
+            back = now + longest * random.random()
             if back >= self._calm:
                 break
             is_new = mode is Mode.DEAD or random.random() < 0.3
-            changes += [Change(now, mode, False), Change(back, Mode.UP, is_new)]
+            if self._happens():
+                changes += [Change(now, mode, False), Change(back, Mode.UP, is_new)]
             now = back
         if not self._store_returns:
             changes.append(Change(self._calm, random.choice((Mode.DARK, Mode.DEAD)), False))
@@ -89,21 +95,25 @@ class _Schedule:
         somebody = Node(-1, nodes[0].me, nodes[0].machine)  # what happens to nobody's process
         for change in self._store.changes:
             self._agenda.at(change.moment, somebody, partial(self._change_store, change))
-        rate = random.choice((1, 3, 6)) * size
+        rate = random.choice((1, 1, 1, 3)) * size
         events: list[Callable[[], None]] = [self._cut, self._break_a_link, self._stand_still]
-        deaths = [self._crash, self._leave] if random.random() < 0.6 else []
+        events += [self._crash, self._leave] if random.random() < 0.6 else []
         for _ in range(random.randrange(2 * rate + 1)):
-            event = random.choice(events + deaths)
-            self._agenda.at(random.uniform(0.0, self._calm), somebody, event)
-        for _ in range(3 * rate):
-            moment = random.uniform(0.0, self._calm)
-            self._agenda.at(moment, somebody, self._call_anybody)
+            self._input(somebody, random.choice(events))
+        for _ in range(2 * rate):
+            self._input(somebody, self._call_anybody)
         for attempt in range(CALLS_AT_THE_END):
             moment = self._calm + SETTLING + 15.0 * attempt
             self._agenda.at(moment, somebody, self._all_call)
         end = self._calm + SETTLING + 15.0 * CALLS_AT_THE_END + 80.0
         self._agenda.at(end, somebody, self._check_end)
         self._end = end
+
+    def _input(self, somebody: Node, act: Callable[[], None]) -> None:
+        draw, (episodes, longest) = self._random.random, divmod(self._calm, EPISODE)
+        moment = EPISODE * int((episodes + 1.0) * draw()) + longest * draw()
+        if self._happens():
+            self._agenda.at(moment, somebody, partial(self._perform, self._inputs, act))
 
     def _new_node(self, name: str, id: int) -> Node:
         number = len(self._nodes)
@@ -120,7 +130,8 @@ class _Schedule:
         records.add(node.me)
         self._store.records[name] = node.me
         if self._is_open:
-            self._at(self._random.uniform(0.0, 20.0), node, self._asking[node].remind)
+            delay = REMIND_SECONDS * self._random.random()
+            self._asking[node].remind_at(self._clock.now + delay)
         return node
 
     def _meet_at_start(self, node: Node) -> None:
@@ -131,6 +142,7 @@ class _Schedule:
 
     def _begin_near_the_last_meeting(self) -> None:
         one, other, *_ = self._nodes.values()
+        meeting = MAX_MEETINGS - self._random.choice((1, 2))
         for node, peer in ((one, other), (other, one)):
             node.machine.add(peer.me)
             record = node.machine.newest(peer.incarnation)
@@ -138,7 +150,7 @@ class _Schedule:
             self._oracle.superseded(node, record, 0.0)
             record.lost = "long ago"
             self._meetings.note_lost(node, record)
-            node.machine.meet_again(peer.incarnation, MAX_MEETINGS - 2, 0.0)
+            node.machine.meet_again(peer.incarnation, meeting, 0.0)
 
     def _begin_with_a_loss(self) -> None:
         """One has lost another, which may know nothing of it."""
@@ -146,28 +158,13 @@ class _Schedule:
         record = one.machine.add(other.me)
         self._at(0.0, one, partial(self._meetings.lose, one, record, "long ago"))
 
-    def run(self) -> Result:
+    def _play(self) -> None:
         self._note("the group is", "open;" if self._is_open else "fixed;", *self._nodes.values())
-        count = 0
-        try:
-            while not self._oracle.violations and count < MAX_EVENTS:
-                following = self._agenda.next()
-                if following is None or self._now > self._end:
-                    break
-                node, act = following
-                count += 1
-                if node.alive:
-                    act()
-                    if node.number >= 0:
-                        self._oracle.check(node, self._now)
-        except (AttributeError, AssertionError, IndexError, KeyError, ValueError) as error:
-            self._oracle.violate("ERROR", f"a machine raised {type(error).__name__}: {error}")
-        violations: tuple[Violation, ...] = tuple(self._oracle.violations)
-        return Result(self._seed, NO_FAULTS, count, violations, tuple(self._log))
-
-    @property
-    def _now(self) -> float:
-        return self._agenda.clock.now
+        for node, act in islice(self._agenda, MAX_EVENTS):
+            if node.alive:
+                act()
+            if self._violations or self._clock.now >= self._end:
+                break
 
     def _at(self, moment: float, node: Node, act: Callable[[], None]) -> None:
         self._agenda.at(moment, node, act)
@@ -179,16 +176,23 @@ class _Schedule:
         node, to = self._random.choice(nodes), self._random.choice(nodes).me
         key: Key = self._random.choice((to.name, to.id, to.info))
         timeout = self._random.choice((0.1, 5.0, 60.0))
-        self._at(self._now, node, partial(self._call, node, key, timeout))
+        if node.stands_until > self._clock.now:
+            self._at(self._clock.now, node, partial(self._call, node, key, timeout))
+        elif node.alive:
+            self._call(node, key, timeout)
 
     def _all_call(self) -> None:
+        """All call all others, but those to which a link leads, if each finds the other."""
         living = [node for node in self._nodes.values() if node.alive]
         for node in living:
+            linked = [link.acceptor for link in node.links if link in link.acceptor.links]
             for other in living:
-                self._at(self._now, node, partial(self._call, node, other.me.name, 70.0))
+                is_well = other in linked and _finds(node, other) and _finds(other, node)
+                if other is not node and not is_well:
+                    self._call(node, other.me.name, 70.0)
 
     def _call(self, node: Node, key: Key, timeout: float) -> None:
-        deadline = self._now + timeout
+        deadline = self._clock.now + timeout
         self._note(node, "calls", key)
         found = node.machine.resolve(key)
         self._oracle.resolved(node, found, asked=False)
@@ -202,6 +206,7 @@ class _Schedule:
         said = answer.worker if answer.asked else "no answer in time"
         self._note(node, "hears of the store, for", key, said and said)
         record = None if answer.worker is None else node.machine.add(answer.worker)
+        self._oracle.check(node)
         if record is None or record.lost is not None:
             found = node.machine.resolve(key, asked=True)
             self._oracle.resolved(node, found, asked=True)
@@ -211,7 +216,7 @@ class _Schedule:
 
     def _retry(self, node: Node, record: Record) -> None:
         """A user may call again when a worker is lost."""
-        if self._random.random() < 0.3:
+        if self._random.random() < self._retries:
             call = partial(self._call, node, record.worker.name, 20.0)
             self._meetings.soon(node, call)
 
@@ -227,9 +232,8 @@ class _Schedule:
 
     def _cut(self) -> None:
         one, other = self._random.choices(list(self._nodes.values()), k=2)
-        until = (
-            self._now + self._random.choice((0.5, 10.0, 100.0, self._calm)) * self._random.random()
-        )
+        longest = self._random.choice((0.5, 10.0, 2 * self._calm, 2 * self._calm))
+        until = self._clock.now + longest * self._random.random()
         self._note("nothing gets through between", one, "and", other, "until", f"{until:.1f}")
         self._meetings.cuts[frozenset((one.incarnation, other.incarnation))] = min(
             until, self._calm
@@ -253,10 +257,11 @@ class _Schedule:
         if node is not None:
             seconds = self._random.choice((0.1, 1.0, 10.0, 60.0)) * self._random.random()
             self._note(node, "stands still for", f"{seconds:.2f} s")
-            node.stands_until = min(self._now + seconds, self._calm)
+            node.stands_until = min(self._clock.now + seconds, self._calm)
 
     def _crash(self) -> None:
-        node = self._somebody()
+        linked = [node for node in self._nodes.values() if node.links and node.alive]
+        node = self._random.choice(linked) if linked else self._somebody()
         if node is not None:
             self._note(node, "dies")
             self._stop(node)
@@ -268,25 +273,30 @@ class _Schedule:
         self._note(node, "leaves")
         for link in node.links:
             other = link.other(node)
-            self._at(self._now, other, partial(self._meetings.on_goodbye, other, link))
+            if self._random.random() < 0.3:  # its last call is on its way
+                self._call(node, other.me.name, 5.0)
+            self._at(self._clock.now, other, partial(self._meetings.on_goodbye, other, link))
         if self._store.mode is Mode.UP and self._store.records.get(node.me.name) is node.me:
             del self._store.records[node.me.name]
         self._stop(node)
 
     def _stop(self, node: Node) -> None:
         node.alive = False
-        for link in node.links:
-            self._meetings.tell_end(link.other(node), link)
+        for other in self._nodes.values():
+            for link in other.links:  # this worker may not have kept it yet
+                if link.other(other) is node:
+                    self._meetings.tell_end(other, link)
         if self._is_open and self._random.random() < 0.8:
-            seconds = self._random.choice((0.0, 3.0, 60.0)) * self._random.random()
+            seconds = self._random.choice((0.0, 5.0, 5.0, 60.0)) * self._random.random()
             stays = Node(-1, node.me, node.machine)
-            self._at(self._now + seconds, stays, partial(self._come_again, node, stays))
+            self._at(self._clock.now + seconds, stays, partial(self._come_again, node, stays))
 
     def _come_again(self, node: Node, process: Node) -> None:
         """A new incarnation takes a name over, as soon as the store answers."""
         if self._store.mode is not Mode.UP:
-            if self._now < self._calm:
-                self._at(self._now + 1.0, process, partial(self._come_again, node, process))
+            if self._clock.now < self._calm:
+                later = self._store.changes_at(self._clock.now)
+                self._at(later, process, partial(self._come_again, node, process))
             return
         others = list(self._store.records.values())
         id = node.me.id if self._random.random() < 0.7 else 100 + len(self._nodes)
@@ -295,7 +305,7 @@ class _Schedule:
         for other in others:
             if other.name != node.me.name:
                 newcomer.machine.add(other)
-                if self._random.random() < 0.5:
+                if self._random.random() < 0.8:
                     self._call(newcomer, other.name, 5.0)
 
     # What is promised.
@@ -303,6 +313,7 @@ class _Schedule:
     def _check_end(self) -> None:
         living = [node for node in self._nodes.values() if node.alive]
         for one in living:
+            self._oracle.check(one)
             for other in living:
                 linked = any(link in other.links for link in one.links)
                 if one.number < other.number and (
@@ -314,5 +325,7 @@ class _Schedule:
                 self._oracle.check_registered(node, self._store)
                 self._asking[node].check_end()
 
-    def _note(self, *what: object) -> None:
-        self._log.append(Event(self._now, what))
+
+def _finds(node: Node, other: Node) -> bool:
+    record = node.machine.known(other.me.name)
+    return record is not None and record.begun == other.incarnation

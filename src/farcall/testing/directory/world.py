@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from farcall.ids import Worker, nth_incarnation
+from farcall.ids import Worker, meeting_of, nth_incarnation, original
 from farcall.protocol.directory import DirectoryMachine
 
 
@@ -55,8 +56,8 @@ class Store:
             self.records.clear()
 
     def changes_at(self, now: float) -> float:
-        """When it is different next, at the earliest."""
-        return min((one.moment for one in self.changes if one.moment > now), default=now + 1000.0)
+        """When it is different next; infinite: never."""
+        return min((one.moment for one in self.changes if one.moment > now), default=math.inf)
 
     def find(self, key: str | int) -> Worker | None:
         """The worker of this name or id that is registered."""
@@ -79,11 +80,22 @@ class Client(NamedTuple):
 
 @dataclass(eq=False)
 class Record:
-    """Another worker, or oneself: what `Peer` is to an agent."""
+    """Another worker, or oneself: what `Peer` is to an agent.
+
+    Attributes:
+        begun: its original incarnation.
+        meeting: of the two.
+        keys: by which it may be found.
+    """
 
     worker: Worker
     lost: str | None = None
     left: str | None = None
+
+    def __post_init__(self) -> None:
+        worker = self.worker
+        self.begun, self.meeting = original(worker.incarnation), meeting_of(worker.incarnation)
+        self.keys = worker.name, worker.id, worker.info
 
 
 @dataclass(eq=False)
@@ -112,10 +124,8 @@ class Node:
     def __str__(self) -> str:
         return f"{self.me.name}/{self.number}"
 
-    @property
-    def incarnation(self) -> int:
-        """The original one."""
-        return self.me.incarnation
+    def __post_init__(self) -> None:
+        self.incarnation = self.me.incarnation  # the original one
 
 
 @dataclass(eq=False)

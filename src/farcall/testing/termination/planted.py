@@ -32,21 +32,21 @@ class _AnswersWhileBusy(TerminationDetector):
 
 
 class _WaitsForTheDead(TerminationDetector):
-    def lost(self, peer: int) -> Messages:
+    def on_peer_lost(self, peer: int) -> Messages:
         return []
 
 
 class _SuccessorDoesNotAsk(TerminationDetector):
-    def lost(self, peer: int) -> Messages:
+    def on_peer_lost(self, peer: int) -> Messages:
         led = self.leader == self._me
-        messages = super().lost(peer)
+        messages = super().on_peer_lost(peer)
         return messages if led else []
 
 
 class _WaitsForTheAnswersOfTheDead(TerminationDetector):
-    def lost(self, peer: int) -> Messages:
+    def on_peer_lost(self, peer: int) -> Messages:
         members = self._members
-        messages = super().lost(peer)
+        messages = super().on_peer_lost(peer)
         if self.leader == self._me and members[0][1] == self._me:
             self._members = members  # it led before, too
             return []
@@ -54,9 +54,9 @@ class _WaitsForTheAnswersOfTheDead(TerminationDetector):
 
 
 class _DiesWithItsLeader(TerminationDetector):
-    def lost(self, peer: int) -> Messages:
+    def on_peer_lost(self, peer: int) -> Messages:
         self.dismissed = self.dismissed or (self._ready and peer == self.leader)
-        return super().lost(peer)
+        return super().on_peer_lost(peer)
 
 
 class _KeepsAnswers(TerminationDetector):
@@ -74,8 +74,8 @@ class _LeaderDoesNotAskItself(TerminationDetector):
 
 
 class _LostEndsTheRound(TerminationDetector):
-    def lost(self, peer: int) -> Messages:
-        messages = super().lost(peer)
+    def on_peer_lost(self, peer: int) -> Messages:
+        messages = super().on_peer_lost(peer)
         self._previous = self._answers
         return messages
 

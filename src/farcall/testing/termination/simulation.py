@@ -18,42 +18,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from random import Random
+from itertools import islice
 
 from farcall.protocol.termination import STANDSTILL, Messages
 from farcall.testing.agenda import Agenda
-from farcall.testing.network import Faults
-from farcall.testing.oracle import Violation
-from farcall.testing.simulation import Event, Result
+from farcall.testing.schedule import Result, Schedule, Script
 from farcall.testing.termination.planted import TerminationBug, detector_of, silence_of
 from farcall.testing.termination.world import Answer, Call, Loss, Member
 from farcall.wire.messages import Dismiss, Drain, Drained
 
-NO_FAULTS = Faults()  # those of messages: here is none
 MAX_EVENTS = 6000
 LONGEST_CHAIN = 8
 USERS = 90.0  # seconds in which users call, and call shutdown
 ROUNDING = 1e-6  # seconds
 
 
-def simulate_termination(seed: int, *, bug: TerminationBug | None = None) -> Result:
+def simulate_termination(
+    seed: int, *, bug: TerminationBug | None = None, script: Script | None = None
+) -> Result:
     """Run one schedule.
 
     Args:
         seed: equal arguments give equal results.
         bug: a mistake to plant in the machine, to see it found.
+        script: see `Schedule`. The inputs are calls, deaths and standstills.
     """
-    return _Schedule(seed, bug).run()
+    return _TerminationSchedule(seed, bug, script).run()
 
 
-class _Schedule:
-    def __init__(self, seed: int, bug: TerminationBug | None) -> None:
-        self._seed = seed
-        self._random = random = Random(seed)
+class _TerminationSchedule(Schedule):
+    def __init__(self, seed: int, bug: TerminationBug | None, script: Script | None) -> None:
+        super().__init__(seed, script)
+        random = self._random
         self._slowest = random.choice((0.01, 1.0, 5.0))  # seconds that a message takes
-        self._world: Agenda[Member] = Agenda(random, self._slowest)
-        self._log: list[Event] = []
-        self._violations: list[Violation] = []
+        self._world: Agenda[Member] = Agenda(self._clock, random, self._slowest)
         self._calls = 0
         self._bound = random.choice((0.0, 1.0, 5.0, 30.0, 30.0))
         self._longest = random.choice((0.01, 1.0, 30.0))  # seconds that a function takes
@@ -69,35 +67,37 @@ class _Schedule:
 
     def _draw(self, deaths: float, standstills: float) -> None:
         """Draw what users do, and what befalls the workers."""
-        random, at = self._random, self._world.at
+        random = self._random
         span = random.choice((0.1, 3.0, 10.0, USERS))
         for member in self._members.values():
             leaves = random.uniform(0.0, span)
-            at(leaves, member, partial(self._leave, member))
+            self._world.at(leaves, member, partial(self._leave, member))
             for _ in range(random.choice((0, 1, 3, 10))):
-                at(random.uniform(0.0, span), member, partial(self._call_anybody, member))
+                self._input(random.uniform(0.0, span), member, self._call_anybody)
             if random.random() < deaths:
                 soon = leaves + random.uniform(0.0, 3 * self._slowest)
                 moment = random.choice((soon, random.uniform(0.0, 1.5 * span)))
-                at(moment, member, partial(self._die, member))
+                self._input(moment, member, self._die)
             while random.random() < standstills:
                 moment = random.uniform(0.0, 1.5 * span)
-                at(moment, member, partial(self._stand_still, member))
+                self._input(moment, member, self._stand_still)
                 standstills *= 0.7
 
-    def run(self) -> Result:
+    def _input(self, moment: float, member: Member, act: Callable[[Member], None]) -> None:
+        if self._happens():
+            self._world.at(
+                moment, member, partial(self._perform, self._inputs, partial(act, member))
+            )
+
+    def _play(self) -> None:
         self._note("the bound is", self._bound, "s;", *self._members)
-        count = 0
-        while not self._violations and count < MAX_EVENTS:
-            following = self._world.next()
-            if following is None:
-                self._check_end()
-                break
-            member, act = following
-            count += 1
+        for member, act in islice(self._world, MAX_EVENTS):
             if member.takes_part:
                 act()
-        return Result(self._seed, NO_FAULTS, count, tuple(self._violations), tuple(self._log))
+            if self._violations:
+                return
+        if not self._world:
+            self._check_end()
 
     # What workers do, as `ShutdownCoordinator` does it.
 
@@ -110,7 +110,7 @@ class _Schedule:
             self._send(sender, to, message)
 
     def _send(self, sender: Member, to: int, item: object) -> None:
-        receiver, now = self._members[to], self._world.clock.now
+        receiver, now = self._members[to], self._clock.now
         act = partial(self._deliver, sender, receiver, item, now)
         self._world.send(sender.number, receiver, act)
 
@@ -154,12 +154,12 @@ class _Schedule:
     def _serve(self, member: Member, call: Call) -> None:
         member.serving.append(call)
         self._begun(member)
-        now, random = self._world.clock.now, self._random
+        now, random = self._clock.now, self._random
         for _ in range(2):
             if random.random() > self._nests or len(call.chain) >= LONGEST_CHAIN:
                 break
             moment = now + random.uniform(0.0, self._longest)
-            self._world.at(moment, member, partial(self._nest, member, call))
+            self._input(moment, member, partial(self._nest, call=call))
         moment = now + random.uniform(0.0, self._longest)
         self._world.at(moment, member, partial(self._finish, member, call))
 
@@ -210,13 +210,13 @@ class _Schedule:
         if ended:
             self._ended(member)
         if member.takes_part:
-            self._step(member, partial(member.detector.lost, gone))
+            self._step(member, partial(member.detector.on_peer_lost, gone))
 
     # Questions.
 
     def _ask_later(self, member: Member) -> None:
         if self._bound:
-            moment = self._world.clock.now + member.silence.question
+            moment = self._clock.now + member.silence.question
             self._world.at(moment, member, partial(self._ask_all, member))
 
     def _ask_all(self, member: Member) -> None:
@@ -226,7 +226,7 @@ class _Schedule:
         self._ask_later(member)
 
     def _ask(self, member: Member, other: Member) -> None:
-        now, question = self._world.clock.now, member.silence.question
+        now, question = self._clock.now, member.silence.question
         member.asking.add(other.number)
         member.heard.setdefault(other.number, now)
         answer = other.answers_at(now)
@@ -235,7 +235,7 @@ class _Schedule:
         self._world.at(ends, member, partial(self._end_question, member, other, now, heard=heard))
 
     def _end_question(self, member: Member, other: Member, began: float, *, heard: bool) -> None:
-        number, now = other.number, self._world.clock.now
+        number, now = other.number, self._clock.now
         member.asking.discard(number)
         if heard:
             member.heard[number], member.asked[number] = now, 0.0
@@ -264,14 +264,14 @@ class _Schedule:
         self._note(member, "dies")
         member.alive = False
         for other in self._members:
-            member.cut[other] = self._world.clock.now - self._random.choice((0.0, 0.1, 5.0))
+            member.cut[other] = self._clock.now - self._random.choice((0.0, 0.1, 5.0))
             self._send(member, other, Loss())
 
     def _stand_still(self, member: Member) -> None:
         forever = self._bound and self._random.random() < 0.2
         seconds = self._random.choice((0.1, 1.0, 10.0, 60.0)) * self._random.random()
         self._note(member, "stands still", "forever" if forever else f"for {seconds:.2f} s")
-        member.stands_until = math.inf if forever else self._world.clock.now + seconds
+        member.stands_until = math.inf if forever else self._clock.now + seconds
 
     # What is promised.
 
@@ -292,9 +292,3 @@ class _Schedule:
         for member in self._members.values():
             if member.takes_part and member.stands_until < math.inf:
                 self._violate("DEP-2", f"{member} waits for {member.detector.missing}")
-
-    def _violate(self, invariant: str, text: str) -> None:
-        self._violations.append(Violation(invariant, text))
-
-    def _note(self, *what: object) -> None:
-        self._log.append(Event(self._world.clock.now, what))

@@ -56,7 +56,7 @@ class Acceptor:
         self.addresses = tuple(url for one in self._listeners for url in addresses.urls(one, hosts))
         self._poller = new_poller()
         for listener in self._listeners:
-            listener.setblocking(False)  # who connected may be gone when it is accepted
+            listener.setblocking(False)  # a dialler may be gone when it is accepted
             self._poller.add(listener.fileno(), listener, READ)
         self._closed = threading.Event()
         self._thread = FarcallThread(self._accept_all, f"farcall-accept-{name}")
@@ -101,10 +101,10 @@ class Acceptor:
         self._closed.set()
         self._poller.wake()
         self._thread.join_if_started()
-        self.forget()
+        self.close_descriptors()
 
-    def forget(self) -> None:
-        """In a child that was forked: close its copies; the parent goes on listening."""
+    def close_descriptors(self) -> None:
+        """Close them here only: in a child that was forked, while the parent goes on listening."""
         for listener in self._listeners:
             listener.close()
         self._poller.close()

@@ -47,7 +47,7 @@ _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """A listener on a host name or address; port 0 takes a free one.
+    """Return a listener on a host name or address; port 0 takes a free one.
 
     "::" is all interfaces, for IPv4 and IPv6 as far as this machine has them.
 
@@ -70,7 +70,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def listen_unix() -> socket.socket | None:
-    """A listener on a random name, or None where there is no such thing."""
+    """Return a listener on a random name, or None where there is no such thing."""
     if sys.platform != "linux":
         return None
     listener = None
@@ -89,7 +89,7 @@ def listen_unix() -> socket.socket | None:
 
 
 def urls(listener: socket.socket, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Where others reach a listener, given the names or addresses of this host."""
+    """Return where others reach a listener, given the names or addresses of this host."""
     address = listener.getsockname()
     if is_unix(listener):
         return (UNIX + address[1:].decode(),)
@@ -97,7 +97,7 @@ def urls(listener: socket.socket, hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def accept(listener: socket.socket) -> tuple[socket.socket, str]:
-    """A connection, and who is at its other end, for people: "10.0.0.1:4711", "pid 12 (uid 0)".
+    """Accept a connection; return it, and its other end: "10.0.0.1:4711", "pid 12 (uid 0)".
 
     Raises:
         OSError: there is none, or no descriptor for it.
@@ -115,7 +115,7 @@ def is_unix(sock: socket.socket) -> bool:
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """Whether a TCP connection was dialled to an address that only this host has."""
+    """Return whether a TCP connection was dialled to an address that only this host has."""
     return is_loopback_name(sock.getpeername()[0])
 
 
@@ -136,7 +136,7 @@ def resolve(host: str, port: int, kind: socket.SocketKind) -> Sequence[Resolved]
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether a name or address is one that only this machine has."""
+    """Return whether a name or address is one that only this machine has."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

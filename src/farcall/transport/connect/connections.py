@@ -6,7 +6,7 @@ a link of the endpoint's kind from a connection whose handshake is done.
 Workers of one host use Unix sockets where there are any (`addresses.py`): that is tried first, and
 when it fails, TCP.
 
-One connection per direction of calling: whoever dials sends requests, the other answers. A thread
+One connection per direction of calling: the dialler sends requests, the other answers. A thread
 accepts connections; handshakes run on threads of their own, so that a stranger who connects and
 says nothing delays nobody.
 
@@ -188,8 +188,8 @@ class Connections(Generic[L]):
             reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
             if reason is not None:
                 raise LinkError(f"this worker does not want worker {peer.name!r}: {reason}")
-        # The peer has a link now, whose end it would take for our death. So we want it, too, even
-        # if that is too late for who has asked.
+        # Keep the link even if the caller has timed out: the peer has it now, and would take its
+        # end for our death.
         until = max(deadline, time.monotonic() + ESTABLISH_SECONDS)
         streams = multi_stream.streams_of(me, peer, me.link)
         way = multi_stream.way_of(sock, me, peer) if streams > 1 else None
@@ -330,7 +330,7 @@ class Connections(Generic[L]):
         self._join(link, sock)
         self._hosts.watch(link, connection)
         if link.lost is not None:  # and `removed` may have been called already
-            self._hosts.forget(link)
+            self._hosts.unwatch(link)
 
     # Links.
 
@@ -359,27 +359,27 @@ class Connections(Generic[L]):
         return link
 
     def links(self) -> list[L]:
-        """Every link that is not lost."""
+        """Return every link that is not lost."""
         with self._lock:
             return list(self._links)
 
     def of_peer(self, incarnation: int) -> list[L]:
-        """Those of them that lead to one incarnation."""
+        """Return the links that lead to one incarnation, and are not lost."""
         with self._lock:
             return [link for link in self._links if link.peer.incarnation == incarnation]
 
-    def forget_peer(self, incarnation: int) -> None:
-        """An incarnation is lost: keep nothing of it but the links that there are."""
+    def on_peer_lost(self, incarnation: int) -> None:
+        """Drop what is known of a lost incarnation, but for the links that there are."""
         with self._lock:
             dialler = self._diallers.get(incarnation)
             if dialler is not None and dialler.is_idle:
                 del self._diallers[incarnation]
-        self._versions.forget(incarnation)
+        self._versions.discard(incarnation)
 
     def removed(self, link: L) -> None:
-        """A link is lost: forget it."""
-        self._joinable.lost(link)
-        self._hosts.forget(link)
+        """Take a link that is lost out of the tables."""
+        self._joinable.discard(link)
+        self._hosts.unwatch(link)
         with self._lock:
             if link in self._links:
                 logger.debug(
@@ -415,15 +415,15 @@ class Connections(Generic[L]):
         self._background.close()
         return True
 
-    def forget(self) -> list[L]:
+    def close_after_fork(self) -> list[L]:
         """In a child that was forked: close its copies; the parent goes on listening.
 
         Returns:
-            The links, for the endpoint to forget.
+            The links, for the endpoint to close.
         """
         # No locks: their holders were not forked.
         self._closed = True
-        self._acceptor.forget()
+        self._acceptor.close_descriptors()
         return list(self._links)
 
 

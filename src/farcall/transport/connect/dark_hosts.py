@@ -90,7 +90,7 @@ class _Watched:
         self.silent_since: float | None = None  # None: nothing is unacknowledged
 
     def look(self, now: float) -> float:
-        """For how many seconds the peer's kernel has owed an answer."""
+        """Return for how many seconds the peer's kernel has owed an answer."""
         state = _ask(self.connection)
         if state is None or not state.waits:
             self.silent_since = None
@@ -148,7 +148,7 @@ class HostWatch(Generic[L]):
         self._closed = threading.Event()
 
     def note(self, sock: socket.socket) -> _Connection | None:
-        """What `watch` needs of a connection, before its link takes the descriptor.
+        """Return what `watch` needs of a connection, before its link takes the descriptor.
 
         None: it is not to be watched.
         """
@@ -157,7 +157,7 @@ class HostWatch(Generic[L]):
         return _Connection(sock.fileno(), sock.getsockname(), sock.getpeername())
 
     def watch(self, link: L, connection: _Connection | None) -> None:
-        """Watch a connection of a link from now on, until `forget`."""
+        """Watch a connection of a link from now on, until `unwatch`."""
         if connection is None:
             return
         with self._lock:
@@ -183,8 +183,8 @@ class HostWatch(Generic[L]):
                 logger.debug("%s: can't watch for dark hosts: %s", self._name, refused)
         return self._thread is not None
 
-    def forget(self, link: L) -> None:
-        """The link has ended."""
+    def unwatch(self, link: L) -> None:
+        """Stop watching a link that has ended."""
         with self._lock:
             self._watched.pop(link, None)
 
@@ -205,7 +205,7 @@ class HostWatch(Generic[L]):
             last = now
             for link, ones in watched:
                 if max(one.look(now) for one in ones) >= _SILENT_TICKS * tick:
-                    self.forget(link)
+                    self.unwatch(link)
                     self._on_dark(link, self._cause())
 
     def _cause(self) -> str:

@@ -53,7 +53,7 @@ def seconds_until(deadline: float) -> float:
 
 
 def dial(url: str, timeout: float, bound: float) -> tuple[socket.socket, str] | None:
-    """A connection to an address, and which path it is, for people.
+    """Connect to an address; return the connection, and the path in words, for messages.
 
     Args:
         timeout: seconds that TCP may take; a Unix socket connects, or fails, at once.

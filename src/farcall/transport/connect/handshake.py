@@ -11,7 +11,7 @@ ever unpickled. It knows sockets and msgpack, no frames, no worker state. The co
     Ready                      ->
 
 Both hellos say which meeting of the two this is for their sender (see `farcall.ids`); the later one
-counts. Whoever is behind has been given up by the other, and gives it up, too, before it goes on.
+counts. The side that is behind has been given up by the other; it gives that up, too, and goes on.
 
 Ready says that the connector has not given up meanwhile, nor will because it is late: the end of a
 link is the death of a peer, the end of a handshake is not. Without a secret on both sides there are
@@ -273,7 +273,7 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         nonce=secrets.token_bytes(NONCE_LENGTH),
         secured=secret is not None,
         shm=me.shm,
-        lends=me.lends,
+        zero_copy=me.zero_copy,
         streams=me.streams,
         link=me.link,
         joins=me.joins,

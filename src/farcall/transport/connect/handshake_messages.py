@@ -41,7 +41,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     Attributes:
         shm: the version of the shared-memory protocol that it speaks; 0 for none.
-        lends: it lends memory over that, and takes what a peer lends.
+        zero_copy: it lends memory over that, and takes what a peer lends.
         streams: how many connections it can use for one link; 0 or 1: one.
         link: of who dials: random bytes that name the link, if others may join it; empty if not.
         joins: of who dials: the connection is no link of its own, it joins the one of that name.
@@ -57,7 +57,7 @@ class Identity(msgspec.Struct, frozen=True):
     host: str = ""
     main: str = ""
     shm: Count = 0
-    lends: bool = False
+    zero_copy: bool = False
     streams: Count = 0
     link: LinkName = b""
     joins: LinkName = b""
@@ -85,7 +85,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_LENGTH, max_length=NONCE_LENGTH)]
     secured: bool
     shm: Count = 0
-    lends: bool = False
+    zero_copy: bool = False
     streams: Count = 0
     link: LinkName = b""
     joins: LinkName = b""
@@ -102,7 +102,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
             host=self.host,
             main=self.main,
             shm=self.shm,
-            lends=self.lends,
+            zero_copy=self.zero_copy,
             streams=self.streams,
             link=self.link,
             joins=self.joins,
@@ -138,7 +138,7 @@ class Unfinished(LinkError):
 
 
 class NotHere(LinkError):
-    """Whoever answers at this address is not the worker that was wanted."""
+    """Another worker than the one that was wanted answers at this address."""
 
 
 class Ended(Unfinished):
@@ -193,7 +193,7 @@ class Channel:
             return  # the peer is gone, or goes on talking
 
     def receive(self) -> tuple[Hello | Proof | Ready, bytes]:
-        """The peer's next message and its bytes; raises what a Refuse says."""
+        """Return the peer's next message and its bytes, or raise what a Refuse says."""
         prefix = self._read(LENGTH.size)
         (length,) = LENGTH.unpack(prefix)
         if not 0 < length <= LIMIT:
@@ -244,5 +244,5 @@ def _stranger(data: bytes) -> BadFrame:
 
 
 def printable(text: str) -> str:
-    """Words of a peer that has proven nothing yet, safe to show in a terminal or log."""
+    """Make words of a peer that has proven nothing yet safe to show in a terminal or log."""
     return "".join(char if char.isprintable() else "?" for char in text[:1000])

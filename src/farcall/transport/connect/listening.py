@@ -42,7 +42,8 @@ class Listening:
             link for which there is no more goes over the Unix socket.
         confined: dial Unix sockets and loopback only.
         move_threads: a caller that waits may move to another core (`native` only, `spin.hpp`).
-        keep_awake: a thread that waits may keep its core awake (`native` only, `awake.hpp`).
+        keep_awake: a thread that waits may keep its core awake (`native` only,
+            `busy_wait_budget.hpp`).
     """
 
     listen: tuple[str, int] = ("127.0.0.1", 0)

@@ -44,19 +44,19 @@ class StreamTarget(NamedTuple):
 
 
 def naming_a_link(me: Identity) -> Identity:
-    """What to say in the hello of a new link that others may join."""
+    """Return what to say in the hello of a new link that others may join."""
     if me.streams <= 1:
         return me
     return msgspec.structs.replace(me, link=secrets.token_bytes(NONCE_LENGTH))
 
 
 def streams_of(me: Identity, peer: Identity, link: bytes) -> int:
-    """How many connections a link of that name may have."""
+    """Return how many connections a link of that name may have."""
     return max(1, min(me.streams, peer.streams)) if link else 1
 
 
 def way_of(sock: socket.socket, me: Identity, peer: Identity) -> StreamTarget:
-    """The way that the first connection of a link took, which we dialled."""
+    """Return the way that the first connection of a link took, which this worker dialled."""
     return StreamTarget(
         sock.family, sock.getpeername(), peer.incarnation, me.link, streams_of(me, peer, me.link)
     )
@@ -103,7 +103,7 @@ class StreamRegistry(Generic[L]):
             return None
 
     def wait_for(self, dialler: Identity, deadline: float) -> L:
-        """The link that an admitted dialler joins.
+        """Wait for the link that an admitted dialler joins.
 
         Raises:
             LinkError: it has ended, or is not open by the deadline.
@@ -118,21 +118,21 @@ class StreamRegistry(Generic[L]):
             raise LinkError("the link that it joins was not opened in time") from error
 
     def opened(self, name: bytes, link: L) -> None:
-        """The link of that name is there."""
+        """Hear that the link of that name is there."""
         with self._lock:
             self._names[link] = name
             self._expected[name].link.set_result(link)
-        if link.lost is not None:  # and `lost` may have been called already
-            self.lost(link)
+        if link.lost is not None:  # and `discard` may have been called already
+            self.discard(link)
 
     def failed(self, name: bytes) -> None:
-        """There will be no link of that name."""
+        """Hear that there will be no link of that name."""
         with self._lock:
             found = self._expected.pop(name, None)
         if found is not None and not found.link.done():
             found.link.set_exception(LinkError("the link that it joins could not be opened"))
 
-    def lost(self, link: L) -> None:
-        """It ended: nobody may join it any more."""
+    def discard(self, link: L) -> None:
+        """Let nobody join a link any more: it has ended."""
         with self._lock:
             self._expected.pop(self._names.pop(link, b""), None)

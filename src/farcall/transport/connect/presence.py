@@ -1,4 +1,4 @@
-"""Does a worker still listen where it used to? Asked by who wants to take its name over.
+"""Does a worker still listen where it used to? A worker that wants to take its name over asks.
 
 That something listens at an address proves nothing: the system gives the port of a process that
 has ended to the next one that asks, and a connection to a free port of this host may even reach
@@ -30,7 +30,7 @@ def is_gone(
     closing: threading.Event,
     deadline: float,
 ) -> bool:
-    """Whether that incarnation is at none of its addresses any more.
+    """Return whether that incarnation is at none of its addresses any more.
 
     It is gone if each of them refuses, or somebody else answers there, or if for
     `Listening.dead_host_timeout` seconds no address has given a connection. When in doubt it is
@@ -77,7 +77,7 @@ def answers(
     closing: threading.Event,
     deadline: float,
 ) -> bool:
-    """Whether that incarnation says by the deadline that it is there, or refuses us.
+    """Return whether that incarnation says by the deadline that it is there, or refuses us.
 
     True if it can be reached only in ways that are unknown here, or its addresses are unknown.
     Blocks the calling thread. Arguments as for `is_gone`.

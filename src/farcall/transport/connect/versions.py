@@ -22,8 +22,8 @@ class Versions:
         self._lock = threading.Lock()
         self._compared: set[int] = set()
 
-    def forget(self, incarnation: int) -> None:
-        """That peer is gone."""
+    def discard(self, incarnation: int) -> None:
+        """Drop what is known of a peer that is gone."""
         with self._lock:
             self._compared.discard(incarnation)
 

@@ -100,14 +100,14 @@ class NativeEndpoint:
         return self._core.shared_memory
 
     def _open_link(self, connection: Connection) -> NativeLink:
-        lends = self.me.lends and connection.peer.lends
-        core = self._open_core(connection, lends)
+        zero_copy = self.me.zero_copy and connection.peer.zero_copy
+        core = self._open_core(connection, zero_copy)
         path = connection.description
         if not core.is_stream:
             path = path.replace("unix", "shm", 1)
         # In the table before it starts: `next` may have an event of it at once.
-        lends = lends and not core.is_stream
-        link = NativeLink(core, connection.worker, path, lends, connection.way)
+        zero_copy = zero_copy and not core.is_stream
+        link = NativeLink(core, connection.worker, path, zero_copy, connection.way)
         self._links[link.id] = link
         return link
 
@@ -115,7 +115,7 @@ class NativeEndpoint:
         self._links.pop(link.id, None)  # `close` may have been first
         link.lose("this worker has shut down")
 
-    def _open_core(self, connection: Connection, lends: bool) -> _native.Link:
+    def _open_core(self, connection: Connection, zero_copy: bool) -> _native.Link:
         unix = addresses.is_unix(connection.sock)
         dialled = connection.dialled
         fd = connection.sock.detach()
@@ -124,7 +124,7 @@ class NativeEndpoint:
             return self._core.open_stream(fd, self._limits, streams, *self._stripes, dialled)
         side = _DIALLED if dialled else _ACCEPTED
         try:
-            return self._core.open_rings(fd, self._limits, side, lends, connection.deadline)
+            return self._core.open_rings(fd, self._limits, side, zero_copy, connection.deadline)
         except RuntimeError as error:
             raise LinkError(str(error)) from error
 
@@ -167,7 +167,7 @@ class NativeEndpoint:
     def drop(self, peer: int, cause: str) -> None:
         for link in self._connections.of_peer(peer):
             link.lose(cause)
-        self._connections.forget_peer(peer)
+        self._connections.on_peer_lost(peer)
 
     def close(self) -> None:
         if not self._connections.close():
@@ -177,9 +177,9 @@ class NativeEndpoint:
             self._connections.removed(link)  # references keep a closed agent, not what it mapped
         self._links.clear()
 
-    def forget(self) -> None:
-        self._connections.forget()
+    def close_after_fork(self) -> None:
+        self._connections.close_after_fork()
         # By our table: another thread may have been changing that of the core just then.
         for link in self._links.values():
-            link.forget()
+            link.close_after_fork()
         self._core.forget()

@@ -23,21 +23,21 @@ _LAST_KIND = max(_NUMBERS.values())
 class NativeLink:
     """See `base.Link`."""
 
-    __slots__ = ("_core", "_lends", "description", "peer", "way")
+    __slots__ = ("_core", "_zero_copy", "description", "peer", "way")
 
     def __init__(
         self,
         core: _native.Link,
         peer: Worker,
         description: str,
-        lends: bool,
+        zero_copy: bool,
         way: StreamTarget | None,
     ) -> None:
         self.peer = peer
         self.description = description
         self.way = way
         self._core = core
-        self._lends = lends
+        self._zero_copy = zero_copy
 
     @property
     def id(self) -> int:
@@ -83,7 +83,7 @@ class NativeLink:
             frame.call_id,
             encode_message(message),
             frame.body,
-            _with_files(buffers) if self._lends else buffers,
+            _with_files(buffers) if self._zero_copy else buffers,
             deadline,
         )
         if status:
@@ -98,7 +98,7 @@ class NativeLink:
             frame.call_id,
             encode_message(message),
             frame.body,
-            _with_files(buffers) if self._lends else buffers,
+            _with_files(buffers) if self._zero_copy else buffers,
             deadline,
             meanwhile,
         )
@@ -128,7 +128,7 @@ class NativeLink:
         """End the link: wake everyone who waits on it, and report it once."""
         self._core.lose(cause)
 
-    def forget(self) -> None:
+    def close_after_fork(self) -> None:
         """In a forked child: close its copy, without a word to the peer."""
         self._core.forget()
 

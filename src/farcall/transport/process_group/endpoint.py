@@ -397,5 +397,5 @@ class ProcessGroupEndpoint:
         if all(channel.wait_for_end(until, is_closed=True) for channel in self._channels.values()):
             self._group.free()
 
-    def forget(self) -> None:
+    def close_after_fork(self) -> None:
         self._closed = True

@@ -171,7 +171,7 @@ class SocketEndpoint:
     def drop(self, peer: int, cause: str) -> None:
         for link in self._connections.of_peer(peer):
             link.lose(cause)
-        self._connections.forget_peer(peer)
+        self._connections.on_peer_lost(peer)
 
     def close(self) -> None:
         if not self._connections.close():
@@ -183,9 +183,9 @@ class SocketEndpoint:
         self._events.clear()
         self._poller.close()
 
-    def forget(self) -> None:
-        for link in self._connections.forget():
-            link.forget()
+    def close_after_fork(self) -> None:
+        for link in self._connections.close_after_fork():
+            link.close_after_fork()
         self._poller.close()
 
 

@@ -353,7 +353,7 @@ class SocketLink:
             waiter.fail(cause)
         self._on_lost(self, cause)
 
-    def forget(self) -> None:
+    def close_after_fork(self) -> None:
         """Close this process's copy of the descriptor; the connection lives on in the parent."""
         self.lost = "this process was forked from the worker"
         self._sock.close()

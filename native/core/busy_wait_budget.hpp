@@ -1,4 +1,4 @@
-// How long those who wait may keep a core awake.
+// How long threads that wait may busy-wait, so that their core does not sleep.
 //
 // A core that sleeps while another worker computes is slow when it goes on: on a virtual machine it
 // loses its place, its caches and its clock rate meanwhile. A model that two workers compute in turn,
@@ -24,20 +24,20 @@ inline Nanoseconds processor_time(clockid_t clock) {
 }
 
 // What the threads of an endpoint may spend, all together. All methods: from any thread.
-class Wakefulness {
+class BusyWaitBudget {
  public:
   static constexpr Nanoseconds kMost = 100 * kMillisecond;
   static constexpr int kPerComputed = 2;
 
-  // A thread has looked for so long, and computed nothing.
+  // Accounts `time` as spent busy-waiting: processor time in which nothing was computed.
   void looked(Nanoseconds time) { looked_.fetch_add(time, std::memory_order_relaxed); }
 
-  // How long one may keep a core awake now. Takes a system call.
+  // Returns how long a thread may busy-wait now. Takes a system call.
   Nanoseconds left() {
     std::lock_guard lock(mutex_);
     const Nanoseconds computed =
         processor_time(CLOCK_PROCESS_CPUTIME_ID) - looked_.load(std::memory_order_relaxed);
-    // Less than before where those who looked had to share a core.
+    // Less than before where busy-waiting threads had to share a core.
     left_ = std::min(left_ + kPerComputed * std::max<Nanoseconds>(computed - seen_computed_, 0), kMost);
     seen_computed_ = computed;
     return left_;

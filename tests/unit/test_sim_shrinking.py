@@ -1,0 +1,54 @@
+"""A failing schedule of any protocol comes down to the inputs that its violation needs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from click.testing import CliRunner
+
+from farcall.testing import simulate
+from farcall.testing.schedule import Script
+from farcall.testing.shrinking import shrink
+from farcall.testing.sim import PROTOCOLS, Chosen, main
+
+SEARCHED = 200  # schedules in which a planted mistake has to be found
+PLANTED = [
+    Chosen("calls", "releases-unconfirmed"),
+    Chosen("backward", "keeps-a-share"),
+    Chosen("connecting", "never-counts-silence"),
+    Chosen("termination", "waits-for-the-dead"),
+    Chosen("directory", "lost-keeps-names"),
+]
+
+
+def test_each_protocol_has_a_planted_mistake_here():
+    assert [chosen.name for chosen in PLANTED] == list(PROTOCOLS)
+
+
+@pytest.mark.parametrize("chosen", PLANTED, ids=lambda chosen: chosen.name)
+def test_failing_schedule_is_shrunk_before_it_is_shown(chosen):
+    seed = next(seed for seed in range(SEARCHED) if chosen.simulate(seed).violations)
+    large, small = chosen.simulate(seed), shrink(partial(chosen.simulate, seed))
+    assert small.violations[0].invariant == large.violations[0].invariant
+    assert small.events < large.events
+    again = CliRunner().invoke(main, ["--replay", "--seed", str(seed), *chosen.options.split()])
+    assert again.exit_code == 1
+    assert again.output.splitlines()[: small.events] == [str(event) for event in small.log]
+    assert f"VIOLATION {small.violations[0]}" in again.output
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_schedule_in_which_all_is_well_stays_as_it_is(name):
+    chosen = Chosen(name)
+    left = shrink(partial(chosen.simulate, 3))
+    assert [str(event) for event in left.log] == [str(event) for event in chosen.simulate(3).log]
+
+
+def test_schedule_without_its_last_inputs_is_the_beginning_of_itself():
+    whole = [str(event) for event in simulate(3).log]
+    for inputs in range(15):
+        script = Script(frozenset(range(inputs + 1, 100)), {})
+        part = [str(event) for event in simulate(3, script=script).log]
+        begun = part[: part.index(next(line for line in part if line.endswith("calms down")))]
+        assert begun == whole[: len(begun)]
