@@ -15,7 +15,7 @@ from farcall.testing.sim import PROTOCOLS, Chosen, main
 SEARCHED = 200  # schedules in which a planted mistake has to be found
 PLANTED = [
     Chosen("calls", "releases-unconfirmed"),
-    Chosen("backward", "keeps-a-share"),
+    Chosen("backward", "keeps-credit"),
     Chosen("connecting", "never-counts-silence"),
     Chosen("termination", "waits-for-the-dead"),
     Chosen("directory", "lost-keeps-names"),

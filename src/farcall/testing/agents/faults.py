@@ -62,5 +62,3 @@ def moments(random: Random, rate: float, seconds: float) -> list[float]:
             break
         found.append(moment)
     return found
-
-

@@ -21,7 +21,7 @@ from typing import Any
 
 from farcall.errors import Cancelled, OwnerDied, PeerLost, RemoteError, RpcTimeout, UnknownWorker
 from farcall.testing.agents.functions import Refused
-from farcall.testing.oracle import Violation
+from farcall.testing.schedule import Violation
 from farcall.testing.system.network import Network
 from farcall.testing.system.scheduler import Process, SimThread
 from farcall.testing.system.store import StoreServer
@@ -103,7 +103,7 @@ class AgentOracle:
         if call.kind not in _NESTED and self._dark_for(call) > SILENCE:
             self.violate("AGT-8", f"{call} waited {took:.3f} s for a dark host: {outcome!r}")
         if not self._may_end(call, outcome):
-            self.violate("AGT-2", f"{call} ended after {took:.3f} s of {call.timeout:.3f}: {outcome!r}")
+            self.violate("AGT-2", f"{call}, {took:.3f} s of {call.timeout:.3f}: {outcome!r}")
 
     def _may_end(self, call: Call, outcome: Any) -> bool:
         if not isinstance(outcome, BaseException):
@@ -156,9 +156,12 @@ class AgentOracle:
     def may_be_unknown(self, name: str) -> bool:
         """Whether a worker need not be found by its name."""
         now = self._scheduler.now
-        return name not in self.joined or bool(self.ended.get(name)) or any(
-            begin <= now for begin, _ in self._store.outages
-        ) or any(self._store.host.name in ends for ends, _, _ in self._network.outages)
+        return (
+            name not in self.joined
+            or bool(self.ended.get(name))
+            or any(begin <= now for begin, _ in self._store.outages)
+            or any(self._store.host.name in ends for ends, _, _ in self._network.outages)
+        )
 
     def fetched(self, call: Call) -> None:
         """A call that runs no function has got what it asked for."""
@@ -188,5 +191,3 @@ class AgentOracle:
             self.violate("AGT-7", f"{process!r} still has {sorted(map(repr, threads))}")
         if files := list(files):
             self.violate("AGT-7", f"{process!r} still has {len(files)} descriptors: {files}")
-
-

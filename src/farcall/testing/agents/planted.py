@@ -11,7 +11,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from farcall.protocol.connecting import Failure
 from farcall.wire.messages import Cancel
@@ -67,74 +67,127 @@ def _first_half(original: Any) -> Any:
     return sometimes
 
 
-class _Where(NamedTuple):
-    module: str  # below `farcall.`
-    name: str
-    change: Callable[[Any], Any]
-
-
 class AgentBug(Enum):
-    """A mistake: what is replaced, and by what, given the original."""
+    """What to do wrong: the name on the command line, what is replaced, and by what."""
 
-    DEAD_BY_ANY_ERROR = _Where(  # *
-        "transport.connect.dialling", "failure_of", _always(Failure.ABSENT)
-    )
-    DEAD_BY_SLOW_HANDSHAKE = _Where(  # *
-        "transport.connect.dialling", "failure_of_handshake", _always(Failure.ABSENT)
-    )
-    NEVER_FINDS_HOSTS_DARK = _Where(
-        "transport.connect.dark_hosts", "HostWatch.note", lambda original: _nothing
-    )
-    ASKS_STORE_ITSELF = _Where(  # *
-        "runtime.membership.lookup", "Lookup.find", _asks_itself
-    )
-    CALLER_MAKES_LINK = _Where(  # *
-        "runtime.calls.call_client", "CallClient.call_async", _waits_for_link
-    )
-    DROPS_CANCELS_WITHOUT_LINK = _Where(  # *
-        "runtime.control", "ControlMessages._send", _drops_cancels
-    )
-    LOOKS_FOR_NOBODY = _Where(
-        "runtime.membership.searching", "Search.begin", lambda original: _nothing
-    )
-    CALLS_OUTLIVE_THE_LOST = _Where(
-        "runtime.calls.call_completion", "CallCompletion.lost", lambda original: _nothing
-    )
-    REFERENCES_OUTLIVE_THE_LOST = _Where(
-        "runtime.machine", "Machine._drop", _first_half
-    )
-    SHUTDOWN_WAITS_FOR_THE_LOST = _Where(
-        "runtime.membership.shutdown", "ShutdownCoordinator.lost", lambda original: _nothing
-    )
-    SHUTDOWN_ASKS_NOBODY = _Where(  # *
-        "runtime.membership.shutdown", "ShutdownCoordinator._ask_all", lambda original: _nothing
-    )
-    COUNTS_CALLS_TWICE = _Where(
-        "runtime.membership.shutdown", "ShutdownCoordinator.end", _first_half
-    )
-    FORGETS_DEADLINES = _Where(
-        "runtime.calls.deadlines", "Deadlines.note", _always(False)
-    )
-    FORGETS_HANDLES = _Where(
-        "runtime.references.handles", "References.forget", _first_half
-    )
-    LEAVES_FOLLOWERS_ASLEEP = _Where(
-        "runtime.threads.followers", "Followers.wake", _always(True)
-    )
-    LEAVES_SOCKETS_OPEN = _Where(
-        "transport.sockets.link", "SocketLink.free", _always(True)
-    )
-    REMINDS_NO_STORE = _Where(
-        "runtime.membership.lookup", "Reminder._remind", lambda original: _nothing
-    )
-    CONTEXTS_BEGIN_ANEW = _Where(  # *
-        "autograd.autograd", "Autograd.__init__", _seconds_only
-    )
+    module: str  # below `farcall.`
+    path: str
+    change: Callable[[Any], Any]  # given the original
 
-    @property
-    def label(self) -> str:
-        """As on the command line."""
-        return self.name.lower().replace("_", "-")
+    def __new__(cls, value: str, module: str, path: str, change: Callable[[Any], Any]) -> AgentBug:
+        bug = object.__new__(cls)
+        bug._value_ = value
+        bug.module, bug.path, bug.change = module, path, change
+        return bug
+
+    DEAD_BY_ANY_ERROR = (  # *
+        "dead-by-any-error",
+        "transport.connect.dialling",
+        "failure_of",
+        _always(Failure.ABSENT),
+    )
+    DEAD_BY_SLOW_HANDSHAKE = (  # *
+        "dead-by-slow-handshake",
+        "transport.connect.dialling",
+        "failure_of_handshake",
+        _always(Failure.ABSENT),
+    )
+    NEVER_FINDS_HOSTS_DARK = (
+        "never-finds-hosts-dark",
+        "transport.connect.dark_hosts",
+        "HostWatch.note",
+        lambda original: _nothing,
+    )
+    ASKS_STORE_ITSELF = (  # *
+        "asks-store-itself",
+        "runtime.membership.lookup",
+        "Lookup.find",
+        _asks_itself,
+    )
+    CALLER_MAKES_LINK = (  # *
+        "caller-makes-link",
+        "runtime.calls.call_client",
+        "CallClient.call_async",
+        _waits_for_link,
+    )
+    DROPS_CANCELS_WITHOUT_LINK = (  # *
+        "drops-cancels-without-link",
+        "runtime.control",
+        "ControlMessages._send",
+        _drops_cancels,
+    )
+    LOOKS_FOR_NOBODY = (
+        "looks-for-nobody",
+        "runtime.membership.searching",
+        "Search.begin",
+        lambda original: _nothing,
+    )
+    CALLS_OUTLIVE_THE_LOST = (
+        "calls-outlive-the-lost",
+        "runtime.calls.call_completion",
+        "CallCompletion.lost",
+        lambda original: _nothing,
+    )
+    REFERENCES_OUTLIVE_THE_LOST = (
+        "references-outlive-the-lost",
+        "runtime.machine",
+        "Machine._drop",
+        _first_half,
+    )
+    SHUTDOWN_WAITS_FOR_THE_LOST = (
+        "shutdown-waits-for-the-lost",
+        "runtime.membership.shutdown",
+        "ShutdownCoordinator.lost",
+        lambda original: _nothing,
+    )
+    SHUTDOWN_ASKS_NOBODY = (  # *
+        "shutdown-asks-nobody",
+        "runtime.membership.shutdown",
+        "ShutdownCoordinator._ask_all",
+        lambda original: _nothing,
+    )
+    COUNTS_CALLS_TWICE = (
+        "counts-calls-twice",
+        "runtime.membership.shutdown",
+        "ShutdownCoordinator.end",
+        _first_half,
+    )
+    FORGETS_DEADLINES = (
+        "forgets-deadlines",
+        "runtime.calls.deadlines",
+        "Deadlines.note",
+        _always(False),
+    )
+    FORGETS_HANDLES = (
+        "forgets-handles",
+        "runtime.references.handles",
+        "References.forget",
+        _first_half,
+    )
+    LEAVES_FOLLOWERS_ASLEEP = (
+        "leaves-followers-asleep",
+        "runtime.threads.followers",
+        "Followers.wake",
+        _always(True),
+    )
+    LEAVES_SOCKETS_OPEN = (
+        "leaves-sockets-open",
+        "transport.sockets.link",
+        "SocketLink.free",
+        _always(True),
+    )
+    REMINDS_NO_STORE = (
+        "reminds-no-store",
+        "runtime.membership.lookup",
+        "Reminder._remind",
+        lambda original: _nothing,
+    )
+    CONTEXTS_BEGIN_ANEW = (  # *
+        "contexts-begin-anew",
+        "autograd.autograd",
+        "Autograd.__init__",
+        _seconds_only,
+    )
 
 
 @contextlib.contextmanager
@@ -143,14 +196,12 @@ def planted(bug: AgentBug | None) -> Iterator[None]:
     if bug is None:
         yield
         return
-    where = bug.value
-    module = importlib.import_module(f"farcall.{where.module}")
-    *path, name = where.name.split(".")
-    holder: Any = module
+    *path, name = bug.path.split(".")
+    holder: Any = importlib.import_module(f"farcall.{bug.module}")
     for part in path:
         holder = getattr(holder, part)
     original = holder.__dict__[name]
-    setattr(holder, name, where.change(original))
+    setattr(holder, name, bug.change(original))
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from farcall.errors import FarcallError
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
 from farcall.testing.agents import functions
 from farcall.testing.agents.oracle import AgentOracle, Call
@@ -65,7 +66,13 @@ class Program:
     """What the main thread of one process runs."""
 
     def __init__(
-        self, system: System, plan: Plan, oracle: AgentOracle, name: str, note: Callable[..., None]
+        self,
+        system: System,
+        plan: Plan,
+        oracle: AgentOracle,
+        name: str,
+        note: Callable[..., None],
+        happens: Callable[[], bool],
     ) -> None:
         self._system = system
         self._scheduler = system.scheduler
@@ -74,6 +81,7 @@ class Program:
         self._oracle = oracle
         self.name = name
         self._note = note
+        self._happens = happens
         self.agent: Agent | None = None
         self._pending: list[tuple[Call, Any]] = []
         self._references: list[tuple[Call, Any]] = []
@@ -129,7 +137,7 @@ class Program:
             options.store = StoreClient(self._system.store)  # type: ignore[assignment]
             size = len(plan.names) if plan.is_fixed else None
             rank = plan.names.index(self.name) if plan.is_fixed else -1
-            self.agent = start_agent(self.name, rank, size, options, 0, Autograd)
+            self.agent = start_agent(self.name, rank, size, options, 0, Quirks(), Autograd)
         except (FarcallError, RuntimeError) as error:
             took = self._scheduler.now - begun - me.stood_between(begun, self._scheduler.now)
             self._note(me, "could not start:", error)
@@ -159,6 +167,8 @@ class Program:
         )
         me = self._me
         self._current = None
+        if not self._happens():
+            return
         me.takes_interrupts = True
         try:
             act()
@@ -329,6 +339,7 @@ class Program:
         found = {k: n for k, n in self.agent.references.statistics().items() if n}
         if self.agent.references._values:
             found["values"] = len(self.agent.references._values)
+        assert isinstance(self.agent.gradients, Autograd)
         if len(self.agent.gradients):
             found["contexts"] = len(self.agent.gradients)
         if self.agent.coordinator.active:

@@ -125,7 +125,7 @@ class Stream(File):
         self.peer: Stream | None = None
         self.error = 0
         self.user_timeout = 0.0
-        self.keeps_alive = False
+        self._keeps_alive = False
         self.unread = bytearray()
         self.has_end = False  # the peer sends no more
         self.is_shut = False  # for writing
@@ -183,7 +183,9 @@ class Stream(File):
         """Have something arrive at the peer behind all that went before."""
         peer, network = self.peer, self.kernel.network
         assert peer is not None
-        arrival = max(self._arrival, self.kernel.scheduler.now + network.delay(self.host, peer.host))
+        arrival = max(
+            self._arrival, self.kernel.scheduler.now + network.delay(self.host, peer.host)
+        )
         self._arrival = arrival
         self._queue.append((arrival, act))
         if len(self._queue) == 1:
@@ -259,8 +261,11 @@ class Stream(File):
             self.peer.changed()
         return data
 
-    def watch_silence(self) -> None:
+    def keep_alive(self) -> None:
         """Begin to ask an idle peer now and then: `SO_KEEPALIVE`."""
+        if self._keeps_alive:
+            return
+        self._keeps_alive = True
 
         def look() -> None:
             peer, network = self.peer, self.kernel.network
@@ -270,9 +275,11 @@ class Stream(File):
                 self.last_answer = self.kernel.scheduler.now
                 if not peer.is_open and not peer.has_end and not self._will_end(peer):
                     self.fail(errno.ECONNRESET)
-            elif self.kernel.scheduler.now - self.last_answer >= KEEPALIVE_SECONDS:
-                if not self.under_way:
-                    self.fail(errno.ETIMEDOUT)
+            elif (
+                self.kernel.scheduler.now - self.last_answer >= KEEPALIVE_SECONDS
+                and not self.under_way
+            ):
+                self.fail(errno.ETIMEDOUT)
             self.kernel.scheduler.after(KEEPALIVE_SECONDS / 6, look)
 
         self.kernel.scheduler.after(KEEPALIVE_SECONDS / 6, look)
@@ -379,5 +386,3 @@ class Dial:
         listener.waiting.append(other)
         listener.changed()
         network.carry(self._host, stream.host, lambda: self._end(0))
-
-

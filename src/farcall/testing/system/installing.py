@@ -1,4 +1,4 @@
-"""Puts a simulated system in the place of the real one, in farcall's own modules and nowhere else."""
+"""Puts a simulated system in the place of the real one, in farcall's own modules only."""
 
 from __future__ import annotations
 
@@ -106,6 +106,7 @@ def _table(system: System) -> dict[int, Any]:
         return f"{me_of(scheduler).process.host}/sim"
 
     draw = Random(system.random.getrandbits(64))
+    prefix_store = torch.distributed.PrefixStore  # type: ignore[attr-defined]  # as in stores.py
     pairs: list[tuple[Any, Any]] = [
         (threading, system.threading),
         (time, clock),
@@ -121,7 +122,7 @@ def _table(system: System) -> dict[int, Any]:
         (forks.keep_from_children, lambda sock: None),
         (spin.spare_cores, lambda: 0),
         (hosts.host_id, host_id),
-        (torch.distributed.PrefixStore, SimPrefixStore),
+        (prefix_store, SimPrefixStore),
     ]
     return {id(real): simulated for real, simulated in pairs}
 

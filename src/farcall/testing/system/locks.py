@@ -23,7 +23,7 @@ def me_of(scheduler: Scheduler) -> SimThread:
 
 
 class Threading:
-    """The module `threading` of a simulated system. Each `Lock` or `Event` made by it is of that."""
+    """The module `threading` of a simulated system."""
 
     TIMEOUT_MAX = threading.TIMEOUT_MAX
     Thread = threading.Thread
@@ -32,7 +32,6 @@ class Threading:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.get_ident = threading.get_ident
-        system = self
 
         class Lock(SimLock):
             def __init__(self) -> None:
@@ -57,7 +56,6 @@ class Threading:
 
         self.Lock, self.RLock, self.Event, self.Condition = Lock, RLock, Event, Condition
         self.FarcallThread = FarcallThread
-        del system
 
     def current_thread(self) -> Any:
         me = self._scheduler.current()
@@ -83,7 +81,12 @@ class SimFarcallThread:
     daemon = True
 
     def __init__(
-        self, scheduler: Scheduler, process: Process, target: Callable[[], None], name: str, what: str
+        self,
+        scheduler: Scheduler,
+        process: Process,
+        target: Callable[[], None],
+        name: str,
+        what: str,
     ) -> None:
         self.name = name
         self.what = what

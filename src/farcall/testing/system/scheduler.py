@@ -1,4 +1,4 @@
-"""Processes and threads of a simulated system. One thread runs at a time, and says when another may."""
+"""Processes and threads of a simulated system, of which one runs until it lets another one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import _thread
 import heapq
 import itertools
 import math
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -225,8 +226,6 @@ class Scheduler:
 
     def describe(self) -> str:
         """Return what all threads do, for people."""
-        import sys
-
         frames = sys._current_frames()
         lines = [f"at {self.now:.3f} s:"]
         for thread in sorted(self.all_threads, key=repr):

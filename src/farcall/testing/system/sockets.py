@@ -85,10 +85,8 @@ class SimSocket:
             return
         if level == socket.IPPROTO_TCP and option == socket.TCP_USER_TIMEOUT:
             stream.user_timeout = value / 1000
-        elif level == socket.SOL_SOCKET and option == socket.SO_KEEPALIVE and value:
-            if not stream.keeps_alive:
-                stream.keeps_alive = True
-                stream.watch_silence()
+        elif (level, option) == (socket.SOL_SOCKET, socket.SO_KEEPALIVE) and value:
+            stream.keep_alive()
 
     def getsockopt(self, level: int, option: int, size: int = 0) -> Any:
         if level == socket.IPPROTO_TCP and option == socket.TCP_INFO:
@@ -167,7 +165,7 @@ class SimSocket:
 
     def sendall(self, data: Any) -> None:
         view = memoryview(data)
-        while len(view):
+        while view:
             view = view[self.send(view) :]
 
     def sendmsg(self, parts: Any) -> int:
@@ -179,7 +177,9 @@ class SimSocket:
         while True:
             stream = self._stream
             if stream.unread:
-                return bytes(stream.unread[:count]) if flags & socket.MSG_PEEK else stream.take(count)
+                return (
+                    bytes(stream.unread[:count]) if flags & socket.MSG_PEEK else stream.take(count)
+                )
             stream.check()
             if stream.has_end:
                 return b""
@@ -223,7 +223,7 @@ class Sockets:
             def __init__(
                 self,
                 family: int = socket.AF_INET,
-                type: int = socket.SOCK_STREAM,  # noqa: A002  # as in `socket`
+                type: int = socket.SOCK_STREAM,  # as in `socket`
                 proto: int = 0,
                 fileno: int | None = None,
             ) -> None:
@@ -242,9 +242,7 @@ class Sockets:
     def gethostname(self) -> str:
         return str(me_of(self.kernel.scheduler).process.host)
 
-    def create_server(
-        self, address: tuple[str, int], *, backlog: int = 512, **_: Any
-    ) -> SimSocket:
+    def create_server(self, address: tuple[str, int], *, backlog: int = 512, **_: Any) -> SimSocket:
         me = me_of(self.kernel.scheduler)
         host = me.process.host
         port = address[1]

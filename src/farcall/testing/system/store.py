@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from torch.distributed import DistNetworkError  # type: ignore[attr-defined]  # as in stores.py
+from torch.distributed import DistNetworkError
 
 from farcall.testing.system.locks import SimLock, me_of
 from farcall.testing.system.network import Host, Network
@@ -39,6 +39,10 @@ class StoreServer:
         self.number = 0
         self.values: dict[str, bytes] = {}
         self.outages: list[tuple[float, float]] = []
+
+    def is_gone(self, number: int) -> bool:
+        """Whether a client that connected to it then has lost its connection."""
+        return self.mode is Mode.DEAD or self.number != number
 
     def start_again(self) -> None:
         """Lose everything, and all clients."""
@@ -116,7 +120,7 @@ class StoreClient:
         host = me.process.host
         until = scheduler.now + PATIENCE
         while True:
-            if server.mode is Mode.DEAD or server.number != number:
+            if server.is_gone(number):
                 raise DistNetworkError("the simulated store has closed the connection")
             is_silent = server.mode is Mode.DARK or server.network.is_cut(host, server.host)
             if not is_silent:
@@ -126,7 +130,7 @@ class StoreClient:
             scheduler.sleep(min(until, scheduler.now + 0.5))
         slow = 2.0 if server.mode is Mode.SLOW else 0.0
         scheduler.sleep(scheduler.now + server.network.delay(host, server.host) + slow)
-        if server.mode is Mode.DEAD or server.number != number:
+        if server.is_gone(number):
             raise DistNetworkError("the simulated store has closed the connection")
         result = act(server.values)
         scheduler.sleep(scheduler.now + server.network.delay(host, server.host) + slow)
