@@ -29,6 +29,7 @@ BENCH_ARGS ?=
 FIELD_ARGS ?=
 SCHEDULES ?= 10000
 PROGRAMS ?= 1000
+WORKERS ?= 300
 SEED ?= 0
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 FUZZ_SECONDS ?= 60
@@ -125,12 +126,13 @@ format: $(INSTALLED) ## Reformat, and fix what ruff can fix.
 pictures: $(VENV_MADE) ## Draw the layers and the machines of protocol/ again, into docs/.
 	$(BIN)/python tests/pictures.py
 
-sim: $(NATIVE) ## Simulate protocols, run random programs. Options: SCHEDULES=100000 PROGRAMS=10000 SEED=0 JOBS=2
+sim: $(NATIVE) ## Simulate protocols and workers, run random programs. Options: SCHEDULES=100000 WORKERS=1000 PROGRAMS=10000 SEED=0 JOBS=2
 	for protocol in calls backward connecting termination directory; do \
 	    $(BIN)/python -m farcall.testing.sim --protocol $$protocol --schedules 3000 --coverage && \
 	    $(BIN)/python -m farcall.testing.sim --protocol $$protocol --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS) \
 	    || exit 1; \
 	done
+	$(BIN)/python -m farcall.testing.sim --protocol agents --schedules $(WORKERS) --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
 field: $(NATIVE) ## Try with real processes what the simulator promises. Options: FIELD_ARGS="--trials chaos --seconds 60"

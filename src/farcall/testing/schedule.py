@@ -49,7 +49,7 @@ class Result(NamedTuple):
     """
 
     seed: int
-    faults: Faults
+    faults: object
     inputs: int
     violations: tuple[Violation, ...]
     log: tuple[Event, ...]
@@ -86,7 +86,7 @@ class Schedule(ABC):
         self._inputs = 0
         self._random = Random(seed)
         self._clock = ManualClock()
-        self._faults = Faults()
+        self._faults: Any = Faults()
         self._violations: list[Violation] = []
         self._log: list[Event] = []
 

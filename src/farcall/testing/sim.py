@@ -7,6 +7,7 @@
     python -m farcall.testing.sim --protocol connecting --schedules 100000
     python -m farcall.testing.sim --protocol termination --schedules 100000
     python -m farcall.testing.sim --protocol directory --schedules 100000
+    python -m farcall.testing.sim --protocol agents --schedules 1000
     python -m farcall.testing.sim --schedules 5000 --coverage
 
 Exit code 0: every schedule kept the invariants; 1: some did not, and how to replay them is said.
@@ -40,6 +41,7 @@ from farcall.protocol import (
     termination,
     worker,
 )
+from farcall.testing.agents import AgentBug, simulate_agents
 from farcall.testing.backward import BackwardBug, simulate_backward
 from farcall.testing.connecting import ConnectingBug, simulate_connecting
 from farcall.testing.coverage import Reached
@@ -51,7 +53,10 @@ from farcall.testing.shrinking import shrink
 from farcall.testing.simulation import simulate
 from farcall.testing.termination import TerminationBug, simulate_termination
 
-CHUNK = 250  # schedules a process runs between two reports
+CHUNK = 250
+CHUNK_OF_AGENTS = 10
+# A killed worker's threads stay until the process ends that has simulated it.
+CHUNKS_OF_A_PROCESS = 20
 
 
 class Protocol(NamedTuple):
@@ -61,11 +66,13 @@ class Protocol(NamedTuple):
         simulate: runs a schedule of it; takes a seed, and by name `bug` and `script`.
         bugs: the mistakes that can be planted.
         machines: the modules of which each line is to be reached.
+        chunk: how many schedules a process runs between two reports.
     """
 
     simulate: Callable[..., Result]
     bugs: type[Enum]
     machines: Sequence[ModuleType]
+    chunk: int = CHUNK
 
 
 CALLS = (worker, calls, refs, ref_tables, ref_entries, instructions)
@@ -75,6 +82,7 @@ PROTOCOLS = {
     "connecting": Protocol(simulate_connecting, ConnectingBug, (connecting,)),
     "termination": Protocol(simulate_termination, TerminationBug, (termination,)),
     "directory": Protocol(simulate_directory, DirectoryBug, (directory, lookup)),
+    "agents": Protocol(simulate_agents, AgentBug, (), CHUNK_OF_AGENTS),
 }
 # What agents ask the machines, and no simulated worker does.
 QUERIES = {
@@ -151,14 +159,17 @@ def run_chunk(task: tuple[int, int, Chosen]) -> Summary:
 def run_many(schedules: int, first: int, jobs: int, chosen: Chosen, advance: Advance) -> Summary:
     """Run schedules `first`, `first + 1`, ... in `jobs` processes."""
     end = first + schedules
-    tasks = [(start, min(CHUNK, end - start), chosen) for start in range(first, end, CHUNK)]
+    chunk = chosen.protocol.chunk
+    tasks = [(start, min(chunk, end - start), chosen) for start in range(first, end, chunk)]
     total = Summary()
     if jobs == 1:
         for summary in map(run_chunk, tasks):
             total = total.plus(summary)
             advance(summary.schedules)
         return total
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(
+        jobs, maxtasksperchild=None if chunk == CHUNK else CHUNKS_OF_A_PROCESS
+    ) as pool:
         for summary in pool.imap_unordered(run_chunk, tasks):
             total = total.plus(summary)
             advance(summary.schedules)
@@ -230,7 +241,7 @@ def main(
     "calls" is the protocol of calls and references, "backward" that of distributed backward passes,
     "connecting" the rules by which a worker is reached, or declared dead, "termination" those by
     which a group leaves together, "directory" those by which workers are known, part and meet
-    again.
+    again. "agents" are whole workers, on a simulated operating system.
     """
     bugs = [bug.value for bug in PROTOCOLS[protocol].bugs]
     if plant and plant not in bugs:
@@ -238,6 +249,8 @@ def main(
     chosen = Chosen(protocol, plant)
     if again:
         sys.exit(replay(seed, chosen))
+    if coverage and not PROTOCOLS[protocol].machines:
+        raise click.BadParameter(f"--coverage is of machines, and {protocol!r} has more than those")
     if coverage:
         sys.exit(cover(schedules, seed, chosen))
     began = time.monotonic()

@@ -39,9 +39,9 @@ class AgentSchedule(Schedule):
         super().__init__(seed, script)
         self._bug = bug
         random = self._random
-        self._wrong = AgentFaults.draw(random)
+        self._faults = AgentFaults.draw(random)
         slowest = random.choice((0.002, 0.02, 0.2))
-        self._system = System(random.getrandbits(64), self._wrong.preempt, slowest)
+        self._system = System(random.getrandbits(64), self._faults.preempt, slowest)
         self._scheduler = self._system.scheduler
         self._plan = Plan(random)
         self._oracle = AgentOracle(self._system.network, self._system.store)
@@ -105,7 +105,7 @@ class AgentSchedule(Schedule):
     # Faults.
 
     def _draw_faults(self) -> None:
-        faults, random = self._wrong, self._random
+        faults, random = self._faults, self._random
         start = 2.0 if self._plan.is_fixed else 0.0
         seconds = self._plan.quiet_at - start
 
