@@ -7,6 +7,8 @@ import pytest
 from farcall.ids import next_incarnation
 from farcall.protocol.contexts import (
     CREATOR_SHIFT,
+    LIVES,
+    MOST_LIVES,
     Contexts,
     DropContext,
     ReportHeld,
@@ -55,8 +57,8 @@ def test_creator_takes_the_place_of_a_lost_giver(contexts):  # BWD-4, BWD-6
 
 def test_failure_reaches_the_creator_though_the_only_giver_dies():  # BWD-6
     """Whether the pass fails before the death of the giver, which has told nobody, or after."""
-    creator: Contexts[str] = Contexts(CREATOR, 4)
-    assert creator.next_id() == CONTEXT
+    creator: Contexts[str] = Contexts(CREATOR, 0)
+    assert [creator.next_id() for _ in range(5)][-1] == CONTEXT
     creator.create(CONTEXT, "content")
     creator.tell(CONTEXT, 10 * THIRD)
     worker: Contexts[str] = Contexts(ME, 0)
@@ -121,3 +123,35 @@ def test_whoever_had_a_context_when_it_was_lost_has_parted_with_it(contexts):
         assert contexts.has_parted(CONTEXT, next_incarnation(10 * id))
     assert not contexts.has_parted(CONTEXT, next_incarnation(50))
     assert not contexts.has_parted(CONTEXT + 1, next_incarnation(10 * THIRD))
+
+
+def test_context_of_a_new_life_is_not_taken_for_one_that_has_ended():  # BWD-4
+    """Though the dead life's numbers were greater, and whether or not the new one began later."""
+    worker: Contexts[str] = Contexts(ME, 0)
+    before: Contexts[str] = Contexts(CREATOR, LIVES - 1)
+    ended = [before.next_id() for _ in range(3)]
+    for context in ended:
+        worker.enter(context, 10 * CREATOR, "content")
+    worker.released(ended[1], low_watermark=ended[2])
+    worker.on_peer_lost(10 * CREATOR, CREATOR, is_replaced=False, living=lambda each: None)
+    fresh = Contexts[str](CREATOR, 5).next_id()
+    assert worker.enter(fresh, 10 * CREATOR, "content") == "content"
+    assert all(worker.enter(context, 10 * THIRD, "late") is None for context in ended)
+
+
+def test_two_workers_that_share_an_id_do_not_end_contexts_of_each_other():
+    one: Contexts[str] = Contexts(ME, 1)
+    other: Contexts[str] = Contexts(ME, 0)
+    context = one.next_id()
+    one.create(context, "mine")
+    one.end(context)
+    theirs = other.next_id()
+    assert one.enter(theirs, 10 * THIRD, "theirs") == "theirs"
+
+
+def test_only_the_last_lives_of_a_creator_are_remembered():
+    worker: Contexts[str] = Contexts(ME, 0)
+    ended = [Contexts[str](CREATOR, life).next_id() for life in range(MOST_LIVES + 3)]
+    for context in ended:
+        worker.released(context, low_watermark=1)
+    assert [worker.is_dead(context) for context in ended] == [False] * 3 + [True] * MOST_LIVES

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,7 +15,14 @@ from farcall.autograd.replicas import Replicas
 from farcall.autograd.runner import Runner
 from farcall.errors import PeerLost, SerializationError
 from farcall.ids import MET_AGAIN
-from farcall.protocol.contexts import Contexts, DropContext, ReportHeld, TellEnd, TellFailures
+from farcall.protocol.contexts import (
+    LIVES,
+    Contexts,
+    DropContext,
+    ReportHeld,
+    TellEnd,
+    TellFailures,
+)
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.quirks import Quirks
@@ -29,8 +36,6 @@ _UNRECORDED = (
     "tensors of that kind between workers; send its parts, or what detach() gives"
 )
 
-CONTEXTS_PER_SECOND = 1 << 17
-
 
 class Autograd:
     """Implements `runtime.gradients.Gradients`. Thread-safe."""
@@ -39,11 +44,9 @@ class Autograd:
         self.agent = agent
         self.replicas = Replicas()
         self._lock = threading.Lock()
-        # A worker that takes the place of a dead one starts above all that the dead one used, if
-        # that made less than 2**17 contexts a second. Seconds would not do: who leaves and joins
-        # again within one would use the same numbers, which the others take for ended contexts.
-        first = int(time.time() * CONTEXTS_PER_SECOND)
-        self._contexts: Contexts[Context] = Contexts(agent.me.id, first)
+        # No clock will do: whoever takes the id of a dead worker may run on another machine.
+        life = secrets.randbelow(LIVES)
+        self._contexts: Contexts[Context] = Contexts(agent.me.id, life)
         self._numbers = itertools.count(1)
         self.runner = Runner(agent, self.replicas, self, quirks.on_leaf_gradients)
         self.backward = self.runner.backward

@@ -3,8 +3,10 @@
 A context is made by one worker, its creator, and spreads with the calls made inside it. When it
 ends, the creator tells those it gave the context to, and they tell on. A call that is late, by a
 handler that still runs, must not revive a context that has ended: its id is remembered as dead.
-Ids of one creator only grow, and each release says below which id all of them are dead (the
-`low_watermark`), so the memory is no larger than the number of contexts that the creator has open.
+Ids of one life of a creator only grow, and each release says below which id all of them are dead
+(the `low_watermark`), so the memory is no larger than the number of contexts that the creator has
+open. A worker that has its id from a dead one, or shares it with another by mistake, has a life of
+its own, whose number is in the ids: nobody takes its contexts for those that have ended elsewhere.
 
     state    event                        next     effect
     -------  ---------------------------  -------  ---------------------------------------------
@@ -45,6 +47,9 @@ T = TypeVar("T")
 CREATOR_SHIFT = 48  # as in torch.distributed.autograd: the creator's worker id is on top
 NUMBERS = 1 << CREATOR_SHIFT
 CREATORS = 1 << 16
+LIFE_SHIFT = 24  # above the count is the number of a life; a life that has made as many goes on
+LIVES = 1 << CREATOR_SHIFT - LIFE_SHIFT  # in the next one
+MOST_LIVES = 8  # of one creator, of which dead contexts are remembered: the last ones
 
 
 class DropContext(NamedTuple, Generic[T]):
@@ -93,15 +98,15 @@ class Contexts(Generic[T]):
 
     Args:
         creator: id of this worker.
-        first: number of its first context; above all that an earlier life of it used.
+        life: a number drawn for this life of it, below `LIVES`.
     """
 
-    def __init__(self, creator: int, first: int) -> None:
+    def __init__(self, creator: int, life: int) -> None:
         self._base = (creator % CREATORS) << CREATOR_SHIFT
-        self._next = first % NUMBERS
+        self._next = life << LIFE_SHIFT
         self._entries: dict[int, _Entry[T]] = {}
-        self._dead: dict[int, set[int]] = {}
-        self._low_watermarks: dict[int, int] = {}
+        self._dead: dict[int, set[int]] = {}  # by the creator and its life
+        self._low_watermarks: dict[int, int] = {}  # likewise
 
     def __iter__(self) -> Iterator[T]:
         return (entry.content for entry in self._entries.values())
@@ -125,12 +130,10 @@ class Contexts(Generic[T]):
 
     def is_dead(self, context: int) -> bool:
         """Return whether the context has ended."""
-        creator = context >> CREATOR_SHIFT
         if context in self._entries:
             return False
-        return context < self._low_watermarks.get(creator, 0) or context in self._dead.get(
-            creator, ()
-        )
+        life = context >> LIFE_SHIFT
+        return context < self._low_watermarks.get(life, 0) or context in self._dead.get(life, ())
 
     def enter(self, context: int, giver: int, content: T) -> T | None:
         """A peer gave us a context: what it holds, `content` if it is new. None: it has ended."""
@@ -176,9 +179,7 @@ class Contexts(Generic[T]):
         """Hear from a peer that it has a context of this worker."""
         entry = self._entries.get(context)
         if entry is None:
-            return [
-                TellEnd(peer, context, self._low_watermarks.get(context >> CREATOR_SHIFT, 0) or 1)
-            ]
+            return [TellEnd(peer, context, self._low_watermarks.get(context >> LIFE_SHIFT, 0) or 1)]
         entry.told.add(peer)
         return [TellFailures(peer, context, entry.content)]
 
@@ -237,6 +238,15 @@ class Contexts(Generic[T]):
         self._entries.clear()
         return contents
 
+    def _begin_life(self, life: int) -> None:
+        """Remember dead contexts of a life of a creator, and of no more of its lives than a few."""
+        creator = life // LIVES
+        earlier = [each for each in self._dead if each // LIVES == creator]
+        for each in earlier[: max(0, len(earlier) - MOST_LIVES + 1)]:
+            del self._dead[each]
+            self._low_watermarks.pop(each, None)
+        self._dead[life] = set()
+
     def _drop(self, context: int, low_watermark: int | None) -> list[DropContext[T] | TellEnd]:
         """Forget a context.
 
@@ -244,17 +254,19 @@ class Contexts(Generic[T]):
             low_watermark: the creator's, below which its contexts have ended; None if this worker
                 made the context.
         """
-        creator = context >> CREATOR_SHIFT
+        life = context >> LIFE_SHIFT
         # First: a Ctrl-C after that leaves no entry behind.
         entry = self._entries.pop(context, None)
         if low_watermark is None:
             mine = [number for number, other in self._entries.items() if other.mine]
             low_watermark = min(mine, default=self._base | self._next)
-        dead = self._dead.setdefault(creator, set())
+        if life not in self._dead:
+            self._begin_life(life)
+        dead = self._dead[life]
         dead.add(context)
-        if low_watermark > self._low_watermarks.get(creator, 0):
-            self._low_watermarks[creator] = low_watermark
-            self._dead[creator] = {number for number in dead if number >= low_watermark}
+        if low_watermark > self._low_watermarks.get(life, 0):
+            self._low_watermarks[life] = low_watermark
+            self._dead[life] = {number for number in dead if number >= low_watermark}
         if entry is None:
             return []
         return [

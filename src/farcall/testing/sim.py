@@ -84,9 +84,10 @@ PROTOCOLS = {
     "directory": Protocol(simulate_directory, DirectoryBug, (directory, lookup)),
     "agents": Protocol(simulate_agents, AgentBug, (), CHUNK_OF_AGENTS),
 }
-# What agents ask the machines, and no simulated worker does.
+# What agents ask the machines, and no simulated worker does. No simulated worker has a second life.
 QUERIES = {
     "Connecting.is_idle",
+    "Contexts._begin_life",
     "Contexts.close",
     "Contexts.is_dead",
     "Incoming.__len__",

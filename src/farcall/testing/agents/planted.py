@@ -48,9 +48,9 @@ def _waits_for_link(original: Any) -> Any:
     return call_async
 
 
-def _seconds_only(original: Any) -> Any:
-    def make(self: Any, agent: Any) -> None:
-        original(self, agent)
+def _begins_at_zero(original: Any) -> Any:
+    def make(self: Any, *arguments: Any) -> None:
+        original(self, *arguments)
         self._contexts._next = 0
 
     return make
@@ -186,7 +186,7 @@ class AgentBug(Enum):
         "contexts-begin-anew",
         "autograd.autograd",
         "Autograd.__init__",
-        _seconds_only,
+        _begins_at_zero,
     )
 
 

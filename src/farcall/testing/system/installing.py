@@ -72,6 +72,9 @@ class _Secrets:
     def randbits(self, count: int) -> int:
         return self._random.getrandbits(count)
 
+    def randbelow(self, end: int) -> int:
+        return self._random.randrange(end)
+
     def token_bytes(self, count: int) -> bytes:
         return self._random.randbytes(count)
 
