@@ -56,7 +56,7 @@ def _begins_at_zero(original: Any) -> Any:
     return make
 
 
-def _first_half(original: Any) -> Any:
+def _every_second_time(original: Any) -> Any:
     """Every second time, do nothing."""
     count = [0]
 
@@ -95,8 +95,8 @@ class AgentBug(Enum):
     NEVER_FINDS_HOSTS_DARK = (
         "never-finds-hosts-dark",
         "transport.connect.dark_hosts",
-        "HostWatch.note",
-        lambda original: _nothing,
+        "_Watched.look",
+        _always(0.0),
     )
     ASKS_STORE_ITSELF = (  # *
         "asks-store-itself",
@@ -128,11 +128,11 @@ class AgentBug(Enum):
         "CallCompletion.lost",
         lambda original: _nothing,
     )
-    REFERENCES_OUTLIVE_THE_LOST = (
-        "references-outlive-the-lost",
+    VALUES_ARE_DROPPED_SOMETIMES = (
+        "values-are-dropped-sometimes",
         "runtime.machine",
         "Machine._drop",
-        _first_half,
+        _every_second_time,
     )
     SHUTDOWN_WAITS_FOR_THE_LOST = (
         "shutdown-waits-for-the-lost",
@@ -150,7 +150,7 @@ class AgentBug(Enum):
         "counts-calls-twice",
         "runtime.membership.shutdown",
         "ShutdownCoordinator.end",
-        _first_half,
+        _every_second_time,
     )
     FORGETS_DEADLINES = (
         "forgets-deadlines",
@@ -162,7 +162,7 @@ class AgentBug(Enum):
         "forgets-handles",
         "runtime.references.handles",
         "References.forget",
-        _first_half,
+        _every_second_time,
     )
     LEAVES_FOLLOWERS_ASLEEP = (
         "leaves-followers-asleep",

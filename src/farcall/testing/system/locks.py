@@ -94,6 +94,12 @@ class SimFarcallThread:
         self._thread = SimThread(scheduler, process, target, name)
         self._thread.owner = self
 
+    def __hash__(self) -> int:
+        return self._thread.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
     @property
     def ident(self) -> int | None:
         return self._thread.ident

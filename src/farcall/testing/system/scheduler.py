@@ -78,6 +78,13 @@ class SimThread:
         self._turn = _thread.allocate_lock()
         self._turn.acquire()
         self._sleep = 0  # the number of its present sleep; odd while it sleeps
+        self.number = next(scheduler.thread_numbers)
+
+    def __hash__(self) -> int:
+        return self.number  # the order of a set of threads is the same each time
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def __repr__(self) -> str:
         return f"{self.process.name}:{self.name}"
@@ -102,6 +109,7 @@ class Scheduler:
         self._preempts = preempts
         self._agenda: list[tuple[float, int, Act]] = []
         self._numbers = itertools.count()
+        self.thread_numbers = itertools.count()
         self._ready: list[SimThread] = []
         self._end = _thread.allocate_lock()
         self._end.acquire()

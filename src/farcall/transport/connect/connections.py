@@ -93,7 +93,7 @@ class Connections(Generic[L]):
         self._give_up = give_up or _is_closed_with_its_socket
         self._join = join or _has_no_more
         self._lock = threading.Lock()  # guards the tables of links
-        self._links: set[L] = set()
+        self._links: dict[L, None] = {}  # in the order in which they were made
         self._dialled: dict[int, L] = {}
         self._diallers: dict[int, Dialler[L]] = {}  # of workers without a link
         self._joinable: StreamRegistry[L] = StreamRegistry()
@@ -343,7 +343,7 @@ class Connections(Generic[L]):
             with self._lock:
                 if self._closed:
                     raise LinkError("this worker has shut down")
-                self._links.add(link)
+                self._links[link] = None
             incarnation = link.peer.incarnation
             if self._listening.meeting(original(incarnation)) != meeting_of(incarnation):
                 raise LinkError(f"worker {link.peer.name!r} was lost meanwhile")
@@ -389,7 +389,7 @@ class Connections(Generic[L]):
                     link.description,
                     link.lost or "this worker has shut down",
                 )
-            self._links.discard(link)
+            self._links.pop(link, None)
             if self._dialled.get(link.peer.incarnation) is link:
                 del self._dialled[link.peer.incarnation]
 
