@@ -125,7 +125,7 @@ class AgentBug(Enum):
     CALLS_OUTLIVE_THE_LOST = (
         "calls-outlive-the-lost",
         "runtime.calls.call_completion",
-        "CallCompletion.lost",
+        "CallCompletion.on_peer_lost",
         lambda original: _nothing,
     )
     VALUES_ARE_DROPPED_SOMETIMES = (
@@ -137,7 +137,7 @@ class AgentBug(Enum):
     SHUTDOWN_WAITS_FOR_THE_LOST = (
         "shutdown-waits-for-the-lost",
         "runtime.membership.shutdown",
-        "ShutdownCoordinator.lost",
+        "ShutdownCoordinator.on_peer_lost",
         lambda original: _nothing,
     )
     SHUTDOWN_ASKS_NOBODY = (  # *
@@ -161,7 +161,7 @@ class AgentBug(Enum):
     FORGETS_HANDLES = (
         "forgets-handles",
         "runtime.references.handles",
-        "References.forget",
+        "References.on_collected",
         _every_second_time,
     )
     LEAVES_FOLLOWERS_ASLEEP = (
