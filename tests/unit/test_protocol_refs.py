@@ -276,7 +276,7 @@ def test_message_is_refused_when_the_owner_does_not_know_a_reference():
     refs.take()
     refs.on_registered([(*ENTRY, 1, False)])
     assert refs.take() == [
-        Unavailable(FROM_THIRD, "owner", "it has dropped the value"),
+        Unavailable(FROM_THIRD, "owner", "it has dropped the value", False),
         Send(THIRD, Received(False), 7),
     ]
     assert refs.is_settled
@@ -289,7 +289,7 @@ def test_refused_message_gives_up_its_other_references_too():
     refs.take()
     refs.on_registered([(*ENTRY, 1, True), (*other, 2, False)])
     out = refs.take()
-    assert Unavailable(FROM_THIRD, "owner", "it has dropped the value") in out
+    assert Unavailable(FROM_THIRD, "owner", "it has dropped the value", False) in out
     assert Send(OWNER, Release(((*ENTRY, 3),))) in out
     assert not any(isinstance(instruction, Ready) for instruction in out)
     assert refs.statistics()["held"] == 0
@@ -299,7 +299,7 @@ def test_owner_refuses_a_message_with_its_own_dropped_value():
     refs = Refs(OWNER)
     key = TransferKey(HOLDER, 7, False)
     refs.arrive(key, [wire()])
-    assert refs.take() == [Unavailable(key, "owner", "it has dropped the value")]
+    assert refs.take() == [Unavailable(key, "owner", "it has dropped the value", False)]
 
 
 def test_owner_keeps_a_value_that_arrives_until_it_is_taken_over():  # REF-1
@@ -372,7 +372,7 @@ def test_request_that_the_release_overtook_is_refused_and_leaves_nothing():  # R
     refs.take()
     assert not refs.take_own([wire()])
     refs.arrive(key, [wire()])
-    assert refs.take() == [Unavailable(key, "owner", "it has dropped the value")]
+    assert refs.take() == [Unavailable(key, "owner", "it has dropped the value", False)]
     assert refs.is_settled
     assert set(refs.statistics().values()) == {0}
 
@@ -466,7 +466,7 @@ def test_dead_owner_refuses_messages_that_wait_for_it():
     refs.take()
     refs.on_peer_lost(OWNER, "it crashed")
     assert refs.take() == [
-        Unavailable(FROM_THIRD, "owner", "it crashed"),
+        Unavailable(FROM_THIRD, "owner", "it crashed", True),
         Send(THIRD, Received(False), 7),
     ]
 
@@ -475,7 +475,7 @@ def test_reference_of_a_dead_owner_is_refused_on_arrival():
     refs = Refs(HOLDER)
     refs.on_peer_lost(OWNER, "it crashed")
     refs.arrive(FROM_THIRD, [wire()])
-    assert Unavailable(FROM_THIRD, "owner", "it crashed") in refs.take()
+    assert Unavailable(FROM_THIRD, "owner", "it crashed", True) in refs.take()
     assert refs.is_settled
     assert refs.statistics()["held"] == 0
 
@@ -730,7 +730,7 @@ def test_message_that_waits_for_an_owner_of_before_is_refused_when_that_is_met_a
     later = TransferKey(THIRD, 8, False)
     refs.arrive(later, [wire(owner=next_incarnation(OWNER))])  # before `lost` is told
     [_, refused, _] = refs.take()  # REGISTER, and RECEIVED for what is refused
-    assert refused == Unavailable(FROM_THIRD, "owner", PARTED)
+    assert refused == Unavailable(FROM_THIRD, "owner", PARTED, True)
     refs.on_peer_lost(OWNER, "silent")
     refs.on_registered([(*ENTRY, 2, True)])
     assert refs.take() == [Ready(later), Send(THIRD, Received(False), 8)]
@@ -743,7 +743,7 @@ def test_value_whose_owner_is_lost_a_second_time_stays_void():
         refs.on_peer_lost(incarnation, "silent")
     refs.arrive(FROM_THIRD, [wire(owner=again)])
     assert refs.take() == [
-        Unavailable(FROM_THIRD, "owner", "silent"),
+        Unavailable(FROM_THIRD, "owner", "silent", True),
         Send(THIRD, Received(False), 7),
     ]
     assert refs.state(REF, OWNER) is HeldState.VOID

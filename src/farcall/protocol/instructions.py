@@ -59,6 +59,7 @@ class Unavailable(NamedTuple):
     key: TransferKey
     owner_name: str
     cause: str
+    is_owner_lost: bool  # else it lives, and does not have the value
 
 
 Instruction = Send | Follow | Answer | Drop | Ready | Unavailable

@@ -195,13 +195,13 @@ class Refs(RefTables):
         """
         needs_answer = key.of_reply or any(r.owner != self._me for r in references)
         arrival = Arrival(key, [], needs_answer)
-        gone: tuple[str, str] | None = None
+        gone: tuple[str, str, bool] | None = None
         for wire_ref in references:
             ref = RefId(wire_ref.minted_by, wire_ref.number)
             if wire_ref.owner == self._me:
                 owned = self._owned.get(ref)
                 if owned is None:
-                    gone = (wire_ref.owner_name, "it has dropped the value")
+                    gone = (wire_ref.owner_name, "it has dropped the value", False)
                     continue
                 owned.local += 1
             else:
@@ -216,7 +216,7 @@ class Refs(RefTables):
                     self._register(ref, held)
                 held.local += 1
                 if held.state is HeldState.VOID:
-                    gone = (held.owner_name, held.cause)
+                    gone = (held.owner_name, held.cause, held.owner in self.losses)
                 elif held.state is not HeldState.CONFIRMED:
                     held.waiting.append(arrival)
                     arrival.unconfirmed += 1
@@ -394,7 +394,8 @@ class Refs(RefTables):
             arrival.unconfirmed -= 1
             arrival.blocking -= held.owner != arrival.key.peer
             if not arrival.handed_on:
-                self._refuse(arrival, held.owner_name, cause)
+                is_lost = cause == PARTED or held.owner in self.losses
+                self._refuse(arrival, held.owner_name, cause, is_lost)
             self._advance(arrival)
         self._let_go_if_free(ref, held)
 
@@ -409,11 +410,11 @@ class Refs(RefTables):
             )
         self._forget_if_done(arrival)
 
-    def _refuse(self, arrival: Arrival, owner_name: str, cause: str) -> None:
+    def _refuse(self, arrival: Arrival, owner_name: str, cause: str, is_owner_lost: bool) -> None:
         if arrival.failed:
             return
         arrival.failed = True
-        self._to_do.say(Unavailable(arrival.key, owner_name, cause))
+        self._to_do.say(Unavailable(arrival.key, owner_name, cause, is_owner_lost))
         self._unclaim(arrival)
 
     def _unclaim(self, arrival: Arrival) -> None:

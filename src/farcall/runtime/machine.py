@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from farcall.errors import CallError, OwnerDied
+from farcall.errors import CallError, Cancelled, OwnerDied
 from farcall.ids import RefId
 from farcall.protocol.instructions import (
     Answer,
@@ -78,7 +78,7 @@ class Machine:
         self.lock = threading.Lock()
         self.state = state
         self._parked: dict[Hashable, Continuation] = {}  # by the key of the message
-        self.ready: deque[tuple[Hashable, OwnerDied | None]] = deque()
+        self.ready: deque[tuple[Hashable, CallError | None]] = deque()
         self._confirmations: dict[Waiter[None], tuple[list[RefId], int]] = {}
         self.inquiries = Inquiries(status.me.name)
 
@@ -130,8 +130,9 @@ class Machine:
             elif isinstance(instruction, Follow):
                 self._control.follow(instruction.to, instruction.message, instruction.call_id)
             else:
-                died = OwnerDied(instruction.owner_name, instruction.cause)
-                self.ready.append((instruction.key, died))
+                name, cause = instruction.owner_name, instruction.cause
+                lost = OwnerDied(name, cause) if instruction.is_owner_lost else None
+                self.ready.append((instruction.key, lost or no_value(name, cause)))
         if self.ready:
             self.go_on()
 
@@ -280,6 +281,11 @@ class Machine:
             confirmed.deliver(None)
         for then in parked.values():
             then(OwnerDied(self._status.me.name, str(error)))
+
+
+def no_value(owner_name: str, cause: str) -> Cancelled:
+    """Return what use of a reference raises whose owner lives and does not have the value."""
+    return Cancelled(f"worker {owner_name!r} does not have the value of this reference: {cause}")
 
 
 def _nothing() -> None:

@@ -265,7 +265,7 @@ class SimWorker:
                         self._oracle.dropped(self.incarnation, ref)
                     case Ready(key):
                         self._ready(key)
-                    case Unavailable(key, _, cause):
+                    case Unavailable(key, _, cause, _):
                         self._refuse(key, cause)
 
     # What the oracle looks at.

@@ -25,7 +25,7 @@ from farcall.errors import (
 from farcall.ids import MET_AGAIN, RefId, Worker, original
 from farcall.protocol.instructions import TransferKey
 from farcall.protocol.ref_entries import HeldState
-from farcall.runtime.machine import Machine
+from farcall.runtime.machine import Machine, no_value
 from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.inquiries import PIECE, Look
 from farcall.runtime.membership.losses import Loss
@@ -333,8 +333,8 @@ class References:
         if error is not None:
             raise error.error()
         if cause is not None:
-            died = OwnerDied(handle.reference.owner_name, cause)
-            raise died if owner is None else owner.describe(died)
+            name = handle.reference.owner_name
+            raise OwnerDied(name, cause) if owner is None else no_value(name, cause)
 
     def made_place(self, reference: Reference) -> ValueSlot | None:
         """The place of a value that lives here and has been made; else None."""

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from farcall.errors import Cancelled, OwnerDied, PeerLost, RemoteError, RpcTimeout, UnknownWorker
+from farcall.errors import Cancelled, PeerLost, RemoteError, RpcTimeout, UnknownWorker
 from farcall.testing.agents.functions import Refused
 from farcall.testing.schedule import Violation
 from farcall.testing.system.network import Network
@@ -116,14 +116,14 @@ class AgentOracle:
             return call.kind == "fails"
         if isinstance(outcome, RpcTimeout):
             return call.kind in _NESTED or self._scheduler.now - call.begun >= call.timeout - 0.01
-        if isinstance(outcome, OwnerDied) and call.kind in _NESTED:
-            return True
         if isinstance(outcome, PeerLost):
             return self._may_be_lost(call, call.kind in _NESTED)
         if isinstance(outcome, UnknownWorker):
             return call.kind in _NESTED or self.may_be_unknown(call.to)
-        if call.kind == "pass" and isinstance(outcome, Cancelled):
-            return bool(self.ended or self._network.outages)
+        if isinstance(outcome, Cancelled):
+            # A value that was never made, since its `remote` failed; or the end of a pass.
+            is_of_fault = call.kind == "pass" and bool(self.ended or self._network.outages)
+            return is_of_fault or call.kind in ("use", "fetch")
         return isinstance(outcome, RemoteError)
 
     def _dark_for(self, call: Call) -> float:

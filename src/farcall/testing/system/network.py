@@ -18,13 +18,12 @@ class Host:
     Attributes:
         name: of the machine.
         address: its IPv4 address.
-        dark_until: nothing reaches it, nor leaves it, until then.
+        ports: the last port that was given away.
     """
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.address = address
-        self.dark_until = -math.inf
         self.ports = 30_000
 
     def __repr__(self) -> str:
