@@ -36,7 +36,8 @@ class Reader {
       }
       const bool in_frame = at_ <= frame_end_;
       if (!step(code) || stack_.size() > kMaxStack) return false;
-      if (in_frame && at_ > frame_end_ && code != op::kFrame) return false;
+      // Python's own reader makes different things of a frame inside of another.
+      if (in_frame && (code == op::kFrame || at_ > frame_end_)) return false;
     }
     return false;
   }

@@ -38,5 +38,9 @@ def test_no_tables_of_international_names_are_loaded_for_others() -> None:
 def test_nothing_else_asks_the_resolver() -> None:
     """Whoever passes a name as a text to Python's own functions gets a UnicodeError for some."""
     package = Path(farcall.__file__).parent
-    asking = [path.name for path in package.rglob("*.py") if "getaddrinfo" in path.read_text()]
+    asking = [
+        path.name
+        for path in package.rglob("*.py")
+        if "getaddrinfo" in path.read_text() and "testing" not in path.parts
+    ]
     assert asking == ["addresses.py"]

@@ -357,6 +357,16 @@ def test_broken_bytes_make_what_pickle_makes_of_them_or_nothing(
     check_against_pickle(bytes(body))
 
 
+def test_frame_inside_of_a_frame_is_left_to_pickle() -> None:
+    frame = b"\x95\x06" + bytes(7)
+    whole = b"\x80\x05" + frame + b"J\xff\xff\xff\xff."
+    twice = b"\x80\x05" + frame + frame + b"J\xff\xff\xff\xff."
+    assert PLAIN_ONLY.plain is not None
+    assert PLAIN_ONLY.plain.load(whole, (), (), None) == -1  # type: ignore[arg-type]
+    for body in (whole, twice):
+        check_against_pickle(body)
+
+
 REBUILD = b"\x8c\x15farcall.serde.tensors\x8c\x0erebuild_tensor\x93"
 HANDLE = b"\x8c\x15farcall.serde.loading\x8c\x0eload_reference\x93"
 

@@ -19,6 +19,7 @@ PLANTED = [
     Chosen("connecting", "never-counts-silence"),
     Chosen("termination", "waits-for-the-dead"),
     Chosen("directory", "lost-keeps-names"),
+    Chosen("agents", "leaves-sockets-open"),
 ]
 
 

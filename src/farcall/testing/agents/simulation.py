@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from farcall.log import get_logger
 from farcall.testing.agents.faults import AgentFaults, moments
 from farcall.testing.agents.oracle import AgentOracle
 from farcall.testing.agents.planted import AgentBug, planted
@@ -49,11 +50,12 @@ class AgentSchedule(Schedule):
         self._hosts: list[Host] = []
 
     def _note(self, *what: object) -> None:
-        self._log.append(Event(self._scheduler.now, (" ".join(map(str, what)),)))
+        text = " ".join(map(str, what)).replace("\n", " | ")
+        self._log.append(Event(self._scheduler.now, (text,)))
 
     def _play(self) -> None:
         notes = Notes(self._note, self._oracle)
-        logger = logging.getLogger("farcall")
+        logger = get_logger("farcall")
         before = logger.level, logger.propagate
         logger.addHandler(notes)
         logger.setLevel(logging.DEBUG)

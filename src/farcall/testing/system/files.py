@@ -97,6 +97,9 @@ class Listener(File):
         self.waiting: deque[Stream] = deque()
         kernel.listeners[address] = self
 
+    def __repr__(self) -> str:
+        return f"<listener {self.fd} at port {self.address[1]}>"
+
     @property
     def is_readable(self) -> bool:
         return bool(self.waiting)
@@ -134,6 +137,10 @@ class Stream(File):
         self.last_answer = kernel.scheduler.now
         self._arrival = 0.0  # of what was sent last
         self._queue: deque[tuple[float, Callable[[], None]]] = deque()
+
+    def __repr__(self) -> str:
+        ends = (f"{host}:{port}" for host, port in (self.local, self.remote))
+        return f"<stream {self.fd}, {' to '.join(ends)}>"
 
     # Sending.
 
