@@ -22,6 +22,7 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from farcall import rpc
 from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
 from farcall.ids import Worker, new_incarnation
+from farcall.runtime.membership import rendezvous
 from farcall.runtime.membership.hosts import host_id, host_name, main_fingerprint
 from farcall.runtime.membership.rendezvous import Rendezvous
 from farcall.runtime.membership.stores import bounded, host_of, open_store
@@ -452,3 +453,27 @@ def test_program_without_a_file_has_no_fingerprint(monkeypatch: pytest.MonkeyPat
 def test_host_id_begins_with_the_name() -> None:
     assert host_name(host_id()) == socket.gethostname()
     assert host_id() == host_id()
+
+
+class BreaksAtOnce:
+    """A store to which a connection can be made, which then breaks."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise RuntimeError("connection reset by peer")
+
+
+def test_connection_that_breaks_before_its_worker_is_known_there_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other threads would ask by it, and not notice that the store does not know this worker."""
+    here, me = Rendezvous(HashStore(), "a"), worker("w", -1)
+    [me] = here.join(me, None, PATIENCE)
+    monkeypatch.setattr(rendezvous, "reopened", lambda store: BreaksAtOnce())
+    with pytest.raises(RuntimeError, match="connection reset"):
+        here.reopen(me)
+    assert here.find("w") == me
+    empty = HashStore()
+    monkeypatch.setattr(rendezvous, "reopened", lambda store: PrefixStore("a", empty))
+    here.reopen(me)
+    assert here.find("w") == me
+    assert Rendezvous(empty, "a").find("w") == me

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Literal
 
 import msgspec
@@ -163,9 +164,13 @@ class Rendezvous:
         Raises:
             RuntimeError, OSError: there is no store any more.
         """
-        self._store = reopened(self._store)
-        if self._read(f"name/{worker.name}") is None:
-            self._register_again(worker)
+        anew = copy(self)
+        anew._store = reopened(self._store)
+        if anew._read(f"name/{worker.name}") is None:
+            anew._register_again(worker)
+        # Only now: other threads ask by it, and would find nothing amiss at a store that was
+        # started again and breaks before this worker is known there.
+        self._store = anew._store
 
     def workers(self) -> list[Worker]:
         """Return the workers that are up now, in the order in which their names first came.

@@ -270,16 +270,19 @@ class Asking:
             self._at(self._clock.now + (PROBE_SECONDS if is_dark else 0.001), failed)
 
     def _register(self, key: str | int, then: Then) -> None:
-        """There is a connection again. Who is unknown to the store registers anew."""
+        """There is a connection again. Who is unknown to the store registers anew.
+
+        Other questions go by it only after that, see `Rendezvous.reopen`.
+        """
         chance = self._random.random() if self._clock.now < self._calm else 1.0
         ends_at = min(self._clock.now + LEADS_NOWHERE, self._calm) if chance < 0.1 else 0.0
-        self._client = Client(self._store.number, ends_at)
-        if ends_at:
+        if chance < 0.05:
             self._at(ends_at, partial(then, Answer(asked=False)))
-        elif chance < 0.25 or self._store.mode is not Mode.UP:
+        elif 0.1 <= chance < 0.25 or self._store.mode is not Mode.UP:
             self._soon(partial(then, Answer(asked=False)))  # it broke again just now
         else:
             me = self._node.me
             if self._node.alive:
                 self._store.records.setdefault(me.name, me)
+            self._client = Client(self._store.number, ends_at)
             self._ask(key, then)
