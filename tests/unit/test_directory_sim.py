@@ -60,7 +60,6 @@ FINDS = {
     DirectoryBug.ASKS_ONE_ANEW: {"LOOK-4"},
     DirectoryBug.NEVER_UNSTUCK: {"LOOK-4"},
     DirectoryBug.NEVER_MORE_PATIENT: {"LOOK-4"},
-    DirectoryBug.KEEPS_BROKEN_CONNECTIONS: {"LOOK-5"},
     DirectoryBug.ANSWERS_WHO_JOINS: {"LOOK-6"},
 }
 

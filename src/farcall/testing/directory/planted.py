@@ -10,7 +10,7 @@ from typing import Any
 
 from farcall.ids import Worker
 from farcall.protocol.directory import DirectoryMachine, Found, Key, Standing, Verdict
-from farcall.protocol.lookup import LookupMachine, Round, Step
+from farcall.protocol.lookup import LookupMachine, Round
 from farcall.testing.directory.world import Record
 
 _Machine = DirectoryMachine[Record]
@@ -147,12 +147,6 @@ class _HearsOldConnections(_Lookup):
         return self._open.pop(question.key, question) is question
 
 
-class _KeepsBrokenConnections(_Lookup):  # *
-    def begins(self, question: Any, connection: int, now: float) -> Step:
-        self._is_made = True
-        return super().begins(question, connection, now)
-
-
 class _NeverUnstuck(_Lookup):
     def ends(self, question: Any, connection: int, *, found: bool | None) -> bool:
         stuck = self._stuck
@@ -197,7 +191,6 @@ class DirectoryBug(StrEnum):
     ASKS_ANEW_WITHOUT_BOUND = "asks-anew-without-bound"
     ASKS_ONE_ANEW = "asks-one-anew"
     HEARS_OLD_CONNECTIONS = "hears-old-connections"
-    KEEPS_BROKEN_CONNECTIONS = "keeps-broken-connections"
     NEVER_UNSTUCK = "never-unstuck"
     NEVER_MORE_PATIENT = "never-more-patient"
     ANSWERS_WHO_JOINS = "answers-who-joins"
@@ -226,7 +219,6 @@ _LOOKUPS: dict[DirectoryBug | None, type[_Lookup]] = {
     DirectoryBug.ASKS_ANEW_WITHOUT_BOUND: _AsksAnewWithoutBound,
     DirectoryBug.ASKS_ONE_ANEW: _AsksOneAnew,
     DirectoryBug.HEARS_OLD_CONNECTIONS: _HearsOldConnections,
-    DirectoryBug.KEEPS_BROKEN_CONNECTIONS: _KeepsBrokenConnections,
     DirectoryBug.NEVER_UNSTUCK: _NeverUnstuck,
     DirectoryBug.NEVER_MORE_PATIENT: _NeverMorePatient,
     DirectoryBug.ANSWERS_WHO_JOINS: _AnswersWhoJoins,
