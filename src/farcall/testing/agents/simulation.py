@@ -78,7 +78,8 @@ class AgentSchedule(Schedule):
         try:
             self._scheduler.run()
         except Stuck as stuck:
-            self._oracle.violate("AGT-9", str(stuck))
+            self._note(stuck)
+            self._oracle.violate("AGT-9", str(stuck).partition("\n")[0])
         for failure in self._scheduler.failures:
             self._oracle.violate("AGT-9", failure)
         self._oracle.check_calls()

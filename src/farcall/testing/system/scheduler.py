@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 Act = Callable[[], None]
+PATIENT_LOOKS = 100  # at the clock, after which a thread lets others run
 
 _this_thread = threading.local()
 
@@ -200,6 +201,9 @@ class Scheduler:
     def look_at_clock(self) -> float:
         """Return the virtual time. A thread that only looks at it counts as stuck in the end."""
         self._idle_steps += 1
+        if self._idle_steps % PATIENT_LOOKS == 0 and next(self._may_run(), None) is not None:
+            self._ready.append(me := _this_thread.value)  # what it waits for may be one of these
+            self._hand_over(me)
         if self._idle_steps > 200_000:
             self._stop(f"a thread looks at the clock without end\n{self.describe()}")
             self._park()
