@@ -92,7 +92,7 @@ class Outgoing(Generic[Record]):
         raise AssertionError("numbers never end")
 
     def outcome(self, call_id: int) -> Record | None:
-        """Return the record that an answer completes, or None: it is late or a duplicate."""
+        """Return the record that an answer completes; None if the answer is late or a duplicate."""
         record = self._open.pop(call_id, None)
         if record is None:
             self._abandoned.discard(call_id)

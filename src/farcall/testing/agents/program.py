@@ -199,52 +199,47 @@ class Program:
         size = self._random.choice((0, 0, 0, 1000, 300_000))
         return call.number, seconds, size, call.kind == "fails"
 
-    def _sync(self) -> None:
-        call = self._begin(self._random.choice(("sync", "sync", "fails")), self._somebody())
-        outcome: Any
+    def _finish(self, call: Call, act: Callable[[], Any]) -> None:
+        """Let a call end with what this gives or raises; as it should, with its number."""
         try:
-            outcome = rpc.rpc_sync(
-                call.to, functions.work, self._arguments(call), timeout=call.timeout
-            )[0]
+            outcome = act()
         except Exception as error:
             outcome = error.with_traceback(None)
         self._end(call, outcome)
+
+    def _sync(self) -> None:
+        call = self._begin(self._random.choice(("sync", "sync", "fails")), self._somebody())
+        arguments, timeout = self._arguments(call), call.timeout
+        self._finish(
+            call, lambda: rpc.rpc_sync(call.to, functions.work, arguments, timeout=timeout)[0]
+        )
 
     def _relay(self) -> None:
         call = self._begin("relay", self._somebody())
-        outcome: Any
-        try:
-            outcome = rpc.rpc_sync(
-                call.to,
-                functions.relay,
-                (call.number, self._somebody(), call.timeout),
-                timeout=call.timeout,
-            )
-        except Exception as error:
-            outcome = error.with_traceback(None)
-        self._end(call, outcome)
+        arguments, timeout = (call.number, self._somebody(), call.timeout), call.timeout
+        self._finish(
+            call, lambda: rpc.rpc_sync(call.to, functions.relay, arguments, timeout=timeout)
+        )
 
-    def _async(self) -> None:
-        call = self._begin("async", self._somebody())
+    def _leave(self, kind: str, ask: Callable[..., Any]) -> tuple[Call, Any] | None:
+        """Make a call that must return at once; None if that raises, which ends the call."""
+        call = self._begin(kind, self._somebody())
         try:
-            future = rpc.rpc_async(
-                call.to, functions.work, self._arguments(call), timeout=call.timeout
-            )
+            made = ask(call.to, functions.work, self._arguments(call), timeout=call.timeout)
         except Exception as error:
             self._oracle.returned(call)
             self._end(call, error.with_traceback(None))
-            return
+            return None
         self._oracle.returned(call)
+        return call, made
 
-        def ended(future: Any) -> None:
-            try:
-                outcome = future.value()[0]
-            except BaseException as error:
-                outcome = error.with_traceback(None)
-            self._end(call, outcome)
-
-        future.add_done_callback(ended)
-        self._pending.append((call, future))
+    def _async(self) -> None:
+        left = self._leave("async", rpc.rpc_async)
+        if left is None:
+            return
+        call, future = left
+        future.add_done_callback(lambda done: self._finish(call, lambda: done.value()[0]))
+        self._pending.append(left)
         if self._random.random() < 0.3:
             self._collect(*self._pending.pop())
 
@@ -254,63 +249,51 @@ class Program:
         self._note(self._me, "has waited for", call)
 
     def _remote(self) -> None:
-        call = self._begin("remote", self._somebody())
-        try:
-            reference = rpc.remote(
-                call.to, functions.work, self._arguments(call), timeout=call.timeout
-            )
-        except Exception as error:
-            self._oracle.returned(call)
-            self._end(call, error.with_traceback(None))
-            return
-        self._oracle.returned(call)
-        call.has_ended = True  # what becomes of it is seen when it is used
-        self._references.append((call, reference))
+        left = self._leave("remote", rpc.remote)
+        if left is not None:
+            left[0].has_ended = True  # what becomes of it is seen when it is used
+            self._references.append(left)
 
     def _fetch(self) -> None:
         if not self._references:
             return
         made, reference = self._random.choice(self._references)
         call = self._begin("fetch", made.to)
-        outcome: Any
-        try:
+
+        def fetch() -> Any:
             found = reference.to_here(timeout=call.timeout)[0]
-            outcome = call.number if found == made.number else found
-            if found == made.number:
-                self._oracle.fetched(call)
-        except Exception as error:
-            outcome = error.with_traceback(None)
-        self._end(call, outcome)
+            if found != made.number:
+                return found
+            self._oracle.fetched(call)
+            return call.number
+
+        self._finish(call, fetch)
 
     def _give(self) -> None:
         if not self._references:
             return
         made, reference = self._random.choice(self._references)
         call = self._begin("use", self._somebody())
-        outcome: Any
-        try:
-            number, found = rpc.rpc_sync(
-                call.to, functions.use, (call.number, reference, call.timeout), timeout=call.timeout
-            )
-            outcome = number if found == made.number else found
-        except Exception as error:
-            outcome = error.with_traceback(None)
-        self._end(call, outcome)
+
+        def give() -> Any:
+            arguments = (call.number, reference, call.timeout)
+            number, found = rpc.rpc_sync(call.to, functions.use, arguments, timeout=call.timeout)
+            return number if found == made.number else found
+
+        self._finish(call, give)
 
     def _differentiate(self) -> None:
         call = self._begin("pass", self._somebody(), PASS_SECONDS)
         leaf = torch.ones(2, requires_grad=True)
-        outcome: Any
-        try:
+
+        def differentiate() -> Any:
             with autograd.context() as context:
                 scaled = rpc.rpc_sync(call.to, functions.scale, (call.number, leaf), timeout=30.0)
                 autograd.backward(context, [scaled.sum()])
-                gradients = autograd.get_gradients(context)
-                found = gradients[leaf].tolist()
-            outcome = call.number if found == [3.0, 3.0] else found
-        except Exception as error:
-            outcome = error.with_traceback(None)
-        self._end(call, outcome)
+                found = autograd.get_gradients(context)[leaf].tolist()
+            return call.number if found == [3.0, 3.0] else found
+
+        self._finish(call, differentiate)
 
     def _let_go(self) -> None:
         if self._references:
