@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from behaviour.helpers import PATIENCE, echo, wait_until
+from behaviour.helpers import PATIENCE, echo, in_threads, wait_until
 from behaviour.unmet import Store
 from farcall import autograd as dist_autograd
 from farcall import rpc
 from farcall.errors import PeerLost, RpcTimeout, UnknownWorker
+from farcall.protocol.admission import Bounds
 from farcall.runtime.agent import Agent
 
 
@@ -91,6 +94,26 @@ def test_references_in_the_arguments_are_kept(agents: list[Agent], store: Store)
 
 def fetch(reference: Any) -> Any:
     return reference.to_here()
+
+
+@pytest.mark.parametrize("kind", [rpc.rpc_async, rpc.remote])
+def test_what_waits_is_bounded(start: Callable[..., list[Agent]], store: Store, kind: Any) -> None:
+    agents = start(2, find=store.find, bounds=Bounds(in_flight_bytes=100_000))
+    store.part(agents[0], agents[1].me)
+    tensor = torch.ones(20_000)
+    first = kind("w1", echo, args=(tensor,), timeout=0)
+    full = kind("w1", echo, args=(tensor,), timeout=0.1)
+    with pytest.raises(
+        RpcTimeout, match="where 'w1' is, and the option max_in_flight_bytes is 100000"
+    ):
+        full.to_here() if isinstance(full, rpc.RRef) else full.wait()
+
+    patient = partial(copy_context().run, kind, "w1", echo, args=(tensor,))
+    with in_threads(patient) as made:
+        assert made == [None]
+        store.answers.set()
+    for one in (first, *made):
+        assert torch.equal(one.to_here() if isinstance(one, rpc.RRef) else one.wait(), tensor)
 
 
 def test_graceful_shutdown_waits_for_what_waits(agents: list[Agent], store: Store) -> None:

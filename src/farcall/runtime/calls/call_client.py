@@ -95,6 +95,7 @@ class CallClient:
             pickling.serializer,
             executor,
             coordinator,
+            directory.bounds.in_flight_bytes,
             self.call_async,
         )
 

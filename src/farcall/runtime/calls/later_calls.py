@@ -16,6 +16,8 @@ import torch
 from farcall.errors import CallError, FarcallError, Refused, RpcTimeout, SerializationError
 from farcall.ids import WorkerInfo
 from farcall.runtime.calls.future import FutureOfCall, complete_with
+from farcall.runtime.calls.kept_bytes import KeptBytes
+from farcall.runtime.calls.outboxes import LOOK_AGAIN, OVERHEAD
 from farcall.runtime.context import CallContext, current_context, reset_context, set_context
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
@@ -24,6 +26,7 @@ from farcall.runtime.membership.inquiries import Look
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import SOUGHT, References, RefHandle, Sought
+from farcall.runtime.threads.bell import Bell
 from farcall.runtime.threads.executor import Executor
 from farcall.serde import Serializer
 from farcall.transport.uninterrupted import uninterrupted
@@ -55,12 +58,14 @@ class LaterCall(msgspec.Struct, eq=False):
     created: RefHandle | None = None  # the reference that it makes
     peer: Peer | None = None  # its callee
     key: object = None  # what it waits at
+    size: int = 0  # bytes of its arguments, about
 
 
 class LaterCalls:
     """Of one agent. Thread-safe.
 
     Args:
+        most: how many bytes of arguments may be kept for one worker, see `KeptBytes`.
         call_async: see `CallClient`.
     """
 
@@ -73,6 +78,7 @@ class LaterCalls:
         serializer: Serializer,
         executor: Executor,
         coordinator: ShutdownCoordinator,
+        most: int,
         call_async: Call,
     ) -> None:
         self._machine = machine
@@ -83,6 +89,7 @@ class LaterCalls:
         self._serializer = serializer
         self._executor = executor
         self._coordinator = coordinator
+        self._kept = KeptBytes(most)
         self._call_async = call_async
 
     def soon(self, future: FutureOfCall[Any], *call: Any) -> None:
@@ -132,33 +139,47 @@ class LaterCalls:
             FarcallError: one of the references among the arguments is of no use.
         """
         context = current_context()
-        args, kwargs, handles = self._copy(args, kwargs or {}, context.gradients if context else 0)
+        gradients = context.gradients if context else 0
+        args, kwargs, handles, size = self._copy(args, kwargs or {}, gradients)
         if context is not None:
             context = CallContext(context.agent, gradients=context.gradients, depth=context.depth)
         deadline, seconds = limit
         grad = torch.is_grad_enabled()
-        return LaterCall(to, args, kwargs, handles, deadline, seconds, context, grad)
+        return LaterCall(to, args, kwargs, handles, deadline, seconds, context, grad, size=size)
 
     def leave(self, call: LaterCall) -> None:
-        """Make a call when what it needs is known. Never waits."""
+        """Make a call when what it needs is known. Waits only while too many bytes are kept."""
         # Uninterrupted: it has one end, also if Ctrl-C comes.
-        uninterrupted(partial(self._leave, call), f"farcall-inquire-{self._references.me.name}")
+        step = partial(self._leave, call)
+        while (
+            full := uninterrupted(step, f"farcall-inquire-{self._references.me.name}")
+        ) is not None:
+            left = call.deadline - time.monotonic()
+            if left <= 0:
+                assert call.fail is not None
+                call.fail(self._kept.refusal(key_of(call.to), call.seconds))
+                return
+            full.wait(min(left, LOOK_AGAIN))
 
-    def _leave(self, call: LaterCall) -> None:
-        self._coordinator.begin(call)  # a graceful shutdown waits for it
-        if key_of(call.to) not in self._inquiries.open:
-            call.peer = self._directory.known(call.to)
-        self._go_on(call, None, None)
+    def _leave(self, call: LaterCall) -> Bell | None:
+        full = self._kept.take(key_of(call.to), call.size)
+        if full is None:
+            self._coordinator.begin(call)  # a graceful shutdown waits for it
+            if key_of(call.to) not in self._inquiries.open:
+                call.peer = self._directory.known(call.to)
+            self._go_on(call, None, None)
+        return full
 
     def _copy(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], gradients: int
-    ) -> tuple[Sequence[Any], Mapping[str, Any], Sequence[RefHandle]]:
-        """Arguments with memory of their own, and the handles among them."""
+    ) -> tuple[Sequence[Any], Mapping[str, Any], Sequence[RefHandle], int]:
+        """Arguments with memory of their own, the handles among them, and their bytes."""
         try:
             dumped = self._serializer.dump((tuple(args), dict(kwargs)))
             if any(isinstance(buffer, OnDevice) for buffer in dumped.buffers):
                 raise NotKept("a tensor is on another device")
             buffers = [bytearray(one) for one in dumped.buffers]
+            size = OVERHEAD + len(dumped.body) + sum(map(len, buffers))
             attach = None
             if gradients and dumped.tensors:
                 attach = self._gradients.keep(dumped.tensors)
@@ -168,7 +189,7 @@ class LaterCalls:
         except (SerializationError, Refused) as error:
             why = "the arguments can't be kept until the owner of a reference among them is known"
             raise NotKept(f"{why}: {error}") from error
-        return args, kwargs, dumped.references
+        return args, kwargs, dumped.references, size
 
     def _wait(self, call: LaterCall, key: object, look: Look) -> None:
         call.key = key
@@ -202,6 +223,7 @@ class LaterCalls:
         except BaseException as failure:
             assert call.fail is not None
             call.fail(failure)
+        self._kept.give_back(key_of(call.to), call.size)
         self._coordinator.end(call)
 
     def _lacks(self, call: LaterCall, peer: Peer | None) -> tuple[object, Look] | None:

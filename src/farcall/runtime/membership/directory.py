@@ -39,7 +39,7 @@ class Directory:
     ) -> None:
         self._me = me
         self._meet = meet
-        self._bounds = bounds
+        self.bounds = bounds
         self._find = find
         self._lock = threading.Lock()
         self._machine = machine = DirectoryMachine(self._new_peer, is_open=find is not None)
@@ -56,7 +56,7 @@ class Directory:
         runs_same_program = bool(worker.main and worker.main == me.main) or (
             bool(worker.pid) and (worker.host, worker.pid) == (me.host, me.pid)
         )
-        return Peer(worker, runs_same_program, self._meet(worker.incarnation), self._bounds)
+        return Peer(worker, runs_same_program, self._meet(worker.incarnation), self.bounds)
 
     # Events; see the machine.
 
