@@ -19,7 +19,8 @@ from stations import PATIENCE, SocketNet, Station, dial, echo, request, soon
 from farcall.errors import AuthenticationFailed, LinkError
 from farcall.ids import Worker, new_incarnation
 from farcall.transport.connect import addresses, handshake, strangers
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.credentials import Terms
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.wire.frames import HEADER, MAGIC, VERSION, Limits, encode
 from farcall.wire.messages import Kind
 
@@ -32,7 +33,7 @@ def dial_as_worker(station: Station) -> socket.socket:
     """A connection after a correct handshake, on which a test says what it likes."""
     sock = dial(station)
     me = Identity("crafty", 7, new_incarnation())
-    handshake.connect(sock, me, None, expects=0, deadline=soon())
+    handshake.connect(sock, me, Terms(), expects=0, deadline=soon())
     return sock
 
 

@@ -6,7 +6,7 @@ import socket
 from typing import NamedTuple, Protocol
 
 from farcall.ids import Worker
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.keys import Keys
 from farcall.transport.connect.multi_stream import StreamTarget
 

@@ -33,10 +33,17 @@ from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.connect import addresses, dark_hosts, handshake, multi_stream, presence
 from farcall.transport.connect.acceptor import Acceptor
 from farcall.transport.connect.connection import Connection, KeptLink
+from farcall.transport.connect.conversation import drive
+from farcall.transport.connect.credentials import Credentials
 from farcall.transport.connect.dark_hosts import HostWatch
 from farcall.transport.connect.dialling import Dialled, Dialler
-from farcall.transport.connect.handshake import Ended, Identity, Unfinished
-from farcall.transport.connect.handshake_messages import MAX_ADDRESSES
+from farcall.transport.connect.handshake_messages import (
+    MAX_ADDRESSES,
+    Ended,
+    Identity,
+    Unfinished,
+)
+from farcall.transport.connect.keys import Keys
 from farcall.transport.connect.listening import Listening
 from farcall.transport.connect.multi_stream import StreamRegistry, StreamTarget
 from farcall.transport.connect.strangers import StrangerLog
@@ -73,11 +80,13 @@ class Connections(Generic[L]):
         give_up: gets a link that comes too late to be kept: it was lost before its `start`, or we
             have shut down meanwhile. For links that took the socket's descriptor: others need
             not do anything, their socket is closed.
-        join: gives a link one more connection, whose handshake is done; raises LinkError if it
-            can't. For links that may have several: `me` says how many.
+        join: gives a link one more connection, whose handshake is done, and the keys of its
+            records; raises LinkError if it can't. For links that may have several: `me` says how
+            many.
 
     Raises:
         LinkError: the address can't be listened on.
+        ValueError: the certificates can't be used.
     """
 
     def __init__(
@@ -86,9 +95,10 @@ class Connections(Generic[L]):
         listening: Listening,
         open_link: Callable[[Connection], L],
         give_up: Callable[[L], None] | None = None,
-        join: Callable[[L, socket.socket], None] | None = None,
+        join: Callable[[L, socket.socket, Keys | None], None] | None = None,
     ) -> None:
         self._listening = listening
+        self._credentials = Credentials(listening.secret, listening.tls, encrypts=listening.encrypt)
         self._open_link = open_link
         self._give_up = give_up or _is_closed_with_its_socket
         self._join = join or _has_no_more
@@ -181,8 +191,8 @@ class Connections(Generic[L]):
         me = msgspec.structs.replace(self.me, meeting=self._listening.meeting(begun))
         if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
             me = multi_stream.naming_a_link(me)
-        peer = handshake.connect(
-            sock, me, self._listening.secret, expects=begun, deadline=dialled.until
+        peer, keys = handshake.connect(
+            sock, me, self._credentials.over(sock), expects=begun, deadline=dialled.until
         )
         if peer.meeting:
             reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
@@ -194,7 +204,7 @@ class Connections(Generic[L]):
         streams = multi_stream.streams_of(me, peer, me.link)
         way = multi_stream.way_of(sock, me, peer) if streams > 1 else None
         peer = _as_met(peer)
-        connection = Connection(sock, peer, dialled.description, True, until, streams, way)
+        connection = Connection(sock, peer, dialled.description, True, until, streams, way, keys)
         try:
             link = self._keep(connection)
         except OSError as error:  # LinkError is one
@@ -213,11 +223,15 @@ class Connections(Generic[L]):
 
     def is_gone(self, worker: Worker, deadline: float) -> bool:
         """See `presence.is_gone`."""
-        return presence.is_gone(worker, self.me, self._listening, self._closing, deadline)
+        return presence.is_gone(
+            worker, self.me, self._listening, self._credentials, self._closing, deadline
+        )
 
     def answers(self, worker: Worker, deadline: float) -> bool:
         """See `presence.answers`."""
-        return presence.answers(worker, self.me, self._listening, self._closing, deadline)
+        return presence.answers(
+            worker, self.me, self._listening, self._credentials, self._closing, deadline
+        )
 
     # Accepting.
 
@@ -252,23 +266,26 @@ class Connections(Generic[L]):
             if not addresses.is_unix(sock):
                 dark_hosts.limit(sock, self._listening.dead_host_timeout)
             until = time.monotonic() + HANDSHAKE_SECONDS
-            worker = handshake.accept(
-                sock,
-                me,
-                self._listening.secret,
-                deadline=until,
-                admit=admit,
-                meeting=self._listening.meeting,
-                seconds_when_admitted=ESTABLISH_SECONDS,
+            conversation = handshake.accepting(
+                me, self._credentials.over(sock), admit=admit, meeting=self._listening.meeting
             )
+            worker, keys = drive(sock, conversation, until)
             until = time.monotonic() + ESTABLISH_SECONDS
             if worker.joins:
-                self._add(self._joinable.wait_for(worker, until), sock)
+                self._add(self._joinable.wait_for(worker, until), sock, keys)
                 return
             kind = "unix" if addresses.is_unix(sock) else "tcp"
             streams = multi_stream.streams_of(me, worker, worker.link)
             link = self._keep(
-                Connection(sock, _as_met(worker), f"{kind} from {peer}", False, until, streams)
+                Connection(
+                    sock,
+                    _as_met(worker),
+                    f"{kind} from {peer}",
+                    False,
+                    until,
+                    streams,
+                    keys=keys,
+                )
             )
             if streams > 1:
                 self._joinable.opened(worker.link, link)
@@ -314,10 +331,14 @@ class Connections(Generic[L]):
             sock.settimeout(HANDSHAKE_SECONDS)
             sock.connect(way.address)
             me = msgspec.structs.replace(self.me, joins=way.link)
-            handshake.connect(
-                sock, me, self._listening.secret, expects=original(way.incarnation), deadline=until
+            _, keys = handshake.connect(
+                sock,
+                me,
+                self._credentials.over(sock),
+                expects=original(way.incarnation),
+                deadline=until,
             )
-            self._add(link, sock)
+            self._add(link, sock, keys)
         except OSError as error:
             sock.close()
             logger.debug("%s: no further connection to %s: %s", self.me.name, way.address, error)
@@ -325,9 +346,9 @@ class Connections(Generic[L]):
             with self._lock:
                 self._shaking.discard(sock)
 
-    def _add(self, link: L, sock: socket.socket) -> None:
+    def _add(self, link: L, sock: socket.socket, keys: Keys | None) -> None:
         connection = self._hosts.note(sock)
-        self._join(link, sock)
+        self._join(link, sock, keys)
         self._hosts.watch(link, connection)
         if link.lost is not None:  # and `removed` may have been called already
             self._hosts.unwatch(link)
@@ -438,5 +459,5 @@ def _is_closed_with_its_socket(link: object) -> None:
     pass
 
 
-def _has_no_more(link: object, sock: socket.socket) -> None:
+def _has_no_more(link: object, sock: socket.socket, keys: Keys | None) -> None:
     raise LinkError("a link of this transport has one connection")
