@@ -7,8 +7,8 @@ Workers of one host use Unix sockets where there are any (`addresses.py`): that 
 when it fails, TCP.
 
 One connection per direction of calling: the dialler sends requests, the other answers. A thread
-accepts connections; handshakes run on threads of their own, so that a stranger who connects and
-says nothing delays nobody.
+accepts connections, and shakes hands with all strangers at once; who has proven itself gets a
+thread for the rest, which may block.
 
 A link over TCP may get more connections, for large buffers: see `multi_stream.py`.
 """
@@ -37,6 +37,7 @@ from farcall.transport.connect.conversation import drive
 from farcall.transport.connect.credentials import Credentials
 from farcall.transport.connect.dark_hosts import HostWatch
 from farcall.transport.connect.dialling import Dialled, Dialler
+from farcall.transport.connect.guests import Guest
 from farcall.transport.connect.handshake_messages import (
     MAX_ADDRESSES,
     Ended,
@@ -48,12 +49,13 @@ from farcall.transport.connect.listening import Listening
 from farcall.transport.connect.multi_stream import StreamRegistry, StreamTarget
 from farcall.transport.connect.strangers import StrangerLog
 from farcall.transport.connect.versions import Versions
+from farcall.transport.connect.visitors import Visitor
 from farcall.transport.forks import keep_from_children
 from farcall.transport.uninterrupted import uninterrupted
 
 logger = get_logger("farcall.transport")
 
-HANDSHAKE_SECONDS = 10.0  # that strangers have
+HANDSHAKE_SECONDS = 10.0  # that a further connection has which we dial
 # That workers have for the rest, once they know each other: 100 may start at once on two cores.
 ESTABLISH_SECONDS = 60.0
 MAX_HANDSHAKES = 32
@@ -119,7 +121,8 @@ class Connections(Generic[L]):
             me.name,
             listening.listen,
             listening.advertise,
-            self._on_connection,
+            self._greet,
+            self._on_proven,
             self._strangers,
             unix=listening.uses_unix,
         )
@@ -235,71 +238,50 @@ class Connections(Generic[L]):
 
     # Accepting.
 
-    def _on_connection(self, sock: socket.socket, peer: str) -> None:
+    def _greet(self, sock: socket.socket) -> Guest:
+        addresses.tune(sock)
+        if not addresses.is_unix(sock):
+            dark_hosts.limit(sock, self._listening.dead_host_timeout)
+        terms = self._credentials.over(sock)
+        return Guest(self.me, terms, self._listening, self._joinable)
+
+    def _on_proven(self, visitor: Visitor) -> None:
+        sock = visitor.sock
         with self._lock:
             if self._closed:
                 sock.close()
                 return
             self._shaking.add(sock)
-        if not self._background.run(partial(self._accept_one, sock, peer)):
+        if not self._background.run(partial(self._take_in, visitor)):
             sock.close()  # shut down between the check and here
 
-    def _accept_one(self, sock: socket.socket, peer: str) -> None:
-        refused: list[str] = []  # the agent's own decisions are nothing to warn of
-
-        def admit(identity: Identity) -> str | None:
-            reason = None
-            if not identity.joins:
-                reason = self._listening.admit(
-                    identity.name, identity.incarnation, identity.meeting
-                )
-            if reason is None:
-                reason = self._joinable.admit(identity, me)
-                expected.extend([identity.link] if reason is None and not identity.joins else [])
-            refused.extend([reason] if reason is not None else [])
-            return reason
-
-        expected: list[bytes] = []  # the name of the link, once it may be joined
-        me = self.me
+    def _take_in(self, visitor: Visitor) -> None:
+        sock, guest = visitor.sock, visitor.guest
         try:
-            addresses.tune(sock)
-            if not addresses.is_unix(sock):
-                dark_hosts.limit(sock, self._listening.dead_host_timeout)
-            until = time.monotonic() + HANDSHAKE_SECONDS
-            conversation = handshake.accepting(
-                me, self._credentials.over(sock), admit=admit, meeting=self._listening.meeting
-            )
-            worker, keys = drive(sock, conversation, until)
+            guest.conversation.go_on()
             until = time.monotonic() + ESTABLISH_SECONDS
+            worker, keys = drive(sock, guest.conversation, until)
             if worker.joins:
                 self._add(self._joinable.wait_for(worker, until), sock, keys)
                 return
-            kind = "unix" if addresses.is_unix(sock) else "tcp"
-            streams = multi_stream.streams_of(me, worker, worker.link)
+            path = f"{'unix' if addresses.is_unix(sock) else 'tcp'} from {visitor.who}"
+            streams = multi_stream.streams_of(guest.me, worker, worker.link)
             link = self._keep(
-                Connection(
-                    sock,
-                    _as_met(worker),
-                    f"{kind} from {peer}",
-                    False,
-                    until,
-                    streams,
-                    keys=keys,
-                )
+                Connection(sock, _as_met(worker), path, False, until, streams, keys=keys)
             )
             if streams > 1:
                 self._joinable.opened(worker.link, link)
         except OSError as error:  # LinkError is one
             sock.close()
-            for name in expected:
-                self._joinable.failed(name)
-            if isinstance(error, Ended):  # it died, or gave up: that is no refusal
-                self._strangers.log(logging.DEBUG, "%s while it dialled: %s", peer, error)
-                return
+            if guest.expects:
+                self._joinable.failed(guest.expects)
+            # The agent's own decisions are nothing to warn of, nor is one that died or gave up.
+            is_usual = guest.reason is not None or self._closed or isinstance(error, Ended)
             self._strangers.log(
-                logging.DEBUG if refused or self._closed else logging.WARNING,
+                visitor.origin,
+                logging.DEBUG if is_usual else logging.WARNING,
                 "refused a connection from %s: %s",
-                peer,
+                visitor.who,
                 error,
             )
         finally:

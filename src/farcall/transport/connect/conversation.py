@@ -108,12 +108,14 @@ class Channel:
 
     Attributes:
         stage: how far the peer has come, as the script says.
+        is_trusted: the peer has shown a certificate that is accepted.
     """
 
     def __init__(self) -> None:
         self.wire = Wire()
         self.stream: Stream = self.wire
         self.stage = Stage.SILENT
+        self.is_trusted = False
 
     def send(self, message: Message) -> bytes:
         """Have a message sent; its bytes, as they are part of what is proven."""
@@ -171,6 +173,11 @@ class Conversation(Generic[T]):
     def stage(self) -> Stage:
         """How far the peer has come."""
         return self._channel.stage
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the peer has a credential, though it has yet to say who it is."""
+        return self._channel.is_trusted
 
     @property
     def is_over(self) -> bool:

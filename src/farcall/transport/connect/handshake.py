@@ -256,6 +256,7 @@ def _secured(channel: Channel, terms: Terms) -> Script[None]:
     except NotTls:
         raise stranger(channel.wire.ahead) from None
     channel.stream = stream
+    channel.is_trusted = True
 
 
 def _agreed(hello: Hello, me: Identity) -> Identity:
