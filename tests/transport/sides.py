@@ -10,7 +10,7 @@ from stations import PATIENCE, soon
 from farcall.ids import Worker, new_incarnation
 from farcall.transport.connect.connection import Connection
 from farcall.transport.connect.connections import Connections
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening
 
 

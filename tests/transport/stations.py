@@ -19,7 +19,7 @@ from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
 from farcall.transport.connect import acceptor, dialling
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 from farcall.transport.process_group.endpoint import ProcessGroupEndpoint

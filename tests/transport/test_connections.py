@@ -26,7 +26,7 @@ from farcall.transport.base import NotSent
 from farcall.transport.connect import dialling, handshake
 from farcall.transport.connect.addresses import UNIX
 from farcall.transport.connect.connection import Connection
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake import Met
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 
@@ -152,11 +152,11 @@ def test_dial_that_is_late_when_the_peer_has_its_link_goes_on(
 ) -> None:
     dial, shake = dialling.dial, handshake.connect
 
-    def shake_until_late(*args: Any, **options: Any) -> Identity:
-        peer = shake(*args, **{**options, "deadline": soon()})
+    def shake_until_late(*args: Any, **options: Any) -> Met:
+        met = shake(*args, **{**options, "deadline": soon()})
         while time.monotonic() < deadline:
             pass
-        return peer
+        return met
 
     monkeypatch.setattr(dialling, "dial", lambda url, *_: dial(url, PATIENCE, PATIENCE))
     monkeypatch.setattr(handshake, "connect", shake_until_late)

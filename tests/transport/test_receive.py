@@ -13,7 +13,9 @@ from stations import PATIENCE, Station, Threads, request, soon
 from farcall.ids import Worker, new_incarnation
 from farcall.transport.base import Link
 from farcall.transport.connect import handshake
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.conversation import drive
+from farcall.transport.connect.credentials import Terms
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.waiter import Alarm
 from farcall.wire.frames import Frame, encode
 from farcall.wire.messages import CreditReturned, Leaving, ReleaseContext
@@ -109,7 +111,7 @@ def test_alarm_and_deadline_end_it_whatever_has_arrived(
         def accept() -> None:
             sock, _ = listener.accept()
             me = Identity(known.name, known.id, known.incarnation)
-            handshake.accept(sock, me, None, deadline=soon(), admit=lambda _: None)
+            drive(sock, handshake.accepting(me, Terms(), admit=lambda _: None), soon())
             accepted.append(sock)
 
         threads.start(accept)

@@ -15,7 +15,7 @@ import pytest
 from farcall.ids import new_incarnation
 from farcall.runtime.membership import endpoints
 from farcall.runtime.membership.endpoints import ListeningEndpoint, open_endpoint
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening
 from farcall.transport.sockets.endpoint import SocketEndpoint
 

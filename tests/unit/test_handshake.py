@@ -12,15 +12,25 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
 from patience import PATIENCE
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
-from farcall.transport.connect import handshake
-from farcall.transport.connect.handshake import Ended, Identity, accept, connect
-from farcall.transport.connect.handshake_messages import Hello, NotHere, Proof, Ready, Refuse
+from farcall.transport.connect import conversation, handshake
+from farcall.transport.connect.conversation import drive
+from farcall.transport.connect.credentials import Terms
+from farcall.transport.connect.handshake_messages import (
+    Ended,
+    Hello,
+    Identity,
+    NotHere,
+    Proof,
+    Ready,
+    Refuse,
+)
 
 LEFT = Identity("left", 0, 11, "host-a", "main-a", shm=3)
 RIGHT = Identity("right", 1, 22, "host-b", "main-b")
@@ -43,6 +53,20 @@ def soon() -> float:
 
 def anyone(peer: Identity) -> None:
     return None
+
+
+def connect(sock: socket.socket, me: Identity, secret: bytes | None, **options: Any) -> Identity:
+    """The dialling side, over a connection without TLS."""
+    met = handshake.connect(sock, me, Terms(secret), **options)
+    assert met.keys is None
+    return met.peer
+
+
+def accept(
+    sock: socket.socket, me: Identity, secret: bytes | None, *, deadline: float, **options: Any
+) -> Identity:
+    """The accepting side, in one thread."""
+    return drive(sock, handshake.accepting(me, Terms(secret), **options), deadline).peer
 
 
 def both(one: Callable[[], Identity], other: Callable[[], Identity]) -> tuple[Outcome, Outcome]:
@@ -193,8 +217,8 @@ def test_hello_without_the_fields_that_came_last_has_none_of_that(
 ) -> None:
     hello = a_hello(secured=False, shm=1, zero_copy=True, streams=2, link=b"", joins=b"")
     items = msgspec.msgpack.decode(msgspec.msgpack.encode(hello))
-    assert items[-8:] == [1, True, 2, b"", b"", "", [], 0]
-    del items[-missing:]
+    assert items[-10:] == [1, True, 2, b"", b"", "", [], 0, b"", True]
+    del items[-missing - 2 :]
 
     def older() -> Identity:
         say(pair[0], items)
@@ -428,7 +452,7 @@ def test_refusal_is_read_though_the_connection_was_reset_behind_it() -> None:
 
 def test_refuser_waits_until_the_refused_has_read_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what the peer still sends would reset the connection, and could take the reason away."""
-    monkeypatch.setattr(handshake, "PARTING_SECONDS", 60.0)
+    monkeypatch.setattr(conversation, "PARTING_SECONDS", 60.0)
     left, right = socket.socketpair()
     closed = threading.Event()
 

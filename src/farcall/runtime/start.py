@@ -35,7 +35,7 @@ from farcall.runtime.quirks import Quirks
 from farcall.serde import DeviceMap
 from farcall.threads import is_main_thread
 from farcall.transport.connect.addresses import is_loopback_name
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
 
 logger = get_logger("farcall")

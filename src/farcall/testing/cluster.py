@@ -23,7 +23,7 @@ from farcall.runtime.membership.endpoints import open_endpoint
 from farcall.runtime.membership.losses import Reception
 from farcall.runtime.process_groups.gloo import GlooGroup
 from farcall.transport.base import Endpoint
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 from farcall.transport.process_group.endpoint import ProcessGroupEndpoint

@@ -15,7 +15,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # as in store
 from farcall.ids import Worker
 from farcall.log import get_logger
 from farcall.transport.base import Admit, Endpoint, Meeting
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening
 from farcall.transport.sockets.endpoint import SocketEndpoint
 

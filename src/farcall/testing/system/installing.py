@@ -30,6 +30,7 @@ from farcall.testing.system.scheduler import Scheduler
 from farcall.testing.system.sockets import Select, Sockets
 from farcall.testing.system.store import SimPrefixStore, StoreServer
 from farcall.transport import forks, spin, waiter, watch
+from farcall.transport.connect import visitors
 
 
 class System:
@@ -124,6 +125,7 @@ def _table(system: System) -> dict[int, Any]:
         (bell.Bell, bell.LockBell),
         (forks.keep_from_children, lambda sock: None),
         (spin.spare_cores, lambda: 0),
+        (visitors.descriptor_limit, lambda: sys.maxsize),
         (hosts.host_id, host_id),
         (prefix_store, SimPrefixStore),
     ]

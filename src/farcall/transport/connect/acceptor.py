@@ -1,24 +1,35 @@
-"""Listens on all addresses of an endpoint; one thread accepts connections from all of them."""
+"""Listens on all addresses of an endpoint; one thread accepts, and shakes hands with all strangers.
+
+Nothing in that thread blocks. A connection whose peer has proven itself leaves it; for all others
+`visitors.py` has the bounds.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from farcall.errors import LinkError
 from farcall.log import get_logger
 from farcall.threads import FarcallThread
 from farcall.transport.connect import addresses
+from farcall.transport.connect.conversation import broken
+from farcall.transport.connect.guests import Guest
+from farcall.transport.connect.handshake_messages import Ended
 from farcall.transport.connect.strangers import StrangerLog
-from farcall.transport.sockets.poller import READ, new_poller
+from farcall.transport.connect.visitors import Visitor, Visitors
+from farcall.transport.sockets.poller import READ, WRITE, new_poller
 
 logger = get_logger("farcall.transport")
 
 PAUSE_SECONDS = 0.1
+AT_ONCE = 8  # connections that are accepted before those that are there are looked at
 
-OnConnection = Callable[[socket.socket, str], None]
+OnProven = Callable[[Visitor], None]
 
 
 class Acceptor:
@@ -28,7 +39,9 @@ class Acceptor:
         name: of the worker, for messages.
         listen: (host, port) to listen on; port 0 takes a free one.
         advertise: host names or addresses under which others reach us.
-        on_connection: gets each connection, and who is at its other end, in the acceptor's thread.
+        greet: begins our side of a handshake; may raise an OSError.
+        on_proven: gets each connection whose peer is proven, and which is its own from then on: the
+            conversation waits for `go_on`. It must not block.
         strangers: for lines about connections that come to nothing.
         unix: also listen on a Unix socket, where there are any.
 
@@ -41,14 +54,16 @@ class Acceptor:
         name: str,
         listen: tuple[str, int],
         advertise: Sequence[str],
-        on_connection: OnConnection,
+        greet: Callable[[socket.socket], Guest],
+        on_proven: OnProven,
         strangers: StrangerLog,
         *,
         unix: bool = True,
     ) -> None:
-        self._name = name
-        self._on_connection = on_connection
+        self._greet = greet
+        self._on_proven = on_proven
         self._strangers = strangers
+        self._visitors = Visitors()
         tcp = addresses.listen_tcp(*listen)
         local = addresses.listen_unix() if unix else None
         self._listeners = [tcp] if local is None else [local, tcp]
@@ -59,7 +74,7 @@ class Acceptor:
             listener.setblocking(False)  # a dialler may be gone when it is accepted
             self._poller.add(listener.fileno(), listener, READ)
         self._closed = threading.Event()
-        self._thread = FarcallThread(self._accept_all, f"farcall-accept-{name}")
+        self._thread = FarcallThread(self._run, f"farcall-accept-{name}")
 
     def start(self) -> None:
         """Accept from now on.
@@ -71,30 +86,108 @@ class Acceptor:
         if refused is not None:
             raise LinkError(f"no thread to accept connections: {refused}")
 
-    def _accept_all(self) -> None:
+    def _run(self) -> None:
         while not self._closed.is_set():
-            for listener, _ in self._poller.wait(None):
-                if listener is not None:  # not woken up
-                    self._accept(listener)
+            end = self._visitors.next_end()
+            ready = self._poller.wait(None if end is None else max(0.0, end - time.monotonic()))
+            tokens = [token for token, _ in ready]
+            for token in tokens:
+                if isinstance(token, Visitor):
+                    self._serve(token)
+            for visitor in self._visitors.late(time.monotonic()):
+                if not visitor.parts:
+                    self._say_refused(visitor, broken(TimeoutError()))
+                self._close(visitor)
+            for token in tokens:
+                if token is not None and not isinstance(token, Visitor):
+                    self._accept_some(token)
 
-    def _accept(self, listener: socket.socket) -> None:
+    # Connections that are new.
+
+    def _accept_some(self, listener: socket.socket) -> None:
         try:
-            sock, peer = addresses.accept(listener)
+            for _ in range(AT_ONCE):
+                self._accept(listener)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             # Too many open files, or the stranger was gone already: others may do better.
-            logger.warning("%s: could not accept a connection: %s", self._name, error)
-            self._closed.wait(PAUSE_SECONDS)
-            return
-        if addresses.is_unix(sock):
-            try:
+            self._strangers.log(
+                "accept", logging.WARNING, "could not accept a connection: %s", error
+            )
+            oldest = self._visitors.oldest()
+            if error.errno in (errno.EMFILE, errno.ENFILE) and oldest is not None:
+                self._make_way(oldest)
+            else:
+                self._closed.wait(PAUSE_SECONDS)
+
+    def _accept(self, listener: socket.socket) -> None:
+        sock, who, origin = addresses.accept(listener)
+        try:
+            sock.setblocking(False)
+            if addresses.is_unix(sock):
                 addresses.check_user(sock)
-            except OSError as error:
-                sock.close()
-                self._strangers.log(logging.WARNING, "refused a connection: %s", error)
-                return
-        self._on_connection(sock, peer)
+            visitor = Visitor(sock, who, origin, self._greet(sock), time.monotonic())
+        except OSError as error:
+            sock.close()
+            self._strangers.log(origin, logging.WARNING, "refused a connection: %s", error)
+            return
+        if (one := self._visitors.in_the_way(visitor)) is not None:
+            self._make_way(one)
+        self._visitors.add(visitor)
+        self._poller.add(visitor.fd, visitor, READ)
+        self._serve(visitor)
+
+    # Connections that are there.
+
+    def _serve(self, visitor: Visitor) -> None:
+        if visitor.fd != visitor.sock.fileno():
+            return  # it was closed since it was ready
+        if visitor.parts:
+            if visitor.has_left():
+                self._close(visitor)
+            return
+        conversation = visitor.conversation
+        try:
+            visitor.advance()
+        except OSError as error:
+            self._say_refused(visitor, broken(error))
+            self._close(visitor)
+            return
+        if conversation.failure is not None:
+            if not visitor.waits_to_send:
+                self._say_refused(visitor, conversation.failure)
+                if not visitor.part(time.monotonic()):
+                    self._close(visitor)
+        elif visitor.is_proven:
+            self._visitors.remove(visitor)
+            self._poller.remove(visitor.fd)
+            visitor.sock.setblocking(True)
+            self._on_proven(visitor)
+            return
+        if visitor.sock.fileno() >= 0:
+            self._poller.modify(visitor.fd, WRITE if visitor.waits_to_send else READ)
+
+    def _say_refused(self, visitor: Visitor, error: LinkError) -> None:
+        if isinstance(error, Ended):  # it died, or gave up: that is no refusal
+            self._strangers.log(
+                visitor.origin, logging.DEBUG, "%s while it dialled: %s", visitor.who, error
+            )
+            return
+        self._strangers.log(
+            visitor.origin, logging.WARNING, "refused a connection from %s: %s", visitor.who, error
+        )
+
+    def _make_way(self, visitor: Visitor) -> None:
+        self._say_refused(visitor, LinkError("too many connections that have proven nothing"))
+        self._close(visitor)
+
+    def _close(self, visitor: Visitor) -> None:
+        if self._visitors.remove(visitor):
+            self._poller.remove(visitor.fd)
+            visitor.sock.close()
+
+    # Ending.
 
     def close(self) -> None:
         """Stop listening. Afterwards no connection comes any more. Once, by any thread."""
@@ -107,4 +200,6 @@ class Acceptor:
         """Close them here only: in a child that was forked, while the parent goes on listening."""
         for listener in self._listeners:
             listener.close()
+        for visitor in self._visitors:
+            visitor.sock.close()
         self._poller.close()

@@ -96,8 +96,10 @@ def urls(listener: socket.socket, hosts: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"tcp://{join(host, address[1])}" for host in hosts)
 
 
-def accept(listener: socket.socket) -> tuple[socket.socket, str]:
-    """Accept a connection; return it, and its other end: "10.0.0.1:4711", "pid 12 (uid 0)".
+def accept(listener: socket.socket) -> tuple[socket.socket, str, str]:
+    """Accept a connection; return it, its other end, and where that is: `origin_of`, or its user.
+
+    The other end is "10.0.0.1:4711", or "pid 12 (uid 0)".
 
     Raises:
         OSError: there is none, or no descriptor for it.
@@ -105,9 +107,19 @@ def accept(listener: socket.socket) -> tuple[socket.socket, str]:
     sock, address = listener.accept()
     keep_from_children(sock)
     if is_unix(sock):
-        return sock, process_at(sock)
+        pid, uid = _credentials(sock)
+        return sock, f"pid {pid} (uid {uid})", f"uid {uid}"
     # A listener for both gives IPv4 addresses as "::ffff:10.0.0.1".
-    return sock, join(address[0].removeprefix("::ffff:"), address[1])
+    host = address[0].removeprefix("::ffff:")
+    return sock, join(host, address[1]), origin_of(host)
+
+
+def origin_of(address: str) -> str:
+    """Return what counts as one origin: an IPv4 address, or a network of IPv6, which a host has."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return str(found)
 
 
 def is_unix(sock: socket.socket) -> bool:

@@ -6,7 +6,8 @@ import socket
 from typing import NamedTuple, Protocol
 
 from farcall.ids import Worker
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.keys import Keys
 from farcall.transport.connect.multi_stream import StreamTarget
 
 
@@ -43,6 +44,7 @@ class Connection(NamedTuple):
         deadline: for `open_link`, on `time.monotonic()` in seconds.
         streams: how many connections the link may have, this one included.
         way: if there may be more, and we dialled: how to dial them, for `widen`.
+        keys: of its records; None: bytes go over the socket as they are.
     """
 
     sock: socket.socket
@@ -52,6 +54,7 @@ class Connection(NamedTuple):
     deadline: float
     streams: int = 1
     way: StreamTarget | None = None
+    keys: Keys | None = None
 
     @property
     def worker(self) -> Worker:

@@ -7,8 +7,8 @@ Workers of one host use Unix sockets where there are any (`addresses.py`): that 
 when it fails, TCP.
 
 One connection per direction of calling: the dialler sends requests, the other answers. A thread
-accepts connections; handshakes run on threads of their own, so that a stranger who connects and
-says nothing delays nobody.
+accepts connections, and shakes hands with all strangers at once; who has proven itself gets a
+thread for the rest, which may block.
 
 A link over TCP may get more connections, for large buffers: see `multi_stream.py`.
 """
@@ -33,20 +33,29 @@ from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.connect import addresses, dark_hosts, handshake, multi_stream, presence
 from farcall.transport.connect.acceptor import Acceptor
 from farcall.transport.connect.connection import Connection, KeptLink
+from farcall.transport.connect.conversation import drive
+from farcall.transport.connect.credentials import Credentials
 from farcall.transport.connect.dark_hosts import HostWatch
 from farcall.transport.connect.dialling import Dialled, Dialler
-from farcall.transport.connect.handshake import Ended, Identity, Unfinished
-from farcall.transport.connect.handshake_messages import MAX_ADDRESSES
+from farcall.transport.connect.guests import Guest
+from farcall.transport.connect.handshake_messages import (
+    MAX_ADDRESSES,
+    Ended,
+    Identity,
+    Unfinished,
+)
+from farcall.transport.connect.keys import Keys
 from farcall.transport.connect.listening import Listening
 from farcall.transport.connect.multi_stream import StreamRegistry, StreamTarget
 from farcall.transport.connect.strangers import StrangerLog
 from farcall.transport.connect.versions import Versions
+from farcall.transport.connect.visitors import Visitor
 from farcall.transport.forks import keep_from_children
 from farcall.transport.uninterrupted import uninterrupted
 
 logger = get_logger("farcall.transport")
 
-HANDSHAKE_SECONDS = 10.0  # that strangers have
+HANDSHAKE_SECONDS = 10.0  # that a further connection has which we dial
 # That workers have for the rest, once they know each other: 100 may start at once on two cores.
 ESTABLISH_SECONDS = 60.0
 MAX_HANDSHAKES = 32
@@ -73,11 +82,13 @@ class Connections(Generic[L]):
         give_up: gets a link that comes too late to be kept: it was lost before its `start`, or we
             have shut down meanwhile. For links that took the socket's descriptor: others need
             not do anything, their socket is closed.
-        join: gives a link one more connection, whose handshake is done; raises LinkError if it
-            can't. For links that may have several: `me` says how many.
+        join: gives a link one more connection, whose handshake is done, and the keys of its
+            records; raises LinkError if it can't. For links that may have several: `me` says how
+            many.
 
     Raises:
         LinkError: the address can't be listened on.
+        ValueError: the certificates can't be used.
     """
 
     def __init__(
@@ -86,9 +97,10 @@ class Connections(Generic[L]):
         listening: Listening,
         open_link: Callable[[Connection], L],
         give_up: Callable[[L], None] | None = None,
-        join: Callable[[L, socket.socket], None] | None = None,
+        join: Callable[[L, socket.socket, Keys | None], None] | None = None,
     ) -> None:
         self._listening = listening
+        self._credentials = Credentials(listening.secret, listening.tls, encrypts=listening.encrypt)
         self._open_link = open_link
         self._give_up = give_up or _is_closed_with_its_socket
         self._join = join or _has_no_more
@@ -109,7 +121,8 @@ class Connections(Generic[L]):
             me.name,
             listening.listen,
             listening.advertise,
-            self._on_connection,
+            self._greet,
+            self._on_proven,
             self._strangers,
             unix=listening.uses_unix,
         )
@@ -181,8 +194,8 @@ class Connections(Generic[L]):
         me = msgspec.structs.replace(self.me, meeting=self._listening.meeting(begun))
         if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
             me = multi_stream.naming_a_link(me)
-        peer = handshake.connect(
-            sock, me, self._listening.secret, expects=begun, deadline=dialled.until
+        peer, keys = handshake.connect(
+            sock, me, self._credentials.over(sock), expects=begun, deadline=dialled.until
         )
         if peer.meeting:
             reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
@@ -194,7 +207,7 @@ class Connections(Generic[L]):
         streams = multi_stream.streams_of(me, peer, me.link)
         way = multi_stream.way_of(sock, me, peer) if streams > 1 else None
         peer = _as_met(peer)
-        connection = Connection(sock, peer, dialled.description, True, until, streams, way)
+        connection = Connection(sock, peer, dialled.description, True, until, streams, way, keys)
         try:
             link = self._keep(connection)
         except OSError as error:  # LinkError is one
@@ -213,76 +226,62 @@ class Connections(Generic[L]):
 
     def is_gone(self, worker: Worker, deadline: float) -> bool:
         """See `presence.is_gone`."""
-        return presence.is_gone(worker, self.me, self._listening, self._closing, deadline)
+        return presence.is_gone(
+            worker, self.me, self._listening, self._credentials, self._closing, deadline
+        )
 
     def answers(self, worker: Worker, deadline: float) -> bool:
         """See `presence.answers`."""
-        return presence.answers(worker, self.me, self._listening, self._closing, deadline)
+        return presence.answers(
+            worker, self.me, self._listening, self._credentials, self._closing, deadline
+        )
 
     # Accepting.
 
-    def _on_connection(self, sock: socket.socket, peer: str) -> None:
+    def _greet(self, sock: socket.socket) -> Guest:
+        addresses.tune(sock)
+        if not addresses.is_unix(sock):
+            dark_hosts.limit(sock, self._listening.dead_host_timeout)
+        terms = self._credentials.over(sock)
+        return Guest(self.me, terms, self._listening, self._joinable)
+
+    def _on_proven(self, visitor: Visitor) -> None:
+        sock = visitor.sock
         with self._lock:
             if self._closed:
                 sock.close()
                 return
             self._shaking.add(sock)
-        if not self._background.run(partial(self._accept_one, sock, peer)):
+        if not self._background.run(partial(self._take_in, visitor)):
             sock.close()  # shut down between the check and here
 
-    def _accept_one(self, sock: socket.socket, peer: str) -> None:
-        refused: list[str] = []  # the agent's own decisions are nothing to warn of
-
-        def admit(identity: Identity) -> str | None:
-            reason = None
-            if not identity.joins:
-                reason = self._listening.admit(
-                    identity.name, identity.incarnation, identity.meeting
-                )
-            if reason is None:
-                reason = self._joinable.admit(identity, me)
-                expected.extend([identity.link] if reason is None and not identity.joins else [])
-            refused.extend([reason] if reason is not None else [])
-            return reason
-
-        expected: list[bytes] = []  # the name of the link, once it may be joined
-        me = self.me
+    def _take_in(self, visitor: Visitor) -> None:
+        sock, guest = visitor.sock, visitor.guest
         try:
-            addresses.tune(sock)
-            if not addresses.is_unix(sock):
-                dark_hosts.limit(sock, self._listening.dead_host_timeout)
-            until = time.monotonic() + HANDSHAKE_SECONDS
-            worker = handshake.accept(
-                sock,
-                me,
-                self._listening.secret,
-                deadline=until,
-                admit=admit,
-                meeting=self._listening.meeting,
-                seconds_when_admitted=ESTABLISH_SECONDS,
-            )
+            guest.conversation.go_on()
             until = time.monotonic() + ESTABLISH_SECONDS
+            worker, keys = drive(sock, guest.conversation, until)
             if worker.joins:
-                self._add(self._joinable.wait_for(worker, until), sock)
+                self._add(self._joinable.wait_for(worker, until), sock, keys)
                 return
-            kind = "unix" if addresses.is_unix(sock) else "tcp"
-            streams = multi_stream.streams_of(me, worker, worker.link)
+            path = f"{'unix' if addresses.is_unix(sock) else 'tcp'} from {visitor.who}"
+            streams = multi_stream.streams_of(guest.me, worker, worker.link)
             link = self._keep(
-                Connection(sock, _as_met(worker), f"{kind} from {peer}", False, until, streams)
+                Connection(sock, _as_met(worker), path, False, until, streams, keys=keys)
             )
             if streams > 1:
                 self._joinable.opened(worker.link, link)
         except OSError as error:  # LinkError is one
             sock.close()
-            for name in expected:
-                self._joinable.failed(name)
-            if isinstance(error, Ended):  # it died, or gave up: that is no refusal
-                self._strangers.log(logging.DEBUG, "%s while it dialled: %s", peer, error)
-                return
+            if guest.expects:
+                self._joinable.failed(guest.expects)
+            # The agent's own decisions are nothing to warn of, nor is one that died or gave up.
+            is_usual = guest.reason is not None or self._closed or isinstance(error, Ended)
             self._strangers.log(
-                logging.DEBUG if refused or self._closed else logging.WARNING,
+                visitor.origin,
+                logging.DEBUG if is_usual else logging.WARNING,
                 "refused a connection from %s: %s",
-                peer,
+                visitor.who,
                 error,
             )
         finally:
@@ -314,10 +313,14 @@ class Connections(Generic[L]):
             sock.settimeout(HANDSHAKE_SECONDS)
             sock.connect(way.address)
             me = msgspec.structs.replace(self.me, joins=way.link)
-            handshake.connect(
-                sock, me, self._listening.secret, expects=original(way.incarnation), deadline=until
+            _, keys = handshake.connect(
+                sock,
+                me,
+                self._credentials.over(sock),
+                expects=original(way.incarnation),
+                deadline=until,
             )
-            self._add(link, sock)
+            self._add(link, sock, keys)
         except OSError as error:
             sock.close()
             logger.debug("%s: no further connection to %s: %s", self.me.name, way.address, error)
@@ -325,9 +328,9 @@ class Connections(Generic[L]):
             with self._lock:
                 self._shaking.discard(sock)
 
-    def _add(self, link: L, sock: socket.socket) -> None:
+    def _add(self, link: L, sock: socket.socket, keys: Keys | None) -> None:
         connection = self._hosts.note(sock)
-        self._join(link, sock)
+        self._join(link, sock, keys)
         self._hosts.watch(link, connection)
         if link.lost is not None:  # and `removed` may have been called already
             self._hosts.unwatch(link)
@@ -438,5 +441,5 @@ def _is_closed_with_its_socket(link: object) -> None:
     pass
 
 
-def _has_no_more(link: object, sock: socket.socket) -> None:
+def _has_no_more(link: object, sock: socket.socket, keys: Keys | None) -> None:
     raise LinkError("a link of this transport has one connection")

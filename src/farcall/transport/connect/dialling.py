@@ -34,8 +34,7 @@ from farcall.protocol.connecting import (
 from farcall.transport.base import NotSent, Silent
 from farcall.transport.connect import addresses, dark_hosts
 from farcall.transport.connect.addresses import UNIX
-from farcall.transport.connect.handshake import Identity, Unfinished
-from farcall.transport.connect.handshake_messages import NotHere
+from farcall.transport.connect.handshake_messages import Identity, NotHere, Unfinished
 from farcall.transport.connect.listening import Listening
 from farcall.transport.forks import keep_from_children
 

@@ -1,9 +1,11 @@
 """The first messages on a connection: who is there, and does it know the secret?
 
-Runs over a connected stream socket before the first frame, so that nothing a stranger sends is
-ever unpickled. It knows sockets and msgpack, no frames, no worker state. The connector leads:
+Runs over a connected stream before the first frame, so that nothing a stranger sends is ever
+unpickled. It knows no sockets, no frames, no worker state: each side is a script of
+`conversation.py`. The connector leads:
 
     connector                        acceptor
+    (TLS 1.3, mutual, over TCP, if there are credentials: all that follows is inside)
     Hello                      ->    checks version, secret or none, incarnation, name
                                <-    Hello
     Proof("connector")         ->    checks the proof, then asks `admit`
@@ -21,11 +23,10 @@ whose reason the other side raises.
 A proof is HMAC-SHA256(secret, role | both hellos as they went over the wire). Each hello has a
 fresh nonce, so an old proof is worth nothing; the roles differ, so a proof sent back to its maker
 is worth nothing; names and incarnations are inside, so they can't be changed on the way. The
-construction is ISO/IEC 9798-4's mutual authentication by challenge and response. What follows the
-handshake is neither encrypted nor signed: against someone who can alter traffic, use TLS or a VPN.
+construction is ISO/IEC 9798-4's mutual authentication by challenge and response.
 
-The place for TLS is here: `connect` and `accept` are the first to see a socket, so that is where an
-`ssl.SSLContext` will wrap it (server side in `accept`); the handshake then runs inside, unchanged.
+Inside TLS each hello has half of what the keys of the records behind it are made of: see `keys.py`.
+Without it, what follows the handshake is neither encrypted nor authenticated.
 
 Nothing is read beyond the last message, so the socket can be handed to frame code as it is. What
 goes over the wire is in `handshake_messages.py`.
@@ -37,59 +38,63 @@ import hashlib
 import hmac
 import secrets
 import socket
-import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.transport.base import Meeting
+from farcall.transport.connect.conversation import (
+    Channel,
+    Conversation,
+    Refusal,
+    Script,
+    Stage,
+    drive,
+    stranger,
+)
+from farcall.transport.connect.credentials import CHECK_SECRET, Terms
 from farcall.transport.connect.handshake_messages import (
-    ERRORS,
     LENGTH,
     NONCE_LENGTH,
     PROTOCOL,
     VERSION,
-    Channel,
-    Ended,
     Hello,
     Identity,
     NotHere,
     Proof,
     Ready,
-    Refuse,
-    Unfinished,
     printable,
 )
+from farcall.transport.connect.keys import KEY_LENGTH, Keys, keys_of
 from farcall.transport.connect.listening import first_meeting
+from farcall.transport.connect.tls import BEGINNING, NotTls, TlsStream, is_tls
 
-__all__ = ["Ended", "Identity", "Unfinished", "accept", "ask", "connect"]
-
-PARTING_SECONDS = 1.0  # what a peer that is refused has to read why
-
-_CHECK_SECRET = "check FARCALL_SECRET on both workers"
+_CHECK_TLS = "set FARCALL_SECRET, or FARCALL_TLS_CERT, _KEY and _CA, on both workers"
 
 
-class _Refusal(Exception):
-    """What this side says to the peer (`told`) and to its own caller (`message`), then gives up."""
+class Met(NamedTuple):
+    """What a handshake ends with.
 
-    def __init__(self, error: type[LinkError], message: str, told: str) -> None:
-        super().__init__(message)
-        self.error = error
-        self.message = message
-        self.told = told
+    Attributes:
+        peer: what it said of itself, proven if there is a secret.
+        keys: of the records that follow; None: frames follow as they are.
+    """
+
+    peer: Identity
+    keys: Keys | None
 
 
 def connect(
     sock: socket.socket,
     me: Identity,
-    secret: bytes | None,
+    terms: Terms,
     *,
     expects: int,
     deadline: float,
     expects_name: str = "",
-) -> Identity:
+) -> Met:
     """Introduce this worker over a socket that it connected, and learn who answers.
 
     The socket is left open and with its timeout unchanged; on an error the caller closes it.
@@ -98,160 +103,160 @@ def connect(
     Args:
         sock: a connected stream socket that nobody else reads or writes meanwhile.
         me: this worker, and which meeting with the peer it is ready for.
-        secret: the shared secret, or None when there is none.
+        terms: what both sides prove themselves with.
         expects: incarnation that must answer; 0 for anyone.
         deadline: on `time.monotonic()`, in seconds; bounds the whole handshake.
         expects_name: name of the worker that must answer; "" for anyone.
 
     Raises:
-        AuthenticationFailed: the secrets differ, or only one side has one.
+        AuthenticationFailed: the credentials differ, or only one side has some.
         BadFrame: whatever answers is not farcall.
         LinkError: another incarnation, name or version; or refused.
         Unfinished: closed, or out of time: the peer may be alive.
     """
-    return _guarded(sock, deadline, lambda link: _connect(link, me, secret, expects, expects_name))
+    conversation = Conversation(lambda channel: _connect(channel, me, terms, expects, expects_name))
+    return drive(sock, conversation, deadline)
 
 
-def ask(
-    sock: socket.socket, me: Identity, secret: bytes | None, *, expects: int, deadline: float
-) -> None:
+def ask(sock: socket.socket, me: Identity, terms: Terms, *, expects: int, deadline: float) -> None:
     """Return if a worker says at the other end of a socket that it is that incarnation.
 
-    It need not prove it: nothing else is said, and no link comes of it. Otherwise like `connect`.
+    It need not prove it, but for TLS: nothing else is said, and no link comes of it. Otherwise like
+    `connect`.
 
     Raises:
         NotHere: it is another one.
         AuthenticationFailed, BadFrame, LinkError, Unfinished: as from `connect`.
     """
-    _guarded(sock, deadline, lambda channel: _greet(channel, me, secret, expects, "")[0].identity)
+    drive(sock, Conversation(lambda channel: _greet(channel, me, terms, expects, "")), deadline)
 
 
-def accept(
-    sock: socket.socket,
+def accepting(
     me: Identity,
-    secret: bytes | None,
+    terms: Terms,
     *,
-    deadline: float,
     admit: Callable[[Identity], str | None],
     meeting: Meeting = first_meeting,
-    seconds_when_admitted: float = 0.0,
-) -> Identity:
-    """Learn who connected, make it prove that it knows the secret, and introduce this worker.
+) -> Conversation[Met]:
+    """Return the acceptor's side: learn who connected, make it prove itself, say who we are.
 
-    The socket is left open and with its timeout unchanged; on an error the caller closes it.
-    Blocks the calling thread; safe in any thread, one handshake per socket.
+    When the peer is proven the conversation waits for `go_on`, which asks `admit`.
 
     Args:
-        sock: an accepted stream socket that nobody else reads or writes meanwhile.
         me: this worker.
-        secret: the shared secret, or None when there is none.
-        deadline: on `time.monotonic()`, in seconds; bounds the whole handshake.
-        admit: called once with the peer (after it has proven itself, when there is a secret);
-            returns why it is refused, or None to let it in.
+        terms: what both sides prove themselves with.
+        admit: called once with the peer; returns why it is refused, or None to let it in.
         meeting: which meeting with the peer this worker is ready for.
-        seconds_when_admitted: how long a peer that was let in has for its last message, if that is
-            later than the deadline. It may be on a busy machine, and a connection that is closed
-            behind its last message would look like our death.
 
-    Raises:
-        AuthenticationFailed: the secrets differ, or only one side has one.
+    It ends with these errors:
+        AuthenticationFailed: the credentials differ, or only one side has some.
         BadFrame: whatever connected is not farcall.
         LinkError: it wants another incarnation, name or version; or not admitted.
-        Unfinished: closed, or out of time.
+        Ended: the peer closed the connection.
     """
-    return _guarded(
-        sock,
-        deadline,
-        lambda link: _accept(link, me, secret, admit, meeting, seconds_when_admitted),
-    )
-
-
-def _guarded(sock: socket.socket, deadline: float, run: Callable[[Channel], Identity]) -> Identity:
-    """Run one side; tell the peer why it is refused; turn socket errors into LinkError."""
-    before = sock.gettimeout()
-    channel = Channel(sock, deadline)
-    try:
-        try:
-            return run(channel)
-        except _Refusal as refusal:
-            [code] = [code for code, error in ERRORS.items() if error is refusal.error]
-            _tell(channel, Refuse(refusal.told[:1000], code))
-            channel.part(PARTING_SECONDS)
-            raise refusal.error(refusal.message) from None
-    except LinkError:
-        raise
-    except TimeoutError as error:
-        raise Unfinished("the handshake was not finished in time: the peer is silent") from error
-    except (BrokenPipeError, ConnectionResetError) as error:
-        raise Ended(f"the connection failed during the handshake: {error}") from error
-    except OSError as error:
-        raise Unfinished(f"the connection failed during the handshake: {error}") from error
-    finally:
-        sock.settimeout(before)
-
-
-def _tell(channel: Channel, refuse: Refuse) -> None:
-    try:
-        channel.send(refuse)
-    except OSError:
-        return  # the peer has gone already; our own caller still gets the reason
+    return Conversation(lambda channel: _accept(channel, me, terms, admit, meeting))
 
 
 def _greet(
-    channel: Channel, me: Identity, secret: bytes | None, expects: int, expects_name: str
-) -> tuple[Hello, bytes, bytes]:
-    """The acceptor's hello, and both hellos as they went over the wire, the connector's first."""
-    mine = channel.send(_hello(me, secret, expects, expects_name))
-    hello, theirs = channel.receive()
-    if not isinstance(hello, Hello):
+    channel: Channel, me: Identity, terms: Terms, expects: int, expects_name: str
+) -> Script[tuple[Hello, Hello, bytes, bytes]]:
+    """Return both hellos, the connector's first, and their bytes as they went over the wire."""
+    yield from _secure(channel, terms)
+    hello = _hello(me, terms, expects, expects_name)
+    mine = channel.send(hello)
+    answer, theirs = yield from channel.receive()
+    if not isinstance(answer, Hello):
         raise BadFrame("the peer did not begin with a hello")
-    _check_common(hello, secret)
-    _check_expected(hello.identity, expects, expects_name)
-    return hello, mine, theirs
+    _check_common(channel, answer, terms)
+    _check_expected(answer.identity, expects, expects_name)
+    return hello, answer, mine, theirs
+
+
+def _secure(channel: Channel, terms: Terms) -> Script[None]:
+    """Of who connected: begin TLS, if there are credentials for it."""
+    if terms.certificates is None:
+        return
+    stream = TlsStream(channel.wire, terms.certificates, dials=True)
+    try:
+        yield from stream.shake()
+    except NotTls:
+        # It may say why, but anybody could: what it says is for people.
+        try:
+            yield from channel.receive()
+        except BadFrame:
+            raise
+        except LinkError as error:
+            raise AuthenticationFailed(f"the peer does not encrypt: {error}") from None
+        raise AuthenticationFailed(f"the peer does not encrypt: {CHECK_SECRET}") from None
+    channel.stream = stream
 
 
 def _connect(
-    channel: Channel, me: Identity, secret: bytes | None, expects: int, expects_name: str
-) -> Identity:
-    hello, mine, theirs = _greet(channel, me, secret, expects, expects_name)
-    if secret is not None:
-        channel.send(Proof(_digest(secret, "connector", mine, theirs)))
-        _check_proof(channel, hello.identity, _digest(secret, "acceptor", mine, theirs))
+    channel: Channel, me: Identity, terms: Terms, expects: int, expects_name: str
+) -> Script[Met]:
+    hello, answer, mine, theirs = yield from _greet(channel, me, terms, expects, expects_name)
+    if terms.secret is not None:
+        channel.send(Proof(_digest(terms.secret, "connector", mine, theirs)))
+        expected = _digest(terms.secret, "acceptor", mine, theirs)
+        yield from _check_proof(channel, answer.identity, expected)
     channel.send(Ready())
-    return _agreed(hello, me)
+    keys = _keys(channel, hello, answer, _transcript(mine, theirs), terms)
+    return Met(_agreed(answer, me), keys)
 
 
 def _accept(
     channel: Channel,
     me: Identity,
-    secret: bytes | None,
+    terms: Terms,
     admit: Callable[[Identity], str | None],
     meeting: Meeting,
-    seconds_when_admitted: float,
-) -> Identity:
-    hello, theirs = channel.receive()
+) -> Script[Met]:
+    beginning = yield from channel.wire.peek(BEGINNING)
+    if is_tls(beginning):
+        yield from _secured(channel, terms)
+    hello, theirs = yield from channel.receive()
     if not isinstance(hello, Hello):
         raise BadFrame("the peer did not begin with a hello")
     # The acceptor finds every disagreement that an honest connector would find, and finds it
     # first: a connector without a secret has no later message in which to be refused.
-    _check_common(hello, secret)
+    _check_common(channel, hello, terms)
     _check_expected(me, hello.expects, hello.expects_name)
+    channel.stage = Stage.GREETED
     me = msgspec.structs.replace(me, meeting=meeting(hello.incarnation))
     peer = _agreed(hello, me)
-    answer = _hello(me, secret, 0, "")
-    if secret is None:
-        _check_admitted(peer, admit)
-        channel.send(answer)
+    answer = _hello(me, terms, 0, "")
+    if terms.secret is None:
+        yield from _check_admitted(channel, peer, admit)
+        mine = channel.send(answer)
     else:
         mine = channel.send(answer)
-        _check_proof(channel, hello.identity, _digest(secret, "connector", theirs, mine))
-        _check_admitted(peer, admit)
-        channel.send(Proof(_digest(secret, "acceptor", theirs, mine)))
-    channel.extend(time.monotonic() + seconds_when_admitted)
-    ready, _ = channel.receive()
+        expected = _digest(terms.secret, "connector", theirs, mine)
+        yield from _check_proof(channel, hello.identity, expected)
+        yield from _check_admitted(channel, peer, admit)
+        channel.send(Proof(_digest(terms.secret, "acceptor", theirs, mine)))
+    ready, _ = yield from channel.receive()
     if not isinstance(ready, Ready):
         raise BadFrame("the peer did not end the handshake")
-    return peer
+    keys = _keys(channel, hello, answer, _transcript(theirs, mine), terms)
+    return Met(peer, None if keys is None else keys.of_acceptor())
+
+
+def _secured(channel: Channel, terms: Terms) -> Script[None]:
+    """Of who accepted: take part in TLS, or say that there is none."""
+    if terms.certificates is None:
+        raise Refusal(
+            AuthenticationFailed,
+            f"the peer encrypts, and this worker has neither a secret nor certificates: "
+            f"{CHECK_SECRET}",
+            f"the other worker has neither a secret nor certificates: {CHECK_SECRET}",
+        )
+    stream = TlsStream(channel.wire, terms.certificates, dials=False)
+    try:
+        yield from stream.shake()
+    except NotTls:
+        raise stranger(channel.wire.ahead) from None
+    channel.stream = stream
+    channel.is_trusted = True
 
 
 def _agreed(hello: Hello, me: Identity) -> Identity:
@@ -259,7 +264,18 @@ def _agreed(hello: Hello, me: Identity) -> Identity:
     return msgspec.structs.replace(hello.identity, meeting=max(hello.meeting, me.meeting))
 
 
-def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) -> Hello:
+def _keys(
+    channel: Channel, connector: Hello, acceptor: Hello, transcript: bytes, terms: Terms
+) -> Keys | None:
+    """Return the connector's keys, once the last message has come."""
+    if not isinstance(channel.stream, TlsStream):
+        return None
+    channel.stream.end()
+    salt = hashlib.sha256(transcript).digest()
+    return keys_of(connector.key + acceptor.key, salt, encrypts=terms.encrypts)
+
+
+def _hello(me: Identity, terms: Terms, expects: int, expects_name: str) -> Hello:
     return Hello(
         protocol=PROTOCOL,
         version=VERSION,
@@ -271,7 +287,7 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         host=me.host,
         main=me.main,
         nonce=secrets.token_bytes(NONCE_LENGTH),
-        secured=secret is not None,
+        secured=terms.secret is not None,
         shm=me.shm,
         zero_copy=me.zero_copy,
         streams=me.streams,
@@ -280,24 +296,47 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         versions=me.versions,
         addresses=me.addresses,
         meeting=me.meeting,
+        key=b"" if terms.certificates is None else secrets.token_bytes(KEY_LENGTH),
+        encrypts=terms.encrypts,
     )
 
 
-def _check_common(hello: Hello, secret: bytes | None) -> None:
+def _check_common(channel: Channel, hello: Hello, terms: Terms) -> None:
     if hello.protocol != PROTOCOL:
         raise BadFrame(f"the peer speaks {printable(hello.protocol)!r}, not {PROTOCOL!r}")
     if hello.version != VERSION:
         _refuse(f"the workers speak versions {hello.version} and {VERSION} of the handshake")
-    if hello.secured == (secret is not None):
-        return
     name = printable(hello.name)
-    if secret is None:
-        message = f"worker {name!r} has a secret and this worker has none: {_CHECK_SECRET}"
-        told = f"the other worker has no secret and yours has one: {_CHECK_SECRET}"
-    else:
-        message = f"worker {name!r} has no secret and this worker has one: {_CHECK_SECRET}"
-        told = f"the other worker has a secret and yours has none: {_CHECK_SECRET}"
-    raise _Refusal(AuthenticationFailed, message, told)
+    if hello.secured != (terms.secret is not None):
+        with_one, without = "a secret and {} has none", "no secret and {} has one"
+        theirs, ours = (with_one, without) if terms.secret is None else (without, with_one)
+        raise Refusal(
+            AuthenticationFailed,
+            f"worker {name!r} has {theirs.format('this worker')}: {CHECK_SECRET}",
+            f"the other worker has {ours.format('yours')}: {CHECK_SECRET}",
+        )
+    if not isinstance(channel.stream, TlsStream):
+        if terms.certificates is not None:
+            raise Refusal(
+                AuthenticationFailed,
+                f"worker {name!r} does not encrypt: {_CHECK_TLS}",
+                f"your worker does not encrypt: {_CHECK_TLS}",
+            )
+        return
+    if len(hello.key) != KEY_LENGTH:
+        raise BadFrame(f"worker {name!r} has no share in the keys")
+    if hello.encrypts != terms.encrypts:
+        _refuse("one worker has encrypt=False and the other has not: set FARCALL_ENCRYPT the same")
+    if terms.certificates is not None and terms.certificates.binds_names:
+        names = channel.stream.names()
+        if hello.name not in names:
+            what = f"is for {', '.join(map(printable, names)) or 'no name'} and not for {name!r}"
+            advice = f"issue one with subjectAltName=DNS:{name}"
+            raise Refusal(
+                AuthenticationFailed,
+                f"the certificate of worker {name!r} {what}: {advice}",
+                f"your certificate {what}: {advice}",
+            )
 
 
 def _check_expected(actual: Identity, expects: int, expects_name: str) -> None:
@@ -309,31 +348,38 @@ def _check_expected(actual: Identity, expects: int, expects_name: str) -> None:
         _refuse(f"worker {name!r} at this address is another incarnation: it restarted", NotHere)
 
 
-def _check_admitted(peer: Identity, admit: Callable[[Identity], str | None]) -> None:
+def _check_admitted(
+    channel: Channel, peer: Identity, admit: Callable[[Identity], str | None]
+) -> Script[None]:
+    channel.stage = Stage.PROVEN
+    yield 0
     reason = admit(peer)
     if reason is not None:
-        raise _Refusal(LinkError, f"refused worker {printable(peer.name)!r}: {reason}", reason)
+        raise Refusal(LinkError, f"refused worker {printable(peer.name)!r}: {reason}", reason)
 
 
-def _check_proof(channel: Channel, peer: Identity, expected: bytes) -> None:
-    proof, _ = channel.receive()
+def _check_proof(channel: Channel, peer: Identity, expected: bytes) -> Script[None]:
+    proof, _ = yield from channel.receive()
     if not isinstance(proof, Proof):
         raise BadFrame("the peer did not send its proof")
     if not hmac.compare_digest(proof.digest, expected):
         name = printable(peer.name)
-        raise _Refusal(
+        raise Refusal(
             AuthenticationFailed,
-            f"worker {name!r} could not prove that it knows our secret: {_CHECK_SECRET}",
-            f"your worker could not prove that it knows the secret: {_CHECK_SECRET}",
+            f"worker {name!r} could not prove that it knows our secret: {CHECK_SECRET}",
+            f"your worker could not prove that it knows the secret: {CHECK_SECRET}",
         )
 
 
 def _digest(secret: bytes, role: str, connector: bytes, acceptor: bytes) -> bytes:
-    parts = (f"{PROTOCOL} {VERSION} {role}".encode(), connector, acceptor)
+    text = f"{PROTOCOL} {VERSION} {role}".encode()
+    return hmac.new(secret, _transcript(text, connector, acceptor), hashlib.sha256).digest()
+
+
+def _transcript(*parts: bytes) -> bytes:
     # Every part with its length: no two different transcripts give the same bytes.
-    transcript = b"".join(LENGTH.pack(len(part)) + part for part in parts)
-    return hmac.new(secret, transcript, hashlib.sha256).digest()
+    return b"".join(LENGTH.pack(len(part)) + part for part in parts)
 
 
 def _refuse(reason: str, error: type[LinkError] = LinkError) -> NoReturn:
-    raise _Refusal(error, reason, reason)
+    raise Refusal(error, reason, reason)

@@ -1,21 +1,19 @@
-"""The messages of the handshake, and how they travel: `handshake.py` says what they mean.
+"""The messages of the handshake: `handshake.py` says what they mean.
 
 A message is msgpack behind a little-endian u32 length of at most 4096 bytes, decoded into one of
-four types or refused. A channel reads not a byte beyond the message it is asked for, and keeps
-one deadline over all of them.
+four types or refused.
 """
 
 from __future__ import annotations
 
-import socket
 import struct
-import time
 from typing import Annotated, Literal
 
 import msgspec
 
-from farcall.errors import AuthenticationFailed, BadFrame, LinkError
+from farcall.errors import AuthenticationFailed, LinkError
 from farcall.ids import MAX_MEETINGS
+from farcall.transport.connect.keys import KEY_LENGTH
 
 PROTOCOL = "farcall"
 VERSION = 1
@@ -69,6 +67,9 @@ class Identity(msgspec.Struct, frozen=True):
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     """Who I am. `expects` and `expects_name`: whom I want to talk to (0, "": anyone).
 
+    `key`: this side's half of what the keys of the connection are made of; empty outside TLS.
+    `encrypts`: they are to encrypt, and not only to authenticate.
+
     New fields go last and have defaults: a later version must be able to read an older hello, to
     say clearly that the versions differ.
     """
@@ -92,6 +93,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     versions: Versions = ""
     addresses: Addresses = ()
     meeting: MeetingNumber = 0
+    key: Annotated[bytes, msgspec.Meta(max_length=KEY_LENGTH)] = b""
+    encrypts: bool = True
 
     @property
     def identity(self) -> Identity:
@@ -129,8 +132,9 @@ class Refuse(msgspec.Struct, array_like=True, frozen=True, tag="refuse"):
     code: Code
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Hello | Proof | Ready | Refuse).decode
+Message = Hello | Proof | Ready | Refuse
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Message).decode
 
 
 class Unfinished(LinkError):
@@ -151,96 +155,6 @@ ERRORS: dict[Code, type[LinkError]] = {
     "link": LinkError,
 }
 """What a refusal raises at the side that is refused."""
-
-
-class Channel:
-    """Length-prefixed messages over a socket, all of them before one deadline."""
-
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
-        self._sock = sock
-        self._deadline = deadline
-
-    def extend(self, deadline: float) -> None:
-        """Wait longer for the rest, if `deadline` is later than the one until now."""
-        self._deadline = max(self._deadline, deadline)
-
-    def send(self, message: Hello | Proof | Ready | Refuse) -> bytes:
-        """Send a message; its bytes, as they are part of what is proven."""
-        data = _encode(message)
-        if len(data) > LIMIT:
-            raise LinkError(f"this worker's own {type(message).__name__} is over {LIMIT} bytes")
-        self._limit_time()
-        try:
-            self._sock.sendall(LENGTH.pack(len(data)) + data)
-        except (BrokenPipeError, ConnectionResetError):
-            self.receive()  # it may have said why before it closed
-            raise
-        return data
-
-    def part(self, seconds: float) -> None:
-        """Say no more, and let the peer read what was said before the connection is closed.
-
-        A connection that is closed with something unread is reset, and what was sent last is lost.
-        """
-        deadline = min(self._deadline, time.monotonic() + seconds)
-        try:
-            self._sock.shutdown(socket.SHUT_WR)
-            while (remaining := deadline - time.monotonic()) > 0:
-                self._sock.settimeout(remaining)
-                if not self._sock.recv(LIMIT):
-                    return
-        except OSError:
-            return  # the peer is gone, or goes on talking
-
-    def receive(self) -> tuple[Hello | Proof | Ready, bytes]:
-        """Return the peer's next message and its bytes, or raise what a Refuse says."""
-        prefix = self._read(LENGTH.size)
-        (length,) = LENGTH.unpack(prefix)
-        if not 0 < length <= LIMIT:
-            raise _stranger(prefix + self._glimpse())
-        data = self._read(length)
-        try:
-            message = _decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _stranger(prefix + data) from error
-        if isinstance(message, Refuse):
-            raise ERRORS[message.code](
-                f"the peer refused this connection: {printable(message.reason)}"
-            )
-        return message, data
-
-    def _read(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            self._limit_time()
-            piece = self._sock.recv(count - len(data))
-            if not piece:
-                raise Ended("the peer closed the connection during the handshake")
-            data += piece
-        return data
-
-    def _limit_time(self) -> None:
-        # One deadline over all reads: a limit per read would let a peer that sends a byte now and
-        # then hold this thread forever.
-        remaining = self._deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        self._sock.settimeout(remaining)
-
-    def _glimpse(self) -> bytes:
-        """What else a stranger has sent already, for the message."""
-        self._sock.settimeout(0)
-        try:
-            return self._sock.recv(12)
-        except OSError:
-            return b""
-
-
-def _stranger(data: bytes) -> BadFrame:
-    return BadFrame(
-        f"something that is not farcall is on the other end: it sent {data[:12]!r}"
-        f"{'...' if len(data) > 12 else ''}"
-    )
 
 
 def printable(text: str) -> str:

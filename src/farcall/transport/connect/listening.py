@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from farcall.transport.base import Admit, Meeting
 from farcall.transport.connect.addresses import PATHS
+from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 
 DEFAULT_SHARED_MEMORY = 4 << 30  # bytes
@@ -29,6 +30,9 @@ class Listening:
         listen: (host, port) to listen on with TCP; port 0 takes a free one.
         advertise: host names or addresses under which others reach us.
         secret: what links are authenticated with; None for none.
+        tls: certificates for links over TCP. None: they are made of the secret, if there is one.
+        encrypt: encrypt what goes over TCP, where there is a secret or are certificates. False: it
+            is only authenticated.
         admit: asked about everyone who dials in, see `base.Admit`.
         meeting: which meeting with a worker it is, see `base.Meeting`.
         paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
@@ -49,6 +53,8 @@ class Listening:
     listen: tuple[str, int] = ("127.0.0.1", 0)
     advertise: Sequence[str] = ()
     secret: bytes | None = field(default=None, repr=False)
+    tls: TlsConfig | None = None
+    encrypt: bool = True
     admit: Admit = admit_all
     meeting: Meeting = first_meeting
     paths: Collection[str] = PATHS

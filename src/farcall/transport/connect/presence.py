@@ -15,9 +15,9 @@ from farcall.ids import Worker, original
 from farcall.transport.base import NotSent
 from farcall.transport.connect import handshake
 from farcall.transport.connect.addresses import UNIX
+from farcall.transport.connect.credentials import Credentials
 from farcall.transport.connect.dialling import Dialled, Dialler
-from farcall.transport.connect.handshake import Identity
-from farcall.transport.connect.handshake_messages import Ended, NotHere
+from farcall.transport.connect.handshake_messages import Ended, Identity, NotHere
 from farcall.transport.connect.listening import Listening
 
 PROBE_SECONDS = 2.0  # for an answer; one that listens and says nothing in that time is busy
@@ -27,6 +27,7 @@ def is_gone(
     worker: Worker,
     me: Identity,
     listening: Listening,
+    credentials: Credentials,
     closing: threading.Event,
     deadline: float,
 ) -> bool:
@@ -40,6 +41,7 @@ def is_gone(
         worker: who is looked for.
         me: who asks.
         listening: which ways may be taken.
+        credentials: what this worker proves itself with.
         closing: ends the search.
         deadline: on `time.monotonic()`, in seconds; ends the search, too.
     """
@@ -54,7 +56,11 @@ def is_gone(
         with dialled.sock as sock:
             try:
                 handshake.ask(
-                    sock, me, listening.secret, expects=original(worker.incarnation), deadline=until
+                    sock,
+                    me,
+                    credentials.over(sock),
+                    expects=original(worker.incarnation),
+                    deadline=until,
                 )
             except (NotHere, BadFrame, Ended):
                 raise
@@ -74,6 +80,7 @@ def answers(
     worker: Worker,
     me: Identity,
     listening: Listening,
+    credentials: Credentials,
     closing: threading.Event,
     deadline: float,
 ) -> bool:
@@ -93,7 +100,7 @@ def answers(
             handshake.ask(
                 sock,
                 me,
-                listening.secret,
+                credentials.over(sock),
                 expects=original(worker.incarnation),
                 deadline=dialled.until,
             )

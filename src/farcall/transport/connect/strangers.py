@@ -1,4 +1,4 @@
-"""Log lines about strangers, of which there may be any number: a few a minute, then a count."""
+"""Log lines about strangers, of which there may be any number: one a minute for each origin."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import logging
 import threading
 import time
 
-LINES = 10
+LINES = 10  # of all origins together
 SECONDS = 60.0
 
 
 class StrangerLog:
-    """Logs at most `LINES` lines in `SECONDS`, and how many it left out. Thread-safe.
+    """Logs a line for each origin in `SECONDS`, at most `LINES`, and how many it left out.
+
+    Thread-safe.
 
     Args:
         logger: where to.
@@ -23,11 +25,17 @@ class StrangerLog:
         self._name = name
         self._lock = threading.Lock()
         self._began = -SECONDS
-        self._lines = 0
+        self._told: set[tuple[str, int]] = set()
         self._left_out = 0
 
-    def log(self, level: int, message: str, *args: object) -> None:
-        """Log a message, as `Logger.log` does, behind the name of this worker."""
+    def log(self, origin: str, level: int, message: str, *args: object) -> None:
+        """Log a message, as `Logger.log` does, behind the name of this worker.
+
+        Args:
+            origin: what it is about: one more line about the same is left out.
+            level: of the line; lines of another level are others.
+            message: with places for `args`.
+        """
         if not self._logger.isEnabledFor(level):
             return
         now = time.monotonic()
@@ -35,16 +43,12 @@ class StrangerLog:
         with self._lock:
             if now - self._began >= SECONDS:
                 left_out, self._left_out = self._left_out, 0
-                self._began, self._lines = now, 0
-            self._lines += 1
-            if self._lines > LINES:
+                self._began = now
+                self._told.clear()
+            if (origin, level) in self._told or len(self._told) >= LINES:
                 self._left_out += 1
                 return
-            is_last = self._lines == LINES
+            self._told.add((origin, level))
         if left_out:
             self._logger.log(level, "%s: %d more lines of this kind left out", self._name, left_out)
         self._logger.log(level, f"%s: {message}", self._name, *args)
-        if is_last:
-            self._logger.log(
-                level, "%s: more lines of this kind are counted for a minute", self._name
-            )

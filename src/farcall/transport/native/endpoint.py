@@ -20,7 +20,7 @@ from farcall.transport.connect import addresses
 from farcall.transport.connect.addresses import DEFAULT_STREAMS
 from farcall.transport.connect.connection import Connection
 from farcall.transport.connect.connections import Connections
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening
 from farcall.transport.native.link import NativeLink
 from farcall.transport.spin import spare_cores
@@ -116,6 +116,8 @@ class NativeEndpoint:
         link.lose("this worker has shut down")
 
     def _open_core(self, connection: Connection, zero_copy: bool) -> _native.Link:
+        if connection.keys is not None:
+            raise LinkError("this transport has no records yet")
         unix = addresses.is_unix(connection.sock)
         dialled = connection.dialled
         fd = connection.sock.detach()

@@ -20,7 +20,7 @@ from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.log import get_logger
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, NotSent
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import admit_all
 from farcall.transport.process_group.channel import Channel, Envelope
 from farcall.transport.process_group.frames import Kind, announced, put_in_place, unpack

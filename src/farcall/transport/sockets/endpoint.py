@@ -12,11 +12,12 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
+from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.base import Arrived, Event, Link, LinkLost
 from farcall.transport.connect.connection import Connection
 from farcall.transport.connect.connections import Connections
-from farcall.transport.connect.handshake import Identity
+from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening
 from farcall.transport.sockets.link import SocketLink
 from farcall.transport.sockets.poller import READ, WRITE, new_poller
@@ -80,6 +81,8 @@ class SocketEndpoint:
         return self._connections.answers(worker, deadline)
 
     def _open_link(self, connection: Connection) -> SocketLink:
+        if connection.keys is not None:
+            raise LinkError("this transport has no records yet")
         return SocketLink(
             connection.sock,
             connection.worker,

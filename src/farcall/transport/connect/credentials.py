@@ -1,0 +1,343 @@
+"""What a process proves itself with: the group's secret, certificates, or both.
+
+Over TCP both kinds end in certificates, for TLS 1.3 in both directions. Of a secret HKDF makes the
+key of a certificate authority, the same in every process that knows the secret, and each process
+makes itself a certificate under that authority. So whoever has a certificate that is accepted knows
+the secret. The keys of connections are exchanged as in all of TLS 1.3: recorded traffic stays
+closed if the secret becomes known later. The proofs of `handshake.py` come on top, and are all
+there is over Unix sockets.
+
+Python's `ssl` reads a certificate's key from a file only. Ours is in a file that no other process
+can open and that is gone when it was read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn, Protocol
+from urllib.parse import unquote
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from farcall.log import get_logger
+from farcall.transport.connect.addresses import is_unix
+
+logger = get_logger("farcall.transport")
+
+CHECK_SECRET = "check FARCALL_SECRET on both workers"
+
+# The order of the group of P-256, from FIPS 186-4.
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+# No end: the secret is what is exchanged, and the clocks of two hosts may differ by anything.
+_ALWAYS = (datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59))
+_EXPIRED, _NOT_YET_VALID, _WRONG_PURPOSE = 10, 9, 26  # X509_V_ERR_... of OpenSSL
+
+
+class Contexts(NamedTuple):
+    """For connections in either direction."""
+
+    dialling: ssl.SSLContext
+    accepting: ssl.SSLContext
+
+
+class Certificates(Protocol):
+    """Where the certificates of a process come from. Safe from any thread.
+
+    Attributes:
+        binds_names: a peer's certificate must be for the name of its worker.
+    """
+
+    binds_names: bool
+
+    def contexts(self) -> Contexts:
+        """Return what a new connection uses."""
+
+    def refused(self, verify_code: int, message: str) -> str:
+        """Return what is wrong with the peer's certificate, and what to do about it."""
+
+    def refused_by_peer(self, alert: str) -> str:
+        """Return what is wrong with ours, given the alert that came back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """Certificates of a worker, in PEM files. They are read again when they have changed.
+
+    Attributes:
+        cert: path of the worker's certificate, followed by intermediate ones if there are any. It
+            must be good for servers and for clients.
+        key: path of its private key, without a passphrase.
+        ca: path of the certificates whose word is taken for those of other workers.
+        names: a worker's certificate must have its name among its subjectAltNames: as a DNS name,
+            or as the last part of a URI, behind ":" or "/".
+    """
+
+    cert: str
+    key: str
+    ca: str
+    names: bool = False
+
+
+class Terms(NamedTuple):
+    """What is required on one connection, and shown.
+
+    Attributes:
+        secret: for the proofs; None: there are none.
+        certificates: for TLS around the handshake; None: there is none.
+        encrypts: records behind it are encrypted, and not only authenticated.
+    """
+
+    secret: bytes | None = None
+    certificates: Certificates | None = None
+    encrypts: bool = True
+
+
+class Credentials:
+    """What this process proves itself with.
+
+    Args:
+        secret: of the group, or None.
+        tls: certificates that take the place of those made of the secret.
+        encrypts: as in `Terms`.
+
+    Raises:
+        ValueError: the files of the certificates can't be used; the message says why.
+    """
+
+    def __init__(
+        self,
+        secret: bytes | None = None,
+        tls: TlsConfig | None = None,
+        *,
+        encrypts: bool = True,
+    ) -> None:
+        self._over_unix = Terms(secret)
+        certificates: Certificates | None = None
+        if tls is not None:
+            certificates = FileCertificates(tls)
+        elif secret is not None:
+            certificates = SecretCertificates(secret)
+        self._over_tcp = Terms(secret, certificates, encrypts)
+
+    def over(self, sock: socket.socket) -> Terms:
+        """Return what is required on a connection. Unix sockets stay within a user's processes."""
+        return self._over_unix if is_unix(sock) else self._over_tcp
+
+
+class SecretCertificates:
+    """See `Certificates`: made of the group's secret."""
+
+    binds_names = False
+
+    def __init__(self, secret: bytes) -> None:
+        material = HKDF(hashes.SHA256(), 48, None, b"farcall certificate authority").derive(secret)
+        authority = ec.derive_private_key(
+            int.from_bytes(material, "big") % (_ORDER - 1) + 1, ec.SECP256R1()
+        )
+        own = ec.generate_private_key(ec.SECP256R1())
+        ca = _certificate("farcall secret", authority.public_key(), authority, is_ca=True)
+        leaf = _certificate("farcall worker", own.public_key(), authority, is_ca=False)
+        key = own.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        with _as_file(leaf + key) as path:
+            self._contexts = _contexts(path, None, cadata=ca.decode())
+
+    def contexts(self) -> Contexts:
+        return self._contexts
+
+    def refused(self, verify_code: int, message: str) -> str:
+        return f"the peer could not prove that it knows our secret ({message}): {CHECK_SECRET}"
+
+    def refused_by_peer(self, alert: str) -> str:
+        return f"this worker could not prove that it knows the secret ({alert}): {CHECK_SECRET}"
+
+
+class FileCertificates:
+    """See `Certificates`: of the user's own authority.
+
+    Raises:
+        ValueError: the files can't be used.
+    """
+
+    def __init__(self, config: TlsConfig) -> None:
+        self.binds_names = config.names
+        self._config = config
+        self._lock = threading.Lock()  # guards what follows
+        self._seen = self._state()
+        self._contexts = self._read()
+
+    def contexts(self) -> Contexts:
+        with self._lock:
+            state = self._state()
+            if state != self._seen:
+                self._seen = state
+                try:
+                    self._contexts = self._read()
+                    logger.info("read the certificate %s again: it has changed", self._config.cert)
+                except ValueError as error:
+                    logger.warning("going on with the former certificate: %s", error)
+            return self._contexts
+
+    def _state(self) -> list[tuple[int, int, int] | None]:
+        return [_state_of(path) for path in (self._config.cert, self._config.key, self._config.ca)]
+
+    def _read(self) -> Contexts:
+        config = self._config
+        for what, path in (("certificate", config.cert), ("key", config.key), ("CA", config.ca)):
+            try:
+                with open(path, "rb") as file:
+                    data = file.read()
+            except OSError as error:
+                raise ValueError(f"can't read the {what} of TlsConfig: {error}") from error
+            if what == "certificate":
+                _check_time(path, data)
+        try:
+            return _contexts(config.cert, config.key, cafile=config.ca)
+        except (ssl.SSLError, OSError) as error:
+            raise ValueError(
+                f"can't use the certificate {config.cert} with the key {config.key} and the CA "
+                f"{config.ca}: {_why(error)}"
+            ) from error
+
+    def refused(self, verify_code: int, message: str) -> str:
+        ca = self._config.ca
+        what = {
+            _EXPIRED: "has expired: renew it; a running worker reads it again",
+            _NOT_YET_VALID: "is not valid yet: check the clocks of both hosts",
+            _WRONG_PURPOSE: "is not good for servers and for clients: issue it for both",
+        }.get(verify_code, f"({message}) is not of our CA, {ca}: take one CA for all workers")
+        return f"the peer's certificate {what}"
+
+    def refused_by_peer(self, alert: str) -> str:
+        cert = self._config.cert
+        if "expired" in alert:
+            return f"our certificate {cert} has expired: renew it; a running worker reads it again"
+        if "unknown ca" in alert:
+            return f"our certificate {cert} is not of the peer's CA: take one CA for all workers"
+        return f"the peer does not accept our certificate {cert} ({alert})"
+
+
+def names_of(certificate: x509.Certificate | None) -> list[str]:
+    """Return the names of workers that a certificate is for."""
+    if certificate is None:
+        return []
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    return [
+        *names.get_values_for_type(x509.DNSName),
+        *(unquote(uri.replace(":", "/").rpartition("/")[2]) for uri in uris),
+    ]
+
+
+def _certificate(
+    name: str, key: ec.EllipticCurvePublicKey, authority: ec.EllipticCurvePrivateKey, *, is_ca: bool
+) -> bytes:
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farcall secret")])
+    public = authority.public_key()
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_ALWAYS[0])
+        .not_valid_after(_ALWAYS[1])
+        .add_extension(x509.BasicConstraints(is_ca, 0 if is_ca else None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
+    )
+    if not is_ca:
+        both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
+    made = builder.sign(authority, hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """Give some bytes a path for a moment, which no other user can open."""
+    if hasattr(os, "memfd_create"):
+        fd, path = os.memfd_create("farcall"), ""
+        name = f"/proc/self/fd/{fd}"
+    else:
+        fd, path = tempfile.mkstemp(prefix="farcall-")
+        name = path
+    try:
+        with open(fd, "wb", buffering=0) as file:
+            file.write(data)
+            yield name
+    finally:
+        if path:
+            os.unlink(path)
+
+
+def _contexts(
+    cert: str, key: str | None, *, cafile: str | None = None, cadata: str | None = None
+) -> Contexts:
+    return Contexts(
+        *(
+            _context(protocol, cert, key, cafile, cadata)
+            for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
+        )
+    )
+
+
+def _context(
+    protocol: int, cert: str, key: str | None, cafile: str | None, cadata: str | None
+) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False  # hosts have any name; see `TlsConfig.names`
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.options |= ssl.OP_NO_COMPRESSION
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # they would come behind the handshake, where records are
+    context.load_cert_chain(cert, key, password=_refuse_passphrase)  # else it asks at the terminal
+    context.load_verify_locations(cafile=cafile, cadata=cadata)
+    return context
+
+
+def _refuse_passphrase() -> NoReturn:
+    raise ValueError("the key of TlsConfig has a passphrase: store it without one, for you alone")
+
+
+def _state_of(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _check_time(path: str, data: bytes) -> None:
+    try:
+        end = x509.load_pem_x509_certificate(data).not_valid_after_utc
+    except ValueError as error:
+        raise ValueError(f"{path} is no certificate in PEM format: {error}") from error
+    if end < datetime.datetime.now(datetime.UTC):
+        raise ValueError(f"the certificate {path} has expired on {end:%Y-%m-%d}: renew it")
+
+
+def _why(error: OSError) -> str:
+    reason = getattr(error, "reason", None) or str(error)
+    if "KEY_VALUES_MISMATCH" in reason:
+        return "the key does not belong to the certificate"
+    return f"{reason}; they must be PEM files"

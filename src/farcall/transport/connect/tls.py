@@ -1,0 +1,131 @@
+"""TLS around a handshake: a stream in memory, which takes one record at a time.
+
+Behind the handshake the connection carries records of another kind, so not a byte beyond it may be
+read: a record's header says how long it is. See docs/decisions/encryption.md.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from typing import TypeVar
+
+from cryptography import x509
+
+from farcall.errors import AuthenticationFailed, BadFrame, LinkError
+from farcall.transport.connect.conversation import Script, Wire
+from farcall.transport.connect.credentials import Certificates, names_of
+from farcall.transport.connect.handshake_messages import Ended
+
+BEGINNING = 3  # bytes that tell TLS from a message in plain
+_HEADER = 5
+_LONGEST = (1 << 14) + 256
+_KINDS = range(20, 24)  # change_cipher_spec, alert, handshake, application_data
+
+T = TypeVar("T")
+
+
+def is_tls(beginning: bytes) -> bool:
+    """Return whether somebody who connected begins with a handshake of TLS."""
+    # A message in plain that is so long would have a zero in the third place.
+    return beginning[:2] == b"\x16\x03" and beginning[2] != 0
+
+
+class NotTls(Exception):
+    """What has come is no record of TLS. It can still be read from the wire."""
+
+
+class TlsStream:
+    """See `conversation.Stream`.
+
+    Args:
+        wire: what the records go over.
+        certificates: to show, and to check the peer's by.
+        dials: this side connected.
+    """
+
+    def __init__(self, wire: Wire, certificates: Certificates, *, dials: bool) -> None:
+        self._wire = wire
+        self._certificates = certificates
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        contexts = certificates.contexts()
+        context = contexts.dialling if dials else contexts.accepting
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not dials)
+
+    def shake(self) -> Script[None]:
+        """Make the connection secure. Of who dials, the peer has yet to say whether it agrees.
+
+        Raises:
+            AuthenticationFailed: a side does not accept the other's certificate.
+            NotTls: the peer answers in plain.
+            BadFrame: it is no peer of ours.
+        """
+        yield from self._run(self._tls.do_handshake)
+
+    def names(self) -> list[str]:
+        """Return the names that the peer's certificate is for."""
+        der = self._tls.getpeercert(binary_form=True)
+        return names_of(None if der is None else x509.load_der_x509_certificate(der))
+
+    def write(self, data: bytes) -> None:
+        self._tls.write(data)
+        self._flush()
+
+    def read(self, count: int) -> Script[bytes]:
+        data = b""
+        while len(data) < count:
+            left = count - len(data)
+            piece = yield from self._run(lambda left=left: self._tls.read(left))  # type: ignore[misc]
+            if not piece:
+                raise Ended("the peer closed the connection during the handshake")
+            data += piece
+        return data
+
+    def end(self) -> None:
+        """Check that nothing came behind the last message.
+
+        Raises:
+            BadFrame: something did.
+        """
+        if self._tls.pending() or self._incoming.pending:
+            raise BadFrame("the peer sent more than a handshake")
+
+    def _run(self, act: Callable[[], T]) -> Script[T]:
+        while True:
+            try:
+                result = act()
+            except ssl.SSLWantReadError:
+                self._flush()
+            except ssl.SSLError as error:
+                self._flush()  # what tells the peer
+                raise self._failure(error) from error
+            else:
+                self._flush()
+                return result
+            yield from self._take_record()
+
+    def _take_record(self) -> Script[None]:
+        header = yield from self._wire.peek(_HEADER)
+        length = int.from_bytes(header[3:_HEADER], "big")
+        if header[0] not in _KINDS or header[1] != 3 or length > _LONGEST:
+            raise NotTls
+        record = yield from self._wire.read(_HEADER + length)
+        self._incoming.write(record)
+
+    def _flush(self) -> None:
+        self._wire.write(self._outgoing.read())
+
+    def _failure(self, error: ssl.SSLError) -> LinkError:
+        certificates, reason = self._certificates, error.reason or str(error)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return AuthenticationFailed(
+                certificates.refused(error.verify_code, error.verify_message)
+            )
+        words = reason.lower().replace("_", " ")
+        if "ALERT" in reason:
+            return AuthenticationFailed(certificates.refused_by_peer(words.rpartition("alert ")[2]))
+        if "CERTIFICATE" in reason:
+            return AuthenticationFailed(certificates.refused(0, words))
+        return BadFrame(
+            f"something that is not farcall is on the other end: TLS ended by {words!r}"
+        )

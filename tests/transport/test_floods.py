@@ -1,0 +1,198 @@
+"""Any number of strangers keeps no member out, and leaves the program its descriptors.
+
+The worker under attack is a process of its own, which may have few descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sides import SideMaker
+from stations import PATIENCE, soon
+
+from farcall.ids import Worker
+from farcall.transport.connect import dialling
+from farcall.transport.connect.visitors import (
+    HELLO_SECONDS,
+    MOST_OF_ORIGIN,
+    PROOF_SECONDS,
+    SPARE_DESCRIPTORS,
+)
+
+SECRET = bytes(range(32))
+DESCRIPTORS = 96
+FLOOD = 400
+FILES = SPARE_DESCRIPTORS - 4  # that the program wants to open meanwhile
+
+TARGET = f"""
+import os, resource, sys
+import msgspec
+from sides import BareLink, Side
+secret = bytes.fromhex(sys.argv[1]) or None
+side = Side("target", BareLink, secret=secret, listen=("127.0.0.1", 0))
+resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))
+kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(int(sys.argv[2]))]
+print(msgspec.json.encode(side.worker).decode(), flush=True)
+for line in sys.stdin:
+    opened = []
+    try:
+        while len(opened) < {FILES}:
+            opened.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    print(len(opened), len(os.listdir("/proc/self/task")), flush=True)
+    for one in opened:
+        os.close(one)
+side.close()
+"""
+
+
+class Target:
+    """A worker in a process of its own."""
+
+    def __init__(self, secret: bytes | None, kept: int) -> None:
+        paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", TARGET, (secret or b"").hex(), str(kept)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        self.worker = msgspec.json.decode(self._line(), type=Worker)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def ask(self) -> tuple[int, int]:
+        """Return how many files its program can open, and how many threads it has."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        opened, threads = map(int, self._line().split())
+        return opened, threads
+
+    def end(self) -> str:
+        """Return what it has logged."""
+        return self._process.communicate(timeout=PATIENCE)[1]
+
+
+@pytest.fixture
+def target() -> Iterator[Callable[..., Target]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(secret: bytes | None = SECRET, kept: int = 0) -> Target:
+            made = Target(secret, kept)
+            stack.callback(made.end)
+            return made
+
+        yield make
+
+
+BEGINNINGS = {
+    "silent": b"",
+    "half a hello": b"\x60\x00\x00\x00\xdc",
+    "half a hello of TLS": b"\x16\x03\x01\x02\x00\x01",
+}
+
+
+def flood(url: str, beginning: bytes, stack: contextlib.ExitStack) -> list[socket.socket]:
+    made = []
+    for _ in range(FLOOD):
+        dialled = dialling.dial(url, PATIENCE, PATIENCE)
+        assert dialled is not None
+        made.append(stack.enter_context(dialled[0]))
+        with contextlib.suppress(OSError):
+            made[-1].sendall(beginning)
+    return made
+
+
+def join(side: SideMaker, worker: Worker, secret: bytes | None, **options: Any) -> float:
+    """Return how long a member takes to connect, in seconds."""
+    near = side("near", secret=secret, **options)
+    began = time.monotonic()
+    near.connections.connect(worker, soon())
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.parametrize("secret", [SECRET, None], ids=["secret", "no secret"])
+@pytest.mark.parametrize("path", ["tcp", "unix"])
+def test_member_connects_under_a_flood_and_files_can_be_opened(
+    side: SideMaker, target: Callable[..., Target], path: str, secret: bytes | None, beginning: str
+) -> None:
+    attacked = target(secret)
+    _, threads = attacked.ask()
+    (url,) = [url for url in attacked.worker.addresses if url.startswith(path)]
+    with contextlib.ExitStack() as stack:
+        flood(url, BEGINNINGS[beginning], stack)
+        assert join(side, attacked.worker, secret, paths=(path,)) < HELLO_SECONDS / 2
+        opened, threads_then = attacked.ask()
+    assert opened == FILES
+    assert threads_then <= threads + 1
+
+
+def test_member_gets_in_where_no_descriptor_is_left(
+    side: SideMaker, target: Callable[..., Target]
+) -> None:
+    """The program itself has nearly all; then strangers come."""
+    attacked = target(kept=DESCRIPTORS - 40)
+    with contextlib.ExitStack() as stack:
+        flood(attacked.worker.addresses[-1], b"", stack)
+        assert join(side, attacked.worker, SECRET) < HELLO_SECONDS / 2
+        assert attacked.ask()[0] == FILES
+
+
+def test_oldest_of_an_origin_goes_first(side: SideMaker) -> None:
+    distant = side("distant", secret=SECRET)
+    with contextlib.ExitStack() as stack:
+        made = flood(distant.worker.addresses[-1], b"", stack)
+        for sock in made[:-MOST_OF_ORIGIN]:
+            sock.settimeout(PATIENCE)
+            assert sock.recv(1) == b""
+        for sock in made[-MOST_OF_ORIGIN:]:
+            sock.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                sock.recv(1)
+
+
+def test_flood_is_one_line_in_the_log(target: Callable[..., Target]) -> None:
+    attacked = target()
+    with contextlib.ExitStack() as stack:
+        for sock in flood(attacked.worker.addresses[-1], b"GET / HTTP/1.1\r\n\r\n", stack):
+            with contextlib.suppress(OSError):
+                sock.recv(1)
+    said = attacked.end()
+    assert said.count("127.0.0.1") == 1, said
+
+
+def how_long(sock: socket.socket) -> float:
+    """Return for how many seconds the connection lives."""
+    began = time.monotonic()
+    sock.settimeout(PATIENCE)
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(4096):
+            pass
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_stranger_has_two_seconds_to_say_hello(side: SideMaker, beginning: str) -> None:
+    distant = side("distant", secret=SECRET)
+    dialled = dialling.dial(distant.worker.addresses[-1], PATIENCE, PATIENCE)
+    assert dialled is not None
+    with dialled[0] as sock:
+        sock.sendall(BEGINNINGS[beginning])
+        assert HELLO_SECONDS - 0.5 < how_long(sock) < PROOF_SECONDS
