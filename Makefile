@@ -14,7 +14,7 @@ DEMOS := demo demo-cartpole demo-rnn demo-parameter-server
 # Who only wants to see a demo needs no linters.
 ENVIRONMENT := $(if $(filter-out $(DEMOS),$(MAKECMDGOALS)),$(INSTALLED),$(DEMOS_INSTALLED))
 NATIVE := build/native/.built
-NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*.cpp native/*.hpp native/*/*.cpp native/*/*.hpp)
+NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake native/*.cpp native/*.hpp native/*/*.cpp native/*/*.hpp)
 CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 MODULE := -DFARCALL_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 NO_MODULE := -DFARCALL_PYTHON=OFF
