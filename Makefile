@@ -33,7 +33,7 @@ PROGRAMS ?= 1000
 WORKERS ?= 300
 SEED ?= 0
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
-FUZZ_SECONDS ?= 60
+SECONDS ?= 3600
 CLANG ?= clang++
 SANITIZER ?= address
 # AddressSanitizer and UndefinedBehaviorSanitizer can watch the same program.
@@ -193,15 +193,13 @@ sanitize-python: $(INSTALLED) ## Run the tests of the native transport with a sa
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(CURDIR)/$(CHECKED) \
 	  $(BIN)/python -m pytest $(or $(TEST_ARGS),-k "native or shm or plain" tests/transport tests/unit/test_serde_plain.py)
 
-fuzz: $(INSTALLED) ## Fuzz what reads a peer's bytes. Needs Clang. Options: FUZZ_SECONDS=600 (for each target)
-	@$(NEEDS_CLANG)
-	CXX=$(CLANG) $(CONFIGURE) -B build/fuzz $(NO_MODULE) -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
+# With libFuzzer where there is Clang, else with a driver of ours (native/fuzz/driver.cpp).
+FUZZ_COMPILER = $(shell command -v $(CLANG) || echo "$${CXX:-c++}")
+fuzz: $(NATIVE) ## Fuzz what reads a peer's bytes. Options: SECONDS=86400 (for all targets; default: an hour)
+	CXX=$(FUZZ_COMPILER) $(CONFIGURE) -B build/fuzz $(NO_MODULE) -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
 	  -DFARCALL_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/fuzz
-	@for target in build/fuzz/fuzz_*; do \
-	  corpus=build/corpus/$${target##*/}; mkdir -p $$corpus; \
-	  $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=build/fuzz/ $$corpus || exit 1; \
-	done
+	$(BIN)/python tests/fuzz/run.py --native build/fuzz --seconds $(SECONDS) --jobs $(JOBS)
 
 # What makes requirements/ and looks through it, in an environment of its own.
 $(TOOLS)/.made: requirements/lock.txt
