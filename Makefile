@@ -13,8 +13,9 @@ DEMOS_INSTALLED := $(VENV)/.demos
 DEMOS := demo demo-cartpole demo-rnn demo-parameter-server
 # Who only wants to see a demo needs no linters.
 ENVIRONMENT := $(if $(filter-out $(DEMOS),$(MAKECMDGOALS)),$(INSTALLED),$(DEMOS_INSTALLED))
+TOOLS := build/tools
 NATIVE := build/native/.built
-NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*.cpp native/*.hpp native/*/*.cpp native/*/*.hpp)
+NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake native/*.cpp native/*.hpp native/*/*.cpp native/*/*.hpp)
 CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 MODULE := -DFARCALL_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 NO_MODULE := -DFARCALL_PYTHON=OFF
@@ -32,7 +33,7 @@ PROGRAMS ?= 1000
 WORKERS ?= 300
 SEED ?= 0
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
-FUZZ_SECONDS ?= 60
+SECONDS ?= 3600
 CLANG ?= clang++
 SANITIZER ?= address
 # AddressSanitizer and UndefinedBehaviorSanitizer can watch the same program.
@@ -42,27 +43,33 @@ RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
 .PHONY: help $(DEMOS) test conformance lint format pictures sim field bench bench-all clean
-.PHONY: native native-test native-clang sanitize sanitize-python fuzz
+.PHONY: native native-test native-clang sanitize sanitize-python fuzz lock audit
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Done again only when what is to be installed changes. The C++ part is built below, not by pip.
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
-  -Ccmake.define.FARCALL_PYTHON=OFF
+# Done again only when what is to be installed changes. Every file that pip takes has a hash in
+# requirements/$(1).txt, but torch's: see requirements/torch.in. No build of ours is isolated, since pip
+# would install what it needs without looking at hashes. The C++ part is built below, not by pip.
+PIP := -m pip install --disable-pip-version-check
+define install
+$(BIN)/python $(PIP) --no-deps --require-hashes -r requirements/$(1).txt
+$(BIN)/python $(PIP) -c constraints.txt torch
+$(BIN)/python $(PIP) --no-deps --no-build-isolation -Ccmake.define.FARCALL_PYTHON=OFF -e .
+endef
 
 $(VENV_MADE):
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # For tests and everything else that developers do. The demos are in it.
-$(INSTALLED): pyproject.toml constraints.txt | $(VENV_MADE)
-	$(INSTALL) -e ".[dev]"
+$(INSTALLED): pyproject.toml constraints.txt requirements/dev.txt | $(VENV_MADE)
+	$(call install,dev)
 	@touch $@ $(DEMOS_INSTALLED)
 
 # For the demos: what users install, and what the C++ part is built with.
-$(DEMOS_INSTALLED): pyproject.toml constraints.txt | $(VENV_MADE)
-	$(INSTALL) -e ".[demos,build]"
+$(DEMOS_INSTALLED): pyproject.toml constraints.txt requirements/demos.txt | $(VENV_MADE)
+	$(call install,demos)
 	@touch $@
 
 # The Python module, beside the Python files. Without a compiler farcall works on the socket
@@ -141,8 +148,8 @@ field: $(NATIVE) ## Try with real processes what the simulator promises. Options
 bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
-$(VENV)/.bench: $(INSTALLED)
-	$(INSTALL) -e ".[dev,bench]"
+$(VENV)/.bench: requirements/bench.txt | $(INSTALLED)
+	$(call install,bench)
 	@touch $@
 
 bench-all: $(NATIVE) $(VENV)/.bench ## Measure against Ray, RPyC and gRPC, too.
@@ -186,15 +193,31 @@ sanitize-python: $(INSTALLED) ## Run the tests of the native transport with a sa
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(CURDIR)/$(CHECKED) \
 	  $(BIN)/python -m pytest $(or $(TEST_ARGS),-k "native or shm or plain" tests/transport tests/unit/test_serde_plain.py)
 
-fuzz: $(INSTALLED) ## Fuzz what reads a peer's bytes. Needs Clang. Options: FUZZ_SECONDS=600 (for each target)
-	@$(NEEDS_CLANG)
-	CXX=$(CLANG) $(CONFIGURE) -B build/fuzz $(NO_MODULE) -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
+# With libFuzzer where there is Clang, else with a driver of ours (native/fuzz/driver.cpp).
+FUZZ_COMPILER = $(shell command -v $(CLANG) || echo "$${CXX:-c++}")
+fuzz: $(NATIVE) ## Fuzz what reads a peer's bytes. Options: SECONDS=86400 (for all targets; default: an hour)
+	CXX=$(FUZZ_COMPILER) $(CONFIGURE) -B build/fuzz $(NO_MODULE) -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
 	  -DFARCALL_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/fuzz
-	@for target in build/fuzz/fuzz_*; do \
-	  corpus=build/corpus/$${target##*/}; mkdir -p $$corpus; \
-	  $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=build/fuzz/ $$corpus || exit 1; \
-	done
+	$(BIN)/python tests/fuzz/run.py --native build/fuzz --seconds $(SECONDS) --jobs $(JOBS)
+
+# What makes requirements/ and looks through it, in an environment of its own.
+$(TOOLS)/.made: requirements/lock.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python $(PIP) --no-deps --require-hashes -r requirements/lock.txt
+	@touch $@
+
+LOCK = $(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+  -c constraints.txt --overrides requirements/without-torch.txt pyproject.toml
+lock: $(TOOLS)/.made ## Write requirements/*.txt anew, from pyproject.toml and constraints.txt.
+	$(LOCK) requirements/torch.in --extra demos --extra build -o requirements/demos.txt
+	$(LOCK) requirements/torch.in --extra dev -o requirements/dev.txt
+	$(LOCK) requirements/torch.in --extra dev --extra bench -o requirements/bench.txt
+	$(LOCK) --extra lock -o requirements/lock.txt
+
+audit: $(TOOLS)/.made ## Ask a database of vulnerabilities about requirements/*.txt. Needs the network.
+	$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/bench.txt -r requirements/lock.txt
 
 clean: ## Delete .venv, demo-out, what was built and all caches.
 	rm -rf $(VENV) build dist src/farcall/_native.*.so demo-out bench-out conformance-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,9 +1,7 @@
 #include "lent.hpp"
 
-#include <linux/magic.h>
-#include <sys/vfs.h>
-
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "errors.hpp"
@@ -21,18 +19,13 @@ class LentBlock final : public Block {
   std::shared_ptr<SharedMemory> memory_;
 };
 
-// Of a file in memory. Others may block whoever touches them, or hang.
 struct stat status_of(const Descriptor& descriptor) {
   if (!descriptor) {
     throw BadFrame("a shared tensor came without its descriptor: too many files are open here");
   }
-  struct stat status;
-  struct statfs system;
-  if (fstat(descriptor.get(), &status) != 0 || fstatfs(descriptor.get(), &system) != 0 ||
-      !S_ISREG(status.st_mode) || system.f_type != TMPFS_MAGIC) {
-    throw BadFrame("the peer lent a file that is not shared memory");
-  }
-  return status;
+  const std::optional<struct stat> status = status_in_memory(descriptor);
+  if (!status) throw BadFrame("the peer lent a file that is not shared memory");
+  return *status;
 }
 
 }  // namespace

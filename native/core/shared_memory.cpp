@@ -1,8 +1,9 @@
 #include "shared_memory.hpp"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -46,6 +47,7 @@ void SpareDescriptor::end() {
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::map_whole(int fd, std::size_t size, bool is_sparse) {
+  if (count() >= 8 * count_limit()) return nullptr;
   void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return nullptr;
   if (is_sparse) {
@@ -81,11 +83,11 @@ std::pair<std::shared_ptr<SharedMemory>, Descriptor> SharedMemory::create(std::s
 std::shared_ptr<SharedMemory> SharedMemory::map(const Descriptor& descriptor, std::size_t size,
                                                 const Plan& plan) {
   const std::size_t first = plan.first == 0 ? size : plan.first;
-  struct stat status;
+  const std::optional<struct stat> status = status_in_memory(descriptor);
   const int seals = fcntl(descriptor.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(descriptor.get(), &status) != 0 ||
-      static_cast<std::uint64_t>(status.st_size) != size ||
-      static_cast<std::uint64_t>(status.st_blocks) * 512 < first) {
+  if (!status || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
+      static_cast<std::uint64_t>(status->st_size) != size ||
+      static_cast<std::uint64_t>(status->st_blocks) * 512 < first) {
     return nullptr;
   }
   auto memory = map_whole(descriptor.get(), size, first < size);
@@ -145,6 +147,16 @@ std::size_t SharedMemory::count_limit() {
     return allowed / 16;
   }();
   return limit;
+}
+
+std::optional<struct stat> status_in_memory(const Descriptor& descriptor) {
+  struct stat status;
+  struct statfs system;
+  if (fstat(descriptor.get(), &status) != 0 || fstatfs(descriptor.get(), &system) != 0 ||
+      !S_ISREG(status.st_mode) || system.f_type != TMPFS_MAGIC) {
+    return std::nullopt;
+  }
+  return status;
 }
 
 }  // namespace farcall

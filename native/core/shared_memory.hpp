@@ -1,10 +1,13 @@
 // Memory that two processes have mapped, and that is gone with them: it never has a name.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace farcall {
@@ -53,16 +56,16 @@ class SharedMemory {
     return create(size, Plan{});
   }
 
-  // What another process created. Null if it can't be mapped, has another size, could be made
-  // smaller by its creator (our death by SIGBUS), or has fewer pages than it should, which we would
-  // have to add.
+  // What another process created. Null if it can't be mapped, is no ordinary file in memory, has
+  // another size, could be made smaller by its creator (our death by SIGBUS), or has fewer pages
+  // than it should, which we would have to add.
   static std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, std::size_t size,
                                            const Plan& plan);
   static std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, std::size_t size) {
     return map(descriptor, size, Plan{});
   }
 
-  // A file of which nothing is known but its size. Null if it can't be mapped.
+  // A file of which nothing is known but its kind and size. Null if it can't be mapped.
   static std::shared_ptr<SharedMemory> map_lent(const Descriptor& descriptor, std::size_t size);
 
   // Makes all pages of a part ready, in one call. False: there is no memory for them, or they are
@@ -79,7 +82,8 @@ class SharedMemory {
   // How many this process has mapped. The system allows about 65,000 mappings of any kind.
   static std::size_t count();
   // How many are too many: what arrives is copied out of shared memory from there on. A sixteenth of
-  // what the system allows.
+  // what the system allows. Nothing more is mapped beyond eight times as many, since the program
+  // needs the rest.
   static std::size_t count_limit();
 
   ~SharedMemory();
@@ -98,5 +102,10 @@ class SharedMemory {
   std::shared_ptr<MemoryBudget> budget_;
   std::atomic<std::size_t> counted_{0};  // bytes of it that count there
 };
+
+// What the system says of a descriptor that a peer sent, if that is an ordinary file in memory: a
+// memfd, or a file of a tmpfs. Others may block whoever touches them, or kill by SIGBUS, as a file of
+// huge pages does when the system has none left.
+std::optional<struct stat> status_in_memory(const Descriptor& descriptor);
 
 }  // namespace farcall

@@ -10,9 +10,17 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
+SOURCES = (
+    "pyproject.toml",
+    "constraints.txt",
+    "requirements/demos.txt",
+    "requirements/dev.txt",
+    "CMakeLists.txt",
+)
 STEPS = ("test", "lint", "native-test", "sanitize-address", "sanitize-thread", "sanitize-python")
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs GNU make")
@@ -40,7 +48,8 @@ def checkout(tmp_path: Path) -> Path:
     python.write_text('#!/bin/sh\necho "$@" >> called\ncase "$*" in *$FAILS*) exit 1;; esac\n')
     python.chmod(0o755)
     # As if all had been installed and built.
-    for stamp in ("pyproject.toml", "constraints.txt", "CMakeLists.txt"):
+    (tmp_path / "requirements").mkdir()
+    for stamp in SOURCES:
         (tmp_path / stamp).touch()
     (tmp_path / "build" / "native").mkdir(parents=True)
     for stamp in (".venv/.made", ".venv/.installed", ".venv/.demos", "build/native/.built"):
@@ -80,26 +89,81 @@ def test_some_tests_give_their_own_exit_status(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("goal", ["demo", "demo-cartpole", "demo-rnn", "demo-parameter-server"])
-def test_a_demo_installs_what_users_install_and_no_linters(tmp_path: Path, goal: str) -> None:
-    for file in ("Makefile", "pyproject.toml", "constraints.txt", "CMakeLists.txt"):
-        shutil.copy(ROOT / file, tmp_path)
-    planned = run("make", "-n", goal, cwd=tmp_path).stdout
-    (extras,) = re.findall(r'-e "\.\[(.*)\]"', planned)
-    assert "demos" in extras.split(",")
-    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    installed = {name for extra in extras.split(",") for name in optional[extra]}
-    for tool in ("ruff", "mypy", "pytest", "hypothesis", "expecttest", "farcall["):
-        assert not any(name.startswith(tool) for name in installed)
+def test_a_demo_installs_what_users_install_and_no_linters(goal: str) -> None:
+    assert locked_by(goal) == ["demos"]
+    names = {requirement.name for requirement in locked("demos")}
+    assert {"gymnasium", "cmake", "msgspec"} <= names
+    assert names.isdisjoint({"ruff", "mypy", "pytest", "hypothesis", "expecttest"})
 
 
 @pytest.mark.parametrize("goal", ["test", "lint", "native", "sim", "bench", "demo test"])
-def test_everything_else_installs_what_developers_need(tmp_path: Path, goal: str) -> None:
-    for file in ("Makefile", "pyproject.toml", "constraints.txt", "CMakeLists.txt"):
-        shutil.copy(ROOT / file, tmp_path)
-    planned = run("make", "-n", *goal.split(), cwd=tmp_path).stdout
-    assert re.findall(r'-e "\.\[(.*)\]"', planned) == ["dev"]
+def test_everything_else_installs_what_developers_need(goal: str) -> None:
+    assert locked_by(goal) == ["dev"]
+
+
+def locked_by(goal: str) -> list[str]:
+    """The files of requirements/ that a goal installs where nothing is installed."""
+    planned = run("make", "-n", *goal.split(), "VENV=build/none", "TOOLS=build/no").stdout
+    return re.findall(r"--require-hashes -r requirements/(\w+).txt", planned)
+
+
+def test_all_but_torch_is_installed_by_hash() -> None:
+    planned = run("make", "-n", "bench-all", "audit", "VENV=build/none", "TOOLS=build/no").stdout
+    installs = re.findall(r"pip install (.*)", planned)
+    assert len(installs) == 7
+    for install in installs:
+        is_locked = "--no-deps --require-hashes -r" in install
+        is_ours = "--no-deps --no-build-isolation" in install and install.endswith(" -e .")
+        assert is_locked or is_ours or install.endswith("-c constraints.txt torch")
+
+
+def locked(name: str) -> list[Requirement]:
+    """What a file of requirements/ has, each with its hashes."""
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ").splitlines()
+    entries = [line.split(" --hash=sha256:") for line in lines if not line.lstrip().startswith("#")]
+    assert all(re.fullmatch("[0-9a-f]{64} *", digest) for _, *rest in entries for digest in rest)
+    assert all(len(entry) > 1 for entry in entries)
+    return [Requirement(entry[0]) for entry in entries]
+
+
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [
+        ("demos", ["demos", "build"]),
+        ("dev", ["dev"]),
+        ("bench", ["dev", "bench"]),
+        ("lock", ["lock"]),
+    ],
+)
+def test_lock_has_what_the_project_says_it_needs(name: str, extras: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    wanted = [Requirement(text) for text in project["dependencies"]]
+    pending = list(extras)
+    while pending:
+        for requirement in map(Requirement, optional[pending.pop()]):
+            if requirement.name == "farcall":
+                pending += requirement.extras
+            else:
+                wanted.append(requirement)
+    versions = {(one.name, str(next(iter(one.specifier)).version)) for one in locked(name)}
+    assert "torch" not in {name for name, _ in versions}
+    for requirement in wanted:
+        found = [version for name, version in versions if name == requirement.name]
+        assert requirement.name == "torch" or found, requirement
+        assert all(requirement.specifier.contains(version) for version in found), requirement
+
+
+def test_lock_has_the_versions_that_were_chosen() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    chosen = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    for requirement in chosen:
+        found = [
+            one.specifier
+            for one in (*locked("bench"), *locked("lock"))
+            if one.name == requirement.name
+        ]
+        assert requirement.specifier in found or requirement.name == "torch", requirement
 
 
 def test_after_the_tests_a_demo_installs_nothing(checkout: Path) -> None:
@@ -108,7 +172,7 @@ def test_after_the_tests_a_demo_installs_nothing(checkout: Path) -> None:
 
 def test_after_a_demo_the_tests_install_what_is_missing(checkout: Path) -> None:
     (checkout / ".venv" / ".installed").unlink()
-    assert '-e ".[dev]"' in run("make", "-n", "test", cwd=checkout).stdout
+    assert "requirements/dev.txt" in run("make", "-n", "test", cwd=checkout).stdout
 
 
 @pytest.mark.skipif(os.uname().sysname != "Linux", reason="the steps are those on Linux")
