@@ -22,14 +22,16 @@ from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.runtime.membership import rendezvous
 from farcall.serde import Serializer, dump_failure, load_failure
+from farcall.transport.connect.conversation import Conversation
+from farcall.transport.connect.credentials import SecretCertificates, Terms
+from farcall.transport.connect.handshake import _greet, accepting
 from farcall.transport.connect.handshake_messages import (
     LENGTH,
-    Channel,
     Hello,
+    Identity,
     Proof,
     Ready,
     Refuse,
-    printable,
 )
 from farcall.transport.process_group import channel, frames, link
 from farcall.transport.sockets.framing import READ_SIZE, FrameReader
@@ -71,7 +73,6 @@ LIMITS = Limits(meta=1 << 16, body=1 << 18, buffers=300, buffer=1 << 18, frame=1
 """Small, so that a frame which claims much is refused and takes no time."""
 
 ZEROS = 80_000
-FAR_FUTURE = 1e12  # `time.monotonic()` seconds
 
 
 class Target(NamedTuple):
@@ -121,17 +122,11 @@ class Wire:
         self._stream = io.BytesIO(data + bytes(zeros))
         self._piece = piece
 
-    def recv(self, count: int) -> bytes:
-        return self._stream.read(min(count, self._piece))
-
     def recv_into(self, memory: memoryview) -> int:
         return self._stream.readinto(memoryview(memory)[: self._piece])
 
     def recvmsg_into(self, memories: list[memoryview]) -> tuple[int]:
         return (self.recv_into(memories[0]),)
-
-    def settimeout(self, seconds: float) -> None:
-        """No peer of a fuzzer is slow."""
 
 
 # The handshake.
@@ -143,22 +138,38 @@ def handshakes() -> Iterable[bytes]:
         Hello(*worker),
         Hello(*worker, 3, True, 4, bytes(16), bytes(16), "farcall 0.1", ("tcp://h:1",), 2),
     )
-    for message in (*hellos, Proof(bytes(32)), Ready(), Refuse("no", "link")):
-        data = msgspec.msgpack.encode(message)
-        yield LENGTH.pack(len(data)) + data
+    for first in (0, 1, 2):
+        for message in (*hellos, Proof(bytes(32)), Ready(), Refuse("no", "link")):
+            data = msgspec.msgpack.encode(message)
+            yield bytes([first]) + LENGTH.pack(len(data)) + data
+    tls = Conversation(lambda channel: _greet(channel, US, TERMS[2], 0, ""))
+    yield b"\2" + tls.take()
+
+
+TERMS = (
+    Terms(),
+    Terms(bytes(range(32))),
+    Terms(bytes(range(32)), SecretCertificates(bytes(range(32)))),
+)
+US = Identity("w0", 0, 9, "host")
 
 
 @target(handshakes)
 def handshake(data: bytes) -> None:
-    channel = Channel(cast(socket.socket, Wire(data)), FAR_FUTURE)
+    if not data:
+        return
+    terms = TERMS[data[0] % len(TERMS)]
+    conversation = accepting(US, terms, admit=use)
+    stream = io.BytesIO(data[1:])
+    while not conversation.is_over:
+        if conversation.wants:
+            conversation.receive(stream.read(conversation.wants))
+        else:
+            conversation.go_on()
+        conversation.take()
     with contextlib.suppress(LinkError):
-        while True:
-            message, read = channel.receive()
-            use(message)
-            assert read in data
-            if isinstance(message, Hello):
-                use(message.identity)
-                printable(message.name)
+        use(conversation.result())
+        assert terms.secret is None, "a stranger was let in"
 
 
 # Frames and messages.
@@ -217,11 +228,11 @@ def frame(data: bytes) -> None:
 
 
 def read_frames(wire: Wire) -> list[tuple[str, bytes, list[bytes]]]:
-    reader = FrameReader(LIMITS)
+    reader = FrameReader(cast(socket.socket, wire), LIMITS)
     found = []
     with contextlib.suppress(LinkError):
         while True:
-            read = reader.read(cast(socket.socket, wire))
+            read = reader.read()
             assert read is not None
             use(read)
             buffers = [bytes(buffer) for buffer in read.buffers]
