@@ -12,7 +12,17 @@ from typing import Any
 import fake_mpi
 import pytest
 from sides import BareLink, Side, SideMaker
-from stations import GroupNet, InprocNet, Net, SocketNet, Station, Threads, use_selector_poller
+from stations import (
+    AuthenticatingEndpoint,
+    GroupNet,
+    InprocNet,
+    KeyedEndpoint,
+    Net,
+    SocketNet,
+    Station,
+    Threads,
+    use_selector_poller,
+)
 
 from farcall.testing.cluster import connected
 from farcall.transport.connect.connection import Connection
@@ -27,6 +37,8 @@ SOCKET_KINDS = [
     pytest.param("unix", marks=needs_unix),
     "tcp without epoll",
     pytest.param("unix without epoll", marks=needs_unix),
+    "tcp in records",
+    "tcp in authenticated records",
 ]
 needs_native = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"
@@ -81,6 +93,9 @@ def net_of(request: pytest.FixtureRequest) -> Net:
         return native_net(path, by="tcp" if NATIVE_PATHS[path] == ("tcp",) else "unix")
     if kind.endswith("without epoll"):
         use_selector_poller(request.getfixturevalue("monkeypatch"))
+    if kind.endswith("records"):
+        make = AuthenticatingEndpoint if "authenticated" in kind else KeyedEndpoint
+        return SocketNet(None, "tcp", make)
     secret = b"the secret" if kind.endswith("with a secret") else None
     return SocketNet(secret, by=kind.partition(" ")[0])
 

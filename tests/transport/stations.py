@@ -19,7 +19,9 @@ from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
 from farcall.transport.base import Admit, Arrived, Endpoint, Event, Link, LinkLost
 from farcall.transport.connect import acceptor, dialling
+from farcall.transport.connect.connection import Connection
 from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.keys import Keys
 from farcall.transport.connect.listening import Listening
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
@@ -28,12 +30,17 @@ from farcall.transport.sockets import endpoint as socket_transport
 from farcall.transport.sockets import link as socket_link
 from farcall.transport.sockets import poller
 from farcall.transport.sockets.endpoint import SocketEndpoint
+from farcall.transport.sockets.link import SocketLink
+from farcall.transport.sockets.records import Sealer
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
-from farcall.wire.messages import Message, Reply, Request
+from farcall.wire.messages import Buffer, Message, Reply, Request
 
 # More than the kernel keeps for a connection between two processes of this machine, and than a
 # ring holds. As a body: a buffer would go through a shared segment, if there are any.
 LARGE = bytes(range(256)) * (24 << 12)
+
+# Of a link, at the side that dialled it: other ones for each direction.
+DIALLER_KEY, ACCEPTOR_KEY = bytes(range(32)), bytes(range(32, 64))
 
 Content = tuple[Message, int, bytes, list[bytes]]
 
@@ -158,6 +165,43 @@ def echo(event: Arrived) -> None:
     # Who has the reply may close before we know that it arrived; who hasn't notices.
     with contextlib.suppress(LinkError):
         event.link.send(Frame(Reply(), frame.call_id, frame.body, frame.buffers), soon())
+
+
+def keys_of(*, dialled: bool, encrypts: bool) -> Keys:
+    """Keys of one side of a link."""
+    if dialled:
+        return Keys(DIALLER_KEY, ACCEPTOR_KEY, encrypts)
+    return Keys(ACCEPTOR_KEY, DIALLER_KEY, encrypts)
+
+
+class KeyedEndpoint(SocketEndpoint):
+    """All of its connections have keys, and frames go in records."""
+
+    encrypts = True
+
+    def _open_link(self, connection: Connection) -> SocketLink:
+        keys = keys_of(dialled=connection.dialled, encrypts=self.encrypts)
+        return super()._open_link(connection._replace(keys=keys))
+
+
+class AuthenticatingEndpoint(KeyedEndpoint):
+    encrypts = False
+
+
+def sealed(sealer: Sealer, data: Buffer) -> bytes:
+    """The records of these bytes."""
+    sealer.put([data])
+    records = bytearray()
+    while sealer.seal():
+        records += b"".join(sealer.sealed)
+    return bytes(records)
+
+
+def first_bytes_to(dialler: Endpoint, data: bytes) -> bytes:
+    """What a peer that it has dialled writes so that it reads these bytes."""
+    if isinstance(dialler, KeyedEndpoint):
+        return sealed(Sealer(ACCEPTOR_KEY, dialler.encrypts), data)
+    return data
 
 
 class Net(Protocol):

@@ -12,10 +12,14 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stations import content
+from stations import DIALLER_KEY as KEY
+from stations import content, sealed
 
 from farcall.errors import BadFrame, LinkError
+from farcall.transport.connect.keys import Keys
 from farcall.transport.sockets.framing import READ_SIZE, FrameReader
+from farcall.transport.sockets.records import Sealer
+from farcall.transport.sockets.streams import source_of
 from farcall.wire.frames import HEADER, MAGIC, VERSION, Frame, Limits, encode
 from farcall.wire.messages import (
     MESSAGES,
@@ -93,21 +97,31 @@ def stream() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield reading, writing
 
 
-def received(data: bytes, cuts: list[int]) -> tuple[list[Frame], LinkError]:
-    """The frames that come out of these bytes, cut at these points, and how it ends."""
-    reader = FrameReader(LIMITS)
+def received(
+    data: bytes, cuts: list[int], encrypts: bool | None = None
+) -> tuple[list[Frame], LinkError]:
+    """The frames that come out of these bytes, cut at these points, and how it ends.
+
+    Args:
+        encrypts: the bytes go in records, encrypted or not; None: as they are.
+    """
     found: list[Frame] = []
     edges = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     with stream() as (reading, writing):
+        keys = None if encrypts is None else Keys(KEY, KEY, encrypts)
+        reader = FrameReader(source_of(reading, keys), LIMITS)
+        sealer = Sealer(KEY, bool(encrypts))
         try:
             for start, end in pairwise(edges):
                 left = memoryview(data)[start:end]
+                if encrypts is not None:
+                    left = memoryview(sealed(sealer, left))
                 while left:
                     left = left[writing.send(left[:60_000]) :]
-                    while (frame := reader.read(reading)) is not None:
+                    while (frame := reader.read()) is not None:
                         found.append(frame)
             writing.close()
-            while (frame := reader.read(reading)) is not None:
+            while (frame := reader.read()) is not None:
                 found.append(frame)
         except LinkError as error:
             return found, error
@@ -118,21 +132,23 @@ def wire(sent: list[Frame]) -> bytes:
     return b"".join(bytes(part) for frame in sent for part in encode(frame))
 
 
+secrecy = st.sampled_from([None, True, False])
 cut_points = st.lists(st.integers(0, 10**6), max_size=6)
 
 
-@given(st.lists(frames, max_size=5), cut_points)
-@settings(max_examples=150, deadline=None)
+@given(st.lists(frames, max_size=5), cut_points, secrecy)
+@settings(max_examples=300, deadline=None)
 def test_frames_come_out_as_they_went_in_wherever_the_stream_is_cut(
-    sent: list[Frame], cuts: list[int]
+    sent: list[Frame], cuts: list[int], encrypts: bool | None
 ) -> None:
-    found, end = received(wire(sent), cuts)
+    found, end = received(wire(sent), cuts, encrypts)
     assert [content(frame) for frame in found] == [content(frame) for frame in sent]
     assert "the peer closed the connection" in str(end)
     assert not isinstance(end, BadFrame)
 
 
-def test_frames_come_out_when_every_byte_comes_alone() -> None:
+@pytest.mark.parametrize("encrypts", [None, True, False])
+def test_frames_come_out_when_every_byte_comes_alone(encrypts: bool | None) -> None:
     sent = [
         Frame(Request("a:b"), 1, b"body", [b"x" * 65, b"", b"y"]),
         Frame(Reply(), 2),
@@ -140,17 +156,17 @@ def test_frames_come_out_when_every_byte_comes_alone() -> None:
         Frame(Cancel(), 2**64 - 1, b"z" * 130),
     ]
     data = wire(sent)
-    found, _ = received(data, list(range(len(data))))
+    found, _ = received(data, list(range(len(data))), encrypts)
     assert [content(frame) for frame in found] == [content(frame) for frame in sent]
 
 
-@given(st.lists(frames, min_size=1, max_size=3), st.integers(0, 10**6), cut_points)
-@settings(max_examples=100, deadline=None)
+@given(st.lists(frames, min_size=1, max_size=3), st.integers(0, 10**6), cut_points, secrecy)
+@settings(max_examples=200, deadline=None)
 def test_stream_that_ends_early_gives_the_whole_frames_only(
-    sent: list[Frame], end: int, cuts: list[int]
+    sent: list[Frame], end: int, cuts: list[int], encrypts: bool | None
 ) -> None:
     data = wire(sent)
-    found, error = received(data[: end % len(data)], cuts)
+    found, error = received(data[: end % len(data)], cuts, encrypts)
     assert len(found) < len(sent) or end % len(data) == 0 or not sent[-1].buffers
     assert [content(frame) for frame in found] == [content(f) for f in sent[: len(found)]]
     assert "the peer closed the connection" in str(error)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from stations import PATIENCE, Station, Threads, request, soon
+from stations import PATIENCE, Station, Threads, first_bytes_to, request, soon
 
 from farcall.ids import Worker, new_incarnation
 from farcall.transport.base import Link
@@ -117,7 +117,8 @@ def test_alarm_and_deadline_end_it_whatever_has_arrived(
         threads.start(accept)
         link = near.endpoint.connect(known, soon())
         threads.join()
-    whole = b"".join(bytes(part) for part in encode(Frame(Leaving("a" * 100))))
+    data = b"".join(bytes(part) for part in encode(Frame(Leaving("a" * 100))))
+    whole = first_bytes_to(near.endpoint, data)
     with accepted.pop() as sock:
         sock.sendall(whole[:sent])
         assert link.receive(WANTED, alarm.fileno(), time.monotonic() + 0.05) is None

@@ -12,13 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from stations import keys_of, sealed
 
 from farcall.errors import LinkError
 from farcall.ids import Worker
+from farcall.transport.connect.keys import Keys
 from farcall.transport.sockets import link as socket_link
 from farcall.transport.sockets.framing import FrameReader
 from farcall.transport.sockets.link import SocketLink
 from farcall.transport.sockets.poller import WRITE, EpollPoller, new_poller
+from farcall.transport.sockets.records import Sealer
+from farcall.transport.sockets.streams import source_of
 from farcall.transport.spin import SpinBudget
 from farcall.wire import frames
 from farcall.wire.frames import DEFAULT_LIMITS, Frame
@@ -42,11 +46,26 @@ def poller() -> Iterator[EpollPoller]:
     made.close()
 
 
+KEYS = [  # of the link, and of the test, which is the peer
+    (None, None),
+    (keys_of(dialled=True, encrypts=True), keys_of(dialled=False, encrypts=True)),
+    (keys_of(dialled=True, encrypts=False), keys_of(dialled=False, encrypts=False)),
+]
+Both = tuple[Keys | None, Keys | None]
+
+
+@pytest.fixture(params=KEYS, ids=["plain", "encrypted", "authenticated"])
+def keys(request: pytest.FixtureRequest) -> Both:
+    found: Both = request.param
+    return found
+
+
 def linked(
     sock: socket.socket,
     poller: EpollPoller,
     lost: list[str],
     on_frame: Callable[[SocketLink, Frame], None] = lambda link, frame: None,
+    keys: Keys | None = None,
 ) -> SocketLink:
     link = SocketLink(
         sock,
@@ -57,17 +76,18 @@ def linked(
         DEFAULT_LIMITS,
         on_frame=on_frame,
         on_lost=lambda link, cause: lost.append(cause),
+        keys=keys,
     )
     link.start()
     return link
 
 
 def test_timeout_of_the_kernel_loses_the_link_instead_of_looking_like_a_deadline(
-    poller: EpollPoller,
+    poller: EpollPoller, keys: Both
 ) -> None:
     near, far = socket.socketpair()
     lost: list[str] = []
-    link = linked(Cut(fileno=near.detach()), poller, lost)
+    link = linked(Cut(fileno=near.detach()), poller, lost, keys=keys[0])
     with pytest.raises(LinkError, match="timed out"):
         link.send(LARGE, math.inf)
     link.service()  # as the endpoint's thread does: the main thread reads nothing
@@ -79,10 +99,10 @@ def test_timeout_of_the_kernel_loses_the_link_instead_of_looking_like_a_deadline
 
 
 def test_frame_whose_writer_is_interrupted_arrives_whole_and_so_does_the_next(
-    poller: EpollPoller, monkeypatch: pytest.MonkeyPatch
+    poller: EpollPoller, keys: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = socket.socketpair()
-    link = linked(near, poller, [])
+    link = linked(near, poller, [], keys=keys[0])
 
     def interrupt(*args: object) -> bool:
         raise KeyboardInterrupt
@@ -93,18 +113,51 @@ def test_frame_whose_writer_is_interrupted_arrives_whole_and_so_does_the_next(
             link.send(LARGE, math.inf)
     next_one = threading.Thread(target=link.send, args=(Frame(Cancel(), 2), math.inf))
     next_one.start()
-    reader, arrived = FrameReader(), []
+    reader, arrived = FrameReader(source_of(far, keys[1])), []
     far.setblocking(False)
     while len(arrived) < 2:
         for token, events in poller.wait(0.0):
             if token is link and events & WRITE:
                 link.write_residue()
-        while (frame := reader.read(far)) is not None:
+        while (frame := reader.read()) is not None:
             arrived.append(frame)
     next_one.join()
     assert [frame.call_id for frame in arrived] == [1, 2]
     assert bytes(arrived[0].body) == LARGE.body
     link.lose("the end")
+    assert link.free()
+    far.close()
+
+
+@pytest.mark.parametrize("keys", KEYS[1:], indirect=True, ids=["encrypted", "authenticated"])
+def test_bad_record_loses_the_link_with_a_cause_that_says_so(
+    poller: EpollPoller, keys: Both
+) -> None:
+    near, far = socket.socketpair()
+    lost: list[str] = []
+    frames_read: list[Frame] = []
+    link = linked(near, poller, lost, lambda link, frame: frames_read.append(frame), keys[0])
+    assert keys[1] is not None
+    sealer = Sealer(keys[1].sending, keys[1].encrypts)
+    good, bad = (sealed(sealer, b"".join(frames.encode(Frame(Cancel(), n)))) for n in (1, 2))
+    far.sendall(good + bad[:-1] + bytes([bad[-1] ^ 1]))
+    link.service()
+    link.service()
+    assert [frame.call_id for frame in frames_read] == [1]
+    (cause,) = lost
+    assert cause.startswith("record 1 of the connection is not as the peer sealed it: it was alt")
+    assert link.free()
+    far.close()
+
+
+def test_plain_frame_loses_a_link_with_keys(poller: EpollPoller) -> None:
+    near, far = socket.socketpair()
+    lost: list[str] = []
+    link = linked(near, poller, lost, keys=keys_of(dialled=True, encrypts=True))
+    far.sendall(b"".join(frames.encode(Frame(Cancel(), 1))))
+    link.service()
+    (cause,) = lost
+    assert "record 0 of the connection claims" in cause
     assert link.free()
     far.close()
 

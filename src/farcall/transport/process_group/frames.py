@@ -118,27 +118,28 @@ def unpack(
     message = decode_message(header.kind, front[table_end:meta_end])
     lengths = decode_table(header, front[:table_end], limits)
     if follows:
-        buffers = [allocate(length) if length else bytearray() for length in lengths]
-        _receive_buffers([buffer for buffer in buffers if len(buffer)], receive)
+        buffers = _receive_buffers(lengths, receive)
     else:
         if end + sum(lengths) != len(inline):
             raise BadFrame(f"a frame of {end + sum(lengths)} bytes came as {len(inline)} bytes")
-        buffers = list(_cut(inline[end:], lengths))
+        buffers = list[Buffer](_cut(inline[end:], lengths))
     body = front[meta_end:]
     return Frame(message, header.call_id, body if len(front) > ROOM else bytes(body), buffers)
 
 
-def _receive_buffers(buffers: list[Buffer], receive: Callable[[Buffer], None]) -> None:
-    lengths = [len(buffer) for buffer in buffers]
-    for batch in batches(lengths):
-        some = buffers[batch]
-        if len(some) == 1:
-            receive(some[0])
-            continue
-        joined = bytearray(sum(lengths[batch]))
-        receive(joined)
-        for buffer, piece in zip(some, _cut(memoryview(joined), lengths[batch]), strict=True):
-            memoryview(buffer)[:] = piece
+def _receive_buffers(lengths: Sequence[int], receive: Callable[[Buffer], None]) -> list[Buffer]:
+    """Take memory for one message at a time: what is only announced costs nothing."""
+    buffers: list[Buffer] = [bytearray() for _ in lengths]
+    places = [index for index, length in enumerate(lengths) if length]
+    for batch in batches([lengths[place] for place in places]):
+        some = places[batch]
+        sizes = [lengths[place] for place in some]
+        memory = allocate(sum(sizes))
+        receive(memory)
+        pieces = [memory] if len(some) == 1 else _cut(memoryview(memory), sizes)
+        for place, piece in zip(some, pieces, strict=True):
+            buffers[place] = piece
+    return buffers
 
 
 def _cut(data: memoryview, lengths: Sequence[int]) -> Iterator[bytearray]:

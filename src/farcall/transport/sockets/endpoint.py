@@ -1,4 +1,4 @@
-"""Frames over sockets, in pure Python: TCP runs everywhere, and is the path that TLS will take.
+"""Frames over sockets, in pure Python. TCP runs everywhere; where there are keys, in records.
 
 How connections come about is in `connections.py`; here frames move. Dead hosts are noticed by TCP
 keepalive, which the kernel answers even while a peer's interpreter is busy; dead processes by their
@@ -93,6 +93,7 @@ class SocketEndpoint:
             self._on_frame,
             self._on_lost,
             self._is_behind,
+            connection.keys,
         )
 
     # Events.

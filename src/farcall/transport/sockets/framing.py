@@ -2,6 +2,9 @@
 
 Small frames come through one buffer, many per system call. The raw buffers of a frame are received
 straight into the memory in which they are handed out.
+
+Memory is taken as data arrives, never as it is announced: what comes next of a frame has memory, up
+to `AHEAD` bytes of it; beyond that, one part of the frame at most, whose pages come with its data.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 import mmap
 import socket
 from collections import deque
+from collections.abc import Iterator
 
 import numpy
 
 from farcall.errors import BadFrame, LinkError
+from farcall.transport.sockets.streams import MAX_VECTORS, OpenedStream
 from farcall.wire.frames import (
     DEFAULT_LIMITS,
     HEADER,
@@ -28,7 +33,7 @@ from farcall.wire.messages import Buffer, decode_message
 READ_SIZE = 1 << 16
 UNCLEARED_SIZE = 64 << 10
 MAPPED_SIZE = 32 << 20
-MAX_VECTORS = 64
+AHEAD = 1 << 20
 _SCRATCH_SIZE = 64
 
 
@@ -49,9 +54,13 @@ def allocate(length: int) -> Buffer:
 
 
 class FrameReader:
-    """Reads frames from one non-blocking socket. Used by one thread at a time."""
+    """Reads frames from one non-blocking socket, or its records. Used by one thread at a time."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, source: socket.socket | OpenedStream, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self._source = source
+        self._records = source if isinstance(source, OpenedStream) else None
         self._limits = limits
         self._memory = bytearray(READ_SIZE)
         self._view = memoryview(self._memory)
@@ -61,19 +70,26 @@ class FrameReader:
         self._front: memoryview | None = None  # table, meta and body when they are too large
         self._front_filled = 0
         self._frame: Frame | None = None  # waits for its buffers
+        self._buffers: list[Buffer] = []  # of that frame, so far
+        self._lengths: Iterator[int] = iter(())  # of those of its buffers that have no memory yet
+        self._offset = 0  # from the start of the frame, of what comes behind `_targets`
         self._targets: deque[memoryview] = deque()
+        self._ahead = 0  # bytes of `_targets`, at most
         self._scratch = memoryview(bytearray(_SCRATCH_SIZE))
 
     @property
     def has_input(self) -> bool:
         """Whether bytes are buffered: the next frame may be there without a system call."""
-        return self._end > self._start
+        return self._end > self._start or (self._records is not None and self._records.has_input)
 
-    def read(self, sock: socket.socket) -> Frame | None:
+    def read(self, *, received: bool = False) -> Frame | None:
         """The next whole frame, or None when more bytes have to arrive first.
 
+        Args:
+            received: of what has been received already: no system call.
+
         Raises:
-            BadFrame: what arrived is not a frame, or breaks a limit.
+            BadFrame: what arrived is not a frame, breaks a limit, or was altered on its way.
             LinkError: the stream ended.
         """
         while True:
@@ -81,35 +97,30 @@ class FrameReader:
                 frame = self._parse()
                 if frame is not None:
                     return frame
-            if not self._fill(sock):
+            if received and (self._records is None or not self._records.has_input):
+                return None
+            if not self._fill():
                 return None
 
-    def read_received(self) -> Frame | None:
-        """The next frame, if all of it has been received already. No system call.
-
-        Raises:
-            BadFrame: as `read` does.
-        """
-        return self._parse() if self._end > self._start else None
-
-    def _fill(self, sock: socket.socket) -> bool:
+    def _fill(self) -> bool:
+        source = self._source
         try:
             if self._targets:
-                count = self._receive_buffers(sock)
+                count = self._receive_buffers()
             elif self._front is not None:
-                count = sock.recv_into(self._front[self._front_filled :])
+                count = source.recv_into(self._front[self._front_filled :])
                 self._front_filled += count
             else:
                 if self._start == self._end:
                     self._start = self._end = 0
-                    count = sock.recv_into(self._memory)
-                else:
-                    if self._start:
-                        self._compact()
-                    count = sock.recv_into(self._view[self._end :])
+                elif self._start:
+                    self._compact()
+                count = source.recv_into(self._view[self._end :])
                 self._end += count
         except (BlockingIOError, InterruptedError):
             return False
+        except BadFrame:
+            raise
         except OSError as error:
             raise LinkError(f"the connection broke: {error}") from error
         if not count:
@@ -121,26 +132,31 @@ class FrameReader:
         self._view[:left] = bytes(self._view[self._start : self._end])
         self._start, self._end = 0, left
 
-    def _receive_buffers(self, sock: socket.socket) -> int:
+    def _receive_buffers(self) -> int:
         targets = self._targets
         views = [targets[i] for i in range(min(len(targets), MAX_VECTORS))]
-        count = sock.recvmsg_into(views)[0]
+        count = self._source.recvmsg_into(views)[0]
         left = count
         while left:
-            view = targets[0]
-            if len(view) <= left:
-                left -= len(view)
-                targets.popleft()
-            else:
-                targets[0] = view[left:]
-                left = 0
+            left -= self._filled(min(left, len(targets[0])))
+        return count
+
+    def _filled(self, count: int) -> int:
+        """Note that the first target has so many bytes more. Return how many."""
+        view = self._targets[0]
+        if count == len(view):
+            self._targets.popleft()
+        else:
+            self._targets[0] = view[count:]
+        self._ahead -= count
         return count
 
     def _parse(self) -> Frame | None:
         if self._frame is not None:
-            if self._targets:
+            if self._targets or self._take_memory():
                 return None
             frame, self._frame = self._frame, None
+            self._buffers = []
             return frame
         header = self._header
         if header is None:
@@ -185,28 +201,34 @@ class FrameReader:
         body = bytes(front[meta_end:]) if len(front) <= READ_SIZE else front[meta_end:]
         if not header.buffer_count:
             return Frame(message, header.call_id, body)
-        lengths = decode_table(header, front[:table_end], self._limits)
-        buffers = [allocate(length) if length else bytearray() for length in lengths]
-        offset = HEADER.size + len(front)
-        for buffer, length in zip(buffers, lengths, strict=True):
-            pad = padding(offset)
+        self._lengths = iter(decode_table(header, front[:table_end], self._limits))
+        self._offset = HEADER.size + len(front)
+        self._frame = Frame(message, header.call_id, body, self._buffers)
+        self._take_buffered()
+        return self._parse()
+
+    def _take_memory(self) -> bool:
+        """Take memory for the next buffers. Return whether any bytes have to come for them."""
+        while self._ahead < AHEAD and len(self._targets) < MAX_VECTORS:
+            length = next(self._lengths, None)
+            if length is None:
+                break
+            buffer = allocate(length) if length else bytearray()
+            self._buffers.append(buffer)
+            pad = padding(self._offset)
             if pad:
                 self._targets.append(self._scratch[:pad])
             if length:
                 self._targets.append(memoryview(buffer))
-            offset += pad + length
-        self._frame = Frame(message, header.call_id, body, buffers)
-        self._take_buffered()
-        return self._parse()
+            self._offset += pad + length
+            self._ahead += pad + length
+        return bool(self._targets)
 
     def _take_buffered(self) -> None:
         """What was read together with the front belongs to the buffers already."""
-        while self._targets and self._end > self._start:
+        while self._end > self._start and (self._targets or self._take_memory()):
             view = self._targets[0]
             count = min(len(view), self._end - self._start)
             view[:count] = self._view[self._start : self._start + count]
             self._start += count
-            if count == len(view):
-                self._targets.popleft()
-            else:
-                self._targets[0] = view[count:]
+            self._filled(count)

@@ -22,15 +22,16 @@ from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.threads import is_main_thread
 from farcall.transport.base import OUTCOMES, NotSent
+from farcall.transport.connect.keys import Keys
 from farcall.transport.sockets.framing import FrameReader
 from farcall.transport.sockets.poller import END, READ, WRITE, Poller
+from farcall.transport.sockets.streams import source_of, writer_of
 from farcall.transport.spin import SpinBudget, Spinner
 from farcall.transport.uninterrupted import take
 from farcall.transport.waiter import MAX_WAIT, Waiter
 from farcall.wire.frames import Frame, Limits, encode
 from farcall.wire.messages import KINDS, Message
 
-MAX_VECTORS = 64
 MAX_POLL = 3600.0
 
 
@@ -48,6 +49,7 @@ class SocketLink:
         on_frame: Callable[[SocketLink, Frame], None],
         on_lost: Callable[[SocketLink, str], None],
         is_behind: Callable[[], bool] = lambda: False,
+        keys: Keys | None = None,
     ) -> None:
         sock.setblocking(False)
         self.peer = peer
@@ -58,12 +60,13 @@ class SocketLink:
         self.read_role = threading.Lock()
         self._sock = sock
         self._poller = poller
-        self._reader = FrameReader(limits)
+        self._reader = FrameReader(source_of(sock, keys), limits)
+        self._writer = writer_of(sock, keys)
         self._readable = select.poll()
         self._readable.register(self.fd, select.POLLIN)
         self._spinner = Spinner(spin)
         self._write_role = threading.Lock()
-        self._residue: list[memoryview] = []
+        self._has_residue = False  # `next` writes what the writer has
         self._by_caller = False  # a caller reads, not the endpoint
         self._is_paused = False  # see `set_reading`
         self._interest = threading.Lock()  # guards what the poller is asked to watch for
@@ -85,92 +88,79 @@ class SocketLink:
     # Writing.
 
     def send(self, frame: Frame, deadline: float) -> None:
-        rest = [memoryview(part) for part in encode(frame) if len(part)]
-        is_writing = False
+        parts = encode(frame)
+        is_writing, is_written = False, True
         try:
             is_writing = take(self._write_role) or take(self._write_role, _wait_time(deadline))
             if not is_writing:
                 raise NotSent
             if self.lost is not None:
-                cause, rest = self.lost, []
-                raise LinkError(cause)
-            self._write_some(rest)
-            if rest:
-                self._write_on(rest, deadline)
+                raise LinkError(self.lost)
+            is_written = False
+            self._writer.put(parts)
+            is_written = self._writer.write() or self._write_on(deadline)
         except (LinkError, NotSent):
             raise
         except OSError as error:  # a TimeoutError, too: that is the kernel's, of a dead host
-            rest = []
+            is_written = True  # nothing will be
             raise self._broken(error) from error
         finally:
             if is_writing:
-                if rest:
-                    self._leave(rest)
-                else:
+                if is_written:
                     self._write_role.release()
-        if rest:
+                else:
+                    self._leave()
+        if not is_written:
             raise TimeoutError
 
-    def _write_on(self, rest: list[memoryview], deadline: float) -> None:
-        """Write until all is written or the deadline has passed."""
+    def _write_on(self, deadline: float) -> bool:
+        """Write until all is written or the deadline has passed. Return whether all is."""
         writable = select.poll()
         writable.register(self.fd, select.POLLOUT)
-        while rest and _poll(writable, deadline):
-            self._write_some(rest)
+        while _poll(writable, deadline):
+            if self._writer.write():
+                return True
+        return False
 
-    def _write_some(self, rest: list[memoryview]) -> None:
-        """Write what the kernel takes now, and cut it off the front of `rest`.
-
-        Ctrl-C comes before or after both, never in between; see `uninterrupted`.
-        """
-        count = 0
-        try:
-            for count in iter(partial(self._sock.sendmsg, rest[:MAX_VECTORS]), None):  # noqa: B007
-                break
-        except (BlockingIOError, InterruptedError):
-            return
-        try:
-            left = _without(rest, count)
-        except BaseException:  # KeyboardInterrupt
-            rest[:] = _without(rest, count)
-            raise
-        rest[:] = left
-
-    def _leave(self, rest: list[memoryview]) -> None:
+    def _leave(self) -> None:
         """This thread writes no more: the endpoint's thread has to write what is left."""
-        # A copy: the writer looks at its own list while the endpoint's thread empties this.
-        residue, is_left = list(rest), [False]
+        is_left = [False]
         try:
-            self._leave_once(residue, is_left)
+            self._leave_once(is_left)
         except BaseException:  # KeyboardInterrupt
-            self._leave_once(residue, is_left)
+            self._leave_once(is_left)
             raise
 
-    def _leave_once(self, residue: list[memoryview], is_left: list[bool]) -> None:
+    def _leave_once(self, is_left: list[bool]) -> None:
         with self._interest:
             if not is_left[0]:
-                self._residue, is_left[0] = residue, True
+                self._has_residue = is_left[0] = True
             self._ask()
 
     def _ask(self) -> None:
         """Have the poller watch for what its thread has to do here. `_interest` held."""
         if self.lost is None:
             read = 0 if self._by_caller else END if self._is_paused else READ
-            self._poller.modify(self.fd, read | WRITE if self._residue else read)
+            self._poller.modify(self.fd, read | WRITE if self._has_residue else read)
 
     def write_residue(self) -> None:
         """The endpoint's `next` saw that the socket takes bytes again."""
-        rest = self._residue
-        if not rest:
+        if not self._has_residue:
             return
         try:
-            self._write_some(rest)
+            is_written = self._writer.write()
         except OSError as error:
-            rest.clear()
+            is_written = True  # nothing will be
             self._broken(error)
-        if not rest:
+        if is_written:
             with self._interest:
+                self._end_residue()
                 self._ask()
+
+    def _end_residue(self) -> None:
+        """Let others write. `_interest` held."""
+        if self._has_residue:
+            self._has_residue = False
             self._write_role.release()
 
     # Reading.
@@ -312,7 +302,7 @@ class SocketLink:
         if self.lost is not None:
             return None
         try:
-            return self._reader.read_received() if received else self._reader.read(self._sock)
+            return self._reader.read(received=received)
         except (BadFrame, LinkError) as error:
             self.lose(self._cut or str(error))
             return None
@@ -364,9 +354,7 @@ class SocketLink:
             return False
         try:
             with self._interest:  # who leaves a residue may still be asking the poller
-                if self._residue:
-                    self._residue = []
-                    self._write_role.release()
+                self._end_residue()
             if not self._write_role.acquire(blocking=False):
                 return False
             self._sock.close()
@@ -374,18 +362,6 @@ class SocketLink:
             return True
         finally:
             self.read_role.release()
-
-
-def _without(parts: list[memoryview], count: int) -> list[memoryview]:
-    """Return what follows the first `count` bytes of these."""
-    done = 0
-    while done < len(parts) and count >= len(parts[done]):
-        count -= len(parts[done])
-        done += 1
-    left = parts[done:]
-    if count:
-        left[0] = left[0][count:]
-    return left
 
 
 def _wait_time(deadline: float) -> float:

@@ -1,0 +1,300 @@
+"""Records: what carries a link's byte stream where the handshake has left keys. No I/O here.
+
+A record is
+
+    length       u32, little-endian: bytes of the payload, 1 to 65536
+    payload      encrypted; with `encrypts=False` the bytes of the stream themselves
+    tag          16 bytes, of AES-256-GCM
+
+The format, and what it is good for, is in docs/protocol.md, section "Records".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from farcall.errors import BadFrame
+from farcall.wire.messages import Buffer
+
+MAX_PAYLOAD = 1 << 16
+TAG_LENGTH = 16
+LENGTH = struct.Struct("<I")
+OVERHEAD = LENGTH.size + TAG_LENGTH
+REKEY_AFTER = 1 << 20  # records
+BATCH = 4  # records that are sealed, or received, at a time
+BATCH_SIZE = BATCH * (MAX_PAYLOAD + OVERHEAD)
+
+_nonce = struct.Struct(">IQ").pack  # 0 and the number of the record
+_REKEY_NUMBER = 2**64 - 1  # no record has it
+_FILLS_MEMORY = hasattr(AESGCM, "encrypt_into")  # cryptography 47 and later
+
+
+class RecordKey:
+    """The key of one direction for `REKEY_AFTER` records. Immutable.
+
+    Args:
+        key: 32 bytes.
+        encrypts: records are encrypted; else they are authenticated only.
+    """
+
+    __slots__ = ("_cipher", "_encrypts", "_key")
+
+    def __init__(self, key: bytes, encrypts: bool) -> None:
+        self._key = key
+        self._encrypts = encrypts
+        self._cipher = AESGCM(key)
+
+    def __repr__(self) -> str:
+        return f"RecordKey(encrypts={self._encrypts})"
+
+    def for_record(self, number: int) -> RecordKey:
+        """Return the key of a record, given that of the record before it."""
+        if number % REKEY_AFTER:
+            return self
+        fresh = self._cipher.encrypt(_nonce(0, _REKEY_NUMBER), bytes(len(self._key)), b"")
+        return RecordKey(fresh[: len(self._key)], self._encrypts)
+
+    def seal(self, number: int, payload: Buffer) -> bytes:
+        """Return the record of this number, counted from 0."""
+        head = LENGTH.pack(len(payload))
+        if self._encrypts:
+            return head + self._cipher.encrypt(_nonce(0, number), payload, head)
+        data = b"".join((head, payload))
+        return data + self._cipher.encrypt(_nonce(0, number), b"", data)
+
+    def seal_into(self, number: int, payload: Buffer, memory: memoryview) -> int:
+        """Write the record to the front of `memory`. Return how many bytes it has."""
+        length = len(payload)
+        size = length + OVERHEAD
+        if self._encrypts and _FILLS_MEMORY:
+            head = memory[: LENGTH.size] = LENGTH.pack(length)
+            record = memory[LENGTH.size : size]
+            self._cipher.encrypt_into(_nonce(0, number), payload, head, record)
+        elif self._encrypts:
+            memory[:size] = self.seal(number, payload)
+        else:
+            memory[: LENGTH.size] = LENGTH.pack(length)
+            memory[LENGTH.size : size - TAG_LENGTH] = payload
+            tag = self._cipher.encrypt(_nonce(0, number), b"", memory[: size - TAG_LENGTH])
+            memory[size - TAG_LENGTH : size] = tag
+        return size
+
+    def open_into(self, number: int, record: memoryview, memory: memoryview) -> None:
+        """Write the payload of a record to `memory`, which is as long as that.
+
+        Raises:
+            BadFrame: this is not what the peer sealed as its record of this number. What `memory`
+                has is worth nothing then.
+        """
+        try:
+            if not self._encrypts:
+                end = len(record) - TAG_LENGTH
+                self._cipher.decrypt(_nonce(0, number), record[end:], record[:end])
+                memory[:] = record[LENGTH.size : end]
+            elif _FILLS_MEMORY:
+                head, sealed = record[: LENGTH.size], record[LENGTH.size :]
+                self._cipher.decrypt_into(_nonce(0, number), sealed, head, memory)
+            else:
+                head, sealed = record[: LENGTH.size], record[LENGTH.size :]
+                memory[:] = self._cipher.decrypt(_nonce(0, number), sealed, head)
+        except InvalidTag:
+            raise BadFrame(
+                f"record {number} of the connection is not as the peer sealed it: it was altered, "
+                "left out, repeated or put in another place on its way"
+            ) from None
+
+
+class Sealer:
+    """Makes records of the bytes that one side sends.
+
+    Ctrl-C may end any call in here. Then the call has been made or it has not: all that changes is
+    one attribute, once. A batch that was sealed but not kept was not sent, so that its numbers are
+    still free.
+
+    Args:
+        key: 32 bytes, of this direction.
+        encrypts: records are encrypted; else they are authenticated only.
+        number: of the first record; not 0 in tests only.
+    """
+
+    def __init__(self, key: bytes, encrypts: bool, number: int = 0) -> None:
+        # The key and the number of the next record, what is to be sealed, and what is sealed.
+        self._state: _Sealing = RecordKey(key, encrypts), number, [], []
+        self._memory: memoryview | None = None
+
+    def put(self, parts: Sequence[Buffer]) -> None:
+        """Take the bytes that come next; all before them have been sealed and sent."""
+        key, number, _, _ = self._state
+        self._state = key, number, [memoryview(part) for part in parts if len(part)], []
+
+    @property
+    def sealed(self) -> list[memoryview]:
+        """What is to be sent now. The sender takes what it has sent out of this list."""
+        return self._state[3]
+
+    def seal(self) -> bool:
+        """Seal more, when all of `sealed` has been sent. False: there is no more."""
+        key, number, parts, _ = self._state
+        if not parts:
+            return False
+        if len(parts) == 1 and len(parts[0]) <= MAX_PAYLOAD:
+            record = key.seal(number, parts[0])
+            self._state = key.for_record(number + 1), number + 1, [], [memoryview(record)]
+            return True
+        if self._memory is None:
+            self._memory = memoryview(bytearray(BATCH_SIZE))
+        used = 0
+        for _ in range(BATCH):
+            payload, parts = _payload_of(parts)
+            used += key.seal_into(number, payload, self._memory[used:])
+            number += 1
+            key = key.for_record(number)
+            if not parts:
+                break
+        self._state = key, number, parts, [self._memory[:used]]
+        return True
+
+
+_Sealing = tuple[RecordKey, int, list[memoryview], list[memoryview]]
+
+
+def _payload_of(parts: list[memoryview]) -> tuple[Buffer, list[memoryview]]:
+    """Return the payload of the next record, and what comes behind it. Small parts are joined."""
+    first = parts[0]
+    if len(first) >= MAX_PAYLOAD:
+        return first[:MAX_PAYLOAD], without(parts, MAX_PAYLOAD)
+    room, end = MAX_PAYLOAD, 0
+    while end < len(parts) and len(parts[end]) <= room:
+        room -= len(parts[end])
+        end += 1
+    joined, left = parts[:end], parts[end:]
+    if left and room:
+        joined.append(left[0][:room])
+        left[0] = left[0][room:]
+    return b"".join(joined), left
+
+
+def without(parts: list[memoryview], count: int) -> list[memoryview]:
+    """Return what follows the first `count` bytes of these."""
+    done = 0
+    while done < len(parts) and count >= len(parts[done]):
+        count -= len(parts[done])
+        done += 1
+    left = parts[done:]
+    if count:
+        left[0] = left[0][count:]
+    return left
+
+
+class Opener:
+    """Takes the records of one peer apart.
+
+    What arrives goes into `room`, for `received` to say how much that was; `open_into` then gives
+    the bytes of the stream.
+
+    Args:
+        key: 32 bytes, of this direction.
+        encrypts: records are encrypted; else they are authenticated only.
+        number: of the first record; not 0 in tests only.
+    """
+
+    def __init__(self, key: bytes, encrypts: bool, number: int = 0) -> None:
+        self._key = RecordKey(key, encrypts)
+        self._number = number
+        self._memory = memoryview(bytearray(BATCH_SIZE))
+        self._start = 0  # of the records that were not opened yet
+        self._end = 0
+        self._opened = memoryview(b"")  # of the last record, for which there was no room
+
+    @property
+    def has_input(self) -> bool:
+        """Whether `open_into` has something to give, if only an error."""
+        try:
+            return len(self._opened) > 0 or self._record_size() > 0
+        except BadFrame:
+            return True
+
+    def _record_size(self) -> int:
+        """How long the next record is, in bytes; 0 if it is not all there.
+
+        Raises:
+            BadFrame: it has a length that no record has.
+        """
+        there = self._end - self._start
+        if there < LENGTH.size:
+            return 0
+        (length,) = LENGTH.unpack_from(self._memory, self._start)
+        if not 1 <= length <= MAX_PAYLOAD:
+            raise BadFrame(
+                f"record {self._number} of the connection claims {length} bytes; records have 1 to "
+                f"{MAX_PAYLOAD}"
+            )
+        size: int = length + OVERHEAD
+        return size if there >= size else 0
+
+    def room(self) -> memoryview:
+        """Return memory for what arrives next; there is always some when no record is whole."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start:
+            left = self._end - self._start
+            self._memory[:left] = bytes(self._memory[self._start : self._end])
+            self._start, self._end = 0, left
+        return self._memory[self._end :]
+
+    def received(self, count: int) -> None:
+        """Note that so many bytes were written to the front of `room`."""
+        self._end += count
+
+    def open_into(self, views: Sequence[memoryview]) -> int:
+        """Fill these, one after the other, with what the records have that are there.
+
+        Returns:
+            How many bytes were written; 0 if no record is whole.
+
+        Raises:
+            BadFrame: the next record is not what the peer sealed. Those before it were returned.
+        """
+        filled = 0
+        try:
+            for view in views:
+                missing = view
+                while missing:
+                    count = self._fill(missing)
+                    if not count:
+                        return filled
+                    filled += count
+                    missing = missing[count:]
+        except BadFrame:
+            if not filled:
+                raise
+        return filled
+
+    def _fill(self, view: memoryview) -> int:
+        """Write what comes next: of the record that is open, or of one more."""
+        if not self._opened:
+            size = self._record_size()
+            if not size:
+                return 0
+            length = size - OVERHEAD
+            record = self._memory[self._start : self._start + size]
+            if length <= len(view):
+                self._open(record, view[:length])
+                return length
+            opened = memoryview(bytearray(length))
+            self._open(record, opened)
+            self._opened = opened
+        count = min(len(view), len(self._opened))
+        view[:count] = self._opened[:count]
+        self._opened = self._opened[count:]
+        return count
+
+    def _open(self, record: memoryview, memory: memoryview) -> None:
+        self._key.open_into(self._number, record, memory)
+        self._start += len(record)
+        self._number += 1
+        self._key = self._key.for_record(self._number)

@@ -1,0 +1,125 @@
+"""The byte stream of a connection: over the socket as it is, or in records where there are keys."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from farcall.transport.connect.keys import Keys
+from farcall.transport.sockets.records import Opener, Sealer, without
+from farcall.wire.messages import Buffer
+
+MAX_VECTORS = 64
+
+
+class Writer(Protocol):
+    """What a connection has still to send. Used by one thread at a time: the one that may write.
+
+    Ctrl-C in a call leaves it as it was before or after one step, never in between.
+    """
+
+    def put(self, parts: Sequence[Buffer]) -> None:
+        """Take what is to be sent next; nothing is left of what came before."""
+
+    def write(self) -> bool:
+        """Write what the kernel takes now. Returns whether all is written; raises OSError."""
+
+
+class PlainWriter:
+    """See `Writer`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._rest: list[memoryview] = []
+
+    def put(self, parts: Sequence[Buffer]) -> None:
+        self._rest = [memoryview(part) for part in parts if len(part)]
+
+    def write(self) -> bool:
+        return _write_some(self._sock, self._rest)
+
+
+class SealedWriter:
+    """See `Writer`. Seals a few records at a time, as the kernel takes them."""
+
+    def __init__(self, sock: socket.socket, sealer: Sealer) -> None:
+        self._sock = sock
+        self._sealer = sealer
+        self.put = sealer.put
+
+    def write(self) -> bool:
+        sealer = self._sealer
+        while not sealer.sealed or _write_some(self._sock, sealer.sealed):
+            if not sealer.seal():
+                return True
+        return False
+
+
+class OpenedStream:
+    """Reads what the peer's records carry, as if it came over a plain socket.
+
+    Raises:
+        BadFrame: by every way to read, if a record is not what the peer sealed.
+    """
+
+    def __init__(self, sock: socket.socket, opener: Opener) -> None:
+        self._sock = sock
+        self._opener = opener
+
+    @property
+    def has_input(self) -> bool:
+        """Whether something can be read without a system call."""
+        return self._opener.has_input
+
+    def recv_into(self, memory: memoryview) -> int:
+        return self._receive([memory])
+
+    def recvmsg_into(self, memories: Sequence[memoryview]) -> tuple[int]:
+        return (self._receive(memories),)
+
+    def _receive(self, memories: Sequence[memoryview]) -> int:
+        opener = self._opener
+        while not (count := opener.open_into(memories)):
+            received = self._sock.recv_into(opener.room())
+            if not received:
+                break
+            opener.received(received)
+        return count
+
+
+def writer_of(sock: socket.socket, keys: Keys | None) -> Writer:
+    if keys is None:
+        return PlainWriter(sock)
+    return SealedWriter(sock, Sealer(keys.sending, keys.encrypts))
+
+
+def source_of(sock: socket.socket, keys: Keys | None) -> socket.socket | OpenedStream:
+    """Return what the peer's frames are read from."""
+    if keys is None:
+        return sock
+    return OpenedStream(sock, Opener(keys.receiving, keys.encrypts))
+
+
+def _write_some(sock: socket.socket, rest: list[memoryview]) -> bool:
+    """Write what the kernel takes now, and cut it off the front of `rest`.
+
+    Ctrl-C comes before or after both, never in between; see `uninterrupted`.
+
+    Returns:
+        Whether all is written.
+    """
+    count = 0
+    try:
+        for count in iter(partial(sock.sendmsg, rest[:MAX_VECTORS]), None):  # noqa: B007
+            break
+    except (BlockingIOError, InterruptedError):
+        return False
+    try:
+        left = without(rest, count)
+    except BaseException:  # KeyboardInterrupt
+        rest[:] = without(rest, count)
+        raise
+    rest[:] = left
+    return not left

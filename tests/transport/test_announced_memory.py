@@ -1,0 +1,103 @@
+"""Memory is taken as data arrives, never as it is announced: in a process of its own, measured."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+
+import pytest
+from stations import DIALLER_KEY, PATIENCE
+
+from farcall.wire.frames import HEADER, MAGIC, VERSION
+from farcall.wire.messages import Kind, Leaving, encode_message
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at memory in /proc")
+
+META = encode_message(Leaving("now"))
+MOST = 4 << 20  # bytes beyond what was sent and what a reader has anyway
+
+PROGRAM = """
+import json, socket, sys, threading
+from pathlib import Path
+
+from farcall.errors import BadFrame
+from farcall.transport.connect.keys import Keys
+from farcall.transport.sockets.framing import FrameReader
+from farcall.transport.sockets.records import Sealer
+from farcall.transport.sockets.streams import SealedWriter, source_of
+
+key, data = sys.argv[1], sys.stdin.buffer.read()
+keys = Keys(bytes.fromhex(key), bytes.fromhex(key), True) if key else None
+
+def memory():
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) << 10
+
+reading, writing = socket.socketpair()
+reading.setblocking(False)
+
+def write():
+    if keys is None:
+        return writing.sendall(data)
+    writer = SealedWriter(writing, Sealer(keys.sending, True))
+    writer.put([data])
+    writer.write()
+
+reader = FrameReader(source_of(reading, keys))
+reader.read()  # imports and caches
+before = memory()
+writer = threading.Thread(target=write)
+writer.start()
+refused, frames = "", 0
+try:
+    while writer.is_alive() or reader.has_input:
+        frames += reader.read() is not None
+    while reader.read() is not None:
+        frames += 1
+except BadFrame as error:
+    refused = str(error)
+    reading.close()
+print(json.dumps([memory() - before, frames, refused]))
+"""
+
+
+def announced(lengths: list[int], body: int = 0, meta: int = len(META)) -> bytes:
+    """What a frame begins with: header, table and meta."""
+    head = HEADER.pack(MAGIC, VERSION, Kind.LEAVING, 0, meta, len(lengths), 0, body)
+    return head + struct.pack(f"<{len(lengths)}Q", *lengths) + META
+
+
+FRAMES = {
+    "60,000 buffers of 40 KB": announced([40_000] * 60_000),
+    "60,000 buffers of 63 KB, and the first of them": announced([63_000] * 60_000) + bytes(70_000),
+    "60,000 buffers of 1 MB": announced([1_000_000] * 60_000),
+    "1,000 buffers of 1 GB, and 2 MB of them": announced([1 << 30] * 1000) + bytes(2 << 20),
+    "a million buffers of one byte": announced([1] * (1 << 20)),
+    "buffers of every size": announced([1 << n for n in range(36)] * 10),
+    "one buffer of 31 MB": announced([31 << 20]),
+    "one buffer of 60 GB": announced([60 << 30]),
+    "a body of 31 MB": announced([], 31 << 20),
+    "a body of 1 GB": announced([], 1 << 30),
+    "60 MB of metadata": announced([], meta=60 << 20),
+}
+
+
+@pytest.mark.parametrize("key", ["", DIALLER_KEY.hex()], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("frame", FRAMES)
+def test_frame_takes_no_more_memory_than_came_of_it(frame: str, key: str) -> None:
+    data = FRAMES[frame]
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, key],
+        input=data,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    taken, frames, refused = json.loads(ran.stdout)
+    assert frames == 0
+    assert not refused or "no memory" in refused
+    # The table's numbers are Python's, too, while it is read.
+    assert taken <= MOST + 8 * len(data), f"{taken >> 20} MiB for {len(data) >> 10} KiB"
