@@ -11,6 +11,7 @@ from farcall import _native
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport.base import NotSent
+from farcall.transport.connect.keys import Keys
 from farcall.transport.connect.multi_stream import StreamTarget
 from farcall.wire.frames import Frame, check_size
 from farcall.wire.messages import KINDS, Buffer, Message, decode_message, encode_message
@@ -59,10 +60,10 @@ class NativeLink:
     def set_reading(self, is_on: bool) -> None:
         self._core.set_reading(is_on)
 
-    def join(self, sock: socket.socket) -> None:
-        """See `connections.KeptLink`."""
+    def join(self, sock: socket.socket, keys: Keys | None = None) -> None:
+        """See `connections.Connections`."""
         try:
-            self._core.join(sock.detach())
+            self._core.join(sock.detach(), keys)
         except RuntimeError as error:
             raise LinkError(str(error)) from error
 
