@@ -191,7 +191,7 @@ class AuthenticatingEndpoint(KeyedEndpoint):
 def sealed(sealer: Sealer, data: Buffer) -> bytes:
     """The records of these bytes."""
     sealer.put([data])
-    records = bytearray()
+    records = bytearray().join(sealer.sealed)
     while sealer.seal():
         records += b"".join(sealer.sealed)
     return bytes(records)

@@ -60,7 +60,6 @@ class FrameReader:
         self, source: socket.socket | OpenedStream, limits: Limits = DEFAULT_LIMITS
     ) -> None:
         self._source = source
-        self._records = source if isinstance(source, OpenedStream) else None
         self._limits = limits
         self._memory = bytearray(READ_SIZE)
         self._view = memoryview(self._memory)
@@ -80,7 +79,12 @@ class FrameReader:
     @property
     def has_input(self) -> bool:
         """Whether bytes are buffered: the next frame may be there without a system call."""
-        return self._end > self._start or (self._records is not None and self._records.has_input)
+        return self._end > self._start or self._has_records
+
+    @property
+    def _has_records(self) -> bool:
+        """Whether records were received that are still to be opened."""
+        return isinstance(self._source, OpenedStream) and self._source.has_input
 
     def read(self, *, received: bool = False) -> Frame | None:
         """The next whole frame, or None when more bytes have to arrive first.
@@ -97,7 +101,7 @@ class FrameReader:
                 frame = self._parse()
                 if frame is not None:
                     return frame
-            if received and (self._records is None or not self._records.has_input):
+            if received and not self._has_records:
                 return None
             if not self._fill():
                 return None
@@ -133,9 +137,11 @@ class FrameReader:
         self._start, self._end = 0, left
 
     def _receive_buffers(self) -> int:
-        targets = self._targets
+        targets, source = self._targets, self._source
+        if isinstance(source, OpenedStream):
+            return self._filled(source.recv_into(targets[0]))
         views = [targets[i] for i in range(min(len(targets), MAX_VECTORS))]
-        count = self._source.recvmsg_into(views)[0]
+        count = source.recvmsg_into(views)[0]
         left = count
         while left:
             left -= self._filled(min(left, len(targets[0])))

@@ -28,6 +28,7 @@ REKEY_AFTER = 1 << 20  # records
 BATCH = 4  # records that are sealed, or received, at a time
 BATCH_SIZE = BATCH * (MAX_PAYLOAD + OVERHEAD)
 
+_length_at = LENGTH.unpack_from
 _nonce = struct.Struct(">IQ").pack  # 0 and the number of the record
 _REKEY_NUMBER = 2**64 - 1  # no record has it
 _FILLS_MEMORY = hasattr(AESGCM, "encrypt_into")  # cryptography 47 and later
@@ -51,10 +52,8 @@ class RecordKey:
     def __repr__(self) -> str:
         return f"RecordKey(encrypts={self._encrypts})"
 
-    def for_record(self, number: int) -> RecordKey:
-        """Return the key of a record, given that of the record before it."""
-        if number % REKEY_AFTER:
-            return self
+    def following(self) -> RecordKey:
+        """Return the key of the next `REKEY_AFTER` records."""
         fresh = self._cipher.encrypt(_nonce(0, _REKEY_NUMBER), bytes(len(self._key)), b"")
         return RecordKey(fresh[: len(self._key)], self._encrypts)
 
@@ -129,7 +128,13 @@ class Sealer:
     def put(self, parts: Sequence[Buffer]) -> None:
         """Take the bytes that come next; all before them have been sealed and sent."""
         key, number, _, _ = self._state
-        self._state = key, number, [memoryview(part) for part in parts if len(part)], []
+        if len(parts) == 1 and 0 < len(parts[0]) <= MAX_PAYLOAD:  # at once: most are so
+            sealed = memoryview(key.seal(number, parts[0]))
+            number += 1
+            key = key if number % REKEY_AFTER else key.following()
+            self._state = key, number, [], [sealed]
+        else:
+            self._state = key, number, [memoryview(part) for part in parts if len(part)], []
 
     @property
     def sealed(self) -> list[memoryview]:
@@ -141,10 +146,6 @@ class Sealer:
         key, number, parts, _ = self._state
         if not parts:
             return False
-        if len(parts) == 1 and len(parts[0]) <= MAX_PAYLOAD:
-            record = key.seal(number, parts[0])
-            self._state = key.for_record(number + 1), number + 1, [], [memoryview(record)]
-            return True
         if self._memory is None:
             self._memory = memoryview(bytearray(BATCH_SIZE))
         used = 0
@@ -152,7 +153,7 @@ class Sealer:
             payload, parts = _payload_of(parts)
             used += key.seal_into(number, payload, self._memory[used:])
             number += 1
-            key = key.for_record(number)
+            key = key if number % REKEY_AFTER else key.following()
             if not parts:
                 break
         self._state = key, number, parts, [self._memory[:used]]
@@ -213,28 +214,11 @@ class Opener:
     @property
     def has_input(self) -> bool:
         """Whether `open_into` has something to give, if only an error."""
-        try:
-            return len(self._opened) > 0 or self._record_size() > 0
-        except BadFrame:
-            return True
-
-    def _record_size(self) -> int:
-        """How long the next record is, in bytes; 0 if it is not all there.
-
-        Raises:
-            BadFrame: it has a length that no record has.
-        """
         there = self._end - self._start
-        if there < LENGTH.size:
-            return 0
-        (length,) = LENGTH.unpack_from(self._memory, self._start)
-        if not 1 <= length <= MAX_PAYLOAD:
-            raise BadFrame(
-                f"record {self._number} of the connection claims {length} bytes; records have 1 to "
-                f"{MAX_PAYLOAD}"
-            )
-        size: int = length + OVERHEAD
-        return size if there >= size else 0
+        if self._opened or there < LENGTH.size:
+            return len(self._opened) > 0
+        (length,) = _length_at(self._memory, self._start)
+        return not 1 <= length <= MAX_PAYLOAD or there >= length + OVERHEAD
 
     def room(self) -> memoryview:
         """Return memory for what arrives next; there is always some when no record is whole."""
@@ -250,51 +234,41 @@ class Opener:
         """Note that so many bytes were written to the front of `room`."""
         self._end += count
 
-    def open_into(self, views: Sequence[memoryview]) -> int:
-        """Fill these, one after the other, with what the records have that are there.
+    def open_into(self, memory: memoryview) -> int:
+        """Write what comes next to the front of this: of one record, or the rest of one.
 
         Returns:
             How many bytes were written; 0 if no record is whole.
 
         Raises:
-            BadFrame: the next record is not what the peer sealed. Those before it were returned.
+            BadFrame: the next record is not what the peer sealed.
         """
-        filled = 0
-        try:
-            for view in views:
-                missing = view
-                while missing:
-                    count = self._fill(missing)
-                    if not count:
-                        return filled
-                    filled += count
-                    missing = missing[count:]
-        except BadFrame:
-            if not filled:
-                raise
-        return filled
-
-    def _fill(self, view: memoryview) -> int:
-        """Write what comes next: of the record that is open, or of one more."""
-        if not self._opened:
-            size = self._record_size()
-            if not size:
-                return 0
-            length = size - OVERHEAD
-            record = self._memory[self._start : self._start + size]
-            if length <= len(view):
-                self._open(record, view[:length])
-                return length
-            opened = memoryview(bytearray(length))
-            self._open(record, opened)
-            self._opened = opened
-        count = min(len(view), len(self._opened))
-        view[:count] = self._opened[:count]
-        self._opened = self._opened[count:]
-        return count
-
-    def _open(self, record: memoryview, memory: memoryview) -> None:
-        self._key.open_into(self._number, record, memory)
-        self._start += len(record)
+        if self._opened:
+            count = min(len(memory), len(self._opened))
+            memory[:count] = self._opened[:count]
+            self._opened = self._opened[count:]
+            return count
+        start = self._start
+        there = self._end - start
+        if there < LENGTH.size:
+            return 0
+        (length,) = _length_at(self._memory, start)
+        if not 1 <= length <= MAX_PAYLOAD:
+            raise BadFrame(
+                f"record {self._number} of the connection claims {length} bytes; records have 1 to "
+                f"{MAX_PAYLOAD}"
+            )
+        end = start + OVERHEAD + int(length)
+        if self._end < end:
+            return 0
+        fits = length <= len(memory)
+        opened = memory[:length] if fits else memoryview(bytearray(length))
+        self._key.open_into(self._number, self._memory[start:end], opened)
+        self._start = end
         self._number += 1
-        self._key = self._key.for_record(self._number)
+        if not self._number % REKEY_AFTER:
+            self._key = self._key.following()
+        if fits:
+            return len(opened)
+        self._opened = opened
+        return self.open_into(memory)

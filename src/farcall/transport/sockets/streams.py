@@ -58,11 +58,7 @@ class SealedWriter:
 
 
 class OpenedStream:
-    """Reads what the peer's records carry, as if it came over a plain socket.
-
-    Raises:
-        BadFrame: by every way to read, if a record is not what the peer sealed.
-    """
+    """Reads what the peer's records carry, as if it came over a plain socket."""
 
     def __init__(self, sock: socket.socket, opener: Opener) -> None:
         self._sock = sock
@@ -74,14 +70,14 @@ class OpenedStream:
         return self._opener.has_input
 
     def recv_into(self, memory: memoryview) -> int:
-        return self._receive([memory])
+        """Receive what comes next, of one record at most. Return how many bytes; 0 at the end.
 
-    def recvmsg_into(self, memories: Sequence[memoryview]) -> tuple[int]:
-        return (self._receive(memories),)
-
-    def _receive(self, memories: Sequence[memoryview]) -> int:
+        Raises:
+            BadFrame: the record is not what the peer sealed.
+            OSError: as a socket that does not block.
+        """
         opener = self._opener
-        while not (count := opener.open_into(memories)):
+        while not (count := opener.open_into(memory)):
             received = self._sock.recv_into(opener.room())
             if not received:
                 break
