@@ -31,24 +31,26 @@ void RecordKey::replace() {
 }
 
 // Each part is encrypted to where it belongs, so nothing is gathered first.
-std::size_t Sealer::seal(const Part* parts, std::size_t count, std::uint8_t* record) {
+std::size_t Sealer::seal(const Part* parts, std::size_t count, std::size_t offset,
+                         std::uint8_t* record) {
   std::size_t size = 0;
   for (std::size_t i = 0; i < count && size < kMaxPayload; ++i) {
-    size += std::min(parts[i].size, kMaxPayload - size);
+    size += std::min(parts[i].size - (i == 0 ? offset : 0), kMaxPayload - size);
   }
+  if (size == 0) return 0;
   const auto length = static_cast<std::uint32_t>(size);
   std::memcpy(record, &length, kLengthSize);
   key_.begin();
   if (encrypts_) key_.gcm.authenticate(record, kLengthSize);
   std::uint8_t* to = record + kLengthSize;
   std::uint8_t* const end = to + size;
-  for (; to < end; ++parts) {
-    const std::size_t taken = std::min<std::size_t>(parts->size, end - to);
+  for (; to < end; ++parts, offset = 0) {
+    const std::size_t taken = std::min<std::size_t>(parts->size - offset, end - to);
     if (taken == 0) continue;
     if (encrypts_) {
-      key_.gcm.convert(parts->data, taken, to);
+      key_.gcm.convert(parts->data + offset, taken, to);
     } else {
-      std::memcpy(to, parts->data, taken);
+      std::memcpy(to, parts->data + offset, taken);
     }
     to += taken;
   }
@@ -77,8 +79,20 @@ void Opener::open(const std::uint8_t* record, std::size_t size, std::uint8_t* to
 // Going out.
 
 void RecordsOut::seal(const Part* parts, std::size_t count) {
-  payload_ = sealer_.seal(parts, count, record_.get());
-  size_ = left_ = kLengthSize + payload_ + kTagSize;
+  payload_ = size_ = 0;
+  std::size_t offset = 0;  // in the first part
+  for (std::size_t i = 0; i < kBatch && count > 0; ++i) {
+    std::size_t size = sealer_.seal(parts, count, offset, records_.get() + size_);
+    if (size == 0) break;
+    payload_ += size;
+    size_ += kLengthSize + size + kTagSize;
+    for (; count > 0 && size >= parts->size - offset; ++parts, --count) {
+      size -= parts->size - offset;
+      offset = 0;
+    }
+    offset += size;
+  }
+  left_ = size_;
 }
 
 std::size_t RecordsOut::sent(std::size_t count) {
@@ -101,17 +115,17 @@ bool RecordsIn::is_whole() const {
   return !is_possible(size) || end_ - start_ >= kLengthSize + size + kTagSize;
 }
 
-// Of a long record its rest, and the length of the next one: then that one has not to be moved, but
-// for its length. Else as much as there is.
+// Of a long record its rest, and as many more of that length as there is space for: so a reader of
+// long records, which mostly have one length, seldom has to move a part of one.
 RecordsIn::Room RecordsIn::room() {
-  if (start_ > 0) {
-    std::memmove(buffer_.get(), buffer_.get() + start_, end_ - start_);
+  const bool is_long = has_length() && payload() >= kLong;
+  const std::size_t size = is_long ? kLengthSize + payload() + kTagSize : kMaxRecord;
+  if (start_ == end_ || kBuffer - start_ < size) {
+    if (start_ < end_) std::memmove(buffer_.get(), buffer_.get() + start_, end_ - start_);
     end_ -= start_;
     start_ = 0;
   }
-  const bool is_long = has_length() && payload() >= kLong;
-  const std::size_t until =
-      is_long ? kLengthSize + payload() + kTagSize + kLengthSize : kBuffer;
+  const std::size_t until = is_long ? start_ + (kBuffer - start_) / size * size : kBuffer;
   return {buffer_.get() + end_, until - end_};
 }
 

@@ -22,6 +22,8 @@ constexpr std::size_t kMaxPayload = 64 << 10;
 constexpr std::size_t kLengthSize = 4;
 constexpr std::size_t kMaxRecord = kLengthSize + kMaxPayload + kTagSize;
 constexpr std::uint64_t kRecordsPerKey = 1 << 20;
+// Records that are sealed, or received, at a time: each wakes the peer, so one alone is too few.
+constexpr std::size_t kBatch = 4;
 
 // Of one connection. Overwritten at the end.
 struct Keys {
@@ -63,9 +65,9 @@ class Sealer {
  public:
   Sealer(const Key& key, bool encrypts) : key_(Gcm::Direction::kEncrypt, key), encrypts_(encrypts) {}
 
-  // Makes one record of the next bytes of `parts`, as many as it takes. There must be one.
-  // Returns the size of its payload.
-  std::size_t seal(const Part* parts, std::size_t count, std::uint8_t* record);
+  // Makes one record of the bytes of `parts` from `offset` in the first one, as many as it takes.
+  // Returns the size of its payload; 0: there are none, and there is no record.
+  std::size_t seal(const Part* parts, std::size_t count, std::size_t offset, std::uint8_t* record);
 
  private:
   RecordKey key_;
@@ -85,23 +87,23 @@ class Opener {
   const bool encrypts_;
 };
 
-// What goes out on a connection: one record, until all of it is sent. Only then do the bytes in it
-// count as taken, so the writer offers them again until then.
+// What goes out on a connection: a few records, until all of them are sent. Only then do the bytes in
+// them count as taken, so the writer offers them again until then.
 class RecordsOut {
  public:
   RecordsOut(const Key& key, bool encrypts) : sealer_(key, encrypts) {}
 
   bool is_empty() const { return left_ == 0; }
-  // If it is empty.
+  // If it is empty. Stays empty if the parts are.
   void seal(const Part* parts, std::size_t count);
   // What is to be sent next.
-  Part rest() const { return {record_.get() + size_ - left_, left_}; }
+  Part rest() const { return {records_.get() + size_ - left_, left_}; }
   // So many bytes of it were sent. Returns how many bytes of payload count as taken.
   std::size_t sent(std::size_t count);
 
  private:
   Sealer sealer_;
-  const std::unique_ptr<std::uint8_t[]> record_{new std::uint8_t[kMaxRecord]};
+  const std::unique_ptr<std::uint8_t[]> records_{new std::uint8_t[kBatch * kMaxRecord]};
   std::size_t payload_ = 0;
   std::size_t size_ = 0;
   std::size_t left_ = 0;
@@ -119,7 +121,7 @@ class RecordsIn {
 
   // Whether `take` has something to say.
   bool is_ready() const { return opened_start_ < opened_end_ || is_whole(); }
-  // Where what arrives next goes, if it is not ready. All that fits is a record, at least.
+  // Where what arrives next goes, if it is not ready. There is space for the rest of a record.
   Room room();
   void received(std::size_t count) { end_ += count; }
   // If it is ready: returns how many of the next `size` bytes it has put there, at least one.
@@ -127,8 +129,7 @@ class RecordsIn {
   std::size_t take(std::uint8_t* data, std::size_t size);
 
  private:
-  // The longest record, and the length of the next: a reader of long ones never moves them.
-  static constexpr std::size_t kBuffer = kMaxRecord + kLengthSize;
+  static constexpr std::size_t kBuffer = kBatch * kMaxRecord;
 
   bool has_length() const { return end_ - start_ >= kLengthSize; }
   std::uint32_t payload() const;

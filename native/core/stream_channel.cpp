@@ -257,12 +257,13 @@ StreamChannel::Written StreamChannel::write_to(unsigned lane, const Part* parts,
   return {written, written > 0};
 }
 
-// The parts are the same as before, if their record is on its way.
+// The parts are the same as before, if records of them are on their way.
 StreamChannel::Written StreamChannel::write_records(RecordsOut& records, int fd, const Part* parts,
                                                     std::size_t count) {
   const bool begins = records.is_empty();
   if (begins) records.seal(parts, count);
   const Part rest = records.rest();
+  if (rest.size == 0) return {0, false};
   const std::size_t written = sent_of(send(fd, rest.data, rest.size, MSG_DONTWAIT | MSG_NOSIGNAL));
   return {records.sent(written), begins || written > 0};
 }

@@ -105,7 +105,7 @@ class StreamChannel final : public Channel {
   };
 
   // What came of writing: how many bytes count as written, and whether anything happened: then a frame
-  // can't be abandoned any more. With keys they count when the kernel has their whole record.
+  // can't be abandoned any more. With keys they count when the kernel has their records.
   struct Written {
     std::size_t taken;
     bool any;
