@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from itertools import count
 
 import pytest
 from stations import content, request
 
-from farcall.errors import BadFrame
+from farcall.errors import BadFrame, LinkError
+from farcall.transport.process_group import frames
 from farcall.transport.process_group.frames import (
     BATCH_SIZE,
     LONE_SIZE,
@@ -16,7 +18,7 @@ from farcall.transport.process_group.frames import (
     pack,
     unpack,
 )
-from farcall.wire.frames import DEFAULT_LIMITS, HEADER, Frame, Limits
+from farcall.wire.frames import DEFAULT_LIMITS, HEADER, Frame, Limits, encode
 from farcall.wire.messages import Buffer
 
 
@@ -64,3 +66,24 @@ def test_frame_that_is_cut_short_is_refused(missing: int) -> None:
 def test_limits_are_kept_before_anything_is_received() -> None:
     with pytest.raises(BadFrame, match="limit is 1000"):
         unpacked(request(1, b"", [bytes(100_000)]), Limits(buffer=1000))
+
+
+def test_memory_is_taken_for_one_message_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a peer announces and never sends costs nothing."""
+    parts = encode(request(1, b"", [bytes(100_000)] * 1000))
+    taken: list[int] = []
+    calls = count()
+
+    def allocate(length: int) -> Buffer:
+        taken.append(length)
+        return bytearray(length)
+
+    def receive(memory: Buffer) -> None:
+        if next(calls) == 3:
+            raise LinkError("the peer sends no more")
+
+    monkeypatch.setattr(frames, "allocate", allocate)
+    front = memoryview(b"".join(bytes(part) for part in parts[:2]))
+    with pytest.raises(LinkError):
+        unpack(front, True, receive, DEFAULT_LIMITS)
+    assert taken == [100_000] * 4
