@@ -48,7 +48,9 @@ from farcall.runtime.options.backend_options import (
     RpcBackendOptions,
     validate_timeout,
 )
+from farcall.runtime.options.credential import Credentials
 from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions, check_backend
+from farcall.runtime.options.secret import Secret
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
 from farcall.runtime.options.types import BackendType
 from farcall.runtime.program_end import keep_exit_code
@@ -69,6 +71,7 @@ __all__ = [
     "RemoteError",
     "RpcBackendOptions",
     "RpcTimeout",
+    "Secret",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
     "functions",
@@ -93,6 +96,7 @@ _ARGUMENTS = (tuple, list)
 _starting = threading.Lock()
 _generation = 0
 _advice = Advice()
+_credentials = Credentials()
 
 
 def _at_exit() -> None:
@@ -167,7 +171,9 @@ def start_default_agent(
             raise RuntimeError("RPC is already initialized; call shutdown first")
         generation = _generation
         _generation += 1
-        agent = start_agent(name, rank, world_size, options, generation, quirks, Autograd)
+        agent = start_agent(
+            name, rank, world_size, options, _credentials, generation, quirks, Autograd
+        )
         set_default_agent(agent)
         keep_freed_memory(options.keep_freed_memory)
     return agent

@@ -34,6 +34,7 @@ EXPORTS = {
         "RemoteError",
         "RpcBackendOptions",
         "RpcTimeout",
+        "Secret",
         "TensorPipeRpcBackendOptions",
         "WorkerInfo",
         "functions",

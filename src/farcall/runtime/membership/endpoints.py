@@ -14,6 +14,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # as in store
 
 from farcall.ids import Worker
 from farcall.log import get_logger
+from farcall.runtime.options.credential import Credential
 from farcall.transport.base import Admit, Endpoint, Meeting
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening
@@ -50,6 +51,7 @@ class Place:
     Attributes:
         me: what to say of ourselves. The id is -1 if the group has yet to assign it.
         admit, meeting: for the endpoint, see `Listening`.
+        credential: what to prove ourselves with, and with whom we may talk.
         listen: host and port (0: any free one) to listen on, checked to be safe.
         advertise: host names or addresses under which others reach us, best first.
         store: for the endpoint's own use: keys in it clash with nobody else's.
@@ -60,6 +62,7 @@ class Place:
     me: Identity
     admit: Admit
     meeting: Meeting
+    credential: Credential
     listen: tuple[str, int]
     advertise: tuple[str, ...]
     store: Store

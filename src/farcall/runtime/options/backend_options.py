@@ -26,7 +26,7 @@ from farcall.runtime.options.devices import (
     device_map_of,
     device_maps_of,
 )
-from farcall.runtime.options.protected_mode import is_confined
+from farcall.runtime.options.secret import Secret
 from farcall.runtime.threads.function_queue import FEWEST_THREADS, MOST_THREADS
 from farcall.runtime.threads.openmp import leaves_cores_free
 from farcall.transport.connect.addresses import MAX_STREAMS, PATHS
@@ -95,14 +95,16 @@ class RpcBackendOptions:
             Default: `FARCALL_MAX_QUEUED_REQUESTS` of the environment; else 65,536.
         max_queued_bytes: the same in bytes, from 0. A single request may be larger. Default:
             `FARCALL_MAX_QUEUED_BYTES` of the environment; else 256 MiB.
-        secret: shared by all workers; text is encoded as UTF-8. Default: `FARCALL_SECRET` of the
-            environment, and no authentication when that isn't set either.
+        secret: shared by all workers, a `Secret`, text (encoded as UTF-8) or bytes. Default:
+            `FARCALL_SECRET` of the environment, or what is in the file `FARCALL_SECRET_FILE`; else
+            the secret of this user on this machine, with which workers talk to those of their own
+            machine only.
         listen: "host" or "host:port" to listen on (port 0: any free one). Default:
-            `FARCALL_LISTEN` of the environment; else loopback without a secret, and all
-            interfaces ("::", which is IPv4 and IPv6) with one. A worker that listens on
-            loopback also calls workers of its own machine only, unless it has a secret.
-        insecure: listen where others can reach it even without a secret. Whoever reaches it can
-            run code in this process.
+            `FARCALL_LISTEN` of the environment; else all interfaces ("::", which is IPv4 and IPv6)
+            if a secret is given, and loopback if none is.
+        insecure: if no secret is given, have none, and talk to workers of other machines all the
+            same. Whoever reaches this worker can run code in its process. Default:
+            `FARCALL_INSECURE` of the environment ("1" or "0"); else False.
         allow_functions: callers may run these only: patterns of "module:qualname", matched as by
             `fnmatch.fnmatchcase`. None: all.
         allow_by_value: let callers send functions as code (lambdas, closures).
@@ -167,7 +169,7 @@ class RpcBackendOptions:
     max_in_flight_bytes: int
     max_queued_requests: int
     max_queued_bytes: int
-    secret: bytes | None
+    secret: Secret | None
     listen: str | None
     insecure: bool
     allow_functions: tuple[str, ...] | None
@@ -230,7 +232,7 @@ class RpcBackendOptions:
         ),
         "secret": check.secret,
         "listen": check.listen,
-        "insecure": partial(check.flag, "insecure"),
+        "insecure": partial(check.switch, "insecure", variable="FARCALL_INSECURE", default=False),
         "allow_functions": check.patterns,
         "allow_by_value": partial(check.flag, "allow_by_value"),
         "allow_pickle": partial(check.flag, "allow_pickle"),
@@ -289,9 +291,9 @@ class RpcBackendOptions:
         max_in_flight_bytes: int | None = None,
         max_queued_requests: int | None = None,
         max_queued_bytes: int | None = None,
-        secret: str | bytes | None = None,
+        secret: Secret | str | bytes | None = None,
         listen: str | None = None,
-        insecure: bool = False,
+        insecure: bool | None = None,
         allow_functions: Collection[str] | None = None,
         allow_by_value: bool = True,
         allow_pickle: bool = True,
@@ -410,6 +412,11 @@ class RpcBackendOptions:
         """
         self.devices = device_list(devices)
 
+    @property
+    def uses_machine_secret(self) -> bool:
+        """Whether a worker that is given no secret takes that of this user on this machine."""
+        return not self.insecure
+
     def open_endpoint(self, place: Place) -> ListeningEndpoint:
         """Called once when a worker starts: what its frames travel over.
 
@@ -426,14 +433,14 @@ class RpcBackendOptions:
             Listening(
                 listen=place.listen,
                 advertise=place.advertise,
-                secret=self.secret,
+                secret=place.credential.key,
                 admit=place.admit,
                 meeting=place.meeting,
                 paths=self.paths,
                 streams=self.tcp_streams,
                 dead_host_timeout=self.dead_host_timeout,
                 shared_memory=self.shared_memory,
-                confined=is_confined(self),
+                confined=place.credential.confined,
                 move_threads=self.move_threads,
                 keep_awake=leaves_cores_free(),
             ),

@@ -14,6 +14,7 @@ from collections.abc import Collection
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall.runtime.options.secret import Secret
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 
 MAX_DEAD_HOST_TIMEOUT = 3600.0
@@ -28,10 +29,8 @@ def nearest(name: str, options: Collection[str]) -> str:
 
 
 def shown(name: str, value: object) -> str:
-    """The `repr` of an option: of a secret only that there is one, of a store its class."""
-    if value is None or name not in ("secret", "store"):
-        return repr(value)
-    return "..." if name == "secret" else f"<{type(value).__name__}>"
+    """The `repr` of an option: of a store its class."""
+    return repr(value) if value is None or name != "store" else f"<{type(value).__name__}>"
 
 
 def text(what: str, given: str) -> str:
@@ -115,15 +114,9 @@ def dead_host_timeout(given: float | None) -> float:
     return seconds
 
 
-def secret(given: str | bytes | None) -> bytes | None:
-    """As bytes: as given, or as the environment says; None: no authentication."""
-    if given is None:
-        return os.environ.get("FARCALL_SECRET", "").encode() or None
-    if not isinstance(given, str | bytes):
-        raise TypeError(f"secret must be text or bytes, not {type(given).__name__}")
-    if not given:
-        raise ValueError("secret is empty: pass None for no authentication")
-    return given.encode() if isinstance(given, str) else given
+def secret(given: Secret | str | bytes | None) -> Secret | None:
+    """As a secret; None: the environment or this machine has one, see `credential`."""
+    return None if given is None else Secret(given)
 
 
 def whole_number(
