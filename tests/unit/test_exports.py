@@ -35,6 +35,7 @@ EXPORTS = {
         "RpcBackendOptions",
         "RpcTimeout",
         "Secret",
+        "TlsConfig",
         "TensorPipeRpcBackendOptions",
         "WorkerInfo",
         "functions",

@@ -18,17 +18,15 @@ from torch.distributed import HashStore
 
 import farcall.compat
 from farcall import rpc
-from farcall.runtime.options.backend_options import (
-    UNSET_RPC_TIMEOUT,
-    RpcBackendOptions,
-    validate_timeout,
-)
+from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.credential import Credentials
 from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions, check_backend
 from farcall.runtime.options.protected_mode import listen_address
 from farcall.runtime.options.secret import Secret
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.options.types import BackendType
+from farcall.transport.connect.credentials import TlsConfig
 
 
 def listens_at(options: RpcBackendOptions) -> tuple[str, int]:
@@ -331,6 +329,31 @@ def test_devices_are_replaced() -> None:
 # --- protected mode
 
 
+TLS = TlsConfig("w.pem", "w.key", "ca.pem")
+
+
+def test_certificates_stand_for_a_secret_and_open_the_port() -> None:
+    options = RpcBackendOptions(tls=TLS)
+    assert Credentials().choose(options) == (None, False, TLS)
+    assert listens_at(options) == ("::", 0)
+
+
+def test_environment_names_the_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RpcBackendOptions().tls is None
+    assert RpcBackendOptions().encrypt
+    for name, value in (("TLS_CERT", "w.pem"), ("TLS_KEY", "w.key"), ("TLS_CA", "ca.pem")):
+        monkeypatch.setenv(f"FARCALL_{name}", value)
+        if name != "TLS_CA":
+            with pytest.raises(ValueError, match="set all of them"):
+                RpcBackendOptions()
+    assert RpcBackendOptions().tls == TLS
+    monkeypatch.setenv("FARCALL_TLS_NAMES", "1")
+    monkeypatch.setenv("FARCALL_ENCRYPT", "0")
+    options = RpcBackendOptions()
+    assert options.tls == TlsConfig("w.pem", "w.key", "ca.pem", names=True)
+    assert not options.encrypt
+
+
 def test_without_a_secret_a_worker_listens_on_loopback() -> None:
     assert listens_at(RpcBackendOptions()) == ("127.0.0.1", 0)
 
@@ -408,6 +431,8 @@ WRONG: dict[str, list[object]] = {
     "max_in_flight_bytes": [-1, 2**63, "1", 1.5, True],
     "max_queued_requests": [0, -1, 2**63, "1", 1.5, True],
     "max_queued_bytes": [-1, 2**63, "1", 1.5, True],
+    "tls": ["w.pem", True, 5],
+    "encrypt": ["no", 1],
     "secret": ["", b"", 5, ["s"], bytearray(b"s"), True, "winter2026", b"s" * 32],
     "listen": ["a:b", ":80", "", 80, ("127.0.0.1", 80), b"127.0.0.1"],
     "insecure": ["False", "yes", 0, 1, b""],
@@ -476,6 +501,8 @@ def test_a_wrong_variable_is_named(
 def test_what_is_given_is_what_the_attribute_has() -> None:
     given = {
         "secret": SECRET,
+        "tls": TLS,
+        "encrypt": False,
         "allow_functions": ["app:*"],
         "paths": {"tcp"},
         "dead_host_timeout": 5,

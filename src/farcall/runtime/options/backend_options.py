@@ -2,13 +2,10 @@
 
 It is an ordinary class with ordinary attributes, as users of torch.distributed.rpc expect: they
 subclass it and set attributes afterwards. What is refused when it is set never reaches an agent.
-Here is also the check of a timeout, which other modules share.
 """
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Never
@@ -27,13 +24,14 @@ from farcall.runtime.options.devices import (
     device_maps_of,
 )
 from farcall.runtime.options.secret import Secret
+from farcall.runtime.options.timeouts import validate_timeout
 from farcall.runtime.threads.function_queue import FEWEST_THREADS, MOST_THREADS
 from farcall.runtime.threads.openmp import leaves_cores_free
 from farcall.transport.connect.addresses import MAX_STREAMS, PATHS
+from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.listening import DEFAULT_SHARED_MEMORY, Listening
 
 DEFAULT_RPC_TIMEOUT = 60.0
-UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
 MAX_KEEP_FREED_MEMORY = 2**31 - 1  # an int of C
@@ -42,28 +40,6 @@ MOST_IN_FLIGHT_BYTES = MOST_QUEUED = 2**63 - 1
 
 TRANSPORTS = ("native", "socket")
 SHARED_TENSORS = ("copy", "handle")
-
-
-def validate_timeout(value: object, what: str = "timeout", *, allow_unset: bool = False) -> float:
-    """A timeout in seconds, checked: 0 is none, and so is infinity, which comes back as 0.
-
-    Args:
-        value: what the user passed.
-        what: its name, for messages.
-        allow_unset: also let `UNSET_RPC_TIMEOUT` (-1, "the agent's default") through.
-
-    Raises:
-        TypeError: not a real number, or a bool.
-        ValueError: negative or not a number (NaN).
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}")
-    seconds = float(value)
-    if allow_unset and seconds == UNSET_RPC_TIMEOUT:
-        return seconds
-    if math.isnan(seconds) or seconds < 0:
-        raise ValueError(f"{what} must be 0 (none) or a positive number of seconds, not {value}")
-    return 0.0 if math.isinf(seconds) else seconds
 
 
 class RpcBackendOptions:
@@ -99,6 +75,11 @@ class RpcBackendOptions:
             `FARCALL_SECRET` of the environment, or what is in the file `FARCALL_SECRET_FILE`; else
             the secret of this user on this machine, with which workers talk to those of their own
             machine only.
+        tls: certificates that links over TCP are made with, instead of those that are made of the
+            secret. No secret is needed then. Default: `FARCALL_TLS_CERT`, `FARCALL_TLS_KEY` and
+            `FARCALL_TLS_CA` of the environment, and `FARCALL_TLS_NAMES` ("1" or "0").
+        encrypt: encrypt links over TCP. False only authenticates what goes over them, and must be
+            the same on all workers. Default: `FARCALL_ENCRYPT` of the environment; else True.
         listen: "host" or "host:port" to listen on (port 0: any free one). Default:
             `FARCALL_LISTEN` of the environment; else all interfaces ("::", which is IPv4 and IPv6)
             if a secret is given, and loopback if none is.
@@ -170,6 +151,8 @@ class RpcBackendOptions:
     max_queued_requests: int
     max_queued_bytes: int
     secret: Secret | None
+    tls: TlsConfig | None
+    encrypt: bool
     listen: str | None
     insecure: bool
     allow_functions: tuple[str, ...] | None
@@ -231,6 +214,8 @@ class RpcBackendOptions:
             default=Bounds().queued_bytes,
         ),
         "secret": check.secret,
+        "tls": check.tls,
+        "encrypt": partial(check.switch, "encrypt", variable="FARCALL_ENCRYPT", default=True),
         "listen": check.listen,
         "insecure": partial(check.switch, "insecure", variable="FARCALL_INSECURE", default=False),
         "allow_functions": check.patterns,
@@ -292,6 +277,8 @@ class RpcBackendOptions:
         max_queued_requests: int | None = None,
         max_queued_bytes: int | None = None,
         secret: Secret | str | bytes | None = None,
+        tls: TlsConfig | None = None,
+        encrypt: bool | None = None,
         listen: str | None = None,
         insecure: bool | None = None,
         allow_functions: Collection[str] | None = None,
@@ -325,6 +312,8 @@ class RpcBackendOptions:
             max_queued_requests=max_queued_requests,
             max_queued_bytes=max_queued_bytes,
             secret=secret,
+            tls=tls,
+            encrypt=encrypt,
             listen=listen,
             insecure=insecure,
             allow_functions=allow_functions,
@@ -434,6 +423,8 @@ class RpcBackendOptions:
                 listen=place.listen,
                 advertise=place.advertise,
                 secret=place.credential.key,
+                tls=place.credential.tls,
+                encrypt=self.encrypt,
                 admit=place.admit,
                 meeting=place.meeting,
                 paths=self.paths,

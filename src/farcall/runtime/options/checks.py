@@ -15,6 +15,7 @@ from collections.abc import Collection
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.runtime.options.secret import Secret
+from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 
 MAX_DEAD_HOST_TIMEOUT = 3600.0
@@ -117,6 +118,22 @@ def dead_host_timeout(given: float | None) -> float:
 def secret(given: Secret | str | bytes | None) -> Secret | None:
     """As a secret; None: the environment or this machine has one, see `credential`."""
     return None if given is None else Secret(given)
+
+
+def tls(given: TlsConfig | None) -> TlsConfig | None:
+    """As given, or as the environment says; None: no certificates."""
+    if given is None:
+        names = [f"FARCALL_TLS_{what}" for what in ("CERT", "KEY", "CA")]
+        paths = [os.environ.get(name, "") for name in names]
+        if not any(paths):
+            return None
+        if not all(paths):
+            raise ValueError(f"{', '.join(names)}: set all of them, or none")
+        cert, key, ca = paths
+        return TlsConfig(cert, key, ca, switch("names", None, "FARCALL_TLS_NAMES", False))
+    if not isinstance(given, TlsConfig):
+        raise TypeError(f"tls must be a TlsConfig, not {type(given).__name__}")
+    return given
 
 
 def whole_number(

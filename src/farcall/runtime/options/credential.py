@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from farcall.log import get_logger
 from farcall.runtime.options.secret import Secret
 from farcall.runtime.options.secret_files import machine_secret, read_secret
+from farcall.transport.connect.credentials import TlsConfig
 
 logger = get_logger("farcall")
 
@@ -20,6 +21,8 @@ class _Options(Protocol):
     @property
     def secret(self) -> Secret | None: ...
     @property
+    def tls(self) -> TlsConfig | None: ...
+    @property
     def insecure(self) -> bool: ...
     @property
     def uses_machine_secret(self) -> bool: ...
@@ -30,12 +33,14 @@ class Credential(NamedTuple):
 
     Attributes:
         secret: None: it does not.
-        confined: whether it talks to workers of its own machine only, since it was given no secret
+        confined: whether it talks to workers of its own machine only, since it was given nothing
             that those of others could have.
+        tls: certificates that it was given, or None.
     """
 
     secret: Secret | None
     confined: bool
+    tls: TlsConfig | None = None
 
     @property
     def key(self) -> bytes | None:
@@ -64,8 +69,8 @@ class Credentials:
         if said is not None:
             self._said = said
         given = options.secret or self._given()
-        if given is not None:
-            return Credential(given, confined=False)
+        if given is not None or options.tls is not None:
+            return Credential(given, confined=False, tls=options.tls)
         if not options.uses_machine_secret:
             return Credential(None, confined=not options.insecure)
         secret, reason = machine_secret()

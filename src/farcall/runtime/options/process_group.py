@@ -94,11 +94,11 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions, only_options=True):
                 "a process group has a fixed size: pass rank and world_size to init_rpc, or set "
                 "RANK and WORLD_SIZE; workers that come and go need the backend TENSORPIPE"
             )
-        if place.credential.secret is not None:
+        if place.credential.secret is not None or place.credential.tls is not None:
             raise ValueError(
                 "process groups have no authentication, so the backend PROCESS_GROUP can't honour "
-                "the secret: leave out FARCALL_SECRET, FARCALL_SECRET_FILE and the option secret=, "
-                "or use TENSORPIPE"
+                "the secret or the certificates: leave out FARCALL_SECRET, FARCALL_SECRET_FILE, "
+                "FARCALL_TLS_... and the options secret= and tls=, or use TENSORPIPE"
             )
         candidate = Candidate(PrefixStore("nccl", place.store), place.me.id, self._cuda_devices())
         group = open_group(

@@ -23,7 +23,8 @@ def listen_address(listen: str | None, credential: Credential) -> tuple[str, int
     Raises:
         ValueError: others could connect, and were given no secret.
     """
-    is_given = credential.secret is not None and not credential.confined
+    has_some = credential.secret is not None or credential.tls is not None
+    is_given = has_some and not credential.confined
     host, port = check.host_and_port(listen or (ALL if is_given else LOOPBACK))
     if is_given or is_loopback_name(host):
         return host, port

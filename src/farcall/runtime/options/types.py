@@ -9,6 +9,7 @@ from typing import TypedDict
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.runtime.options.secret import Secret
+from farcall.transport.connect.credentials import TlsConfig
 
 
 class BackendType(enum.Enum):
@@ -34,6 +35,8 @@ class FarcallOptions(TypedDict, total=False):
     max_queued_requests: int | None
     max_queued_bytes: int | None
     secret: Secret | str | bytes | None
+    tls: TlsConfig | None
+    encrypt: bool | None
     listen: str | None
     insecure: bool | None
     allow_functions: Collection[str] | None
