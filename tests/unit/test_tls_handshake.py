@@ -189,7 +189,7 @@ def test_side_that_does_not_encrypt_is_told_so(
 
 def test_encryption_must_be_agreed(pair: Pair, terms: Terms) -> None:
     for outcome in meet(pair, of_secret(SECRET, encrypts=False), terms):
-        assert type(outcome) is LinkError
+        assert isinstance(outcome, AuthenticationFailed)
         assert "FARCALL_ENCRYPT" in str(outcome)
 
 
