@@ -6,12 +6,15 @@
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/bell.hpp"
+#include "core/crypto.hpp"
 #include "core/endpoint.hpp"
 #include "core/forks.hpp"
 #include "core/ring_channel.hpp"
@@ -249,11 +252,30 @@ Limits limits_of(const nb::tuple& limits) {
           nb::cast<std::uint64_t>(limits[4]), nb::cast<std::uint8_t>(limits[5])};
 }
 
+Key key_of(nb::handle object) {
+  const auto bytes = nb::cast<nb::bytes>(object);
+  if (bytes.size() != kKeySize) throw nb::value_error("a key has 32 bytes");
+  Key key;
+  std::memcpy(key.data(), bytes.c_str(), kKeySize);
+  return key;
+}
+
+// (sending, receiving, whether they encrypt), or None.
+std::optional<Keys> keys_of(nb::handle keys) {
+  if (keys.is_none()) return std::nullopt;
+  const auto fields = nb::cast<nb::tuple>(keys);
+  return std::optional<Keys>(std::in_place, key_of(fields[0]), key_of(fields[1]),
+                             nb::cast<bool>(fields[2]));
+}
+
 std::shared_ptr<Link> open_stream(Endpoint& endpoint, int fd, nb::tuple limits, unsigned streams,
-                                  std::size_t threshold, std::size_t chunk, bool dialled) {
+                                  std::size_t threshold, std::size_t chunk, bool dialled,
+                                  nb::handle keys) {
   Descriptor socket(fd);
   const Limits checked = limits_of(limits);
-  return endpoint.open_stream(std::move(socket), checked, {streams, threshold, chunk, dialled});
+  const std::optional<Keys> opened = keys_of(keys);
+  return endpoint.open_stream(std::move(socket), checked, {streams, threshold, chunk, dialled},
+                              opened ? &*opened : nullptr);
 }
 
 std::shared_ptr<Link> open_rings(Endpoint& endpoint, int fd, nb::tuple limits, int side,
@@ -267,10 +289,11 @@ std::shared_ptr<Link> open_rings(Endpoint& endpoint, int fd, nb::tuple limits, i
                              deadline_from_seconds(deadline));
 }
 
-void join_link(Link& link, int fd) {
+void join_link(Link& link, int fd, nb::handle keys) {
   Descriptor socket(fd);
+  const std::optional<Keys> opened = keys_of(keys);
   nb::gil_scoped_release release;
-  link.join(std::move(socket));
+  link.join(std::move(socket), opened ? &*opened : nullptr);
 }
 
 }  // namespace
@@ -301,7 +324,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("striped_buffers", &Link::striped_buffers)
       .def("start", &Link::start)
       .def("set_reading", &Link::set_reading, nb::arg("is_on"))
-      .def("join", &join_link, nb::arg("fd"))
+      .def("join", &join_link, nb::arg("fd"), nb::arg("keys").none())
       .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Link::forget);
 
@@ -347,7 +370,7 @@ NB_MODULE(_native, module) {
            nb::arg("keep_awake"), nb::arg("sending"))
       .def_prop_ro("shared_memory", &Endpoint::shared_memory)
       .def("open_stream", &open_stream, nb::arg("fd"), nb::arg("limits"), nb::arg("streams"),
-           nb::arg("threshold"), nb::arg("chunk"), nb::arg("dialled"))
+           nb::arg("threshold"), nb::arg("chunk"), nb::arg("dialled"), nb::arg("keys").none())
       .def("open_rings", &open_rings, nb::arg("fd"), nb::arg("limits"), nb::arg("side"),
            nb::arg("zero_copy"), nb::arg("deadline"))
       .def("next", &next_event, nb::arg("timeout"))
@@ -356,6 +379,7 @@ NB_MODULE(_native, module) {
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Endpoint::forget);
 
+  module.def("has_crypto", &has_crypto);
   module.def("close_in_forked_children", &close_in_forked_children, nb::arg("fd"));
 
   bind_plain(module);

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would every process of a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A run has a secret of its own, and leaves that of the user who runs it alone.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="farcall-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)

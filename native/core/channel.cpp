@@ -77,18 +77,20 @@ void Composed::own() {
   owned_ = std::move(memory);
 }
 
-bool Channel::write_some(Composed& composed) {
-  std::vector<Part>& parts = composed.parts;
-  std::size_t written = write(parts.data(), parts.size());
-  const bool any = written > 0;
+void Composed::take(std::size_t count) {
   auto part = parts.begin();
-  while (part != parts.end() && written >= part->size) written -= part++->size;
+  while (part != parts.end() && count >= part->size) count -= part++->size;
   if (part != parts.end()) {
-    part->data += written;
-    part->size -= written;
+    part->data += count;
+    part->size -= count;
   }
   parts.erase(parts.begin(), part);
-  return any;
+}
+
+bool Channel::write_some(Composed& composed) {
+  const std::size_t written = write(composed.parts.data(), composed.parts.size());
+  composed.take(written);
+  return written > 0;
 }
 
 void Channel::shut_down() { shutdown(socket_.get(), SHUT_RDWR); }

@@ -57,6 +57,8 @@ struct Composed {
   StripesOut stripes;  // after the parts
 
   bool is_written() const { return parts.empty() && stripes.is_written(); }
+  // So many bytes of the parts are written.
+  void take(std::size_t count);
   // Copies what is left of the caller's memory.
   void own();
 

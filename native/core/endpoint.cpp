@@ -43,8 +43,8 @@ Endpoint::Endpoint(int spin_threads, std::size_t shared_memory, bool move_thread
 // Links.
 
 std::shared_ptr<Link> Endpoint::open_stream(Descriptor socket, const Limits& limits,
-                                            const Striping& striping) {
-  return make(std::make_unique<StreamChannel>(std::move(socket), striping), limits);
+                                            const Striping& striping, const Keys* keys) {
+  return make(std::make_unique<StreamChannel>(std::move(socket), striping, keys), limits);
 }
 
 std::shared_ptr<Link> Endpoint::open_rings(Descriptor socket, const Limits& limits, int side,

@@ -31,9 +31,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
                     const Limits& sending = kNoLimits);
   Endpoint(const Endpoint&) = delete;
 
-  // A link over a socket, which it takes over. Nothing is read before `start`.
+  // A link over a socket, which it takes over. Nothing is read before `start`. `keys`: of its records;
+  // null: there are none. Throws LinkFailure: there are keys and no crypto.
   std::shared_ptr<Link> open_stream(Descriptor socket, const Limits& limits,
-                                    const Striping& striping = {});
+                                    const Striping& striping = {}, const Keys* keys = nullptr);
   // See RingChannel. Falls back to the stream.
   std::shared_ptr<Link> open_rings(Descriptor socket, const Limits& limits, int side,
                                    const RingBounds& bounds, Nanoseconds deadline);

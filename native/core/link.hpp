@@ -67,9 +67,9 @@ class Link : public std::enable_shared_from_this<Link> {
   // Whether the endpoint's thread takes frames off this link from now on. Callers inside `exchange` and
   // `receive` do in any case. When the peer closes the connection, the endpoint reads up to its end.
   void set_reading(bool is_on);
-  // Use one more connection, which this takes over, for large buffers. Throws LinkFailure: the link
-  // is lost, or may have no more of them.
-  void join(Descriptor socket);
+  // Use one more connection, which this takes over, for large buffers. `keys`: of its records, or null.
+  // Throws LinkFailure: the link is lost, may have no more of them, or there is no crypto.
+  void join(Descriptor socket, const Keys* keys = nullptr);
   // How many connections there are, and how many buffers were sent in stripes.
   unsigned streams() const { return stream_ ? stream_->sides() + 1 : 1; }
   std::uint64_t striped_buffers() const { return stream_ ? stream_->striped_buffers() : 0; }

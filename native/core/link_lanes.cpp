@@ -85,13 +85,13 @@ void Link::on_side_end(unsigned lane) {
   broken(LinkFailure(kSideClosed));
 }
 
-void Link::join(Descriptor socket) {
+void Link::join(Descriptor socket, const Keys* keys) {
   if (!stream_) throw LinkFailure("the link is no stream");
   Use use(*this);
   {
     std::lock_guard lock(interest_);
     if (is_lost()) throw LinkFailure(cause());
-    stream_->join(std::move(socket));
+    stream_->join(std::move(socket), keys);
     home_->add_side(*this, stream_->sides());
   }
   home_->wake_sleeper();  // it may wait for what comes by this one

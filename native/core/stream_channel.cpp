@@ -18,10 +18,24 @@ namespace {
 
 constexpr std::size_t kMaxVectors = 64;
 
+// What a system call says that sends. Throws LinkFailure.
+std::size_t sent_of(ssize_t sent) {
+  if (sent >= 0) return static_cast<std::size_t>(sent);
+  if (would_block(errno)) return 0;
+  throw_broken(errno);
+}
+
+std::unique_ptr<Records> records_with(const Keys* keys) {
+  return keys == nullptr ? nullptr : std::make_unique<Records>(*keys);
+}
+
 }  // namespace
 
-StreamChannel::StreamChannel(Descriptor socket, const Striping& striping)
-    : Channel(std::move(socket)), striping_(striping), buffer_(kBuffer) {
+StreamChannel::StreamChannel(Descriptor socket, const Striping& striping, const Keys* keys)
+    : Channel(std::move(socket)),
+      striping_(striping),
+      records_(records_with(keys)),
+      buffer_(keys == nullptr ? kBuffer : 0) {
   if (striping.streams > kMaxStreams) throw std::invalid_argument("too many streams for a link");
 }
 
@@ -38,6 +52,7 @@ std::size_t StreamChannel::receive(std::uint8_t* data, std::size_t size) {
 }
 
 std::size_t StreamChannel::read(std::uint8_t* data, std::size_t size) {
+  if (records_) return read_records(data, size);
   if (start_ == end_) {
     if (failure_.empty() && size >= kBuffer / 4) {
       const std::size_t count = receive(data, size);
@@ -53,16 +68,30 @@ std::size_t StreamChannel::read(std::uint8_t* data, std::size_t size) {
   return count;
 }
 
+std::size_t StreamChannel::read_records(std::uint8_t* data, std::size_t size) {
+  if (!look_first()) return 0;
+  if (!has_bytes()) throw LinkFailure(failure_);
+  const std::size_t count = records_->in.take(data, size);
+  buffered_.store(has_bytes(), std::memory_order_relaxed);
+  return count;
+}
+
 BlockRef StreamChannel::segment(std::uint64_t, std::size_t) {
   throw BadFrame("a stream has no shared segments");
 }
 
+// Opens no record: who only looks is not ready for what that may throw.
 bool StreamChannel::look_first() {
-  if (start_ < end_ || !failure_.empty()) return true;
-  start_ = end_ = 0;
-  end_ = receive(buffer_.data(), kBuffer);
-  if (end_ > 0) buffered_.store(true, std::memory_order_relaxed);
-  return end_ > 0 || !failure_.empty();
+  if (has_bytes() || !failure_.empty()) return true;
+  if (records_) {
+    const RecordsIn::Room room = records_->in.room();
+    records_->in.received(receive(room.data, room.size));
+  } else {
+    start_ = 0;
+    end_ = receive(buffer_.data(), kBuffer);
+  }
+  if (has_bytes()) buffered_.store(true, std::memory_order_relaxed);
+  return has_bytes() || !failure_.empty();
 }
 
 bool StreamChannel::has_first_ended() const {
@@ -125,7 +154,7 @@ bool StreamChannel::read_striped() {
   for (unsigned lane = 1; lane <= joined && !in_.is_complete(); ++lane) {
     Side& side = *sides_[lane - 1];
     const auto from_side = [this, &side](std::uint8_t* data, std::size_t size) {
-      return receive_side(side, data, size);
+      return read_side(side, data, size);
     };
     const State state = side.ended ? State::kHeld : in_.advance(side.in, false, from_side);
     if (state == State::kInput && !side.ended) wanted |= 1u << lane;
@@ -152,6 +181,20 @@ bool StreamChannel::end_striped() {
   return true;
 }
 
+std::size_t StreamChannel::read_side(Side& side, std::uint8_t* data, std::size_t size) {
+  if (!side.records) return receive_side(side, data, size);
+  RecordsIn& records = side.records->in;
+  if (!records.is_ready()) {
+    const RecordsIn::Room room = records.room();
+    records.received(receive_side(side, room.data, room.size));
+    if (!records.is_ready()) {
+      side.ready.store(false, std::memory_order_relaxed);
+      return 0;
+    }
+  }
+  return records.take(data, size);
+}
+
 // Both sides close the first connection before the others. So the end of one beside it is the end
 // of the link: expected and no news, or the first one is still open and that is a loss. What has
 // arrived by the others still counts, a goodbye maybe.
@@ -171,10 +214,10 @@ std::size_t StreamChannel::receive_side(Side& side, std::uint8_t* data, std::siz
   return 0;
 }
 
-void StreamChannel::join(Descriptor socket) {
+void StreamChannel::join(Descriptor socket, const Keys* keys) {
   const unsigned joined = sides();
   if (joined + 1 >= striping_.streams) throw LinkFailure("the link has all its connections");
-  sides_[joined] = std::make_unique<Side>(std::move(socket));
+  sides_[joined] = std::make_unique<Side>(std::move(socket), records_with(keys));
   joined_.store(joined + 1, std::memory_order_seq_cst);
 }
 
@@ -194,7 +237,10 @@ void StreamChannel::compose(const OutFrame& frame, Composed& composed) {
   lay_out(frame, chunks, composed, kStriped);
 }
 
-std::size_t StreamChannel::write_to(unsigned lane, const Part* parts, std::size_t count) {
+StreamChannel::Written StreamChannel::write_to(unsigned lane, const Part* parts,
+                                               std::size_t count) {
+  const int fd = fd_of(lane);
+  if (Records* records = records_of(lane)) return write_records(records->out, fd, parts, count);
   iovec vectors[kMaxVectors];
   std::size_t used = 0;
   for (std::size_t i = 0; i < count && used < kMaxVectors; ++i) {
@@ -203,20 +249,31 @@ std::size_t StreamChannel::write_to(unsigned lane, const Part* parts, std::size_
     vectors[used].iov_len = parts[i].size;
     ++used;
   }
-  if (used == 0) return 0;
+  if (used == 0) return {0, false};
   msghdr message{};
   message.msg_iov = vectors;
   message.msg_iovlen = used;
-  const ssize_t written = sendmsg(fd_of(lane), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (written >= 0) return static_cast<std::size_t>(written);
-  if (would_block(errno)) return 0;
-  throw_broken(errno);
+  const std::size_t written = sent_of(sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL));
+  return {written, written > 0};
+}
+
+// The parts are the same as before, if records of them are on their way.
+StreamChannel::Written StreamChannel::write_records(RecordsOut& records, int fd, const Part* parts,
+                                                    std::size_t count) {
+  const bool begins = records.is_empty();
+  if (begins) records.seal(parts, count);
+  const Part rest = records.rest();
+  if (rest.size == 0) return {0, false};
+  const std::size_t written = sent_of(send(fd, rest.data, rest.size, MSG_DONTWAIT | MSG_NOSIGNAL));
+  return {records.sent(written), begins || written > 0};
 }
 
 bool StreamChannel::write_some(Composed& composed) {
   if (!composed.parts.empty()) {
     blocked_.store(1);
-    return Channel::write_some(composed);
+    const Written written = write_to(0, composed.parts.data(), composed.parts.size());
+    composed.take(written.taken);
+    return written.any;
   }
   StripesOut& stripes = composed.stripes;
   if (!stripes.has_begun()) {
@@ -229,9 +286,9 @@ bool StreamChannel::write_some(Composed& composed) {
   for (unsigned lane = 0; lane < stripes.lanes(); ++lane) {
     Part parts[2];
     if (!stripes.fill(lane, parts)) continue;
-    const std::size_t written = write_to(lane, parts, 2);
-    stripes.take(lane, written);
-    any = any || written > 0;
+    const Written written = write_to(lane, parts, 2);
+    stripes.take(lane, written.taken);
+    any = any || written.any;
     if (stripes.is_pending(lane)) blocked |= 1u << lane;
   }
   blocked_.store(blocked);
@@ -257,10 +314,14 @@ void StreamChannel::shut_down() {
   for (unsigned lane = 1; lane <= joined; ++lane) shutdown(side_fd(lane), SHUT_RDWR);
 }
 
+// Keys are overwritten with the records.
 void StreamChannel::close() {
   Channel::close();
+  records_.reset();
   for (const auto& side : sides_) {
-    if (side) side->socket.reset();
+    if (!side) continue;
+    side->socket.reset();
+    side->records.reset();
   }
 }
 

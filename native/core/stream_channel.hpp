@@ -1,5 +1,6 @@
 // A channel over sockets alone: one, which carries frames in order, and others beside it, if any,
-// which carry chunks of large buffers (`stripes.hpp`).
+// which carry chunks of large buffers (`stripes.hpp`). Each may have keys: then what it carries goes as
+// records (`records.hpp`), sealed where it is written and opened where it is read.
 #pragma once
 
 #include <poll.h>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "channel.hpp"
+#include "records.hpp"
 
 namespace farcall {
 
@@ -21,7 +23,9 @@ constexpr char kSideClosed[] = "a connection beside the first one of the link wa
 // Connections are numbered: 0 is the first, others count from 1 in the order in which they joined.
 class StreamChannel final : public Channel {
  public:
-  explicit StreamChannel(Descriptor socket, const Striping& striping = {});
+  // `keys`: of the first connection, or null. Throws LinkFailure: there is no crypto.
+  explicit StreamChannel(Descriptor socket, const Striping& striping = {},
+                         const Keys* keys = nullptr);
 
   std::size_t read(std::uint8_t* data, std::size_t size) override;
   BlockRef segment(std::uint64_t place, std::size_t size) override;
@@ -37,7 +41,7 @@ class StreamChannel final : public Channel {
 
   void compose(const OutFrame& frame, Composed& composed) override;
   std::size_t write(const Part* parts, std::size_t count) override {
-    return write_to(0, parts, count);
+    return write_to(0, parts, count).taken;
   }
   bool write_some(Composed& composed) override;
   bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) override;
@@ -49,8 +53,8 @@ class StreamChannel final : public Channel {
   // Connections beside the first. Any thread, but where something else is said.
 
   const Striping& striping() const { return striping_; }
-  // One thread at a time. Throws LinkFailure: there are as many as there may be.
-  void join(Descriptor socket);
+  // One thread at a time. Throws LinkFailure: there are as many as there may be, or no crypto.
+  void join(Descriptor socket, const Keys* keys = nullptr);
   unsigned sides() const { return joined_.load(std::memory_order_seq_cst); }
   int side_fd(unsigned lane) const { return sides_[lane - 1]->socket.get(); }
   // What epoll was asked to tell of it, once. Guarded by the link.
@@ -85,10 +89,14 @@ class StreamChannel final : public Channel {
   static constexpr std::size_t kBuffer = 64 << 10;
   static constexpr std::uint32_t kAll = ~std::uint32_t{0};
 
+  using RecordsRef = std::unique_ptr<Records>;
+
   struct Side {
-    explicit Side(Descriptor socket) : socket(std::move(socket)) {}
+    Side(Descriptor socket, RecordsRef records)
+        : socket(std::move(socket)), records(std::move(records)) {}
 
     Descriptor socket;
+    RecordsRef records;  // null without keys
     StripesIn::Lane in;
     bool ended = false;  // the reader has found the end
     std::atomic<bool> ready{true};  // there may be input
@@ -96,14 +104,29 @@ class StreamChannel final : public Channel {
     std::uint32_t asked = 0;
   };
 
+  // What came of writing: how many bytes count as written, and whether anything happened: then a frame
+  // can't be abandoned any more. With keys they count when the kernel has their records.
+  struct Written {
+    std::size_t taken;
+    bool any;
+  };
+
   int fd_of(unsigned lane) const { return lane == 0 ? socket_.get() : side_fd(lane); }
+  Records* records_of(unsigned lane) const {
+    return (lane == 0 ? records_ : sides_[lane - 1]->records).get();
+  }
   std::size_t receive(std::uint8_t* data, std::size_t size);
   std::size_t receive_side(Side& side, std::uint8_t* data, std::size_t size);
+  std::size_t read_side(Side& side, std::uint8_t* data, std::size_t size);
+  std::size_t read_records(std::uint8_t* data, std::size_t size);
+  bool has_bytes() const { return records_ ? records_->in.is_ready() : start_ < end_; }
   bool look_first();
-  std::size_t write_to(unsigned lane, const Part* parts, std::size_t count);
+  Written write_to(unsigned lane, const Part* parts, std::size_t count);
+  Written write_records(RecordsOut& records, int fd, const Part* parts, std::size_t count);
 
   const Striping striping_;
-  std::vector<std::uint8_t> buffer_;
+  RecordsRef records_;  // of the first connection; null without keys
+  std::vector<std::uint8_t> buffer_;  // without keys
   std::size_t start_ = 0;
   std::size_t end_ = 0;
   std::string failure_;  // why nothing comes any more

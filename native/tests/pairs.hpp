@@ -18,11 +18,12 @@
 #include "core/endpoint.hpp"
 #include "core/ring_channel.hpp"
 #include "frames.hpp"
+#include "keys.hpp"
 
 namespace farcall {
 
-enum class Kind { kStream, kRings };
-constexpr Kind kKinds[] = {Kind::kStream, Kind::kRings};
+enum class Kind { kStream, kSealed, kRings };  // a sealed one is a stream with keys
+constexpr Kind kKinds[] = {Kind::kStream, Kind::kSealed, Kind::kRings};
 
 inline std::pair<Descriptor, Descriptor> socket_pair() {
   int ends[2];
@@ -63,9 +64,14 @@ struct Linked {
 inline Linked linked(Kind kind, const EndpointRef& left, const EndpointRef& right,
                      const RingBounds& bounds = {}) {
   auto [first, second] = socket_pair();
-  if (kind == Kind::kStream) {
-    return {link_over(left, std::make_unique<StreamChannel>(std::move(first))),
-            link_over(right, std::make_unique<StreamChannel>(std::move(second))), nullptr};
+  if (kind != Kind::kRings) {
+    const auto stream = [kind](Descriptor socket, bool is_left) {
+      const Keys keys = test_keys(is_left);
+      return std::make_unique<StreamChannel>(std::move(socket), Striping{},
+                                             kind == Kind::kSealed ? &keys : nullptr);
+    };
+    return {link_over(left, stream(std::move(first), true)),
+            link_over(right, stream(std::move(second), false)), nullptr};
   }
   auto memory = SharedMemory::create(sizeof(LinkMemory)).first;
   CHECK(memory);

@@ -198,21 +198,41 @@ void test_too_many_chunks() {
   CHECK_THROWS(count_chunks(5, std::uint64_t{1} << 32), BadFrame);
 }
 
+// How the connections of a pair go.
+enum class Wire { kPlain, kAuthenticated, kEncrypted } wire = Wire::kPlain;
+
 // Two endpoints with a link over several connections.
 struct StripedPair {
   explicit StripedPair(unsigned sides = kFew.streams - 1, Striping left_striping = kFew)
       : left_home(std::make_shared<Endpoint>(0)), right_home(std::make_shared<Endpoint>(0)) {
     auto [first, second] = socket_pair();
-    left = left_home->open_stream(std::move(first), kLimits, left_striping);
-    right = right_home->open_stream(std::move(second), kLimits, kFew);
+    const Ends ends(0);
+    left = left_home->open_stream(std::move(first), kLimits, left_striping, ends.left());
+    right = right_home->open_stream(std::move(second), kLimits, kFew, ends.right());
     left->start();
     right->start();
-    for (unsigned i = 0; i < sides; ++i) {
+    for (unsigned i = 1; i <= sides; ++i) {
       auto [one, other] = socket_pair();
       left_fds.push_back(one.get());
-      left->join(std::move(one));
-      right->join(std::move(other));
+      join_left(std::move(one), i);
+      join_right(std::move(other), i);
     }
+  }
+  // The keys of the connection of that number, if it has any.
+  struct Ends {
+    explicit Ends(unsigned number)
+        : left_keys(test_keys(true, wire == Wire::kEncrypted, number)),
+          right_keys(test_keys(false, wire == Wire::kEncrypted, number)) {}
+    const Keys* left() const { return wire == Wire::kPlain ? nullptr : &left_keys; }
+    const Keys* right() const { return wire == Wire::kPlain ? nullptr : &right_keys; }
+
+    Keys left_keys, right_keys;
+  };
+  void join_left(Descriptor socket, unsigned number) const {
+    left->join(std::move(socket), Ends(number).left());
+  }
+  void join_right(Descriptor socket, unsigned number) const {
+    right->join(std::move(socket), Ends(number).right());
   }
   ~StripedPair() {
     left_home->close();
@@ -276,7 +296,7 @@ void test_connection_that_joins_late() {
   StripedPair pair(1);
   Server reads(pair.left_home, [](Event&) { CHECK(false); });
   auto [one, other] = socket_pair();
-  pair.right->join(std::move(other));
+  pair.join_right(std::move(other), 2);
   const TestFrame reply = test_frame(kReply, 9, 0, 0, {5 << 20});
   std::thread caller([&] { CHECK(reply == call(*pair.left, test_frame(kRequest, 9, 1, 1))); });
   CHECK(next_event(*pair.right_home).frame);
@@ -284,7 +304,7 @@ void test_connection_that_joins_late() {
   // Until nothing moves but on the new one, which nobody reads: it is full.
   pollfd waited{one.get(), POLLIN, 0};
   CHECK(::poll(&waited, 1, -1) == 1);
-  pair.left->join(std::move(one));
+  pair.join_left(std::move(one), 2);
   caller.join();
   sender.join();
 }
@@ -502,17 +522,20 @@ int main() {
   test_wrong_chunks();
   test_wrong_ends();
   test_too_many_chunks();
-  test_frames_stay_in_order();
-  test_calls_both_ways();
-  test_deadline_leaves_the_rest_for_the_endpoint();
-  test_connection_that_joins_late();
-  test_wish_for_connections();
-  test_too_many_connections();
-  for (const bool busy : {false, true}) {
-    for (const unsigned lane : {1u, 3u}) test_end_of_a_connection_ends_the_link(busy, lane);
+  for (const Wire each : {Wire::kPlain, Wire::kAuthenticated, Wire::kEncrypted}) {
+    wire = each;
+    test_frames_stay_in_order();
+    test_calls_both_ways();
+    test_deadline_leaves_the_rest_for_the_endpoint();
+    test_connection_that_joins_late();
+    test_wish_for_connections();
+    test_too_many_connections();
+    for (const bool busy : {false, true}) {
+      for (const unsigned lane : {1u, 3u}) test_end_of_a_connection_ends_the_link(busy, lane);
+    }
+    test_caller_learns_of_the_end_of_a_connection();
+    test_frames_before_the_end();
   }
-  test_caller_learns_of_the_end_of_a_connection();
-  test_frames_before_the_end();
   test_hostile_peer_loses_the_link();
   test_slow_connection_costs_nothing();
   test_what_has_arrived_counts();

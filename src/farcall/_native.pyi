@@ -26,6 +26,9 @@ TOO_LARGE: int  # by the limits of the endpoint; nothing was sent
 _Frame = tuple[int, int, bytes, Buffer, list[memoryview]]
 """Kind, call id, meta, body, buffers."""
 
+Keys = tuple[bytes, bytes, bool]
+"""See `farcall.transport.connect.keys`. Only in this stub."""
+
 Event = tuple[int, int, int, bytes, Buffer, list[memoryview]] | tuple[int, str] | tuple[int]
 """Link id and frame, or link id and why it ended; the id alone: somebody shall `join` connections
 to it. Only in this stub."""
@@ -57,8 +60,10 @@ class Link:
     def set_reading(self, is_on: bool) -> None:
         """Whether the endpoint takes frames off the link from now on."""
 
-    def join(self, fd: int) -> None:
-        """Use one more connection. Takes the descriptor over. RuntimeError: it is lost or full."""
+    def join(self, fd: int, keys: Keys | None) -> None:
+        """Use one more connection. Takes the descriptor over. `keys`: of its records; None: it has
+        none. RuntimeError: the link is lost or full, or there is no crypto.
+        """
 
     def send(
         self,
@@ -148,10 +153,12 @@ class Endpoint:
         threshold: int,
         chunk: int,
         dialled: bool,
+        keys: Keys | None,
     ) -> Link:
         """Takes the descriptor over. `streams`: connections that it may have, this one included.
         Buffers of `threshold` bytes go in chunks of `chunk` bytes. `dialled`: tell us when it wants
-        more connections.
+        more connections. `keys`: of its records; None: it has none. RuntimeError: there are keys
+        and no crypto.
         """
 
     def open_rings(
@@ -176,6 +183,9 @@ class Bell:
     def __init__(self) -> None: ...
     def ring(self) -> None: ...
     def wait(self, seconds: float) -> bool: ...
+
+def has_crypto() -> bool:
+    """Return whether links can have keys: a libcrypto of OpenSSL was found."""
 
 def close_in_forked_children(fd: int) -> None:
     """Close a socket in every child that is forked from now on; see `native/core/forks.hpp`."""

@@ -43,18 +43,18 @@ from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.current import current_agent, default_agent, set_default_agent
 from farcall.runtime.heap import keep_freed_memory
-from farcall.runtime.options.backend_options import (
-    UNSET_RPC_TIMEOUT,
-    RpcBackendOptions,
-    validate_timeout,
-)
+from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.options.credential import Credentials
 from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions, check_backend
+from farcall.runtime.options.secret import Secret
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.options.types import BackendType
 from farcall.runtime.program_end import keep_exit_code
 from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
 from farcall.serde import hide_own_frames
+from farcall.transport.connect.credentials import TlsConfig
 
 __all__ = [
     "BackendType",
@@ -69,7 +69,9 @@ __all__ = [
     "RemoteError",
     "RpcBackendOptions",
     "RpcTimeout",
+    "Secret",
     "TensorPipeRpcBackendOptions",
+    "TlsConfig",
     "WorkerInfo",
     "functions",
     "get_worker_info",
@@ -93,6 +95,7 @@ _ARGUMENTS = (tuple, list)
 _starting = threading.Lock()
 _generation = 0
 _advice = Advice()
+_credentials = Credentials()
 
 
 def _at_exit() -> None:
@@ -167,7 +170,9 @@ def start_default_agent(
             raise RuntimeError("RPC is already initialized; call shutdown first")
         generation = _generation
         _generation += 1
-        agent = start_agent(name, rank, world_size, options, generation, quirks, Autograd)
+        agent = start_agent(
+            name, rank, world_size, options, _credentials, generation, quirks, Autograd
+        )
         set_default_agent(agent)
         keep_freed_memory(options.keep_freed_memory)
     return agent

@@ -25,7 +25,7 @@ from farcall.runtime.calls.limits import Limit
 from farcall.runtime.calls.methods import RemoteMethod, check_is_for_the_owner, not_a_method
 from farcall.runtime.context import CallBeingServed, current_context, waiting
 from farcall.runtime.current import current_agent
-from farcall.runtime.options.backend_options import UNSET_RPC_TIMEOUT, validate_timeout
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.references.handles import SOUGHT, RefHandle
 from farcall.runtime.references.values import ValueSlot
 from farcall.serde import hide_own_frames

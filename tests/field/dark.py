@@ -9,6 +9,7 @@ import time
 
 import pytest
 from crew import Crew, Member, assembled, join, leave, leave_all
+from known_secrets import SECRET
 from networks import Network, network
 from networks import enter as enter_host
 from report import Report, Settings
@@ -27,7 +28,7 @@ PATIENCE = 90.0
 LINKED = ("idle", "loaded", "asked", "leaving")
 STAYING = ("idle", "loaded", "asked", "unlinked")
 UNLINKED = ("unlinked", "unlinked, leaving")
-ENVIRONMENT = {"FARCALL_SECRET": "s"}  # workers of several hosts need one
+ENVIRONMENT = {"FARCALL_SECRET": SECRET}  # workers of several hosts need one
 
 Pair = tuple[Member, Member]
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from crew import PATIENCE, Crew, Member, call, join
+from known_secrets import SECRET
 from networks import Network, enter, network
 
 from farcall import rpc
@@ -40,7 +41,7 @@ def pair(crew: Crew, net: Network, request: pytest.FixtureRequest) -> list[Membe
         pytest.importorskip("farcall._native")
     members = [
         crew.member(
-            FARCALL_SECRET="s",
+            FARCALL_SECRET=SECRET,
             FARCALL_TRANSPORTS=request.param,
             FARCALL_DEAD_HOST_TIMEOUT=str(BOUND),
             FARCALL_TCP_STREAMS="4",
@@ -270,7 +271,7 @@ def test_name_on_a_dark_host_may_be_taken_over(crew: Crew, net: Network, transpo
     if transport == "native":
         pytest.importorskip("farcall._native")
     options = {
-        "FARCALL_SECRET": "s",
+        "FARCALL_SECRET": SECRET,
         "FARCALL_TRANSPORTS": transport,
         "FARCALL_DEAD_HOST_TIMEOUT": str(BOUND),
     }

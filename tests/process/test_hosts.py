@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from crew import Crew, Member, call, join, leave_all
+from known_secrets import SECRET
 from networks import enter, network
 
 from farcall import rpc
@@ -47,7 +48,9 @@ def test_two_hosts(crew: Crew, ipv6_only: bool, transport: str, scheme: str) -> 
     if transport == "native":
         pytest.importorskip("farcall._native")
     with network(ipv6_only=ipv6_only) as net:
-        members = [crew.member(FARCALL_SECRET="s", FARCALL_TRANSPORTS=transport) for _ in range(2)]
+        members = [
+            crew.member(FARCALL_SECRET=SECRET, FARCALL_TRANSPORTS=transport) for _ in range(2)
+        ]
         for member, host in zip(members, (net.a, net.b), strict=True):
             member.run(enter, host)
         address = net.addresses[net.a]
@@ -58,7 +61,7 @@ def test_two_hosts(crew: Crew, ipv6_only: bool, transport: str, scheme: str) -> 
 
 def test_rank_0_whose_own_name_means_loopback(crew: Crew) -> None:
     with network() as net:
-        members = [crew.member(FARCALL_SECRET="s") for _ in range(2)]
+        members = [crew.member(FARCALL_SECRET=SECRET) for _ in range(2)]
         for member, host in zip(members, (net.a, net.b), strict=True):
             member.run(enter, host)
         members[0].run(mean_loopback, "rank-0-host")
@@ -70,8 +73,8 @@ def test_rank_0_whose_own_name_means_loopback(crew: Crew) -> None:
 def test_loopback_only_is_an_error_in_a_group_of_several_hosts(crew: Crew) -> None:
     with network() as net:
         members = [
-            crew.member(FARCALL_SECRET="s", FARCALL_LISTEN="127.0.0.1"),
-            crew.member(FARCALL_SECRET="s"),
+            crew.member(FARCALL_SECRET=SECRET, FARCALL_LISTEN="127.0.0.1"),
+            crew.member(FARCALL_SECRET=SECRET),
         ]
         for rank, (member, host) in enumerate(zip(members, (net.a, net.b), strict=True)):
             member.run(enter, host)
@@ -91,7 +94,7 @@ def test_call_that_gets_no_link_names_what_was_tried(crew: Crew, ends: type[Exce
     bound, timeout = ("30", 1.0) if ends is RpcTimeout else ("1", 100.0)
     with network() as net:
         members = [
-            crew.member(FARCALL_SECRET="s", FARCALL_DEAD_HOST_TIMEOUT=bound) for _ in range(2)
+            crew.member(FARCALL_SECRET=SECRET, FARCALL_DEAD_HOST_TIMEOUT=bound) for _ in range(2)
         ]
         for member, host in zip(members, (net.a, net.b), strict=True):
             member.run(enter, host)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from crew import Crew, call, join, leave, leave_all
+from known_secrets import OTHER_SECRET, SECRET
 
 from farcall.errors import AuthenticationFailed
 from farcall.runtime.current import current_agent
@@ -86,7 +87,7 @@ SOCKET_WORKER: dict[str, Any] = {"transports": ["socket"]}
 
 
 @needs_native
-@pytest.mark.parametrize("secret", [None, "the secret"])
+@pytest.mark.parametrize("secret", [None, SECRET])
 @pytest.mark.parametrize(
     ("one", "other", "path"),
     [
@@ -121,7 +122,7 @@ def test_two_workers_take_the_best_path_that_both_have(
 def test_workers_with_different_secrets_share_no_memory(crew: Crew) -> None:
     members = crew.members(2)
     for rank, member in enumerate(members):
-        own = {"secret": f"secret {rank}", "listen": "127.0.0.1", **NATIVE_WORKER}
+        own = {"secret": (SECRET, OTHER_SECRET)[rank], "listen": "127.0.0.1", **NATIVE_WORKER}
         member.start(join, member.name, rank, 2, crew.init_method, **own)
     for member in members:
         member.result()

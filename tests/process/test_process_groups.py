@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from crew import PATIENCE, Crew, Member, call, leave, leave_all
+from known_secrets import SECRET
 
 from farcall import rpc
 
@@ -145,7 +146,7 @@ def test_workers_can_not_come_and_go(crew: Crew) -> None:
 
 
 def test_secret_that_can_not_be_honoured_is_refused(crew: Crew) -> None:
-    only = crew.member(FARCALL_SECRET="a secret", FARCALL_LISTEN="127.0.0.1")
+    only = crew.member(FARCALL_SECRET=SECRET, FARCALL_LISTEN="127.0.0.1")
     only.start(join_group, "w0", 0, 1, crew.init_method)
     with pytest.raises(ValueError, match="authentication"):
         only.result()

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from crew import Crew, Member, call, join, leave_all
+from known_secrets import OTHER_SECRET, SECRET
 from patience import PATIENCE
 
 from farcall import rpc
@@ -28,7 +29,7 @@ def start_with_secrets(crew: Crew, *secrets: str) -> list[Member]:
     return members
 
 
-@pytest.mark.parametrize("secrets", [("one", "another"), ("one", ""), ("", "one")])
+@pytest.mark.parametrize("secrets", [(SECRET, OTHER_SECRET), (SECRET, ""), ("", SECRET)])
 def test_worker_with_another_secret_is_refused_quickly_and_says_what_to_check(
     crew: Crew, secrets: tuple[str, str]
 ) -> None:
@@ -39,19 +40,20 @@ def test_worker_with_another_secret_is_refused_quickly_and_says_what_to_check(
         error = member.fails()
         assert type(error) is AuthenticationFailed
         assert "FARCALL_SECRET" in str(error)
-        assert "another" not in str(error)
+        assert SECRET not in str(error)
+        assert OTHER_SECRET not in str(error)
     leave_all(*members)
 
 
 def test_workers_with_the_same_secret_reach_each_other(crew: Crew) -> None:
-    first, second = start_with_secrets(crew, "same", "same")
+    first, second = start_with_secrets(crew, SECRET, SECRET)
     assert first.run(call, "w1", operator.add, 1, 2) == 3
     assert second.run(call, "w0", operator.add, 1, 2) == 3
     leave_all(first, second)
 
 
 def test_asynchronous_calls_are_refused_in_their_futures(crew: Crew) -> None:
-    first, second = start_with_secrets(crew, "one", "another")
+    first, second = start_with_secrets(crew, SECRET, OTHER_SECRET)
     first.start(call_async, "w1", 5)
     assert first.result() == ["AuthenticationFailed"] * 5
     leave_all(first, second)
@@ -90,7 +92,7 @@ def call_often(to: str, times: int) -> int:
     return sum(rpc.rpc_sync(to, operator.add, args=(n, 1)) == n + 1 for n in range(times))
 
 
-@pytest.mark.parametrize("secret", ["", "same"])
+@pytest.mark.parametrize("secret", ["", SECRET])
 def test_random_bytes_on_the_port_disturb_no_call(crew: Crew, secret: str) -> None:
     first, second = start_with_secrets(crew, secret, secret)
     number = second.run(port)

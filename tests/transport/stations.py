@@ -278,7 +278,7 @@ def use_selector_poller(monkeypatch: pytest.MonkeyPatch) -> None:
     """What platforms without epoll use."""
     for module in (poller, socket_link, acceptor):
         monkeypatch.setattr(module, "READ", selectors.EVENT_READ)
-    for module in (poller, socket_link, socket_transport):
+    for module in (poller, socket_link, socket_transport, acceptor):
         monkeypatch.setattr(module, "WRITE", selectors.EVENT_WRITE)
     for module in (socket_transport, acceptor):
         monkeypatch.setattr(module, "new_poller", poller.SelectorPoller)

@@ -19,7 +19,7 @@ from farcall.errors import LinkError
 from farcall.ids import new_incarnation
 from farcall.transport.base import Arrived, LinkLost, NotSent
 from farcall.transport.connect import addresses, handshake
-from farcall.transport.connect.credentials import Credentials
+from farcall.transport.connect.credentials import LinkCredentials
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.sockets.endpoint import SocketEndpoint
 
@@ -200,7 +200,7 @@ def test_many_threads_share_the_connections(station: StationMaker, threads: Thre
 
 def introduce(far: Station, me: Identity, secret: bytes | None) -> socket.socket:
     sock = dial(far)
-    terms = Credentials(secret).over(sock)
+    terms = LinkCredentials(secret).over(sock)
     handshake.connect(sock, me, terms, expects=far.worker.incarnation, deadline=soon())
     return sock
 

@@ -29,9 +29,13 @@ class Opened:
         self._stack = stack
 
     def __call__(
-        self, transports: Sequence[str], paths: Sequence[str] = ("shm", "unix", "tcp")
+        self,
+        transports: Sequence[str],
+        paths: Sequence[str] = ("shm", "unix", "tcp"),
+        secret: bytes | None = None,
     ) -> ListeningEndpoint:
-        endpoint = open_endpoint(transports, ME, Listening(advertise=["localhost"], paths=paths))
+        listening = Listening(advertise=["localhost"], paths=paths, secret=secret)
+        endpoint = open_endpoint(transports, ME, listening)
         self._stack.callback(endpoint.close)
         return endpoint
 
@@ -58,7 +62,14 @@ class Native(SocketEndpoint):
 def with_native(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(endpoints.NATIVE)
     module.NativeEndpoint = Native  # type: ignore[attr-defined]
+    module.has_crypto = lambda: True  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, endpoints.NATIVE, module)
+
+
+@pytest.fixture
+def without_crypto(with_native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without OpenSSL's libcrypto."""
+    monkeypatch.setattr(sys.modules[endpoints.NATIVE], "has_crypto", lambda: False)
 
 
 @pytest.mark.usefixtures("with_native")
@@ -95,6 +106,24 @@ def test_missing_native_transport_is_told_once(
     assert record.levelname == level
     assert "farcall runs without its native transport: " in record.getMessage()
     assert "farcall.transport.native.endpoint" in record.getMessage()
+
+
+@pytest.mark.usefixtures("without_crypto")
+def test_worker_with_a_secret_goes_without_the_native_transport_where_that_has_no_crypto(
+    opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        assert type(opened(("native", "socket"), secret=b"the secret")) is SocketEndpoint
+    (record,) = caplog.records
+    assert "without its native transport: it found no libcrypto.so" in record.getMessage()
+    assert "install OpenSSL's libcrypto" in record.getMessage()
+    with pytest.raises(ValueError, match=r"had here: 'native': it found no libcrypto\.so"):
+        opened(("native",), secret=b"the secret")
+
+
+@pytest.mark.usefixtures("without_crypto")
+def test_worker_without_a_secret_needs_no_crypto(opened: Opened) -> None:
+    assert type(opened(("native", "socket"))) is Native
 
 
 @pytest.mark.usefixtures("without_native")

@@ -34,6 +34,8 @@ EXPORTS = {
         "RemoteError",
         "RpcBackendOptions",
         "RpcTimeout",
+        "Secret",
+        "TlsConfig",
         "TensorPipeRpcBackendOptions",
         "WorkerInfo",
         "functions",

@@ -13,24 +13,29 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from known_secrets import SECRET
 from torch.distributed import HashStore
 
 import farcall.compat
 from farcall import rpc
-from farcall.runtime.options.backend_options import (
-    UNSET_RPC_TIMEOUT,
-    RpcBackendOptions,
-    validate_timeout,
-)
+from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.options.credential import Credentials
 from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions, check_backend
 from farcall.runtime.options.protected_mode import listen_address
+from farcall.runtime.options.secret import Secret
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.options.types import BackendType
+from farcall.transport.connect.credentials import TlsConfig
+
+
+def listens_at(options: RpcBackendOptions) -> tuple[str, int]:
+    return listen_address(options.listen, Credentials().choose(options))
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SECRET", "LISTEN", "TRANSPORTS", "PATHS"):
+    for name in ("SECRET", "SECRET_FILE", "INSECURE", "LISTEN", "TRANSPORTS", "PATHS"):
         monkeypatch.delenv(f"FARCALL_{name}", raising=False)
 
 
@@ -63,8 +68,8 @@ def test_subclass_that_calls_the_constructor_itself_works() -> None:
 
 
 def test_tensorpipe_options_take_the_keywords_of_the_base() -> None:
-    options = TensorPipeRpcBackendOptions(secret="s", allow_by_value=False, rpc_timeout=0)
-    assert options.secret == b"s"
+    options = TensorPipeRpcBackendOptions(secret=SECRET, allow_by_value=False, rpc_timeout=0)
+    assert options.secret == Secret(SECRET)
     assert options.allow_by_value is False
     assert options.rpc_timeout == 0.0
 
@@ -324,22 +329,45 @@ def test_devices_are_replaced() -> None:
 # --- protected mode
 
 
+TLS = TlsConfig("w.pem", "w.key", "ca.pem")
+
+
+def test_certificates_stand_for_a_secret_and_open_the_port() -> None:
+    options = RpcBackendOptions(tls=TLS)
+    assert Credentials().choose(options) == (None, False, TLS)
+    assert listens_at(options) == ("::", 0)
+
+
+def test_environment_names_the_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RpcBackendOptions().tls is None
+    assert RpcBackendOptions().encrypt
+    for name, value in (("TLS_CERT", "w.pem"), ("TLS_KEY", "w.key"), ("TLS_CA", "ca.pem")):
+        monkeypatch.setenv(f"FARCALL_{name}", value)
+        if name != "TLS_CA":
+            with pytest.raises(ValueError, match="set all of them"):
+                RpcBackendOptions()
+    assert RpcBackendOptions().tls == TLS
+    monkeypatch.setenv("FARCALL_TLS_NAMES", "1")
+    monkeypatch.setenv("FARCALL_ENCRYPT", "0")
+    options = RpcBackendOptions()
+    assert options.tls == TlsConfig("w.pem", "w.key", "ca.pem", names=True)
+    assert not options.encrypt
+
+
 def test_without_a_secret_a_worker_listens_on_loopback() -> None:
-    assert listen_address(RpcBackendOptions()) == ("127.0.0.1", 0)
+    assert listens_at(RpcBackendOptions()) == ("127.0.0.1", 0)
 
 
 def test_with_a_secret_a_worker_listens_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert listen_address(RpcBackendOptions(secret="s")) == ("::", 0)
-    monkeypatch.setenv("FARCALL_SECRET", "from outside")
-    options = RpcBackendOptions()
-    assert options.secret == b"from outside"
-    assert listen_address(options) == ("::", 0)
+    assert listens_at(RpcBackendOptions(secret=SECRET)) == ("::", 0)
+    monkeypatch.setenv("FARCALL_SECRET", SECRET)
+    assert listens_at(RpcBackendOptions()) == ("::", 0)
 
 
 def test_environment_says_where_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARCALL_LISTEN", "localhost:5000")
-    assert listen_address(RpcBackendOptions()) == ("localhost", 5000)
-    assert listen_address(RpcBackendOptions(listen="127.0.0.2")) == ("127.0.0.2", 0)
+    assert listens_at(RpcBackendOptions()) == ("localhost", 5000)
+    assert listens_at(RpcBackendOptions(listen="127.0.0.2")) == ("127.0.0.2", 0)
 
 
 @pytest.mark.parametrize(
@@ -352,26 +380,26 @@ def test_environment_says_where_to_listen(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_loopback_addresses_are_safe(listen: str, address: tuple[str, int]) -> None:
-    assert listen_address(RpcBackendOptions(listen=listen)) == address
+    assert listens_at(RpcBackendOptions(listen=listen)) == address
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0", "0.0.0.0:80", "::", "10.0.0.1", "somewhere"])
 def test_open_port_without_a_secret_is_refused(listen: str) -> None:
     with pytest.raises(ValueError, match=r"refuses to listen on .* set FARCALL_SECRET .* insecure"):
-        listen_address(RpcBackendOptions(listen=listen))
+        listens_at(RpcBackendOptions(listen=listen))
 
 
 def test_insecure_opens_the_port_and_warns() -> None:
     options = RpcBackendOptions(listen="0.0.0.0", insecure=True)
     with pytest.warns(RuntimeWarning, match=r"listens on 0\.0\.0\.0 without authentication"):
-        assert listen_address(options) == ("0.0.0.0", 0)
+        assert listens_at(options) == ("0.0.0.0", 0)
 
 
 def test_insecure_does_not_warn_when_nothing_is_open() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        listen_address(RpcBackendOptions(insecure=True))
-        listen_address(RpcBackendOptions(insecure=True, secret="s"))
+        listens_at(RpcBackendOptions(insecure=True))
+        listens_at(RpcBackendOptions(insecure=True, secret=SECRET))
 
 
 @pytest.mark.parametrize("listen", [":80", "a:b", "a:70000", "[::1", "[::1]80", "a:", "[]:1"])
@@ -379,7 +407,7 @@ def test_address_that_makes_no_sense_is_refused(
     monkeypatch: pytest.MonkeyPatch, listen: str
 ) -> None:
     with pytest.raises(ValueError, match=r"^listen must be"):
-        RpcBackendOptions(listen=listen, secret="s")
+        RpcBackendOptions(listen=listen, secret=SECRET)
     monkeypatch.setenv("FARCALL_LISTEN", listen)
     with pytest.raises(ValueError, match=r"^FARCALL_LISTEN must be"):
         RpcBackendOptions()
@@ -387,9 +415,9 @@ def test_address_that_makes_no_sense_is_refused(
 
 def test_a_secret_that_is_set_later_opens_the_port_as_one_of_the_constructor_does() -> None:
     options = RpcBackendOptions()
-    options.secret = "later"  # type: ignore[assignment]
-    assert options.secret == b"later"
-    assert listen_address(options) == ("::", 0)
+    options.secret = SECRET  # type: ignore[assignment]
+    assert options.secret == Secret(SECRET)
+    assert listens_at(options) == ("::", 0)
 
 
 # --- every option, wherever it is set
@@ -403,9 +431,11 @@ WRONG: dict[str, list[object]] = {
     "max_in_flight_bytes": [-1, 2**63, "1", 1.5, True],
     "max_queued_requests": [0, -1, 2**63, "1", 1.5, True],
     "max_queued_bytes": [-1, 2**63, "1", 1.5, True],
-    "secret": ["", b"", 5, ["s"], bytearray(b"s"), True],
+    "tls": ["w.pem", True, 5],
+    "encrypt": ["no", 1],
+    "secret": ["", b"", 5, ["s"], bytearray(b"s"), True, "winter2026", b"s" * 32],
     "listen": ["a:b", ":80", "", 80, ("127.0.0.1", 80), b"127.0.0.1"],
-    "insecure": ["False", "yes", 0, 1, None, b""],
+    "insecure": ["False", "yes", 0, 1, b""],
     "allow_functions": ["app:*", "*", b"app:*", ["app"], [5], 5, True, ["app:*", None]],
     "allow_by_value": ["False", 0, 1, None, []],
     "allow_pickle": ["False", "0", 0, 1, None, {}],
@@ -448,6 +478,7 @@ def test_a_wrong_option_is_refused_by_the_constructor_by_assignment_and_at_the_s
 @pytest.mark.parametrize(
     ("variable", "texts"),
     [
+        ("INSECURE", ["yes", "True"]),
         ("LISTEN", ["a:b", "1.2.3.4:99999"]),
         ("TRANSPORTS", ["tcp", ","]),
         ("PATHS", ["ibv", "tcp;unix"]),
@@ -469,7 +500,9 @@ def test_a_wrong_variable_is_named(
 
 def test_what_is_given_is_what_the_attribute_has() -> None:
     given = {
-        "secret": "text",
+        "secret": SECRET,
+        "tls": TLS,
+        "encrypt": False,
         "allow_functions": ["app:*"],
         "paths": {"tcp"},
         "dead_host_timeout": 5,
@@ -489,7 +522,7 @@ def test_what_is_given_is_what_the_attribute_has() -> None:
 def test_a_subclass_whose_constructor_leaves_options_out_is_told_so() -> None:
     class Mine(RpcBackendOptions):
         def __init__(self) -> None:
-            self.secret = b"s"
+            self.secret = Secret(SECRET)
 
     with pytest.raises(TypeError, match=r"Mine has no option .* has to call that of RpcBackendOpt"):
         Mine().validate()
@@ -574,11 +607,11 @@ def test_with_compat_torchs_options_take_any_attribute_as_torchs_do() -> None:
 
 @each_class
 def test_repr_shows_the_options_and_no_secret(cls: type[RpcBackendOptions]) -> None:
-    options = cls(secret="hidden", rpc_timeout=7, store=HashStore())
+    options = cls(secret=SECRET, rpc_timeout=7, store=HashStore())
     shown = repr(options)
     assert shown.startswith(f"{cls.__name__}(")
     assert "rpc_timeout=7.0, " in shown
-    assert "secret=..., " in shown
+    assert "secret=Secret(...), " in shown
     assert "store=<HashStore>, " in shown
-    assert "hidden" not in shown
+    assert SECRET not in shown
     assert [name for name in cls._checks if f"{name}=" not in shown] == []

@@ -26,8 +26,8 @@ from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.transport.connect import handshake
 from farcall.transport.connect.conversation import drive
 from farcall.transport.connect.credentials import (
-    Credentials,
     FileCertificates,
+    LinkCredentials,
     SecretCertificates,
     Terms,
     TlsConfig,
@@ -167,7 +167,7 @@ def test_no_hello_goes_over_the_wire_in_plain(pair: Pair, terms: Terms) -> None:
         assert word not in seen
 
 
-# Credentials that differ.
+# LinkCredentials that differ.
 
 
 def test_other_secret_is_refused_on_both_sides(pair: Pair, terms: Terms) -> None:
@@ -189,7 +189,7 @@ def test_side_that_does_not_encrypt_is_told_so(
 
 def test_encryption_must_be_agreed(pair: Pair, terms: Terms) -> None:
     for outcome in meet(pair, of_secret(SECRET, encrypts=False), terms):
-        assert type(outcome) is LinkError
+        assert isinstance(outcome, AuthenticationFailed)
         assert "FARCALL_ENCRYPT" in str(outcome)
 
 
@@ -484,15 +484,15 @@ def test_files_that_can_not_be_used_are_named(authority: Authority, tmp_path: Pa
         (expired, "has expired on .*: renew it"),
     ):
         with pytest.raises(ValueError, match=words):
-            Credentials(tls=config)
+            LinkCredentials(tls=config)
 
 
 # Which connections.
 
 
 def test_unix_sockets_stay_plain(pair: Pair) -> None:
-    credentials = Credentials(SECRET)
+    credentials = LinkCredentials(SECRET)
     assert credentials.over(pair[0]) == Terms(SECRET)
     with socket.socket() as tcp:
         assert credentials.over(tcp).certificates is not None
-        assert Credentials().over(tcp) == Terms()
+        assert LinkCredentials().over(tcp) == Terms()

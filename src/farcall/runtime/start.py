@@ -30,7 +30,8 @@ from farcall.runtime.membership.reachability import advertised
 from farcall.runtime.membership.rendezvous import Rendezvous
 from farcall.runtime.membership.stores import bounded, check_place, open_store
 from farcall.runtime.options.backend_options import RpcBackendOptions
-from farcall.runtime.options.protected_mode import is_confined, listen_address
+from farcall.runtime.options.credential import Credential, Credentials
+from farcall.runtime.options.protected_mode import listen_address
 from farcall.runtime.quirks import Quirks
 from farcall.serde import DeviceMap
 from farcall.threads import is_main_thread
@@ -48,6 +49,7 @@ def start_agent(
     rank: int,
     world_size: int | None,
     options: RpcBackendOptions,
+    credentials: Credentials,
     generation: int,
     quirks: Quirks,
     gradients: Callable[[Agent, Quirks], Gradients],
@@ -59,6 +61,7 @@ def start_agent(
         rank: id of this worker; -1 when the environment says it, or the group assigns it.
         world_size: None or 0: the environment says it; if it does not, workers come and go.
         options: how to run.
+        credentials: what this process has to prove its workers with.
         generation: number of the group at this store; all its workers must agree.
         quirks: where the agent behaves as another system.
         gradients: makes the agent's distributed autograd.
@@ -72,14 +75,15 @@ def start_agent(
     """
     logs.configure()
     options.validate()
-    host, port = listen_address(options)
+    credential = credentials.choose(options)
+    host, port = listen_address(options.listen, credential)
     if options.store is None:
         store, rank, size = open_store(
             options.init_method,
             rank,
             world_size,
             options.rpc_timeout,
-            confined=is_confined(options),
+            confined=credential.confined,
         )
     else:
         check_place(rank, world_size or -1, "store")
@@ -102,6 +106,7 @@ def start_agent(
             me=identity,
             admit=reception.admit,
             meeting=reception.meeting,
+            credential=credential,
             listen=(host, port),
             advertise=advertised(host, options.store, options.init_method),
             store=PrefixStore(f"{prefix}/endpoint", store),
@@ -150,7 +155,7 @@ def start_agent(
         me = next(worker for worker in workers if worker.incarnation == incarnation)
         _say_who_is_here(me, workers)
         endpoint.me = msgspec.structs.replace(endpoint.me, id=me.id)
-        _check_reachable(me, workers, options)
+        _check_reachable(me, workers, credential)
         agent = Agent(
             me,
             endpoint,
@@ -222,16 +227,16 @@ def _check_kind(store: Store, is_gone: Callable[[Worker], bool]) -> None:
             )
 
 
-def _check_reachable(me: Worker, workers: list[Worker], options: RpcBackendOptions) -> None:
+def _check_reachable(me: Worker, workers: list[Worker], credential: Credential) -> None:
     """A group over several machines needs more than loopback: say so now, not at the first call."""
     for worker in workers:
         if worker.host == me.host:
             continue
-        if is_confined(options):
+        if credential.confined:
             raise RendezvousError(
                 f"{me.name!r} is on machine {host_name(me.host)} and {worker.name!r} on "
-                f"{host_name(worker.host)}, but without a secret workers listen on loopback only: "
-                "set FARCALL_SECRET to the same secret on all workers"
+                f"{host_name(worker.host)}, but workers that are given no secret listen on "
+                "loopback only: set FARCALL_SECRET to the same secret on all workers"
             )
         if _is_near_only(worker):
             raise RendezvousError(

@@ -27,7 +27,8 @@ from farcall.runtime.calls import profiling
 from farcall.runtime.calls.future import Future
 from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent
-from farcall.runtime.options.backend_options import RpcBackendOptions, validate_timeout
+from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.options.timeouts import validate_timeout
 
 __all__ = [
     "AllGatherStates",

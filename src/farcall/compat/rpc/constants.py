@@ -8,8 +8,8 @@ from farcall.runtime.options.backend_options import (
     DEFAULT_INIT_METHOD,
     DEFAULT_RPC_TIMEOUT,
     DEFAULT_WORKER_THREADS,
-    UNSET_RPC_TIMEOUT,
 )
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT
 
 DEFAULT_RPC_TIMEOUT_SEC: float = DEFAULT_RPC_TIMEOUT
 DEFAULT_SHUTDOWN_TIMEOUT: float = 0

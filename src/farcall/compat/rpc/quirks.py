@@ -24,7 +24,7 @@ from farcall.ids import WorkerInfo
 from farcall.rref import RRef, seconds_or_default, type_of
 from farcall.runtime.advice import Advice
 from farcall.runtime.calls.future import Future
-from farcall.runtime.options.backend_options import UNSET_RPC_TIMEOUT
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT
 from farcall.runtime.quirks import Quirks
 from farcall.serde.exceptions import (
     get_attribute,

@@ -6,7 +6,7 @@ import functools
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # as in store
 
 from farcall.ids import Worker
 from farcall.log import get_logger
+from farcall.runtime.options.credential import Credential
 from farcall.transport.base import Admit, Endpoint, Meeting
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening
@@ -50,6 +51,7 @@ class Place:
     Attributes:
         me: what to say of ourselves. The id is -1 if the group has yet to assign it.
         admit, meeting: for the endpoint, see `Listening`.
+        credential: what to prove ourselves with, and with whom we may talk.
         listen: host and port (0: any free one) to listen on, checked to be safe.
         advertise: host names or addresses under which others reach us, best first.
         store: for the endpoint's own use: keys in it clash with nobody else's.
@@ -60,6 +62,7 @@ class Place:
     me: Identity
     admit: Admit
     meeting: Meeting
+    credential: Credential
     listen: tuple[str, int]
     advertise: tuple[str, ...]
     store: Store
@@ -72,6 +75,10 @@ _Opener = Callable[[Identity, Listening], ListeningEndpoint]
 
 class _Missing(Exception):
     """This machine, or these options, can't have that transport. The message says why."""
+
+    def __init__(self, reason: str, cure: str = "") -> None:
+        super().__init__(reason)
+        self.cure = cure  # what to do about it
 
 
 def open_endpoint(
@@ -91,46 +98,55 @@ def open_endpoint(
         LinkError: the address can't be listened on.
         ValueError: none of these transports can be had; the message says why.
     """
-    missing: dict[str, str] = {}
+    missing: dict[str, _Missing] = {}
     for name in transports:
         try:
-            opener = _FINDERS[name](listening.paths)
+            opener = _FINDERS[name](listening)
         except _Missing as error:
-            missing[name] = str(error)
+            missing[name] = error
             continue
         if "native" in missing:
-            _say_that_calls_are_slower(missing["native"])
+            _say_that_calls_are_slower(str(missing["native"]), missing["native"].cure)
         return opener(me, listening)
     reasons = "; ".join(f"{name!r}: {reason}" for name, reason in missing.items())
     raise ValueError(f"none of the transports that were asked for can be had here: {reasons}")
 
 
-def _find_native(paths: Collection[str]) -> _Opener:
+def _find_native(listening: Listening) -> _Opener:
     try:
-        opener: _Opener = importlib.import_module(NATIVE).NativeEndpoint
+        native = importlib.import_module(NATIVE)
     except ImportError as error:
-        raise _Missing(str(error)) from error
+        cure = "install farcall where there is a C++20 compiler"
+        raise _Missing(str(error), cure) from error
+    # Only with a credential do links over TCP have keys.
+    if listening.secret is not None and not native.has_crypto():
+        raise _Missing(
+            "it found no libcrypto.so of OpenSSL, which its links over TCP are encrypted with",
+            "install OpenSSL's libcrypto (libssl3 on Debian and Ubuntu)",
+        )
+    opener: _Opener = native.NativeEndpoint
     return opener
 
 
-def _find_socket(paths: Collection[str]) -> _Opener:
+def _find_socket(listening: Listening) -> _Opener:
+    paths = tuple(listening.paths)
     if not set(paths) & set(SOCKET_PATHS):
-        raise _Missing(f"it has no way to other workers with paths={tuple(paths)}: add 'tcp'")
+        raise _Missing(f"it has no way to other workers with paths={paths}: add 'tcp'")
     return SocketEndpoint
 
 
-_FINDERS: dict[str, Callable[[Collection[str]], _Opener]] = {
+_FINDERS: dict[str, Callable[[Listening], _Opener]] = {
     "native": _find_native,
     "socket": _find_socket,
 }
 
 
 @functools.cache  # once per process
-def _say_that_calls_are_slower(reason: str) -> None:
+def _say_that_calls_are_slower(reason: str, cure: str) -> None:
     logger.log(
         logging.WARNING if sys.platform == "linux" else logging.INFO,
-        "farcall runs without its native transport: %s, calls are slower; "
-        "install farcall where there is a C++20 compiler, or set FARCALL_TRANSPORTS=socket to say "
-        "that this is meant",
+        "farcall runs without its native transport: %s, calls are slower; %s, or set "
+        "FARCALL_TRANSPORTS=socket to say that this is meant",
         reason,
+        cure,
     )

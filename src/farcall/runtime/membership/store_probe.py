@@ -109,8 +109,8 @@ class Search:
         if not own:
             raise RendezvousError(
                 f"the workers meet at {self._where} ({', '.join(found)}), which is another "
-                "machine, but without a secret workers talk to those of their own machine only: "
-                "set FARCALL_SECRET to the same secret on all workers"
+                "machine, but workers that are given no secret talk to those of their own machine "
+                "only: set FARCALL_SECRET to the same secret on all workers"
             )
         near = [address for address in own if is_loopback_name(address)]
         if len(near) == len(own):

@@ -2,13 +2,10 @@
 
 It is an ordinary class with ordinary attributes, as users of torch.distributed.rpc expect: they
 subclass it and set attributes afterwards. What is refused when it is set never reaches an agent.
-Here is also the check of a timeout, which other modules share.
 """
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Never
@@ -26,14 +23,15 @@ from farcall.runtime.options.devices import (
     device_map_of,
     device_maps_of,
 )
-from farcall.runtime.options.protected_mode import is_confined
+from farcall.runtime.options.secret import Secret
+from farcall.runtime.options.timeouts import validate_timeout
 from farcall.runtime.threads.function_queue import FEWEST_THREADS, MOST_THREADS
 from farcall.runtime.threads.openmp import leaves_cores_free
 from farcall.transport.connect.addresses import MAX_STREAMS, PATHS
+from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.listening import DEFAULT_SHARED_MEMORY, Listening
 
 DEFAULT_RPC_TIMEOUT = 60.0
-UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_INIT_METHOD = "env://"
 DEFAULT_WORKER_THREADS = 16
 MAX_KEEP_FREED_MEMORY = 2**31 - 1  # an int of C
@@ -42,28 +40,6 @@ MOST_IN_FLIGHT_BYTES = MOST_QUEUED = 2**63 - 1
 
 TRANSPORTS = ("native", "socket")
 SHARED_TENSORS = ("copy", "handle")
-
-
-def validate_timeout(value: object, what: str = "timeout", *, allow_unset: bool = False) -> float:
-    """A timeout in seconds, checked: 0 is none, and so is infinity, which comes back as 0.
-
-    Args:
-        value: what the user passed.
-        what: its name, for messages.
-        allow_unset: also let `UNSET_RPC_TIMEOUT` (-1, "the agent's default") through.
-
-    Raises:
-        TypeError: not a real number, or a bool.
-        ValueError: negative or not a number (NaN).
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}")
-    seconds = float(value)
-    if allow_unset and seconds == UNSET_RPC_TIMEOUT:
-        return seconds
-    if math.isnan(seconds) or seconds < 0:
-        raise ValueError(f"{what} must be 0 (none) or a positive number of seconds, not {value}")
-    return 0.0 if math.isinf(seconds) else seconds
 
 
 class RpcBackendOptions:
@@ -95,14 +71,21 @@ class RpcBackendOptions:
             Default: `FARCALL_MAX_QUEUED_REQUESTS` of the environment; else 65,536.
         max_queued_bytes: the same in bytes, from 0. A single request may be larger. Default:
             `FARCALL_MAX_QUEUED_BYTES` of the environment; else 256 MiB.
-        secret: shared by all workers; text is encoded as UTF-8. Default: `FARCALL_SECRET` of the
-            environment, and no authentication when that isn't set either.
+        secret: shared by all workers, a `Secret`, text (encoded as UTF-8) or bytes. Default:
+            `FARCALL_SECRET` of the environment, or what is in the file `FARCALL_SECRET_FILE`; else
+            the secret of this user on this machine, with which workers talk to those of their own
+            machine only.
+        tls: certificates that links over TCP are made with, instead of those that are made of the
+            secret. No secret is needed then. Default: `FARCALL_TLS_CERT`, `FARCALL_TLS_KEY` and
+            `FARCALL_TLS_CA` of the environment, and `FARCALL_TLS_NAMES` ("1" or "0").
+        encrypt: encrypt links over TCP. False only authenticates what goes over them, and must be
+            the same on all workers. Default: `FARCALL_ENCRYPT` of the environment; else True.
         listen: "host" or "host:port" to listen on (port 0: any free one). Default:
-            `FARCALL_LISTEN` of the environment; else loopback without a secret, and all
-            interfaces ("::", which is IPv4 and IPv6) with one. A worker that listens on
-            loopback also calls workers of its own machine only, unless it has a secret.
-        insecure: listen where others can reach it even without a secret. Whoever reaches it can
-            run code in this process.
+            `FARCALL_LISTEN` of the environment; else all interfaces ("::", which is IPv4 and IPv6)
+            if a secret is given, and loopback if none is.
+        insecure: if no secret is given, have none, and talk to workers of other machines all the
+            same. Whoever reaches this worker can run code in its process. Default:
+            `FARCALL_INSECURE` of the environment ("1" or "0"); else False.
         allow_functions: callers may run these only: patterns of "module:qualname", matched as by
             `fnmatch.fnmatchcase`. None: all.
         allow_by_value: let callers send functions as code (lambdas, closures).
@@ -167,7 +150,9 @@ class RpcBackendOptions:
     max_in_flight_bytes: int
     max_queued_requests: int
     max_queued_bytes: int
-    secret: bytes | None
+    secret: Secret | None
+    tls: TlsConfig | None
+    encrypt: bool
     listen: str | None
     insecure: bool
     allow_functions: tuple[str, ...] | None
@@ -229,8 +214,10 @@ class RpcBackendOptions:
             default=Bounds().queued_bytes,
         ),
         "secret": check.secret,
+        "tls": check.tls,
+        "encrypt": partial(check.switch, "encrypt", variable="FARCALL_ENCRYPT", default=True),
         "listen": check.listen,
-        "insecure": partial(check.flag, "insecure"),
+        "insecure": partial(check.switch, "insecure", variable="FARCALL_INSECURE", default=False),
         "allow_functions": check.patterns,
         "allow_by_value": partial(check.flag, "allow_by_value"),
         "allow_pickle": partial(check.flag, "allow_pickle"),
@@ -289,9 +276,11 @@ class RpcBackendOptions:
         max_in_flight_bytes: int | None = None,
         max_queued_requests: int | None = None,
         max_queued_bytes: int | None = None,
-        secret: str | bytes | None = None,
+        secret: Secret | str | bytes | None = None,
+        tls: TlsConfig | None = None,
+        encrypt: bool | None = None,
         listen: str | None = None,
-        insecure: bool = False,
+        insecure: bool | None = None,
         allow_functions: Collection[str] | None = None,
         allow_by_value: bool = True,
         allow_pickle: bool = True,
@@ -323,6 +312,8 @@ class RpcBackendOptions:
             max_queued_requests=max_queued_requests,
             max_queued_bytes=max_queued_bytes,
             secret=secret,
+            tls=tls,
+            encrypt=encrypt,
             listen=listen,
             insecure=insecure,
             allow_functions=allow_functions,
@@ -410,6 +401,11 @@ class RpcBackendOptions:
         """
         self.devices = device_list(devices)
 
+    @property
+    def uses_machine_secret(self) -> bool:
+        """Whether a worker that is given no secret takes that of this user on this machine."""
+        return not self.insecure
+
     def open_endpoint(self, place: Place) -> ListeningEndpoint:
         """Called once when a worker starts: what its frames travel over.
 
@@ -426,14 +422,16 @@ class RpcBackendOptions:
             Listening(
                 listen=place.listen,
                 advertise=place.advertise,
-                secret=self.secret,
+                secret=place.credential.key,
+                tls=place.credential.tls,
+                encrypt=self.encrypt,
                 admit=place.admit,
                 meeting=place.meeting,
                 paths=self.paths,
                 streams=self.tcp_streams,
                 dead_host_timeout=self.dead_host_timeout,
                 shared_memory=self.shared_memory,
-                confined=is_confined(self),
+                confined=place.credential.confined,
                 move_threads=self.move_threads,
                 keep_awake=leaves_cores_free(),
             ),

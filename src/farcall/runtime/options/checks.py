@@ -14,6 +14,8 @@ from collections.abc import Collection
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall.runtime.options.secret import Secret
+from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 
 MAX_DEAD_HOST_TIMEOUT = 3600.0
@@ -28,10 +30,8 @@ def nearest(name: str, options: Collection[str]) -> str:
 
 
 def shown(name: str, value: object) -> str:
-    """The `repr` of an option: of a secret only that there is one, of a store its class."""
-    if value is None or name not in ("secret", "store"):
-        return repr(value)
-    return "..." if name == "secret" else f"<{type(value).__name__}>"
+    """The `repr` of an option: of a store its class."""
+    return repr(value) if value is None or name != "store" else f"<{type(value).__name__}>"
 
 
 def text(what: str, given: str) -> str:
@@ -115,15 +115,25 @@ def dead_host_timeout(given: float | None) -> float:
     return seconds
 
 
-def secret(given: str | bytes | None) -> bytes | None:
-    """As bytes: as given, or as the environment says; None: no authentication."""
+def secret(given: Secret | str | bytes | None) -> Secret | None:
+    """As a secret; None: the environment or this machine has one, see `credential`."""
+    return None if given is None else Secret(given)
+
+
+def tls(given: TlsConfig | None) -> TlsConfig | None:
+    """As given, or as the environment says; None: no certificates."""
     if given is None:
-        return os.environ.get("FARCALL_SECRET", "").encode() or None
-    if not isinstance(given, str | bytes):
-        raise TypeError(f"secret must be text or bytes, not {type(given).__name__}")
-    if not given:
-        raise ValueError("secret is empty: pass None for no authentication")
-    return given.encode() if isinstance(given, str) else given
+        names = [f"FARCALL_TLS_{what}" for what in ("CERT", "KEY", "CA")]
+        paths = [os.environ.get(name, "") for name in names]
+        if not any(paths):
+            return None
+        if not all(paths):
+            raise ValueError(f"{', '.join(names)}: set all of them, or none")
+        cert, key, ca = paths
+        return TlsConfig(cert, key, ca, switch("names", None, "FARCALL_TLS_NAMES", False))
+    if not isinstance(given, TlsConfig):
+        raise TypeError(f"tls must be a TlsConfig, not {type(given).__name__}")
+    return given
 
 
 def whole_number(

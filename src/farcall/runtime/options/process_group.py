@@ -76,6 +76,11 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions, only_options=True):
         """The same as `num_worker_threads`."""
         return self.num_worker_threads
 
+    @property
+    def uses_machine_secret(self) -> bool:
+        """No: see above."""
+        return False
+
     def open_endpoint(self, place: Place) -> ListeningEndpoint:
         """Wait for the others, and connect with all of them.
 
@@ -89,10 +94,11 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions, only_options=True):
                 "a process group has a fixed size: pass rank and world_size to init_rpc, or set "
                 "RANK and WORLD_SIZE; workers that come and go need the backend TENSORPIPE"
             )
-        if self.secret is not None:
+        if place.credential.secret is not None or place.credential.tls is not None:
             raise ValueError(
                 "process groups have no authentication, so the backend PROCESS_GROUP can't honour "
-                "the secret: unset FARCALL_SECRET (or the option secret=), or use TENSORPIPE"
+                "the secret or the certificates: leave out FARCALL_SECRET, FARCALL_SECRET_FILE, "
+                "FARCALL_TLS_... and the options secret= and tls=, or use TENSORPIPE"
             )
         candidate = Candidate(PrefixStore("nccl", place.store), place.me.id, self._cuda_devices())
         group = open_group(

@@ -8,6 +8,9 @@ from typing import TypedDict
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall.runtime.options.secret import Secret
+from farcall.transport.connect.credentials import TlsConfig
+
 
 class BackendType(enum.Enum):
     """Which backend to run on; the names are torch.distributed.rpc's, for its programs.
@@ -31,9 +34,11 @@ class FarcallOptions(TypedDict, total=False):
     max_in_flight_bytes: int | None
     max_queued_requests: int | None
     max_queued_bytes: int | None
-    secret: str | bytes | None
+    secret: Secret | str | bytes | None
+    tls: TlsConfig | None
+    encrypt: bool | None
     listen: str | None
-    insecure: bool
+    insecure: bool | None
     allow_functions: Collection[str] | None
     allow_by_value: bool
     allow_pickle: bool

@@ -16,6 +16,7 @@ from farcall.errors import FarcallError
 from farcall.runtime.agent import Agent
 from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.options.credential import Credentials
 from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
 from farcall.testing.agents import functions
@@ -29,6 +30,8 @@ PASS_SECONDS = 4 * START_SECONDS  # of each message, one after the other
 REACH_SECONDS = 10.0
 REACH_TRIES = 2  # the first may find that the one who had the name is dead
 SHUTDOWN_SECONDS = 45.0
+
+_SECRET = "ee89d25b89c546471e193d19d3be7f98"
 
 
 class Plan:
@@ -124,7 +127,7 @@ class Program:
     def _start(self) -> None:
         plan, me = self._plan, self._me
         options = _Options(
-            secret=b"simulated" * 4,
+            secret=_SECRET,
             listen=me.host.address,
             transports=("socket",),
             paths=("tcp",),
@@ -137,7 +140,9 @@ class Program:
             options.store = StoreClient(self._system.store)  # type: ignore[assignment]
             size = len(plan.names) if plan.is_fixed else None
             rank = plan.names.index(self.name) if plan.is_fixed else -1
-            self.agent = start_agent(self.name, rank, size, options, 0, Quirks(), Autograd)
+            self.agent = start_agent(
+                self.name, rank, size, options, Credentials(), 0, Quirks(), Autograd
+            )
         except (FarcallError, RuntimeError) as error:
             took = self._scheduler.now - begun - me.stood_between(begun, self._scheduler.now)
             self._note(me, "could not start:", error)

@@ -104,7 +104,7 @@ class Terms(NamedTuple):
     encrypts: bool = True
 
 
-class Credentials:
+class LinkCredentials:
     """What this process proves itself with.
 
     Args:

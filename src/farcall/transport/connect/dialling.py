@@ -184,7 +184,7 @@ class Ways:
             why += f" ({', '.join(left_out)}): "
             if self._listening.confined:
                 why += (
-                    "without a secret a worker calls those of its own machine only; set "
+                    "a worker that is given no secret calls those of its own machine only; set "
                     "FARCALL_SECRET to the same secret on all workers"
                 )
             else:

@@ -326,7 +326,8 @@ def _check_common(channel: Channel, hello: Hello, terms: Terms) -> None:
     if len(hello.key) != KEY_LENGTH:
         raise BadFrame(f"worker {name!r} has no share in the keys")
     if hello.encrypts != terms.encrypts:
-        _refuse("one worker has encrypt=False and the other has not: set FARCALL_ENCRYPT the same")
+        why = "one worker has encrypt=False and the other has not: set FARCALL_ENCRYPT the same"
+        raise Refusal(AuthenticationFailed, why, why)
     if terms.certificates is not None and terms.certificates.binds_names:
         names = channel.stream.names()
         if hello.name not in names:

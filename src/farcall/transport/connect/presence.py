@@ -15,7 +15,7 @@ from farcall.ids import Worker, original
 from farcall.transport.base import NotSent
 from farcall.transport.connect import handshake
 from farcall.transport.connect.addresses import UNIX
-from farcall.transport.connect.credentials import Credentials
+from farcall.transport.connect.credentials import LinkCredentials
 from farcall.transport.connect.dialling import Dialled, Dialler
 from farcall.transport.connect.handshake_messages import Ended, Identity, NotHere
 from farcall.transport.connect.listening import Listening
@@ -27,7 +27,7 @@ def is_gone(
     worker: Worker,
     me: Identity,
     listening: Listening,
-    credentials: Credentials,
+    credentials: LinkCredentials,
     closing: threading.Event,
     deadline: float,
 ) -> bool:
@@ -80,7 +80,7 @@ def answers(
     worker: Worker,
     me: Identity,
     listening: Listening,
-    credentials: Credentials,
+    credentials: LinkCredentials,
     closing: threading.Event,
     deadline: float,
 ) -> bool:

@@ -28,6 +28,8 @@ from farcall.wire import frames
 from farcall.wire.frames import DEFAULT_LIMITS, Limits
 from farcall.wire.messages import KINDS
 
+has_crypto = _native.has_crypto  # without it no link can have keys
+
 _DIALLED, _ACCEPTED = 0, 1
 _NUMBERS = {message: int(kind) for message, kind in KINDS.items()}
 _LAST_KIND = max(_NUMBERS.values())
@@ -116,17 +118,15 @@ class NativeEndpoint:
         link.lose("this worker has shut down")
 
     def _open_core(self, connection: Connection, zero_copy: bool) -> _native.Link:
-        if connection.keys is not None:
-            raise LinkError("this transport has no records yet")
         unix = addresses.is_unix(connection.sock)
         dialled = connection.dialled
         fd = connection.sock.detach()
-        if not (unix and self._shm and connection.peer.shm == _native.SHM_VERSION):
-            streams = connection.streams
-            return self._core.open_stream(fd, self._limits, streams, *self._stripes, dialled)
-        side = _DIALLED if dialled else _ACCEPTED
         try:
-            return self._core.open_rings(fd, self._limits, side, zero_copy, connection.deadline)
+            if unix and self._shm and connection.peer.shm == _native.SHM_VERSION:
+                side = _DIALLED if dialled else _ACCEPTED
+                return self._core.open_rings(fd, self._limits, side, zero_copy, connection.deadline)
+            streams, keys = connection.streams, connection.keys
+            return self._core.open_stream(fd, self._limits, streams, *self._stripes, dialled, keys)
         except RuntimeError as error:
             raise LinkError(str(error)) from error
 

@@ -62,10 +62,8 @@ class NativeLink:
 
     def join(self, sock: socket.socket, keys: Keys | None) -> None:
         """See `connections.Connections`."""
-        if keys is not None:
-            raise LinkError("this transport has no records yet")
         try:
-            self._core.join(sock.detach())
+            self._core.join(sock.detach(), keys)
         except RuntimeError as error:
             raise LinkError(str(error)) from error
 

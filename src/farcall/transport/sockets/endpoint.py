@@ -12,7 +12,6 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
-from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.base import Arrived, Event, Link, LinkLost
 from farcall.transport.connect.connection import Connection
@@ -81,8 +80,6 @@ class SocketEndpoint:
         return self._connections.answers(worker, deadline)
 
     def _open_link(self, connection: Connection) -> SocketLink:
-        if connection.keys is not None:
-            raise LinkError("this transport has no records yet")
         return SocketLink(
             connection.sock,
             connection.worker,

@@ -1,0 +1,30 @@
+"""Timeouts as users give them."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+UNSET_RPC_TIMEOUT = -1.0
+
+
+def validate_timeout(value: object, what: str = "timeout", *, allow_unset: bool = False) -> float:
+    """A timeout in seconds, checked: 0 is none, and so is infinity, which comes back as 0.
+
+    Args:
+        value: what the user passed.
+        what: its name, for messages.
+        allow_unset: also let `UNSET_RPC_TIMEOUT` (-1, "the agent's default") through.
+
+    Raises:
+        TypeError: not a real number, or a bool.
+        ValueError: negative or not a number (NaN).
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}")
+    seconds = float(value)
+    if allow_unset and seconds == UNSET_RPC_TIMEOUT:
+        return seconds
+    if math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"{what} must be 0 (none) or a positive number of seconds, not {value}")
+    return 0.0 if math.isinf(seconds) else seconds
