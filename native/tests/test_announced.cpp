@@ -134,7 +134,7 @@ void test_records() {
     CHECK(!channels.back()->look());
     peers.push_back(std::move(other));
   }
-  CHECK(growth() < 100 * (64 << 10));
+  CHECK(growth() < 100 * (128 << 10));  // AddressSanitizer notes an eighth of what may be used
 }
 
 }  // namespace
