@@ -128,9 +128,12 @@ nb::object in_frame(InFrame frame, std::uint64_t link_id) {
                         ? bytes_of(front + frame.body_offset, frame.body_size)
                         : view_of(frame.front, frame.body_offset, frame.body_size);
   nb::object buffers = steal(PyList_New(static_cast<Py_ssize_t>(frame.buffers.size())));
+  nb::object empty;  // one view for all buffers without content: there may be thousands
   for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
     const std::size_t size = frame.buffers[i]->size();
-    nb::object view = view_of(std::move(frame.buffers[i]), 0, size);
+    nb::object view = size == 0 && empty.is_valid() ? empty
+                                                    : view_of(std::move(frame.buffers[i]), 0, size);
+    if (size == 0) empty = view;
     PyList_SET_ITEM(buffers.ptr(), static_cast<Py_ssize_t>(i), view.release().ptr());
   }
   const int first = link_id != 0;

@@ -34,7 +34,8 @@ bool find(void* handle, const char* name, Function& function) {
   return function != nullptr;
 }
 
-// Stays loaded: contexts may be in use until the process ends.
+// Stays loaded: contexts may be in use until the process ends. When `exit` has cleaned the library up,
+// those that are there go on working, and no new one can be made.
 std::optional<Library> load() {
   for (const char* name : kNames) {
     void* handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);

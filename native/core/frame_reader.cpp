@@ -105,7 +105,7 @@ bool FrameReader::next_striped(Source& source) {
     if (frame_.buffers[index_] != nullptr) continue;
     const std::uint64_t size = table_.lengths[index_], chunk = table_.places[index_];
     count_chunks(size, chunk);  // may throw
-    frame_.buffers[index_] = pool_.allocate(size);
+    frame_.buffers[index_] = pool_.allocate_for_pieces(size, chunk);
     source.begin_striped(frame_.buffers[index_]->data(), size, chunk);
     stage_ = Stage::kStriped;
     return true;

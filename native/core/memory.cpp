@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdlib>
 #include <new>
+#include <string>
 
 #include "errors.hpp"
 #include "forks.hpp"
@@ -26,6 +27,25 @@ class MallocBlock final : public Block {
   }
   ~MallocBlock() override { std::free(data()); }
 };
+
+class MappedBlock final : public Block {
+ public:
+  explicit MappedBlock(std::size_t size) : Block(map(size), size) {}
+  ~MappedBlock() override { munmap(data(), size()); }
+
+ private:
+  static std::uint8_t* map(std::size_t size) {
+    void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    madvise(mapped, size, MADV_NOHUGEPAGE);
+    return static_cast<std::uint8_t*>(mapped);
+  }
+};
+
+[[noreturn]] void throw_no_memory(std::size_t size) {
+  throw BadFrame("no memory for a frame part of " + std::to_string(size) + " bytes");
+}
 
 // Memory that begins at a multiple of a huge page, if it has that size.
 void* map_fresh(std::size_t size) {
@@ -77,6 +97,8 @@ class HeapPool::Piece final : public Block {
   std::uint32_t generation_;
 };
 
+HeapPool::HeapPool() : empty_(std::make_shared<MallocBlock>(0)) {}
+
 HeapPool::~HeapPool() {
   for (auto& [size, pieces] : kept_) {
     for (Kept& piece : pieces) munmap(piece.data, size);
@@ -84,6 +106,7 @@ HeapPool::~HeapPool() {
 }
 
 BlockRef HeapPool::allocate(std::size_t size) {
+  if (size == 0) return empty_;
   try {
     if (size < kSmallest) return std::make_shared<MallocBlock>(size);
     const std::size_t whole = pooled_size(size);
@@ -101,7 +124,17 @@ BlockRef HeapPool::allocate(std::size_t size) {
     if (data != nullptr) return std::make_shared<Piece>(shared_from_this(), data, size, whole);
   } catch (const std::bad_alloc&) {
   }
-  throw BadFrame("no memory for a frame part of " + std::to_string(size) + " bytes");
+  throw_no_memory(size);
+}
+
+// Half a huge page for each piece is taken soon enough. Kept memory would have huge pages.
+BlockRef HeapPool::allocate_for_pieces(std::size_t size, std::size_t piece) {
+  if (size < kHugePage || piece >= kHugePage / 2) return allocate(size);
+  try {
+    return std::make_shared<MappedBlock>(size);
+  } catch (const std::bad_alloc&) {
+    throw_no_memory(size);
+  }
 }
 
 void HeapPool::give_back(void* data, std::size_t size) {

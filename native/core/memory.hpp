@@ -42,7 +42,7 @@ class HeapPool : public std::enable_shared_from_this<HeapPool> {
   static constexpr std::size_t kSmallest = 64 << 10;  // smaller pieces are malloc's
   static constexpr std::size_t kKept = 512 << 20;
 
-  HeapPool() = default;
+  HeapPool();
   ~HeapPool();
   HeapPool(const HeapPool&) = delete;
   HeapPool& operator=(const HeapPool&) = delete;
@@ -50,6 +50,9 @@ class HeapPool : public std::enable_shared_from_this<HeapPool> {
   // Memory of `size` bytes, at a multiple of 64. Its content is anything that was received here.
   // Throws BadFrame if there is none.
   BlockRef allocate(std::size_t size);
+  // The same for memory that fills up in pieces of `piece` bytes, in any order. It is taken as they
+  // arrive: the first byte of a huge page would take all of it.
+  BlockRef allocate_for_pieces(std::size_t size, std::size_t piece);
 
   // Give back to the system what is kept and nobody has asked for since the last call.
   // True if anything is still kept.
@@ -63,6 +66,7 @@ class HeapPool : public std::enable_shared_from_this<HeapPool> {
   };
   void give_back(void* data, std::size_t size);
 
+  const BlockRef empty_;  // one for all, since a frame may have thousands
   std::mutex mutex_;
   std::map<std::size_t, std::vector<Kept>> kept_;
   std::size_t bytes_kept_ = 0;

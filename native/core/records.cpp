@@ -19,14 +19,12 @@ bool is_possible(std::uint32_t payload) { return payload > 0 && payload <= kMaxP
 
 }  // namespace
 
-// REKEY of the Noise Protocol Framework: the first bytes of zeros encrypted under the key.
+// REKEY of the Noise Protocol Framework: the first bytes of zeros encrypted under the key. To decrypt
+// zeros is the same in counter mode, so either direction has the context for it.
 void RecordKey::replace() {
   const Key zeros{};
-  std::uint8_t tag[kTagSize];
-  Gcm old(Gcm::Direction::kEncrypt, key_);
-  old.begin(kRekeyNumber);
-  old.convert(zeros.data(), kKeySize, key_.data());
-  old.finish(tag);
+  gcm.begin(kRekeyNumber);
+  gcm.convert(zeros.data(), kKeySize, key_.data());
   gcm.set_key(key_);
 }
 

@@ -53,6 +53,17 @@ void test_reuse_and_trim() {
   std::memset(survivor->data(), 1, size);  // keeps the pool
 }
 
+void test_memory_for_pieces() {
+  auto pool = std::make_shared<HeapPool>();
+  constexpr std::size_t size = 4 << 20;
+  const std::uint8_t* kept = pool->allocate(size)->data();
+  BlockRef block = pool->allocate_for_pieces(size, 4096);
+  CHECK(block->data() != kept && block->size() == size);  // that may have huge pages
+  std::memset(block->data(), 1, size);
+  CHECK(pool->allocate_for_pieces(size, 1 << 20)->data() == kept);
+  CHECK_THROWS(pool->allocate_for_pieces(std::size_t{1} << 62, 1), BadFrame);
+}
+
 void test_pool_of_threads() {
   auto pool = std::make_shared<HeapPool>();
   std::vector<std::thread> threads;
@@ -139,6 +150,7 @@ int main() {
   test_sizes();
   test_pieces_of_any_size();
   test_reuse_and_trim();
+  test_memory_for_pieces();
   test_pool_of_threads();
   test_shared_memory();
   test_shared_memory_of_a_liar();

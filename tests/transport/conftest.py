@@ -49,10 +49,14 @@ NATIVE_PATHS = {
     "unix": ("unix", "tcp"),
     "tcp": ("tcp",),
     "striped": ("tcp",),
+    "sealed": ("tcp",),  # with keys
+    "sealed striped": ("tcp",),
 }
 # So small that most buffers of the tests are striped.
 STRIPES = {"stripe_threshold": 1000, "stripe_chunk": 300}
 NATIVE_KINDS = [pytest.param(f"native {path}", marks=needs_native) for path in NATIVE_PATHS]
+# Tests that speak for a peer know no keys.
+PLAIN_NATIVE_KINDS = NATIVE_KINDS[:-2]
 SECRET_KINDS = ["tcp with a secret", pytest.param("unix with a secret", marks=needs_unix)]
 
 
@@ -71,9 +75,14 @@ def stations_of(net: Net) -> Iterator[StationMaker]:
 def native_net(path: str, by: str) -> SocketNet:
     from farcall.transport.native.endpoint import NativeEndpoint  # noqa: PLC0415 -- if it was compiled
 
-    if path != "striped":
-        return SocketNet(None, by, NativeEndpoint, paths=NATIVE_PATHS[path])
-    make = partial(NativeEndpoint, **STRIPES)
+    endpoint: Any = NativeEndpoint
+    if "sealed" in path:
+        from sealed import SealedEndpoint  # noqa: PLC0415
+
+        endpoint = SealedEndpoint
+    if "striped" not in path:
+        return SocketNet(None, by, endpoint, paths=NATIVE_PATHS[path])
+    make = partial(endpoint, **STRIPES)
     return SocketNet(None, by, make, paths=NATIVE_PATHS[path], streams=4)
 
 
@@ -112,7 +121,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.node.callspec.params["station"])
 
 
-@pytest.fixture(params=[*SOCKET_KINDS, *NATIVE_KINDS])
+@pytest.fixture(params=[*SOCKET_KINDS, *PLAIN_NATIVE_KINDS])
 def network(request: pytest.FixtureRequest) -> Net:
     """A network of the operating system, on every transport that uses one."""
     return net_of(request)
