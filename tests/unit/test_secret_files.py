@@ -253,6 +253,15 @@ def test_a_file_is_read_without_its_line_end(tmp_path: Path, end: str) -> None:
     assert read_secret(str(file_with(tmp_path / "s", SECRET + end))) == Secret(SECRET)
 
 
+def test_bytes_in_a_file_are_read_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "s"
+    data = bytes.fromhex("9af1c3d25e7b80466fd2a91c37e5b80a")  # ends with a line end
+    file.write_bytes(data)
+    file.chmod(0o600)
+    assert read_secret(str(file)) == Secret(data)
+    assert Secret(data).reveal() == data
+
+
 def test_a_link_to_a_good_file_is_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(file_with(tmp_path / "s"))
     assert read_secret(str(tmp_path / "link")) == Secret(SECRET)
