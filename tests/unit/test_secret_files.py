@@ -200,7 +200,7 @@ def test_a_file_of_another_user_is_refused(home: Path) -> None:
 def test_a_file_that_others_may_read_or_change_is_refused(home: Path, mode: int) -> None:
     machine_secret()
     (home / ".local" / "state" / "farcall" / "secret").chmod(mode)
-    with pytest.raises(ValueError, match=r"by others .* remove it, and a new one is made"):
+    with pytest.raises(ValueError, match=r"by others .* remove it, a new one is made"):
         machine_secret()
 
 
@@ -233,7 +233,7 @@ def test_symbolic_links_are_refused(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "short", "winter2026winter2026", "x" * 5000])
 def test_a_damaged_file_is_named(home: Path, text: str) -> None:
     file = file_with(home / ".local" / "state" / "farcall" / "secret", text)
-    with pytest.raises(ValueError, match=str(file)):
+    with pytest.raises(ValueError, match=f"{file}.* if you remove it, a new one is made"):
         machine_secret()
 
 

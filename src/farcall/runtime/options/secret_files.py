@@ -136,7 +136,10 @@ def _secret_at(folder: int, path: str) -> Secret:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(NAME, flags, dir_fd=folder)
     with _closing(descriptor):
-        return _read(descriptor, file, {os.geteuid()}, "remove it, and a new one is made")
+        try:
+            return _read(descriptor, file, {os.geteuid()}, "they may know it")
+        except ValueError as error:
+            raise ValueError(f"{error}; if you remove it, a new one is made") from None
 
 
 def _make_secret(folder: int) -> None:
