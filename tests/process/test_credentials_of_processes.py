@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.current import current_agent
 from farcall.runtime.membership.endpoints import open_endpoint
 from farcall.runtime.membership.losses import Reception
+from farcall.runtime.options.secret_files import machine_secret
 from farcall.transport.connect.handshake import Identity
 from farcall.transport.connect.listening import Listening
 from farcall.wire.frames import Frame, encode
@@ -53,6 +55,28 @@ def test_processes_that_start_at_once_get_the_same_secret(tmp_path: Path) -> Non
     assert len(set(said)) == 1
     assert (tmp_path / "state" / "farcall" / "secret").read_text() == said[0]
     assert os.listdir(tmp_path / "state" / "farcall") == ["secret"]
+
+
+@as_root
+def test_a_user_without_a_home_has_a_secret_of_its_own(crew: Crew) -> None:
+    folder = Path(f"/tmp/farcall-{NOBODY}")
+    was_there = folder.exists()
+    try:
+        found = set()
+        for home in ("/root", "/nowhere", "", "relative"):
+            user = crew.member(HOME=home, XDG_STATE_HOME="")
+            user.run(become_nobody)
+            found.add(user.run(own_secret))
+        assert len(found) == 1
+        assert found != {own_secret()}
+        assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (NOBODY, 0o700)
+    finally:
+        if not was_there:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def own_secret() -> bytes:
+    return machine_secret()[0].reveal()
 
 
 # --- strangers

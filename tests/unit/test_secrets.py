@@ -112,6 +112,7 @@ def test_copies_of_options_have_the_secret() -> None:
 
 def test_secrets_are_equal_if_their_bytes_are() -> None:
     assert Secret(SECRET) == Secret(SECRET.encode()) == Secret(Secret(SECRET))
+    assert Secret(SECRET) == Secret(f"{SECRET}\n")  # as `open(path).read()` has it
     assert Secret(SECRET) != Secret(OTHER_SECRET)
     assert Secret(SECRET) != SECRET
     with pytest.raises(TypeError, match="unhashable"):

@@ -83,7 +83,7 @@ class Credentials:
         path = os.environ.get(FILE_VARIABLE)
         try:
             if self._said:
-                return Secret(self._said.rstrip("\r\n"))
+                return Secret(self._said)
             return read_secret(path) if path else None
         except ValueError as error:
             raise ValueError(f"{VARIABLE if self._said else FILE_VARIABLE}: {error}") from None

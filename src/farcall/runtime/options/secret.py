@@ -20,7 +20,7 @@ class Secret:
     two compare in constant time.
 
     Args:
-        given: text, which is encoded as UTF-8, bytes, or a secret.
+        given: text (encoded as UTF-8, without line ends at its end), bytes, or a secret.
 
     Raises:
         TypeError: it is something else.
@@ -91,7 +91,7 @@ class Secret:
 
 
 def _encoded(text: str) -> bytes:
-    try:
-        return text.encode(errors="surrogateescape")  # as variables of the environment have it
+    try:  # a variable of the environment may have escaped bytes
+        return text.rstrip("\r\n").encode(errors="surrogateescape")
     except UnicodeEncodeError:  # which would show the text
         raise ValueError("secret must be text that can be encoded as UTF-8") from None

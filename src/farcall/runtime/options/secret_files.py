@@ -25,7 +25,7 @@ _WRITERS = stat.S_IWGRP | stat.S_IWOTH
 def read_secret(path: str) -> Secret:
     """Return the secret in a file that belongs to this user or root, and that nobody else can read.
 
-    Line ends at its end don't belong to it.
+    Line ends at the end of a text don't belong to it.
 
     Raises:
         ValueError: it can't be read, others can read it, or what is in it is no good secret.
@@ -136,7 +136,10 @@ def _secret_at(folder: int, path: str) -> Secret:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(NAME, flags, dir_fd=folder)
     with _closing(descriptor):
-        return _read(descriptor, file, {os.geteuid()}, "remove it, and a new one is made")
+        try:
+            return _read(descriptor, file, {os.geteuid()}, "they may know it")
+        except ValueError as error:
+            raise ValueError(f"{error}; if you remove it, a new one is made") from None
 
 
 def _make_secret(folder: int) -> None:
@@ -179,9 +182,16 @@ def _read(descriptor: int, path: str, owners: set[int], cure: str) -> Secret:
     if len(data) > LONGEST:
         raise ValueError(f"{path} has more than {LONGEST} bytes: that is no secret")
     try:
-        return Secret(data.rstrip(b"\r\n"))
+        return Secret(_text_or_bytes(data))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _text_or_bytes(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
 
 
 @contextlib.contextmanager
