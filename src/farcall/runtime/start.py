@@ -180,11 +180,12 @@ def start_agent(
             gradients=gradients,
         )
     except BaseException:
+        reception.open(None)
         endpoint.close()
         raise
     if not size:
         reminder.start()
-    reception.losses = agent.losses
+    reception.open(agent.losses)
     return agent
 
 
