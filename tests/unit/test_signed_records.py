@@ -14,6 +14,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 
 from farcall.errors import RendezvousError, RendezvousTimeout
 from farcall.ids import Worker, new_incarnation
+from farcall.runtime.membership import fixed_group
 from farcall.runtime.membership.records import RECORD, Record
 from farcall.runtime.membership.rendezvous import Rendezvous
 from farcall.runtime.membership.signed_store import MOST_NAMED, SignedStore
@@ -171,7 +172,15 @@ def test_a_record_under_another_secret_is_not_there(store: HashStore) -> None:
     stranger = Rendezvous(store, "farcall/open", SecretSigner(b"what others know"))
     stranger.join(worker("w1", 1), None, PATIENCE)
     assert meet(store).find("w1") is None
-    assert Rendezvous(store, "farcall/open").find("w1") is not None  # it believes everybody
+    assert Rendezvous(store, "farcall/open").find("w1") is None
+
+
+def test_without_a_secret_nobody_is_believed_who_has_one(store: HashStore) -> None:
+    open_group = Rendezvous(store, "farcall/open")
+    open_group.join(worker("w0", 0), None, PATIENCE)
+    meet(store, worker("w1", 1))
+    assert open_group.find("w0") is not None
+    assert open_group.find("w1") is None
 
 
 def test_what_is_signed_of_some_parts_is_that_of_no_others() -> None:
@@ -184,7 +193,8 @@ def test_signatures_are_under_a_key_of_their_own() -> None:
     assert SecretSigner(secret)._key != secret
     assert SecretSigner(secret).sign(b"x") != SecretSigner(secret + b"!").sign(b"x")
     assert not SecretSigner(secret).check(b"x", b"")
-    assert Unsigned().check(b"x", b"anything")
+    assert Unsigned().check(b"x", Unsigned().sign(b"x"))
+    assert not Unsigned().check(b"x", SecretSigner(secret).sign(b"x"))
 
 
 # --- what the log says
@@ -254,6 +264,29 @@ def test_the_gate_of_an_earlier_run_opens_no_group(store: HashStore) -> None:
     [outcome] = join_all(store, [worker("w0", 0)], 2, PATIENCE)
     assert isinstance(outcome, RendezvousError)
     assert "earlier run" in str(outcome)
+
+
+def forged(one: Worker) -> bytes:
+    return msgspec.msgpack.encode([msgspec.msgpack.encode(Record(one)), b"\0" * 32])
+
+
+def test_a_forged_record_gives_way_to_its_worker(store: HashStore) -> None:
+    workers = [worker("w0", 0), worker("w1", 1)]
+    put(store, "rank/1", forged(worker("w1", 1)), "farcall/0")
+    put(store, "name/w1", forged(worker("w1", 1)), "farcall/0")
+    assert join_all(store, workers, 2, PATIENCE) == [workers, workers]
+
+
+def test_a_forged_record_in_the_place_of_a_worker_ends_the_wait(
+    store: HashStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be one with another secret, and would be waited for until the timeout."""
+    monkeypatch.setattr(fixed_group, "CLAIM_SECONDS", SHORT)
+    put(store, "rank/1", forged(worker("w1", 1)), "farcall/0")
+    [outcome] = join_all(store, [worker("w0", 0)], 2, PATIENCE)
+    assert type(outcome) is RendezvousError
+    assert "rank 1 can't be believed" in str(outcome)
+    assert "FARCALL_SECRET is the same on all workers" in str(outcome)
 
 
 def test_junk_where_the_gate_belongs_holds_nobody_up(store: HashStore) -> None:

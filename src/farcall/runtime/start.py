@@ -30,7 +30,7 @@ from farcall.runtime.membership.reachability import advertised
 from farcall.runtime.membership.records import WORKER
 from farcall.runtime.membership.rendezvous import Rendezvous, store_errors
 from farcall.runtime.membership.signed_store import SignedStore
-from farcall.runtime.membership.signing import signer_of
+from farcall.runtime.membership.signing import Membership, signer_of
 from farcall.runtime.membership.stores import bounded, check_place, open_store
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.protected_mode import is_confined, listen_address
@@ -89,23 +89,27 @@ def start_agent(
         store, size = options.store, world_size if world_size and world_size > 0 else None
     prefix = f"farcall/{generation}" if size else "farcall/open"
     signer = signer_of(options.secret)
+    membership = Membership(prefix, signer)
     rendezvous = Rendezvous(store, prefix, signer)
     kinds = SignedStore(PrefixStore("farcall", store), "farcall", signer)
     incarnation = new_incarnation()
-    identity = Identity(
-        name,
-        rank,
-        incarnation,
-        host_id(),
-        main_fingerprint(),
-        zero_copy=options.shared_tensors == "handle",
-        versions=versions(),
+    identity = membership.shown_by(
+        Identity(
+            name,
+            rank,
+            incarnation,
+            host_id(),
+            main_fingerprint(),
+            zero_copy=options.shared_tensors == "handle",
+            versions=versions(),
+        )
     )
     reception = Reception()
     endpoint = options.open_endpoint(
         Place(
             me=identity,
             admit=reception.admit,
+            vouch=membership.vouch,
             meeting=reception.meeting,
             listen=(host, port),
             advertise=advertised(host, options.store, options.init_method),

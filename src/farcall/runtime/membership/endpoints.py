@@ -49,7 +49,7 @@ class Place:
 
     Attributes:
         me: what to say of ourselves. The id is -1 if the group has yet to assign it.
-        admit, meeting: for the endpoint, see `Listening`.
+        admit, vouch, meeting: for the endpoint, see `Listening`.
         listen: host and port (0: any free one) to listen on, checked to be safe.
         advertise: host names or addresses under which others reach us, best first.
         store: for the endpoint's own use: keys in it clash with nobody else's.
@@ -59,6 +59,7 @@ class Place:
 
     me: Identity
     admit: Admit
+    vouch: Callable[[Identity], str | None]
     meeting: Meeting
     listen: tuple[str, int]
     advertise: tuple[str, ...]

@@ -12,6 +12,7 @@ gate of an earlier run has another incarnation for at least one of them, and is 
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ from farcall.runtime.membership.signed_store import SignedStore
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.001, 0.05, 1.5
 # Many workers ask less often, so that together they ask some thousand times a second.
 _PAUSE_PER_WORKER = 0.001
+# How long, in seconds, a record stands in a worker's place that the worker has not signed, until
+# the wait ends. The worker may be late, and will put its own there.
+CLAIM_SECONDS = 5.0
 
 
 class FixedGroup:
@@ -45,6 +49,7 @@ class FixedGroup:
         self._ranks = [f"rank/{rank}" for rank in range(size)]
         self._confirmations = [f"confirmed/{rank}" for rank in range(size)]
         self._seen: list[Worker] = []  # all workers by rank, or none while they are not there
+        self._claimed_at = math.inf  # when somebody was seen first in the place of one of them
 
     def abort(self, reason: str) -> None:
         """End the wait of all."""
@@ -65,6 +70,7 @@ class FixedGroup:
         """
         longest = max(_LONGEST_PAUSE, self._size * _PAUSE_PER_WORKER)
         pause = _FIRST_PAUSE
+        begun = time.monotonic()
         while True:
             gate = self._gate()
             if gate is not None:
@@ -73,7 +79,11 @@ class FixedGroup:
             if self._is_confirmed():
                 opened = Gate("open", self._me.name, members=_digest(self._seen))
                 return self._ended(self._decide(opened))
-            remaining = deadline - time.monotonic()
+            now = time.monotonic()
+            if now >= self._claimed_at + CLAIM_SECONDS:
+                aborted = Gate("aborted", self._me.name, self._missing(now - begun))
+                return self._ended(self._decide(aborted))
+            remaining = deadline - now
             if remaining <= 0:
                 late = Gate("timed out", self._me.name, self._missing(timeout))
                 return self._ended(self._decide(late))
@@ -99,8 +109,10 @@ class FixedGroup:
 
     def _look(self) -> list[Worker]:
         """Return the workers by rank, or none if one is missing or this one's place is taken."""
-        records = [self._board.read(key, RECORD).value for key in self._ranks]
-        workers = [record.worker for record in records if record is not None]
+        found = [self._board.read(key, RECORD) for key in self._ranks]
+        is_claimed = any(one.claim is not None for one in found)
+        self._claimed_at = min(self._claimed_at, time.monotonic()) if is_claimed else math.inf
+        workers = [one.value.worker for one in found if one.value is not None]
         is_whole = [worker.id for worker in workers] == list(range(self._size))
         is_mine = is_whole and workers[self._me.id].incarnation == self._me.incarnation
         return workers if is_mine else []
@@ -132,11 +144,18 @@ class FixedGroup:
         return self._seen
 
     def _missing(self, timeout: float) -> str:
-        records = [self._board.read(key, RECORD).value for key in self._ranks]
-        here = [record.worker for record in records if record is not None]
-        missing = [f"rank {rank}" for rank, record in enumerate(records) if record is None]
-        if missing:
-            lacking = f"missing: {', '.join(missing)}"
+        """Return why the group is not complete, after so many seconds."""
+        found = [self._board.read(key, RECORD) for key in self._ranks]
+        here = [one.value.worker for one in found if one.value is not None]
+        missing = [rank for rank, one in enumerate(found) if one.value is None]
+        others = [rank for rank in missing if found[rank].claim is not None]
+        if others:
+            lacking = (
+                f"{_ranks(others)} can't be believed, since this worker's secret is not what that "
+                "is signed with: check that FARCALL_SECRET is the same on all workers"
+            )
+        elif missing:
+            lacking = f"missing: {_ranks(missing)}"
         else:
             lacking = "but not all of them say so in this run: is the store one of an earlier run?"
         return (
@@ -144,6 +163,10 @@ class FixedGroup:
             f"{len(here)} of {self._size} workers are here: "
             f"{', '.join(f'{one.name} (rank {one.id})' for one in here)}; {lacking}"
         )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(f"rank {rank}" for rank in ranks)
 
 
 def _digest(workers: Sequence[Worker]) -> bytes:

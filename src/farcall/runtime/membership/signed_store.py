@@ -16,6 +16,7 @@ can't be signed; what a lie about them does is in docs/protocol.md.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -53,10 +54,12 @@ class Found(NamedTuple, Generic[T]):
     Attributes:
         raw: as it is in the store; empty if there is nothing.
         value: if there is one that was signed by a member.
+        claim: if there is one that was not: it may be of somebody with another secret.
     """
 
     raw: bytes
     value: T | None
+    claim: T | None = None
 
 
 class Kind(Generic[T]):
@@ -193,23 +196,18 @@ class SignedStore:
     def _found(self, key: str, kind: Kind[T], raw: bytes) -> Found[T]:
         if not raw:
             return Found(raw, None)
-        value = None
-        body = self._opened(key, raw)
-        if body is not None:
-            value = kind.decode(body)
-        if value is None:
-            self._name(key)
-        return Found(raw, value)
+        sealed = None
+        if len(raw) <= MAX_VALUE:
+            with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                sealed = _decode_sealed(raw)
+        value = None if sealed is None else kind.decode(sealed.body)
+        if sealed is not None and value is not None and self._is_signed(key, sealed):
+            return Found(raw, value)
+        self._name(key)
+        return Found(raw, None, value)
 
-    def _opened(self, key: str, raw: bytes) -> bytes | None:
-        if len(raw) > MAX_VALUE:
-            return None
-        try:
-            sealed = _decode_sealed(raw)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return None
-        is_signed = self._signer.check(self._bound(key, sealed.body), sealed.signature)
-        return sealed.body if is_signed else None
+    def _is_signed(self, key: str, sealed: _Sealed) -> bool:
+        return self._signer.check(self._bound(key, sealed.body), sealed.signature)
 
     def _name(self, key: str) -> None:
         with self._lock:

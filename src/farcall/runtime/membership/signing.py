@@ -9,11 +9,15 @@ import hmac
 import struct
 from typing import Protocol
 
+import msgspec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from farcall.transport.connect.handshake_messages import Identity
+
 KEY_LENGTH = 32
 _LABEL = b"farcall store records"
+_MEMBER = b"farcall member 1"
 _LENGTH = struct.Struct("<I")
 
 
@@ -43,15 +47,42 @@ class SecretSigner:
 
 
 class Unsigned:
-    """Where there is no credential: everybody's words are the group's."""
+    """Where there is no credential: everybody's words are the group's, if nobody signs them."""
 
     def sign(self, data: bytes) -> bytes:
         """Return the empty signature."""
         return b""
 
     def check(self, data: bytes, signature: bytes) -> bool:
-        """Return True: whoever writes to the store is believed."""
-        return True
+        """Return whether there is none: what is signed is of a group that has a credential."""
+        return not signature
+
+
+class Membership:
+    """What a worker shows to those that it dials: a signature of who it is in which group.
+
+    Args:
+        prefix: of the group at its store.
+        signer: of the group.
+    """
+
+    def __init__(self, prefix: str, signer: Signer) -> None:
+        self._prefix = prefix
+        self._signer = signer
+
+    def shown_by(self, me: Identity) -> Identity:
+        """Return who this worker is, with its signature."""
+        return msgspec.structs.replace(me, membership=self._signer.sign(self._said(me)))
+
+    def vouch(self, peer: Identity) -> str | None:
+        """Return why a peer is none of the group, or None; see `Listening`."""
+        if self._signer.check(self._said(peer), peer.membership):
+            return None
+        return "it shows no signed record of this group"
+
+    def _said(self, one: Identity) -> bytes:
+        number = one.incarnation.to_bytes(8, "little")
+        return signed_parts(_MEMBER, self._prefix.encode(), one.name.encode(), number)
 
 
 def signer_of(secret: bytes | None) -> Signer:

@@ -428,6 +428,7 @@ class RpcBackendOptions:
                 advertise=place.advertise,
                 secret=self.secret,
                 admit=place.admit,
+                vouch=place.vouch,
                 meeting=place.meeting,
                 paths=self.paths,
                 streams=self.tcp_streams,

@@ -182,7 +182,13 @@ class Connections(Generic[L]):
         if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
             me = multi_stream.naming_a_link(me)
         peer = handshake.connect(
-            sock, me, self._listening.secret, expects=begun, deadline=dialled.until
+            sock,
+            me,
+            self._listening.secret,
+            expects=begun,
+            deadline=dialled.until,
+            expects_name=worker.name,
+            expects_address=dialled.url,
         )
         if peer.meeting:
             reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
@@ -192,7 +198,7 @@ class Connections(Generic[L]):
         # end for our death.
         until = max(deadline, time.monotonic() + ESTABLISH_SECONDS)
         streams = multi_stream.streams_of(me, peer, me.link)
-        way = multi_stream.way_of(sock, me, peer) if streams > 1 else None
+        way = multi_stream.way_of(sock, dialled.url, me, peer) if streams > 1 else None
         peer = _as_met(peer)
         connection = Connection(sock, peer, dialled.description, True, until, streams, way)
         try:
@@ -234,8 +240,8 @@ class Connections(Generic[L]):
         refused: list[str] = []  # the agent's own decisions are nothing to warn of
 
         def admit(identity: Identity) -> str | None:
-            reason = None
-            if not identity.joins:
+            reason = self._listening.vouch(identity)
+            if reason is None and not identity.joins:
                 reason = self._listening.admit(
                     identity.name, identity.incarnation, identity.meeting
                 )
@@ -315,7 +321,13 @@ class Connections(Generic[L]):
             sock.connect(way.address)
             me = msgspec.structs.replace(self.me, joins=way.link)
             handshake.connect(
-                sock, me, self._listening.secret, expects=original(way.incarnation), deadline=until
+                sock,
+                me,
+                self._listening.secret,
+                expects=original(way.incarnation),
+                deadline=until,
+                expects_name=way.name,
+                expects_address=way.url,
             )
             self._add(link, sock)
         except OSError as error:

@@ -39,7 +39,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -81,6 +81,14 @@ class _Refusal(Exception):
         self.told = told
 
 
+class _Wanted(NamedTuple):
+    """Whom a connector means; see `connect`."""
+
+    incarnation: int = 0
+    name: str = ""
+    address: str = ""
+
+
 def connect(
     sock: socket.socket,
     me: Identity,
@@ -89,6 +97,7 @@ def connect(
     expects: int,
     deadline: float,
     expects_name: str = "",
+    expects_address: str = "",
 ) -> Identity:
     """Introduce this worker over a socket that it connected, and learn who answers.
 
@@ -102,6 +111,7 @@ def connect(
         expects: incarnation that must answer; 0 for anyone.
         deadline: on `time.monotonic()`, in seconds; bounds the whole handshake.
         expects_name: name of the worker that must answer; "" for anyone.
+        expects_address: that was dialled, as the worker advertises it; "" for any.
 
     Raises:
         AuthenticationFailed: the secrets differ, or only one side has one.
@@ -109,11 +119,19 @@ def connect(
         LinkError: another incarnation, name or version; or refused.
         Unfinished: closed, or out of time: the peer may be alive.
     """
-    return _guarded(sock, deadline, lambda link: _connect(link, me, secret, expects, expects_name))
+    wanted = _Wanted(expects, expects_name, expects_address)
+    return _guarded(sock, deadline, lambda link: _connect(link, me, secret, wanted))
 
 
 def ask(
-    sock: socket.socket, me: Identity, secret: bytes | None, *, expects: int, deadline: float
+    sock: socket.socket,
+    me: Identity,
+    secret: bytes | None,
+    *,
+    expects: int,
+    deadline: float,
+    expects_name: str = "",
+    expects_address: str = "",
 ) -> None:
     """Return if a worker says at the other end of a socket that it is that incarnation.
 
@@ -123,7 +141,8 @@ def ask(
         NotHere: it is another one.
         AuthenticationFailed, BadFrame, LinkError, Unfinished: as from `connect`.
     """
-    _guarded(sock, deadline, lambda channel: _greet(channel, me, secret, expects, "")[0].identity)
+    wanted = _Wanted(expects, expects_name, expects_address)
+    _guarded(sock, deadline, lambda channel: _greet(channel, me, secret, wanted)[0].identity)
 
 
 def accept(
@@ -198,22 +217,20 @@ def _tell(channel: Channel, refuse: Refuse) -> None:
 
 
 def _greet(
-    channel: Channel, me: Identity, secret: bytes | None, expects: int, expects_name: str
+    channel: Channel, me: Identity, secret: bytes | None, wanted: _Wanted
 ) -> tuple[Hello, bytes, bytes]:
     """The acceptor's hello, and both hellos as they went over the wire, the connector's first."""
-    mine = channel.send(_hello(me, secret, expects, expects_name))
+    mine = channel.send(_hello(me, secret, wanted))
     hello, theirs = channel.receive()
     if not isinstance(hello, Hello):
         raise BadFrame("the peer did not begin with a hello")
     _check_common(hello, secret)
-    _check_expected(hello.identity, expects, expects_name)
+    _check_expected(hello.identity, wanted)
     return hello, mine, theirs
 
 
-def _connect(
-    channel: Channel, me: Identity, secret: bytes | None, expects: int, expects_name: str
-) -> Identity:
-    hello, mine, theirs = _greet(channel, me, secret, expects, expects_name)
+def _connect(channel: Channel, me: Identity, secret: bytes | None, wanted: _Wanted) -> Identity:
+    hello, mine, theirs = _greet(channel, me, secret, wanted)
     if secret is not None:
         channel.send(Proof(_digest(secret, "connector", mine, theirs)))
         _check_proof(channel, hello.identity, _digest(secret, "acceptor", mine, theirs))
@@ -235,10 +252,11 @@ def _accept(
     # The acceptor finds every disagreement that an honest connector would find, and finds it
     # first: a connector without a secret has no later message in which to be refused.
     _check_common(hello, secret)
-    _check_expected(me, hello.expects, hello.expects_name)
+    wanted = _Wanted(hello.expects, hello.expects_name, hello.expects_address)
+    _check_expected(me, wanted)
     me = msgspec.structs.replace(me, meeting=meeting(hello.incarnation))
     peer = _agreed(hello, me)
-    answer = _hello(me, secret, 0, "")
+    answer = _hello(me, secret, _Wanted())
     if secret is None:
         _check_admitted(peer, admit)
         channel.send(answer)
@@ -259,15 +277,15 @@ def _agreed(hello: Hello, me: Identity) -> Identity:
     return msgspec.structs.replace(hello.identity, meeting=max(hello.meeting, me.meeting))
 
 
-def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) -> Hello:
+def _hello(me: Identity, secret: bytes | None, wanted: _Wanted) -> Hello:
     return Hello(
         protocol=PROTOCOL,
         version=VERSION,
         name=me.name,
         id=me.id,
         incarnation=me.incarnation,
-        expects=expects,
-        expects_name=expects_name,
+        expects=wanted.incarnation,
+        expects_name=wanted.name,
         host=me.host,
         main=me.main,
         nonce=secrets.token_bytes(NONCE_LENGTH),
@@ -280,6 +298,8 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         versions=me.versions,
         addresses=me.addresses,
         meeting=me.meeting,
+        membership=me.membership,
+        expects_address=wanted.address,
     )
 
 
@@ -300,13 +320,15 @@ def _check_common(hello: Hello, secret: bytes | None) -> None:
     raise _Refusal(AuthenticationFailed, message, told)
 
 
-def _check_expected(actual: Identity, expects: int, expects_name: str) -> None:
-    """Is this the worker that the connector wants?"""
+def _check_expected(actual: Identity, wanted: _Wanted) -> None:
+    """Is this the worker that the connector wants, and is it where that believes it to be?"""
     name = printable(actual.name)
-    if expects_name not in ("", actual.name):
-        _refuse(f"worker {name!r} is at this address, not {printable(expects_name)!r}", NotHere)
-    if expects not in (0, actual.incarnation):
+    if wanted.name not in ("", actual.name):
+        _refuse(f"worker {name!r} is at this address, not {printable(wanted.name)!r}", NotHere)
+    if wanted.incarnation not in (0, actual.incarnation):
         _refuse(f"worker {name!r} at this address is another incarnation: it restarted", NotHere)
+    if wanted.address not in ("", *actual.addresses):
+        _refuse(f"worker {name!r} does not listen at {printable(wanted.address)}", NotHere)
 
 
 def _check_admitted(peer: Identity, admit: Callable[[Identity], str | None]) -> None:

@@ -51,11 +51,9 @@ def is_gone(
 
     def ask(dialled: Dialled) -> None:
         until = min(dialled.until, time.monotonic() + PROBE_SECONDS)
-        with dialled.sock as sock:
+        with dialled.sock:
             try:
-                handshake.ask(
-                    sock, me, listening.secret, expects=original(worker.incarnation), deadline=until
-                )
+                _ask(worker, me, listening, dialled, until)
             except (NotHere, BadFrame, Ended):
                 raise
             except LinkError:
@@ -89,14 +87,8 @@ def answers(
         return True
 
     def ask(dialled: Dialled) -> None:
-        with dialled.sock as sock:
-            handshake.ask(
-                sock,
-                me,
-                listening.secret,
-                expects=original(worker.incarnation),
-                deadline=dialled.until,
-            )
+        with dialled.sock:
+            _ask(worker, me, listening, dialled, dialled.until)
 
     try:
         dialler.reach(deadline, ask)
@@ -107,3 +99,17 @@ def answers(
     except LinkError:
         return False
     return True
+
+
+def _ask(
+    worker: Worker, me: Identity, listening: Listening, dialled: Dialled, until: float
+) -> None:
+    handshake.ask(
+        dialled.sock,
+        me,
+        listening.secret,
+        expects=original(worker.incarnation),
+        deadline=until,
+        expects_name=worker.name,
+        expects_address=dialled.url,
+    )
