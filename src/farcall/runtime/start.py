@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import msgspec
 import torch
@@ -36,7 +35,7 @@ from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.protected_mode import is_confined, listen_address
 from farcall.runtime.quirks import Quirks
 from farcall.serde import DeviceMap
-from farcall.transport.connect.addresses import is_loopback_name
+from farcall.transport.connect.addresses import is_loopback_name, tcp_of
 from farcall.transport.connect.handshake import Identity
 from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
 
@@ -258,9 +257,8 @@ def _check_reachable(me: Worker, workers: list[Worker], options: RpcBackendOptio
 
 
 def _is_near_only(worker: Worker) -> bool:
-    urls = [urlsplit(address) for address in worker.addresses]
-    tcp = [url.hostname or "" for url in urls if url.scheme == "tcp"]
-    return bool(tcp) and all(map(is_loopback_name, tcp))
+    places = [place for place in map(tcp_of, worker.addresses) if place is not None]
+    return bool(places) and all(is_loopback_name(host) for host, _ in places)
 
 
 def _has_lanes(endpoint: ListeningEndpoint) -> bool:
