@@ -181,15 +181,7 @@ class Connections(Generic[L]):
         me = msgspec.structs.replace(self.me, meeting=self._listening.meeting(begun))
         if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
             me = multi_stream.naming_a_link(me)
-        peer = handshake.connect(
-            sock,
-            me,
-            self._listening.secret,
-            expects=begun,
-            deadline=dialled.until,
-            expects_name=worker.name,
-            expects_address=dialled.url,
-        )
+        peer = self._shake(sock, me, worker.name, begun, dialled.url, dialled.until)
         if peer.meeting:
             reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
             if reason is not None:
@@ -209,6 +201,19 @@ class Connections(Generic[L]):
             self._dialled[peer.incarnation] = link
             self._diallers.pop(worker.incarnation, None)
         return link
+
+    def _shake(
+        self, sock: socket.socket, me: Identity, name: str, expects: int, url: str, until: float
+    ) -> Identity:
+        return handshake.connect(
+            sock,
+            me,
+            self._listening.secret,
+            expects=expects,
+            deadline=until,
+            expects_name=name,
+            expects_address=url,
+        )
 
     def _gains_by_streams(self, sock: socket.socket, worker: Worker) -> bool:
         # Over loopback the memory is what is slow, and several connections make it slower.
@@ -239,15 +244,13 @@ class Connections(Generic[L]):
     def _accept_one(self, sock: socket.socket, peer: str) -> None:
         refused: list[str] = []  # the agent's own decisions are nothing to warn of
 
-        def admit(identity: Identity) -> str | None:
-            reason = self._listening.vouch(identity)
-            if reason is None and not identity.joins:
-                reason = self._listening.admit(
-                    identity.name, identity.incarnation, identity.meeting
-                )
+        def admit(who: Identity) -> str | None:
+            reason = self._listening.vouch(who)
+            if reason is None and not who.joins:
+                reason = self._listening.admit(who.name, who.incarnation, who.meeting)
             if reason is None:
-                reason = self._joinable.admit(identity, me)
-                expected.extend([identity.link] if reason is None and not identity.joins else [])
+                reason = self._joinable.admit(who, me)
+                expected.extend([who.link] if reason is None and not who.joins else [])
             refused.extend([reason] if reason is not None else [])
             return reason
 
@@ -320,15 +323,7 @@ class Connections(Generic[L]):
             sock.settimeout(HANDSHAKE_SECONDS)
             sock.connect(way.address)
             me = msgspec.structs.replace(self.me, joins=way.link)
-            handshake.connect(
-                sock,
-                me,
-                self._listening.secret,
-                expects=original(way.incarnation),
-                deadline=until,
-                expects_name=way.name,
-                expects_address=way.url,
-            )
+            self._shake(sock, me, way.name, original(way.incarnation), way.url, until)
             self._add(link, sock)
         except OSError as error:
             sock.close()
