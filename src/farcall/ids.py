@@ -78,6 +78,11 @@ def check_name(name: str) -> str:
     return name
 
 
+def is_name(name: str) -> bool:
+    """Return whether a worker can have that name."""
+    return len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name) is not None
+
+
 class WorkerInfo:
     """Name and id (rank) of a worker, as `get_worker_info` returns it.
 

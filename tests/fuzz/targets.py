@@ -17,14 +17,25 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 import torch
+from torch.distributed import HashStore
 
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
-from farcall.runtime.membership import rendezvous
+from farcall.runtime.membership.records import (
+    CONFIRMATION,
+    GATE,
+    RECORD,
+    WORKER,
+    Confirmation,
+    Gate,
+    Record,
+)
+from farcall.runtime.membership.signed_store import SignedStore
+from farcall.runtime.membership.signing import SecretSigner, Unsigned
 from farcall.serde import Serializer, dump_failure, load_failure
 from farcall.transport.connect.conversation import Conversation
 from farcall.transport.connect.credentials import SecretCertificates, Terms
-from farcall.transport.connect.handshake import _greet, accepting
+from farcall.transport.connect.handshake import _greet, _Wanted, accepting
 from farcall.transport.connect.handshake_messages import (
     LENGTH,
     Hello,
@@ -142,7 +153,7 @@ def handshakes() -> Iterable[bytes]:
         for message in (*hellos, Proof(bytes(32)), Ready(), Refuse("no", "link")):
             data = msgspec.msgpack.encode(message)
             yield bytes([first]) + LENGTH.pack(len(data)) + data
-    tls = Conversation(lambda channel: _greet(channel, US, TERMS[2], 0, ""))
+    tls = Conversation(lambda channel: _greet(channel, US, TERMS[2], _Wanted()))
     yield b"\2" + tls.take()
 
 
@@ -288,18 +299,25 @@ def group(data: bytes) -> None:
 # The store. Who can write into it need be no member.
 
 
+KINDS_IN_STORE = (RECORD, WORKER, CONFIRMATION, GATE)
+UNSIGNED, SIGNED = (
+    SignedStore(HashStore(), "fuzz", signer) for signer in (Unsigned(), SecretSigner(bytes(32)))
+)
+
+
 def records() -> Iterable[bytes]:
     worker = Worker("w1", 1, 7, ("tcp://h:1", "unix:@farcall-1"), "host", 9, "main")
-    yield msgspec.json.encode(rendezvous._Record(worker))
-    yield msgspec.json.encode(rendezvous._Record(worker, "left"))
-    yield msgspec.json.encode(rendezvous._Gate("timed out", "w1", "late"))
+    gate = Gate("timed out", "w1", "late")
+    for value in (Record(worker), Record(worker, "left"), worker, Confirmation(bytes(32)), gate):
+        for store in (UNSIGNED, SIGNED):
+            yield store._sealed("another key", value)
 
 
 @target(records)
 def record(data: bytes) -> None:
-    for decode in (rendezvous._decode_record, rendezvous._decode_gate):
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            use(decode(data))
+    for kind in KINDS_IN_STORE:
+        use(UNSIGNED._found("key", kind, data))
+        assert SIGNED._found("key", kind, data).value is None, "nobody signed it under this key"
 
 
 # Values.

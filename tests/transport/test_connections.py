@@ -22,6 +22,7 @@ from stations import PATIENCE, Threads, soon
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
+from farcall.runtime.membership.signing import Membership, SecretSigner
 from farcall.transport.base import NotSent
 from farcall.transport.connect import dialling, handshake
 from farcall.transport.connect.addresses import UNIX
@@ -223,7 +224,10 @@ class Cutting:
             sock.close()
 
 
-def through(cutting: Cutting, worker: Worker) -> Worker:
+def through(cutting: Cutting, side: Side) -> Worker:
+    """The worker of a side that says it listens where the connections are cut."""
+    me, worker = side.connections.me, side.worker
+    side.connections.me = msgspec.structs.replace(me, addresses=(*me.addresses, cutting.url))
     return Worker(worker.name, worker.id, worker.incarnation, (cutting.url,), worker.host)
 
 
@@ -237,7 +241,7 @@ def test_handshake_that_is_cut_anywhere_begins_again(
     near, distant = side("near", secret=secret), side("distant", secret=secret)
     cutting = Cutting(distant.worker.addresses[kind], after, 3)
     try:
-        link = near.connections.connect(through(cutting, distant.worker), soon())
+        link = near.connections.connect(through(cutting, distant), soon())
         assert link.started == 1
         assert cutting.closed == 3
     finally:
@@ -252,7 +256,7 @@ def test_worker_that_dies_in_the_handshake_is_found_dead(side: SideMaker, kind: 
     ending = threading.Timer(0.2, cutting.close)
     ending.start()
     with pytest.raises(LinkError, match=r"nobody listens|refused"):
-        near.connections.connect(through(cutting, distant.worker), math.inf)
+        near.connections.connect(through(cutting, distant), math.inf)
     ending.join()
 
 
@@ -261,7 +265,7 @@ def test_handshakes_that_are_cut_up_to_the_deadline_are_no_death(side: SideMaker
     cutting = Cutting(distant.worker.addresses[-1], 0, 1 << 30)
     try:
         with pytest.raises(NotSent, match="handshake"):
-            near.connections.connect(through(cutting, distant.worker), time.monotonic() + 0.3)
+            near.connections.connect(through(cutting, distant), time.monotonic() + 0.3)
     finally:
         cutting.close()
 
@@ -304,7 +308,7 @@ def test_closing_ends_a_dial_that_begins_again_and_again(side: SideMaker, thread
 
     def dial() -> None:
         with pytest.raises(LinkError, match="shut down"):
-            near.connections.connect(through(cutting, distant.worker), math.inf)
+            near.connections.connect(through(cutting, distant), math.inf)
 
     threads.start(dial)
     while cutting.closed < 2:
@@ -533,8 +537,41 @@ def test_another_worker_at_the_first_address_is_passed_over(side: SideMaker) -> 
     worker = Worker(known.name, known.id, known.incarnation, (wrong, right))
     assert near.connections.connect(worker, soon()).peer.name == "distant"
     only_wrong = Worker(known.name, known.id, new_incarnation(), (wrong, wrong))
-    with pytest.raises(LinkError, match="another incarnation"):
+    with pytest.raises(LinkError, match="'other' is at this address, not 'distant'"):
         near.connections.connect(only_wrong, soon())
+    restarted = Worker(known.name, known.id, new_incarnation(), (right,))
+    with pytest.raises(LinkError, match="another incarnation"):
+        near.connections.connect(restarted, soon())
+
+
+def test_a_worker_answers_at_no_address_but_those_that_it_advertises(side: SideMaker) -> None:
+    """Somebody passes on to it what was dialled elsewhere."""
+    near, distant = side("near"), side("distant")
+    relay = Cutting(distant.worker.addresses[-1], 0, 0)
+    known = distant.worker
+    worker = Worker(known.name, known.id, known.incarnation, (relay.url,), known.host)
+    try:
+        with pytest.raises(LinkError, match="'distant' does not listen at tcp://"):
+            near.connections.connect(worker, soon())
+        assert near.connections.is_gone(worker, soon())  # it is not there
+        assert near.connections.connect(through(relay, distant), soon()).started == 1
+    finally:
+        relay.close()
+
+
+def test_whoever_does_not_show_that_it_is_of_the_group_is_refused(side: SideMaker) -> None:
+    signer = SecretSigner(b"s")
+    ours, other_group = Membership("farcall/open", signer), Membership("farcall/0", signer)
+    distant, member = side("distant", vouch=ours.vouch), side("member")
+    member.connections.me = shown = ours.shown_by(member.connections.me)
+    assert member.connect(distant).started == 1
+    thief = side("thief")
+    me = thief.connections.me
+    copied = msgspec.structs.replace(me, membership=shown.membership)
+    for said in (me, other_group.shown_by(me), copied):
+        thief.connections.me = said
+        with pytest.raises(LinkError, match="no signed record of this group"):
+            thief.connect(distant)
 
 
 # Versions.

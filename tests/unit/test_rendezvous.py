@@ -147,12 +147,11 @@ def test_late_duplicate_does_not_disturb_a_group_that_met(opened: OpenStore) -> 
     assert Rendezvous(opened(), "a").find("w1") == workers[1]
 
 
-def test_restarted_worker_takes_its_place_again_in_a_group_that_met(opened: OpenStore) -> None:
-    workers = [worker("w0", 0), worker("w1", 1)]
-    join_all(opened, workers, 2)
+def test_nobody_takes_the_place_of_a_worker_in_a_group_that_met(opened: OpenStore) -> None:
+    join_all(opened, [worker("w0", 0), worker("w1", 1)], 2)
     again = worker("w1", 1)
-    joined = Rendezvous(opened(), "a").join(again, 2, 20.0, is_dead=lambda old: True)
-    assert joined == [workers[0], again]
+    with pytest.raises(RendezvousError, match="another one than is at the store now"):
+        Rendezvous(opened(), "a").join(again, 2, 1000.0, is_dead=lambda old: True)
 
 
 def test_used_file_is_explained(tmp_path: Path) -> None:

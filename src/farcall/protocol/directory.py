@@ -21,7 +21,8 @@ What a handshake in a meeting means for a worker (`verdict`):
 
 Invariants:
 
-DIR-1  Names: a key belongs to the worker that was learnt last under it. No lost worker has a key
+DIR-1  Names: a key belongs to the worker that the store has named last under it. What workers say
+       of themselves and of each other takes no key from one that lives. No lost worker has a key
        that one which lives and is known could have.
 DIR-2  Agreement: two workers count from the greater of what both say in a handshake. If a handshake
        ends well and no link ends afterwards, both are in the same meeting, and neither is lost to
@@ -201,13 +202,24 @@ class DirectoryMachine(Generic[P]):
         Args:
             worker: with its original incarnation, as in the store.
         """
+        return self._know(self._as_met(worker), takes_keys=True)
+
+    def told(self, worker: Worker) -> P:
+        """Learn of a worker from another one. It takes no key from one that lives.
+
+        Args:
+            worker: with its original incarnation.
+        """
+        return self._know(self._as_met(worker), takes_keys=False)
+
+    def _as_met(self, worker: Worker) -> Worker:
         now = self._met_again.get(worker.incarnation)
-        return self._know(
-            worker if now is None else msgspec.structs.replace(worker, incarnation=now)
-        )
+        return worker if now is None else msgspec.structs.replace(worker, incarnation=now)
 
     def heard(self, worker: Worker) -> P | None:
         """Return the sender of what a link brings, or None if it is of an earlier meeting.
+
+        What it says of itself takes no key from a worker that lives.
 
         Args:
             worker: with the incarnation that it has here by that link.
@@ -217,9 +229,9 @@ class DirectoryMachine(Generic[P]):
             return None
         if meeting_of(worker.incarnation):  # the number may have been forgotten meanwhile
             self._met_again[begun] = worker.incarnation
-        return self._know(worker)
+        return self._know(worker, takes_keys=False)
 
-    def _know(self, worker: Worker) -> P:
+    def _know(self, worker: Worker, *, takes_keys: bool) -> P:
         party = self._by_incarnation.get(worker.incarnation)
         if party is None:
             party = self._by_incarnation[worker.incarnation] = self._make(worker)
@@ -228,7 +240,9 @@ class DirectoryMachine(Generic[P]):
         ):  # until now it was known from its hello, which says less
             party.worker = worker
         for key in (worker.name, worker.id, worker.info):
-            if party.lost is None or key not in self._by_key:
+            holder = self._by_key.get(key)
+            is_free = holder is None or holder.lost is not None
+            if holder is None or (party.lost is None and (takes_keys or is_free)):
                 self._by_key[key] = party
         return party
 
@@ -254,7 +268,7 @@ class DirectoryMachine(Generic[P]):
             return False
         if not self.is_open:
             self._lost.append((now, old))
-        self._know(msgspec.structs.replace(old.worker, incarnation=again))
+        self._know(msgspec.structs.replace(old.worker, incarnation=again), takes_keys=False)
         return True
 
     def note_lost(self, party: P, now: float) -> list[int]:

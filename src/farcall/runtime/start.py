@@ -8,13 +8,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import msgspec
 import torch
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # as in stores.py
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # as in stores.py
 
-from farcall.errors import RendezvousError
+from farcall.errors import RendezvousError, RendezvousTimeout
 from farcall.ids import Worker, new_incarnation
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
@@ -27,21 +26,24 @@ from farcall.runtime.membership.hosts import host_id, host_name, main_fingerprin
 from farcall.runtime.membership.lookup import Lookup, Reminder
 from farcall.runtime.membership.losses import Reception
 from farcall.runtime.membership.reachability import advertised
-from farcall.runtime.membership.rendezvous import Rendezvous
+from farcall.runtime.membership.records import WORKER
+from farcall.runtime.membership.rendezvous import Rendezvous, store_errors
+from farcall.runtime.membership.signed_store import SignedStore
+from farcall.runtime.membership.signing import Membership, signer_of
 from farcall.runtime.membership.stores import bounded, check_place, open_store
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.credential import Credential, Credentials
 from farcall.runtime.options.protected_mode import listen_address
 from farcall.runtime.quirks import Quirks
 from farcall.serde import DeviceMap
-from farcall.threads import is_main_thread
-from farcall.transport.connect.addresses import is_loopback_name
+from farcall.transport.connect.addresses import is_loopback_name, tcp_of
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
 
 logger = get_logger("farcall")
 
-FIXED = "farcall/fixed"  # in a store: a worker of the last group of a fixed size
+FIXED = "fixed"  # in a store: a worker of the last group of a fixed size
+LATE_SECONDS = 5.0  # that a store has beyond a worker's patience to say how the wait ended
 
 
 def start_agent(
@@ -89,22 +91,28 @@ def start_agent(
         check_place(rank, world_size or -1, "store")
         store, size = options.store, world_size if world_size and world_size > 0 else None
     prefix = f"farcall/{generation}" if size else "farcall/open"
-    rendezvous = Rendezvous(store, prefix)
+    signer = signer_of(credential.key)
+    membership = Membership(prefix, signer)
+    rendezvous = Rendezvous(store, prefix, signer)
+    kinds = SignedStore(PrefixStore("farcall", store), "farcall", signer)
     incarnation = new_incarnation()
-    identity = Identity(
-        name,
-        rank,
-        incarnation,
-        host_id(),
-        main_fingerprint(),
-        zero_copy=options.shared_tensors == "handle",
-        versions=versions(),
+    identity = membership.shown_by(
+        Identity(
+            name,
+            rank,
+            incarnation,
+            host_id(),
+            main_fingerprint(),
+            zero_copy=options.shared_tensors == "handle",
+            versions=versions(),
+        )
     )
     reception = Reception()
     endpoint = options.open_endpoint(
         Place(
             me=identity,
             admit=reception.admit,
+            vouch=membership.vouch,
             meeting=reception.meeting,
             credential=credential,
             listen=(host, port),
@@ -128,8 +136,6 @@ def start_agent(
         rendezvous.leave(me)
 
     try:
-        if not size:
-            _check_kind(store, is_gone)
         me = Worker(
             name=name,
             id=rank,
@@ -139,19 +145,19 @@ def start_agent(
             pid=os.getpid(),
             main=identity.main,
         )
-        if size:
-            store.set(FIXED, msgspec.json.encode(me).decode())
-        workers = _join(
-            rendezvous,
-            lambda: rendezvous.join(
-                me,
-                size,
-                options.rpc_timeout,
-                # In a fixed group a name is used once; in an open one it may come back after a
-                # crash.
-                is_dead=lambda other: not size and is_gone(other),
-            ),
-        )
+
+        def join() -> list[Worker]:
+            with store_errors(name):
+                if size:
+                    kinds.put(FIXED, me)
+                else:
+                    _check_kind(kinds, is_gone)
+            # In a fixed group a name is used once; in an open one it may come back after a crash.
+            return rendezvous.join(
+                me, size, options.rpc_timeout, is_dead=lambda other: not size and is_gone(other)
+            )
+
+        workers = _join(rendezvous, join, name, options.rpc_timeout)
         me = next(worker for worker in workers if worker.incarnation == incarnation)
         _say_who_is_here(me, workers)
         endpoint.me = msgspec.structs.replace(endpoint.me, id=me.id)
@@ -182,20 +188,30 @@ def start_agent(
             gradients=gradients,
         )
     except BaseException:
+        reception.open(None)
         endpoint.close()
         raise
     if not size:
         reminder.start()
-    reception.losses = agent.losses
+    reception.open(agent.losses)
     return agent
 
 
-def _join(rendezvous: Rendezvous, join: Callable[[], list[Worker]]) -> list[Worker]:
-    """Join in a thread of its own: Ctrl-C then ends also the wait for a store that is silent."""
-    if not is_main_thread():
-        return join()
+def _join(
+    rendezvous: Rendezvous, join: Callable[[], list[Worker]], name: str, timeout: float
+) -> list[Worker]:
+    """Join in a thread of its own: the wait for a store that is silent ends by Ctrl-C, and in time.
+
+    Args:
+        name: of this worker.
+        timeout: seconds that it waits for the others; 0 for no limit.
+    """
+    late = RendezvousTimeout(
+        f"init_rpc of {name!r} waited {timeout:.1f} s: the store does not answer"
+    )
+    seconds = timeout + LATE_SECONDS if timeout else threading.TIMEOUT_MAX
     try:
-        return bounded(join, threading.TIMEOUT_MAX, RendezvousError("the rendezvous never ended"))
+        return bounded(join, seconds, late)
     except BaseException:
         rendezvous.give_up()
         raise
@@ -215,16 +231,15 @@ def _say_who_is_here(me: Worker, workers: list[Worker]) -> None:
         )
 
 
-def _check_kind(store: Store, is_gone: Callable[[Worker], bool]) -> None:
+def _check_kind(kinds: SignedStore, is_gone: Callable[[Worker], bool]) -> None:
     """Workers that come and go, and groups of a fixed size, don't see each other at one store."""
-    if store.check([FIXED]):
-        other = msgspec.json.decode(store.get(FIXED), type=Worker)
-        if not is_gone(other):
-            raise RendezvousError(
-                "RPC group mixes statically and dynamically initialized members which is not "
-                f"supported. At this store {other.name!r} gave a world_size: give it, too, or use "
-                "another init_method"
-            )
+    other = kinds.read(FIXED, WORKER).value
+    if other is not None and not is_gone(other):
+        raise RendezvousError(
+            "RPC group mixes statically and dynamically initialized members which is not "
+            f"supported. At this store {other.name!r} gave a world_size: give it, too, or use "
+            "another init_method"
+        )
 
 
 def _check_reachable(me: Worker, workers: list[Worker], credential: Credential) -> None:
@@ -247,9 +262,8 @@ def _check_reachable(me: Worker, workers: list[Worker], credential: Credential) 
 
 
 def _is_near_only(worker: Worker) -> bool:
-    urls = [urlsplit(address) for address in worker.addresses]
-    tcp = [url.hostname or "" for url in urls if url.scheme == "tcp"]
-    return bool(tcp) and all(map(is_loopback_name, tcp))
+    places = [place for place in map(tcp_of, worker.addresses) if place is not None]
+    return bool(places) and all(is_loopback_name(host) for host, _ in places)
 
 
 def _has_lanes(endpoint: ListeningEndpoint) -> bool:

@@ -65,13 +65,14 @@ def cluster(
         for worker, endpoint, gate in starting:
             others = [other for other in workers if other is not worker]
             agent = Agent(worker, endpoint, workers=others, gradients=Autograd, **options)
-            gate.losses = agent.losses
+            gate.open(agent.losses)
             agents.append(agent)
         yield agents
     finally:
         for agent in agents:
             agent.close()
-        for _, endpoint, _ in starting[len(agents) :]:
+        for _, endpoint, gate in starting[len(agents) :]:
+            gate.open(None)
             endpoint.close()
 
 

@@ -65,6 +65,11 @@ class Directory:
         with self._lock:
             return self._machine.add(worker)
 
+    def told(self, worker: Worker) -> Peer:
+        """Learn of a worker from another one. It takes no name from one that lives."""
+        with self._lock:
+            return self._machine.told(worker)
+
     def heard(self, worker: Worker) -> Peer | None:
         """Return the sender of what a link brings, or None if it is of an earlier meeting."""
         with self._lock:

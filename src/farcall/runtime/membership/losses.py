@@ -27,11 +27,14 @@ from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
 from farcall.runtime.membership.searching import Search
 from farcall.runtime.status import Status
 from farcall.transport.base import Endpoint
+from farcall.transport.connect.handshake_messages import Unfinished
 from farcall.transport.uninterrupted import uninterrupted
 
 logger = get_logger("farcall")
 
 ATTEMPT_SECONDS = 5.0  # to reach somebody who was lost
+START_SECONDS = 10.0  # that whoever dials waits for a worker that is starting
+ASK_SECONDS = 1.0  # that the store has to say whose a name is, of which two workers say that
 
 
 class Loss(NamedTuple):
@@ -65,21 +68,31 @@ Party = Callable[[Loss], object]
 
 
 class Reception:
-    """Answers an endpoint that listens before its agent exists. Until then nobody is lost.
+    """Answers an endpoint that listens before its agent exists: whoever dials waits for that.
 
-    Attributes:
-        losses: of the agent, once there is one.
+    Else a stranger could be let in before it is known who belongs to the group.
     """
 
-    losses: Losses | None = None
+    def __init__(self) -> None:
+        self._losses: Losses | None = None
+        self._opened = threading.Event()
+
+    def open(self, losses: Losses | None) -> None:
+        """Let the agent's losses answer; None: there will be no agent."""
+        self._losses = losses
+        self._opened.set()
 
     def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
         """See `transport.base.Admit`."""
-        return None if self.losses is None else self.losses.admit(name, incarnation, meeting)
+        if not self._opened.wait(START_SECONDS):
+            raise Unfinished("this worker is still starting")
+        if self._losses is None:
+            return "this worker has not started"
+        return self._losses.admit(name, incarnation, meeting)
 
     def meeting(self, incarnation: int) -> int:
         """See `transport.base.Meeting`."""
-        return 0 if self.losses is None else self.losses.meeting(incarnation)
+        return 0 if self._losses is None else self._losses.meeting(incarnation)
 
 
 class Losses:
@@ -188,6 +201,9 @@ class Losses:
         if self._status.is_closed:
             return "this worker is shutting down"
         directory = self._directory
+        stranger = self._who_is(name, incarnation)
+        if stranger is not None:
+            return stranger
         verdict, peer = directory.verdict(incarnation, meeting), directory.newest(incarnation)
         if verdict is Verdict.LEFT:
             return f"this incarnation of {name!r} has left: {peer and peer.left}"
@@ -204,6 +220,20 @@ class Losses:
                     self._me.name,
                     name,
                 )
+        return None
+
+    def _who_is(self, name: str, incarnation: int) -> str | None:
+        """Return why whoever says that name and incarnation is nobody of this group, or None."""
+        directory = self._directory
+        if incarnation == self._me.incarnation:
+            return "it says that it is this worker itself"
+        peer = directory.newest(incarnation)
+        if peer is not None:
+            return None if peer.name == name else f"this incarnation is {peer.name!r}, not {name!r}"
+        if not directory.can_ask(name):
+            return f"this incarnation of {name!r} was not at the rendezvous of this fixed group"
+        if directory.known(name) is not None:  # what the newcomer says takes no name from another
+            directory.find(name, time.monotonic() + ASK_SECONDS)
         return None
 
     def close(self) -> None:

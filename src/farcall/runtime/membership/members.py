@@ -15,14 +15,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from farcall.errors import InvalidName
-from farcall.ids import Worker, check_name, original
+from farcall.ids import Worker, original
 from farcall.log import get_logger
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.membership.directory import Directory, Find
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.lookup import NotAsked, StoreIsLate
 from farcall.runtime.membership.peers import Peer
+from farcall.runtime.membership.records import is_possible
 from farcall.wire.messages import ThisIs, WhoIs
 
 logger = get_logger("farcall")
@@ -158,15 +158,10 @@ class Members:
         if worker is None or not self._is_answer(key, worker):
             questions.answer(peer.incarnation, None)
         else:
-            is_gone = self._directory.add(worker).lost is not None
+            is_gone = self._directory.told(worker).lost is not None
             questions.answer(peer.incarnation, None if is_gone else worker)
 
     @staticmethod
     def _is_answer(key: str | int, worker: Worker) -> bool:
         """Return whether this may be the worker that was asked for, as it describes itself."""
-        try:
-            check_name(worker.name)
-        except InvalidName:
-            return False
-        is_original = original(worker.incarnation) == worker.incarnation
-        return is_original and key in (worker.name, worker.id)
+        return is_possible(worker) and key in (worker.name, worker.id)

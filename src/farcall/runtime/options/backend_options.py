@@ -426,6 +426,7 @@ class RpcBackendOptions:
                 tls=place.credential.tls,
                 encrypt=self.encrypt,
                 admit=place.admit,
+                vouch=place.vouch,
                 meeting=place.meeting,
                 paths=self.paths,
                 streams=self.tcp_streams,

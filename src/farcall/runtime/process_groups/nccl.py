@@ -207,7 +207,9 @@ class Candidate:
         Args:
             size: how many ranks there are.
         """
-        identities = [self._store.get(f"device/{rank}").decode() for rank in range(size)]
+        identities = [
+            self._store.get(f"device/{rank}").decode(errors="replace") for rank in range(size)
+        ]
         if self._device is None or not all(identities):
             return None
         if len(set(identities)) < size:

@@ -39,7 +39,7 @@ def open_group(
         RendezvousError: the ranks can't be connected, or torch was built without the backend.
     """
     deadline = time.monotonic() + timeout if timeout else float("inf")
-    holder = store.compare_set(f"here/{rank}", "", name).decode()
+    holder = store.compare_set(f"here/{rank}", "", name).decode(errors="replace")
     if holder != name:
         raise DuplicateWorker(
             f"rank {rank} is not unique: {holder!r} has it, {name!r} wants it too"

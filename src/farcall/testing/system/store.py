@@ -100,12 +100,12 @@ class StoreClient:
 
         return int(self._operate(add))
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         def change(values: dict[str, bytes]) -> bytes:
             present = values.get(self._key(key))
-            if (present is None and not expected) or present == expected.encode():
-                values[self._key(key)] = desired.encode()
-            return values.get(self._key(key), expected.encode())
+            if (present is None and not expected) or present == expected:
+                values[self._key(key)] = desired
+            return values.get(self._key(key), expected)
 
         return bytes(self._operate(change))
 

@@ -15,6 +15,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from farcall.errors import LinkError
 from farcall.log import get_logger
@@ -94,6 +95,16 @@ def urls(listener: socket.socket, hosts: Sequence[str]) -> tuple[str, ...]:
     if is_unix(listener):
         return (UNIX + address[1:].decode(),)
     return tuple(f"tcp://{join(host, address[1])}" for host in hosts)
+
+
+def tcp_of(url: str) -> tuple[str, int] | None:
+    """Return the host and port of a TCP address, or None if it is none. Others may have made it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return (host, port) if parts.scheme == "tcp" and host and port else None
 
 
 def accept(listener: socket.socket) -> tuple[socket.socket, str, str]:

@@ -7,10 +7,8 @@ Workers of one host use Unix sockets where there are any (`addresses.py`): that 
 when it fails, TCP.
 
 One connection per direction of calling: the dialler sends requests, the other answers. A thread
-accepts connections, and shakes hands with all strangers at once; who has proven itself gets a
-thread for the rest, which may block.
-
-A link over TCP may get more connections, for large buffers: see `multi_stream.py`.
+accepts connections, and shakes hands with all strangers at once; for the rest, which may block, a
+proven one gets a thread. For large buffers a link over TCP may have several (`multi_stream.py`).
 """
 
 from __future__ import annotations
@@ -38,6 +36,7 @@ from farcall.transport.connect.credentials import LinkCredentials
 from farcall.transport.connect.dark_hosts import HostWatch
 from farcall.transport.connect.dialling import Dialled, Dialler
 from farcall.transport.connect.guests import Guest
+from farcall.transport.connect.handshake import Met
 from farcall.transport.connect.handshake_messages import (
     MAX_ADDRESSES,
     Ended,
@@ -59,7 +58,6 @@ HANDSHAKE_SECONDS = 10.0  # that a further connection has which we dial
 # That workers have for the rest, once they know each other: 100 may start at once on two cores.
 ESTABLISH_SECONDS = 60.0
 MAX_HANDSHAKES = 32
-
 
 L = TypeVar("L", bound=KeptLink)
 
@@ -196,9 +194,7 @@ class Connections(Generic[L]):
         me = msgspec.structs.replace(self.me, meeting=self._listening.meeting(begun))
         if not addresses.is_unix(sock) and self._gains_by_streams(sock, worker):
             me = multi_stream.naming_a_link(me)
-        peer, keys = handshake.connect(
-            sock, me, self._credentials.over(sock), expects=begun, deadline=dialled.until
-        )
+        peer, keys = self._shake(sock, me, worker.name, begun, dialled.url, dialled.until)
         if peer.meeting:
             reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
             if reason is not None:
@@ -207,7 +203,7 @@ class Connections(Generic[L]):
         # end for our death.
         until = max(deadline, time.monotonic() + ESTABLISH_SECONDS)
         streams = multi_stream.streams_of(me, peer, me.link)
-        way = multi_stream.way_of(sock, me, peer) if streams > 1 else None
+        way = multi_stream.way_of(sock, dialled.url, me, peer) if streams > 1 else None
         peer = _as_met(peer)
         connection = Connection(sock, peer, dialled.description, True, until, streams, way, keys)
         try:
@@ -218,6 +214,19 @@ class Connections(Generic[L]):
             self._dialled[peer.incarnation] = link
             self._diallers.pop(worker.incarnation, None)
         return link
+
+    def _shake(
+        self, sock: socket.socket, me: Identity, name: str, expects: int, url: str, until: float
+    ) -> Met:
+        return handshake.connect(
+            sock,
+            me,
+            self._credentials.over(sock),
+            expects=expects,
+            deadline=until,
+            expects_name=name,
+            expects_address=url,
+        )
 
     def _gains_by_streams(self, sock: socket.socket, worker: Worker) -> bool:
         # Over loopback the memory is what is slow, and several connections make it slower.
@@ -315,13 +324,7 @@ class Connections(Generic[L]):
             sock.settimeout(HANDSHAKE_SECONDS)
             sock.connect(way.address)
             me = msgspec.structs.replace(self.me, joins=way.link)
-            _, keys = handshake.connect(
-                sock,
-                me,
-                self._credentials.over(sock),
-                expects=original(way.incarnation),
-                deadline=until,
-            )
+            _, keys = self._shake(sock, me, way.name, original(way.incarnation), way.url, until)
             self._add(link, sock, keys)
         except OSError as error:
             sock.close()

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
@@ -67,11 +66,11 @@ def dial(url: str, timeout: float, bound: float) -> tuple[socket.socket, str] | 
     """
     if url.startswith(UNIX):
         return _dial_unix(url.removeprefix(UNIX))
-    parts = urlsplit(url)
-    if parts.scheme != "tcp" or not parts.hostname or not parts.port:
+    place = addresses.tcp_of(url)
+    if place is None:
         return None
-    sock = _dial_tcp(parts.hostname, parts.port, time.monotonic() + max(0.001, timeout), bound)
-    return sock, f"tcp {addresses.join(parts.hostname, parts.port)}"
+    sock = _dial_tcp(*place, time.monotonic() + max(0.001, timeout), bound)
+    return sock, f"tcp {addresses.join(*place)}"
 
 
 def _dial_unix(name: str) -> tuple[socket.socket, str] | None:
@@ -168,7 +167,8 @@ class Ways:
             return self._listening.uses_unix and not self._elsewhere
         if "tcp" not in self._listening.paths:
             return False
-        near = addresses.is_loopback_name(urlsplit(url).hostname or "")
+        host, _ = addresses.tcp_of(url) or ("", 0)
+        near = addresses.is_loopback_name(host)
         return not self._elsewhere if near else not self._listening.confined
 
     def explain(self, tried: str) -> str:

@@ -39,7 +39,8 @@ class Guest:
         )
 
     def _admit(self, peer: Identity) -> str | None:
-        if not peer.joins:
+        self.reason = self._listening.vouch(peer)
+        if self.reason is None and not peer.joins:
             self.reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
         if self.reason is None:
             self.reason = self._joinable.admit(peer, self.me)

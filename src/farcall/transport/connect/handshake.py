@@ -86,6 +86,14 @@ class Met(NamedTuple):
     keys: Keys | None
 
 
+class _Wanted(NamedTuple):
+    """Whom a connector means; see `connect`."""
+
+    incarnation: int = 0
+    name: str = ""
+    address: str = ""
+
+
 def connect(
     sock: socket.socket,
     me: Identity,
@@ -94,6 +102,7 @@ def connect(
     expects: int,
     deadline: float,
     expects_name: str = "",
+    expects_address: str = "",
 ) -> Met:
     """Introduce this worker over a socket that it connected, and learn who answers.
 
@@ -107,6 +116,7 @@ def connect(
         expects: incarnation that must answer; 0 for anyone.
         deadline: on `time.monotonic()`, in seconds; bounds the whole handshake.
         expects_name: name of the worker that must answer; "" for anyone.
+        expects_address: that was dialled, as the worker advertises it; "" for any.
 
     Raises:
         AuthenticationFailed: the credentials differ, or only one side has some.
@@ -114,11 +124,20 @@ def connect(
         LinkError: another incarnation, name or version; or refused.
         Unfinished: closed, or out of time: the peer may be alive.
     """
-    conversation = Conversation(lambda channel: _connect(channel, me, terms, expects, expects_name))
-    return drive(sock, conversation, deadline)
+    wanted = _Wanted(expects, expects_name, expects_address)
+    return drive(sock, Conversation(lambda channel: _connect(channel, me, terms, wanted)), deadline)
 
 
-def ask(sock: socket.socket, me: Identity, terms: Terms, *, expects: int, deadline: float) -> None:
+def ask(
+    sock: socket.socket,
+    me: Identity,
+    terms: Terms,
+    *,
+    expects: int,
+    deadline: float,
+    expects_name: str = "",
+    expects_address: str = "",
+) -> None:
     """Return if a worker says at the other end of a socket that it is that incarnation.
 
     It need not prove it, but for TLS: nothing else is said, and no link comes of it. Otherwise like
@@ -128,7 +147,8 @@ def ask(sock: socket.socket, me: Identity, terms: Terms, *, expects: int, deadli
         NotHere: it is another one.
         AuthenticationFailed, BadFrame, LinkError, Unfinished: as from `connect`.
     """
-    drive(sock, Conversation(lambda channel: _greet(channel, me, terms, expects, "")), deadline)
+    wanted = _Wanted(expects, expects_name, expects_address)
+    drive(sock, Conversation(lambda channel: _greet(channel, me, terms, wanted)), deadline)
 
 
 def accepting(
@@ -158,17 +178,17 @@ def accepting(
 
 
 def _greet(
-    channel: Channel, me: Identity, terms: Terms, expects: int, expects_name: str
+    channel: Channel, me: Identity, terms: Terms, wanted: _Wanted
 ) -> Script[tuple[Hello, Hello, bytes, bytes]]:
     """Return both hellos, the connector's first, and their bytes as they went over the wire."""
     yield from _secure(channel, terms)
-    hello = _hello(me, terms, expects, expects_name)
+    hello = _hello(me, terms, wanted)
     mine = channel.send(hello)
     answer, theirs = yield from channel.receive()
     if not isinstance(answer, Hello):
         raise BadFrame("the peer did not begin with a hello")
     _check_common(channel, answer, terms)
-    _check_expected(answer.identity, expects, expects_name)
+    _check_expected(answer.identity, wanted)
     return hello, answer, mine, theirs
 
 
@@ -191,10 +211,8 @@ def _secure(channel: Channel, terms: Terms) -> Script[None]:
     channel.stream = stream
 
 
-def _connect(
-    channel: Channel, me: Identity, terms: Terms, expects: int, expects_name: str
-) -> Script[Met]:
-    hello, answer, mine, theirs = yield from _greet(channel, me, terms, expects, expects_name)
+def _connect(channel: Channel, me: Identity, terms: Terms, wanted: _Wanted) -> Script[Met]:
+    hello, answer, mine, theirs = yield from _greet(channel, me, terms, wanted)
     if terms.secret is not None:
         channel.send(Proof(_digest(terms.secret, "connector", mine, theirs)))
         expected = _digest(terms.secret, "acceptor", mine, theirs)
@@ -220,11 +238,11 @@ def _accept(
     # The acceptor finds every disagreement that an honest connector would find, and finds it
     # first: a connector without a secret has no later message in which to be refused.
     _check_common(channel, hello, terms)
-    _check_expected(me, hello.expects, hello.expects_name)
+    _check_expected(me, _Wanted(hello.expects, hello.expects_name, hello.expects_address))
     channel.stage = Stage.GREETED
     me = msgspec.structs.replace(me, meeting=meeting(hello.incarnation))
     peer = _agreed(hello, me)
-    answer = _hello(me, terms, 0, "")
+    answer = _hello(me, terms, _Wanted())
     if terms.secret is None:
         yield from _check_admitted(channel, peer, admit)
         mine = channel.send(answer)
@@ -275,15 +293,15 @@ def _keys(
     return keys_of(connector.key + acceptor.key, salt, encrypts=terms.encrypts)
 
 
-def _hello(me: Identity, terms: Terms, expects: int, expects_name: str) -> Hello:
+def _hello(me: Identity, terms: Terms, wanted: _Wanted) -> Hello:
     return Hello(
         protocol=PROTOCOL,
         version=VERSION,
         name=me.name,
         id=me.id,
         incarnation=me.incarnation,
-        expects=expects,
-        expects_name=expects_name,
+        expects=wanted.incarnation,
+        expects_name=wanted.name,
         host=me.host,
         main=me.main,
         nonce=secrets.token_bytes(NONCE_LENGTH),
@@ -298,6 +316,8 @@ def _hello(me: Identity, terms: Terms, expects: int, expects_name: str) -> Hello
         meeting=me.meeting,
         key=b"" if terms.certificates is None else secrets.token_bytes(KEY_LENGTH),
         encrypts=terms.encrypts,
+        membership=me.membership,
+        expects_address=wanted.address,
     )
 
 
@@ -340,13 +360,15 @@ def _check_common(channel: Channel, hello: Hello, terms: Terms) -> None:
             )
 
 
-def _check_expected(actual: Identity, expects: int, expects_name: str) -> None:
-    """Is this the worker that the connector wants?"""
+def _check_expected(actual: Identity, wanted: _Wanted) -> None:
+    """Is this the worker that the connector wants, and is it where that believes it to be?"""
     name = printable(actual.name)
-    if expects_name not in ("", actual.name):
-        _refuse(f"worker {name!r} is at this address, not {printable(expects_name)!r}", NotHere)
-    if expects not in (0, actual.incarnation):
+    if wanted.name not in ("", actual.name):
+        _refuse(f"worker {name!r} is at this address, not {printable(wanted.name)!r}", NotHere)
+    if wanted.incarnation not in (0, actual.incarnation):
         _refuse(f"worker {name!r} at this address is another incarnation: it restarted", NotHere)
+    if wanted.address not in ("", *actual.addresses):
+        _refuse(f"worker {name!r} does not listen at {printable(wanted.address)}", NotHere)
 
 
 def _check_admitted(

@@ -26,10 +26,11 @@ Code = Literal["authentication", "absent", "link"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 LinkName = Annotated[bytes, msgspec.Meta(max_length=NONCE_LENGTH)]
 Versions = Annotated[str, msgspec.Meta(max_length=200)]
-MAX_ADDRESSES = 8
+MAX_ADDRESSES = 10
 Address = Annotated[str, msgspec.Meta(max_length=300)]
 MeetingNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEETINGS)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
+Membership = Annotated[bytes, msgspec.Meta(max_length=512)]
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -47,6 +48,7 @@ class Identity(msgspec.Struct, frozen=True):
         addresses: where it listens, so that the other side need not ask anybody else.
         meeting: which meeting with the other side it is ready for; see `farcall.ids`. In what a
             handshake returns: the one that both agree on.
+        membership: what shows that it belongs to the group: a signature, see docs/protocol.md.
     """
 
     name: str
@@ -62,10 +64,13 @@ class Identity(msgspec.Struct, frozen=True):
     versions: Versions = ""
     addresses: Addresses = ()
     meeting: MeetingNumber = 0
+    membership: Membership = b""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
-    """Who I am. `expects` and `expects_name`: whom I want to talk to (0, "": anyone).
+    """Who I am, and whom I want to talk to.
+
+    `expects`, `expects_name` and `expects_address` say that: 0 and "" are anyone and anywhere.
 
     `key`: this side's half of what the keys of the connection are made of; empty outside TLS.
     `encrypts`: they are to encrypt, and not only to authenticate.
@@ -95,6 +100,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     meeting: MeetingNumber = 0
     key: Annotated[bytes, msgspec.Meta(max_length=KEY_LENGTH)] = b""
     encrypts: bool = True
+    membership: Membership = b""
+    expects_address: Address = ""
 
     @property
     def identity(self) -> Identity:
@@ -112,6 +119,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
             versions=self.versions,
             addresses=self.addresses,
             meeting=self.meeting,
+            membership=self.membership,
         )
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from farcall.transport.base import Admit, Meeting
 from farcall.transport.connect.addresses import PATHS
 from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
+from farcall.transport.connect.handshake_messages import Identity
 
 DEFAULT_SHARED_MEMORY = 4 << 30  # bytes
 
 
 def admit_all(name: str, incarnation: int, meeting: int) -> None:
     """Refuse nobody."""
+
+
+def vouch_for_all(identity: Identity) -> None:
+    """Ask nobody for a sign of the group."""
 
 
 def first_meeting(incarnation: int) -> int:
@@ -34,6 +39,8 @@ class Listening:
         encrypt: encrypt what goes over TCP, where there is a secret or are certificates. False: it
             is only authenticated.
         admit: asked about everyone who dials in, see `base.Admit`.
+        vouch: asked before that whether who dials in shows that it belongs to the group: why it is
+            refused, or None. It does not wait.
         meeting: which meeting with a worker it is, see `base.Meeting`.
         paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
             listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
@@ -56,6 +63,7 @@ class Listening:
     tls: TlsConfig | None = None
     encrypt: bool = True
     admit: Admit = admit_all
+    vouch: Callable[[Identity], str | None] = vouch_for_all
     meeting: Meeting = first_meeting
     paths: Collection[str] = PATHS
     streams: int | None = None

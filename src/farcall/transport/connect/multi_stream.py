@@ -31,13 +31,16 @@ class StreamTarget(NamedTuple):
 
     Attributes:
         family, address: of the socket, as of the first connection's.
-        incarnation: that must answer.
-        link: its name.
+        url: that address, as the worker advertises it.
+        name, incarnation: of the worker that must answer.
+        link: the link's name.
         streams: how many connections there may be, the first included.
     """
 
     family: int
     address: Any  # what `socket` takes; it depends on the family
+    url: str
+    name: str
     incarnation: int
     link: bytes
     streams: int
@@ -55,11 +58,11 @@ def streams_of(me: Identity, peer: Identity, link: bytes) -> int:
     return max(1, min(me.streams, peer.streams)) if link else 1
 
 
-def way_of(sock: socket.socket, me: Identity, peer: Identity) -> StreamTarget:
+def way_of(sock: socket.socket, url: str, me: Identity, peer: Identity) -> StreamTarget:
     """Return the way that the first connection of a link took, which this worker dialled."""
-    return StreamTarget(
-        sock.family, sock.getpeername(), peer.incarnation, me.link, streams_of(me, peer, me.link)
-    )
+    streams = streams_of(me, peer, me.link)
+    address = sock.getpeername()
+    return StreamTarget(sock.family, address, url, peer.name, peer.incarnation, me.link, streams)
 
 
 class _Lost(Protocol):

@@ -53,15 +53,9 @@ def is_gone(
 
     def ask(dialled: Dialled) -> None:
         until = min(dialled.until, time.monotonic() + PROBE_SECONDS)
-        with dialled.sock as sock:
+        with dialled.sock:
             try:
-                handshake.ask(
-                    sock,
-                    me,
-                    credentials.over(sock),
-                    expects=original(worker.incarnation),
-                    deadline=until,
-                )
+                _ask(worker, me, credentials, dialled, until)
             except (NotHere, BadFrame, Ended):
                 raise
             except LinkError:
@@ -96,14 +90,8 @@ def answers(
         return True
 
     def ask(dialled: Dialled) -> None:
-        with dialled.sock as sock:
-            handshake.ask(
-                sock,
-                me,
-                credentials.over(sock),
-                expects=original(worker.incarnation),
-                deadline=dialled.until,
-            )
+        with dialled.sock:
+            _ask(worker, me, credentials, dialled, dialled.until)
 
     try:
         dialler.reach(deadline, ask)
@@ -114,3 +102,17 @@ def answers(
     except LinkError:
         return False
     return True
+
+
+def _ask(
+    worker: Worker, me: Identity, credentials: LinkCredentials, dialled: Dialled, until: float
+) -> None:
+    handshake.ask(
+        dialled.sock,
+        me,
+        credentials.over(dialled.sock),
+        expects=original(worker.incarnation),
+        deadline=until,
+        expects_name=worker.name,
+        expects_address=dialled.url,
+    )

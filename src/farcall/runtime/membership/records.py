@@ -1,0 +1,59 @@
+"""What workers write to the store of their group, and what of it is possible at all."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from farcall.ids import Worker, is_name, original
+from farcall.runtime.membership.signed_store import Kind
+
+MAX_ID = (1 << 31) - 1
+MAX_ADDRESSES = 16
+MAX_TEXT = 300  # characters of an address, or of what identifies a host or a program
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Who has a name or an id. One that left may be replaced; one that is up may not."""
+
+    worker: Worker
+    state: Literal["up", "left"] = "up"
+
+
+class Confirmation(msgspec.Struct, frozen=True):
+    """A worker of a fixed group has seen the records of all: SHA-256 of their incarnations."""
+
+    members: bytes
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """How the wait of the whole group ended, and who ended it.
+
+    Attributes:
+        members: of a group that is complete, as in `Confirmation`.
+    """
+
+    outcome: Literal["open", "aborted", "timed out"]
+    by: str
+    reason: str = ""
+    members: bytes = b""
+
+
+def is_possible(worker: Worker) -> bool:
+    """Return whether a worker can have described itself so."""
+    texts = (*worker.addresses, worker.host, worker.main)
+    return (
+        is_name(worker.name)
+        and 0 <= worker.id <= MAX_ID
+        and worker.incarnation > 0
+        and original(worker.incarnation) == worker.incarnation
+        and len(worker.addresses) <= MAX_ADDRESSES
+        and all(len(text) <= MAX_TEXT and text.isprintable() for text in texts)
+    )
+
+
+RECORD = Kind(Record, lambda record: is_possible(record.worker))
+WORKER = Kind(Worker, is_possible)
+CONFIRMATION = Kind(Confirmation)
+GATE = Kind(Gate)
