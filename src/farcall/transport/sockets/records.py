@@ -226,7 +226,7 @@ class Opener:
             self._start = self._end = 0
         elif self._start:
             left = self._end - self._start
-            self._memory[:left] = bytes(self._memory[self._start : self._end])
+            self._memory[:left] = self._memory[self._start : self._end]  # they may overlap
             self._start, self._end = 0, left
         return self._memory[self._end :]
 
