@@ -130,6 +130,7 @@ class Worker(msgspec.Struct, frozen=True):
         pid: process id, for messages.
         main: fingerprint of the program that runs as `__main__`, or "" when it has none. Workers
             with equal fingerprints may name functions of `__main__` to each other.
+        strict: it has a policy: it takes no pickles, and is sent strict values.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Worker(msgspec.Struct, frozen=True):
     host: str = ""
     pid: int = 0
     main: str = ""
+    strict: bool = False
 
     @property
     def info(self) -> WorkerInfo:

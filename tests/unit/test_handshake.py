@@ -186,14 +186,14 @@ def test_hello_that_was_changed_on_the_way_is_refused_on_both_sides(
 
 
 @pytest.mark.parametrize(
-    ("missing", "shm", "zero_copy"), [(6, 1, True), (7, 1, False), (8, 0, False)]
+    ("missing", "shm", "zero_copy"), [(7, 1, True), (8, 1, False), (9, 0, False)]
 )
 def test_hello_without_the_fields_that_came_last_has_none_of_that(
     pair: Pair, missing: int, shm: int, zero_copy: bool
 ) -> None:
     hello = a_hello(secured=False, shm=1, zero_copy=True, streams=2, link=b"", joins=b"")
     items = msgspec.msgpack.decode(msgspec.msgpack.encode(hello))
-    assert items[-8:] == [1, True, 2, b"", b"", "", [], 0]
+    assert items[-9:] == [1, True, 2, b"", b"", "", [], 0, False]
     del items[-missing:]
 
     def older() -> Identity:

@@ -72,6 +72,7 @@ def start_agent(
     """
     logs.configure()
     options.validate()
+    policy = Policy(options.policy)
     host, port = listen_address(options)
     if options.store is None:
         store, rank, size = open_store(
@@ -95,6 +96,7 @@ def start_agent(
         main_fingerprint(),
         zero_copy=options.shared_tensors == "handle",
         versions=versions(),
+        strict=policy.is_strict,
     )
     reception = Reception()
     endpoint = options.open_endpoint(
@@ -133,6 +135,7 @@ def start_agent(
             host=identity.host,
             pid=os.getpid(),
             main=identity.main,
+            strict=identity.strict,
         )
         if size:
             store.set(FIXED, msgspec.json.encode(me).decode())
@@ -163,9 +166,7 @@ def start_agent(
             bounds=Bounds(
                 options.max_in_flight_bytes, options.max_queued_requests, options.max_queued_bytes
             ),
-            allow_by_value=options.allow_by_value,
-            allow_pickle=options.allow_pickle,
-            policy=Policy(options.allow_functions),
+            policy=policy,
             limit_openmp_spin=options.limit_openmp_spin,
             device_maps={
                 to: _device_map(to, m, is_direct=to != name and _has_lanes(endpoint))

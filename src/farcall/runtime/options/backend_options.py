@@ -29,6 +29,7 @@ from farcall.runtime.options.devices import (
 from farcall.runtime.options.protected_mode import is_confined
 from farcall.runtime.threads.function_queue import FEWEST_THREADS, MOST_THREADS
 from farcall.runtime.threads.openmp import leaves_cores_free
+from farcall.serde import Only
 from farcall.transport.connect.addresses import MAX_STREAMS, PATHS
 from farcall.transport.connect.listening import DEFAULT_SHARED_MEMORY, Listening
 
@@ -103,11 +104,10 @@ class RpcBackendOptions:
             loopback also calls workers of its own machine only, unless it has a secret.
         insecure: listen where others can reach it even without a secret. Whoever reaches it can
             run code in this process.
-        allow_functions: callers may run these only: patterns of "module:qualname", matched as by
-            `fnmatch.fnmatchcase`. None: all.
-        allow_by_value: let callers send functions as code (lambdas, closures).
-        allow_pickle: take objects as pickles, in calls and in results of our calls. False takes
-            plain data, tensors and references only.
+        policy: what other workers may do here, an `Only`; or a dict of them, by pattern
+            (`fnmatch.fnmatchcase`) of the workers' names: the first that matches counts, and
+            workers that none matches may call nothing. With a policy no pickle is read here. None:
+            they may run everything.
         transports: names of the implementations that may be used, best first; the first one that
             this machine has is taken. Default: `FARCALL_TRANSPORTS` of the environment, separated
             by commas; else "native" (compiled), then "socket" (pure Python).
@@ -170,9 +170,7 @@ class RpcBackendOptions:
     secret: bytes | None
     listen: str | None
     insecure: bool
-    allow_functions: tuple[str, ...] | None
-    allow_by_value: bool
-    allow_pickle: bool
+    policy: Only | Mapping[str, Only] | None
     transports: tuple[str, ...]
     paths: tuple[str, ...]
     tcp_streams: int | None
@@ -231,9 +229,7 @@ class RpcBackendOptions:
         "secret": check.secret,
         "listen": check.listen,
         "insecure": partial(check.flag, "insecure"),
-        "allow_functions": check.patterns,
-        "allow_by_value": partial(check.flag, "allow_by_value"),
-        "allow_pickle": partial(check.flag, "allow_pickle"),
+        "policy": check.policy,
         "transports": partial(
             check.choice, "transports", variable="FARCALL_TRANSPORTS", known=TRANSPORTS
         ),
@@ -292,9 +288,7 @@ class RpcBackendOptions:
         secret: str | bytes | None = None,
         listen: str | None = None,
         insecure: bool = False,
-        allow_functions: Collection[str] | None = None,
-        allow_by_value: bool = True,
-        allow_pickle: bool = True,
+        policy: Only | Mapping[str, Only] | None = None,
         transports: Sequence[str] | None = None,
         paths: Collection[str] | None = None,
         tcp_streams: int | None = None,
@@ -325,9 +319,7 @@ class RpcBackendOptions:
             secret=secret,
             listen=listen,
             insecure=insecure,
-            allow_functions=allow_functions,
-            allow_by_value=allow_by_value,
-            allow_pickle=allow_pickle,
+            policy=policy,
             transports=transports,
             paths=paths,
             tcp_streams=tcp_streams,

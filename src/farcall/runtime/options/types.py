@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypedDict
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
+
+from farcall.serde import Only
 
 
 class BackendType(enum.Enum):
@@ -34,9 +36,7 @@ class FarcallOptions(TypedDict, total=False):
     secret: str | bytes | None
     listen: str | None
     insecure: bool
-    allow_functions: Collection[str] | None
-    allow_by_value: bool
-    allow_pickle: bool
+    policy: Only | Mapping[str, Only] | None
     transports: Sequence[str] | None
     paths: Collection[str] | None
     tcp_streams: int | None

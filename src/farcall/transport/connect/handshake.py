@@ -280,6 +280,7 @@ def _hello(me: Identity, secret: bytes | None, expects: int, expects_name: str) 
         versions=me.versions,
         addresses=me.addresses,
         meeting=me.meeting,
+        strict=me.strict,
     )
 
 

@@ -64,6 +64,7 @@ class Identity(msgspec.Struct, frozen=True):
     versions: Versions = ""
     addresses: Addresses = ()
     meeting: MeetingNumber = 0
+    strict: bool = False
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -92,6 +93,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     versions: Versions = ""
     addresses: Addresses = ()
     meeting: MeetingNumber = 0
+    strict: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -109,6 +111,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
             versions=self.versions,
             addresses=self.addresses,
             meeting=self.meeting,
+            strict=self.strict,
         )
 
 
