@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from farcall.errors import LinkError, RpcTimeout
-from farcall.ids import RefId, Worker
+from farcall.ids import RefId, Worker, unguessable_numbers
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import WorkerMachine
@@ -132,7 +132,9 @@ class Agent:
             max_threads_of(max_threads, num_worker_threads),
         )
         self.loopback = LoopbackLink(me, executor.post)
-        state: WorkerMachine[PendingCall, IncomingCall] = WorkerMachine(me.incarnation)
+        state: WorkerMachine[PendingCall, IncomingCall] = WorkerMachine(
+            me.incarnation, unguessable_numbers()
+        )
         asks = None if find is None else self._find
         self.directory = directory = Directory(
             me, [*workers, me], asks, bounds, state.meet, (policy or Policy()).of
