@@ -12,8 +12,11 @@ them; what travels is the number with which a worker began (`original`).
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+import struct
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple, NewType
 
@@ -135,6 +138,7 @@ class Worker(msgspec.Struct, frozen=True):
         pid: process id, for messages.
         main: fingerprint of the program that runs as `__main__`, or "" when it has none. Workers
             with equal fingerprints may name functions of `__main__` to each other.
+        strict: it has a policy: it takes no pickles, and is sent strict values.
     """
 
     name: str
@@ -144,6 +148,7 @@ class Worker(msgspec.Struct, frozen=True):
     host: str = ""
     pid: int = 0
     main: str = ""
+    strict: bool = False
 
     @property
     def info(self) -> WorkerInfo:
@@ -151,7 +156,19 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 class RefId(NamedTuple):
-    """Identity of a remote value: who minted it, and its number there."""
+    """Identity of a remote value: who minted it, and its number there.
+
+    Whoever knows it may use the value, so agents draw the numbers at random: see
+    `unguessable_numbers`.
+    """
 
     minted_by: int
     number: int
+
+
+def unguessable_numbers() -> Iterator[int]:
+    """Yield numbers of 63 random bits, for references. Not thread-safe."""
+    while True:
+        for (number,) in struct.iter_unpack("<Q", os.urandom(512)):
+            if number >> 1:
+                yield number >> 1

@@ -53,7 +53,7 @@ from farcall.runtime.options.types import BackendType
 from farcall.runtime.program_end import keep_exit_code
 from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
-from farcall.serde import hide_own_frames
+from farcall.serde import Only, hide_own_frames
 from farcall.transport.connect.credentials import TlsConfig
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "FarcallError",
     "Future",
     "NotInitialized",
+    "Only",
     "OwnerDied",
     "PeerLost",
     "ProcessGroupRpcBackendOptions",

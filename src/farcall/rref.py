@@ -23,12 +23,13 @@ from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import methods_break_graphs
 from farcall.runtime.calls.limits import Limit
 from farcall.runtime.calls.methods import RemoteMethod, check_is_for_the_owner, not_a_method
-from farcall.runtime.context import CallBeingServed, current_context, waiting
+from farcall.runtime.calls.policy import method_of
+from farcall.runtime.context import CallBeingServed, allowed_now, current_context, waiting
 from farcall.runtime.current import current_agent
 from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.references.handles import SOUGHT, RefHandle
 from farcall.runtime.references.values import ValueSlot
-from farcall.serde import hide_own_frames
+from farcall.serde import hide_own_frames, own_type
 
 T = TypeVar("T")
 
@@ -229,8 +230,11 @@ def _wait_for_owner(handle: RefHandle, agent: Agent) -> None:
 
 
 def rebuild_reference(handle: RefHandle) -> RRef[Any]:
-    """Names itself in pickles; the strictest policy allows it."""
+    """Names itself in pickles."""
     return RRef.of(handle)
+
+
+own_type(RRef, lambda rref: rref._handle, RefHandle, RRef.of)
 
 
 def seconds_or_default(timeout: float) -> float | None:
@@ -437,8 +441,8 @@ def _awaited(place: ValueSlot) -> Any:
 def call_method(place: ValueSlot, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handler of the call proxies."""
     value = place.get() if place.is_ready else _awaited(place)
-    policy = current_agent().policy
-    method = getattr(value, name) if policy.allows_all else policy.method_of(value, name)
+    only = allowed_now()
+    method = getattr(value, name) if only is None else method_of(only, value, name)
     if not callable(method):
         raise not_a_method(method, value, name)
     return result_of(method, method(*args, **kwargs))

@@ -14,9 +14,7 @@ from behaviour.helpers import WAYS, Box, echo, fail_with
 from farcall import rpc
 from farcall.errors import BadFrame, FunctionNotFound, Refused, SerializationError, UnknownWorker
 from farcall.runtime.agent import Agent
-from farcall.runtime.calls.policy import Policy
-from farcall.serde import Serializer
-from farcall.testing.cluster import acting_as
+from farcall.serde import Only
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Accepted
 
@@ -220,17 +218,17 @@ def test_nothing_works_after_shutdown(pair: list[Agent], call: Way) -> None:
 
 @each_way
 def test_a_policy_allows_functions_by_name(start: Callable[..., list[Agent]], call: Way) -> None:
-    start(2, policy=Policy([f"{echo.__module__}:ec*", "torch:add"]))
+    start(2, policies={"w1": Only([echo, torch.add])})
     assert call("w1", echo, (1,)) == 1
     assert call("w1", torch.add, (torch.tensor(1), 1)) == 2
     with pytest.raises(Refused, match=r"does not allow calls of .*make_lock"):
         call("w1", make_lock)
-    with pytest.raises(Refused, match="came by value"):
+    with pytest.raises(SerializationError, match="has no name by which another worker finds it"):
         call("w1", lambda: 1)
 
 
 def test_a_policy_holds_for_methods_of_references(start: Callable[..., list[Agent]]) -> None:
-    start(2, policy=Policy([f"{__name__}:Stubborn", f"{__name__}:Stubborn.work"]))
+    start(2, policies={"w1": Only([Stubborn, Stubborn.work])})
     rref = rpc.remote("w1", Stubborn)
     assert rref.rpc_sync().work() == 1
     with pytest.raises(Refused, match="rest"):
@@ -240,23 +238,15 @@ def test_a_policy_holds_for_methods_of_references(start: Callable[..., list[Agen
 
 
 @each_way
-def test_functions_by_value_can_be_refused(start: Callable[..., list[Agent]], call: Way) -> None:
-    agents = start(2)
-    agents[1].pickling.serializer = Serializer(allow_by_value=False)
-    with pytest.raises(Refused, match="by value"):
-        call("w1", lambda: 1)
-    still_works()
-    with acting_as(agents[1]), pytest.raises(SerializationError):
-        call("w0", lambda: 1)
-
-
-@each_way
-def test_pickles_can_be_refused(start: Callable[..., list[Agent]], call: Way) -> None:
-    agents = start(2, allow_pickle=False)
+def test_pickles_are_refused_where_there_is_a_policy(
+    start: Callable[..., list[Agent]], call: Way
+) -> None:
+    only = Only([echo, fail_with])
+    agents = start(2, policies={"w0": only, "w1": only})
     box = Box()
     assert torch.equal(call("w1", echo, (torch.ones(3),)), torch.ones(3))
     assert call("w1", echo, ({"a": [1, "b", None]},)) == {"a": [1, "b", None]}
-    with pytest.raises(Refused, match="refuses"):
+    with pytest.raises(SerializationError, match="in a way of its own"):
         call("w1", echo, (box,))
     with pytest.raises(KeyError):
         call("w1", fail_with, (KeyError("plain"),))

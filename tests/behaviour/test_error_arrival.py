@@ -295,7 +295,7 @@ def test_what_is_wrong_with_a_call_is_shown_where_it_is_made(
 
 
 def test_plain_workers_get_causes_of_built_in_types(start: Callable[..., list[Agent]]) -> None:
-    start(2, allow_pickle=False)
+    start(2, policies={"w0": rpc.Only(), "w1": rpc.Only([raise_chained])})
     with pytest.raises(ValueError, match="outer") as raised:
         rpc.rpc_sync("w1", raise_chained, args=("cause",))
     assert type(raised.value.__cause__) is KeyError

@@ -20,13 +20,14 @@ from behaviour.optimizing import (
     make_parameter,
     take_step,
     values_of,
+    weighted_sum,
 )
 from farcall import autograd as dist_autograd
 from farcall import errors, rpc
-from farcall.optim import DistributedOptimizer
+from farcall.optim import FUNCTIONS, TYPES, DistributedOptimizer
 from farcall.optim.owners import Owners
+from farcall.rpc import Only
 from farcall.runtime.agent import Agent
-from farcall.runtime.calls.policy import Policy
 from farcall.testing.cluster import acting_as
 
 # Every class of torch.optim but LBFGS, which has tests of its own.
@@ -219,7 +220,8 @@ def test_parameter_whose_memory_was_replaced_is_followed(pair: list[Agent], hogw
 
 
 def test_worker_with_a_policy_must_allow_it(start: Callable[..., list[Agent]]) -> None:
-    start(2, policy=Policy(["behaviour.*", "farcall.optim.*"]))
+    only = Only([*FUNCTIONS, make_parameter, weighted_sum, optim.SGD], TYPES)
+    start(2, policies={"w0": only, "w1": only})
     rref = rpc.remote("w1", make_parameter, args=(torch.zeros(2),))
     optimizer = DistributedOptimizer(optim.SGD, [rref], lr=1.0)
     take_step(optimizer, [rref], [torch.ones(2)])
@@ -228,7 +230,7 @@ def test_worker_with_a_policy_must_allow_it(start: Callable[..., list[Agent]]) -
 
 
 def test_worker_with_another_policy_refuses(start: Callable[..., list[Agent]]) -> None:
-    start(2, policy=Policy(["behaviour.*"]))
+    start(2, policies={"w1": Only([make_parameter, optim.SGD])})
     rref = rpc.remote("w1", make_parameter, args=(torch.zeros(2),))
     with pytest.raises(errors.Refused, match=r"'farcall\.optim\.part:build'"):
         DistributedOptimizer(optim.SGD, [rref], lr=1.0)

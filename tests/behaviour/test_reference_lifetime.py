@@ -21,7 +21,7 @@ from behaviour.helpers import (
 from farcall import rpc
 from farcall.errors import Refused
 from farcall.runtime.agent import Agent
-from farcall.runtime.calls.policy import Policy
+from farcall.serde import Only
 from farcall.testing.cluster import acting_as
 
 kept: dict[str, Any] = {}
@@ -271,7 +271,7 @@ def test_a_call_cancelled_in_the_queue_keeps_nothing_ref_2(
 def test_a_call_that_is_refused_keeps_nothing_ref_2(
     start: Callable[..., list[Agent]], deaths: Deaths
 ) -> None:
-    trio = start(3, policy=Policy(["behaviour.helpers:make_precious"]))
+    trio = start(3, policies={"w2": Only([make_precious])})
     rref = rpc.remote("w1", make_precious, args=(deaths, "value"))
     with pytest.raises(Refused):
         rpc.rpc_sync("w2", content_of, args=(rref,))

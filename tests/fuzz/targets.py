@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import operator
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 
 import msgspec
+import numpy
 import torch
 from torch.distributed import HashStore
 
-from farcall.errors import BadFrame, LinkError
+from farcall.errors import BadFrame, LinkError, Refused, SerializationError
 from farcall.ids import Worker
 from farcall.runtime.membership.records import (
     CONFIRMATION,
@@ -32,7 +35,7 @@ from farcall.runtime.membership.records import (
 )
 from farcall.runtime.membership.signed_store import SignedStore
 from farcall.runtime.membership.signing import SecretSigner, Unsigned
-from farcall.serde import Serializer, dump_failure, load_failure
+from farcall.serde import Only, Serializer, dump_failure, load_failure
 from farcall.transport.connect.conversation import Conversation
 from farcall.transport.connect.credentials import SecretCertificates, Terms
 from farcall.transport.connect.handshake import _greet, _Wanted, accepting
@@ -323,11 +326,11 @@ def record(data: bytes) -> None:
 # Values.
 
 SERIALIZER = Serializer()
-PLAIN_ONLY = Serializer(allow_pickle=False)
+ONLY = Only(["operator:add"], [Worker])
 
 
-def values() -> Iterable[bytes]:
-    for value in (
+def values() -> tuple[object, ...]:
+    return (
         None,
         (1, -1, 1 << 40, 2.5, True, "text", b"bytes"),
         [[[()]], {"k": (1, "v"), 3: None}],
@@ -336,20 +339,45 @@ def values() -> Iterable[bytes]:
         [torch.zeros(3, dtype=torch.bool), torch.arange(3).to(torch.bfloat16)],
         torch.arange(12).reshape(3, 4).t()[1:],
         torch.ones(20_000),
-    ):
-        dumped = PLAIN_ONLY.dump(value)
-        yield struct.pack("<B", len(dumped.buffers)) + bytes(dumped.body)
+    )
 
 
-@target(values)
+def dumped(more: Iterable[object], *, strict: bool) -> Iterable[bytes]:
+    for value in (*values(), *more):
+        payload = SERIALIZER.dump(value, strict=strict)
+        yield struct.pack("<B", len(payload.buffers)) + bytes(payload.body)
+
+
+@target(lambda: dumped((), strict=False))
 def plain(data: bytes) -> None:
     """The compiled reader. The first byte: how many buffers come beside the pickle."""
-    if PLAIN_ONLY.plain is None or not data:
+    if SERIALIZER.plain is None or not data:
         return
     buffers = [bytearray(80_000) for _ in range(data[0] % 4)]
-    value = PLAIN_ONLY.plain.load(data[1:], buffers, (), None)
+    value = SERIALIZER.plain.load(data[1:], buffers, (), None)
     use(value)
     clear(value)
+
+
+MORE = (
+    {(1, ("a", None)), frozenset({2}), 1.5},
+    (slice(1, 2), range(3), ..., torch.float16, torch.device("cpu"), 1 << 100, 2j),
+    (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), torch.nn.Parameter(torch.ones(2))),
+    (numpy.arange(6).reshape(2, 3), numpy.float32(1.5), operator.add, ValueError("no")),
+    (Worker("w1", 1, 7), datetime(2026, 1, 2, 3, 4, 5), timedelta(1, 2, 3)),
+)
+
+
+@target(lambda: dumped(MORE, strict=True))
+def strict(data: bytes) -> None:
+    """The reader of workers that have a policy. The first byte: see `plain`."""
+    if not data:
+        return
+    buffers = [bytearray(80_000) for _ in range(data[0] % 4)]
+    with contextlib.suppress(SerializationError, Refused):
+        value = SERIALIZER.load(data[1:], buffers, only=ONLY)
+        use(value)
+        clear(value)
 
 
 def clear(value: object) -> None:
@@ -371,7 +399,7 @@ def failures() -> Iterable[bytes]:
     try:
         fail()
     except ValueError as error:
-        failure, payload = dump_failure(PLAIN_ONLY, error)
+        failure, payload = dump_failure(SERIALIZER, error, strict=True)
         yield encode_message(failure)
         assert payload is not None
     yield from (encode_message(one) for one in messages() if isinstance(one, Failure))
@@ -379,13 +407,12 @@ def failures() -> Iterable[bytes]:
 
 @target(failures)
 def failure(data: bytes) -> None:
-    """An exception that a peer describes, without what it pickled."""
+    """An exception that a peer describes to a worker that has a policy."""
     try:
         read = decode_message(Kind.FAILURE, data)
     except BadFrame:
         return
     assert isinstance(read, Failure)
-    read.earlier = tuple((*before, b"") for *before, _ in read.earlier)  # type: ignore[misc]
-    error = load_failure(PLAIN_ONLY, read, b"", worker="w1")
+    error = load_failure(SERIALIZER, read, b"", worker="w1", only=ONLY)
     use(error)
     str(error)

@@ -26,7 +26,10 @@ from farcall.runtime.options.secret import Secret
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
 from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.options.types import BackendType
+from farcall.serde import Only
 from farcall.transport.connect.credentials import TlsConfig
+
+POLICY = Only(["app:f"])
 
 
 def listens_at(options: RpcBackendOptions) -> tuple[str, int]:
@@ -68,9 +71,9 @@ def test_subclass_that_calls_the_constructor_itself_works() -> None:
 
 
 def test_tensorpipe_options_take_the_keywords_of_the_base() -> None:
-    options = TensorPipeRpcBackendOptions(secret=SECRET, allow_by_value=False, rpc_timeout=0)
+    options = TensorPipeRpcBackendOptions(secret=SECRET, policy=Only(), rpc_timeout=0)
     assert options.secret == Secret(SECRET)
-    assert options.allow_by_value is False
+    assert isinstance(options.policy, Only)
     assert options.rpc_timeout == 0.0
 
 
@@ -169,8 +172,8 @@ def test_unset_timeout_is_allowed_only_where_asked_for() -> None:
         (lambda: RpcBackendOptions(tcp_streams=0), ValueError, "from 1 to 16, not 0"),
         (lambda: RpcBackendOptions(tcp_streams=17), ValueError, "from 1 to 16, not 17"),
         (lambda: RpcBackendOptions(tcp_streams=True), TypeError, "must be an int, not bool"),
-        (lambda: RpcBackendOptions(allow_functions="a:b"), TypeError, "several strings"),
-        (lambda: RpcBackendOptions(allow_functions=["a.b"]), ValueError, "'module:qualname'"),
+        (lambda: RpcBackendOptions(policy=["a:b"]), TypeError, "must be an Only"),
+        (lambda: RpcBackendOptions(policy={"w*": ["a:b"]}), TypeError, "must be an Only"),
         (lambda: TensorPipeRpcBackendOptions(_transports=["x"]), ValueError, "transport: x"),
         (lambda: TensorPipeRpcBackendOptions(_channels=["x"]), ValueError, "channel: x"),
         (lambda: TensorPipeRpcBackendOptions(devices=["cpu"]), ValueError, "list of CUDA devices"),
@@ -194,10 +197,12 @@ def test_tensorpipe_transports_are_accepted_and_ignored(caplog: pytest.LogCaptur
     assert [record.levelname for record in caplog.records] == ["DEBUG"] * 3
 
 
-def test_allowed_functions_are_kept_as_patterns() -> None:
-    assert RpcBackendOptions(allow_functions={"operator:*"}).allow_functions == ("operator:*",)
-    assert RpcBackendOptions(allow_functions=[]).allow_functions == ()
-    assert RpcBackendOptions().allow_functions is None
+def test_a_policy_is_kept_as_it_is() -> None:
+    only = Only(["operator:add"])
+    assert RpcBackendOptions(policy=only).policy is only
+    assert RpcBackendOptions(policy={"w*": only}).policy == {"w*": only}
+    assert RpcBackendOptions(policy={}).policy == {}
+    assert RpcBackendOptions().policy is None
 
 
 # --- transports
@@ -436,9 +441,7 @@ WRONG: dict[str, list[object]] = {
     "secret": ["", b"", 5, ["s"], bytearray(b"s"), True, "winter2026", b"s" * 32],
     "listen": ["a:b", ":80", "", 80, ("127.0.0.1", 80), b"127.0.0.1"],
     "insecure": ["False", "yes", 0, 1, b""],
-    "allow_functions": ["app:*", "*", b"app:*", ["app"], [5], 5, True, ["app:*", None]],
-    "allow_by_value": ["False", 0, 1, None, []],
-    "allow_pickle": ["False", "0", 0, 1, None, {}],
+    "policy": ["app:f", b"app:f", ["app:f"], 5, True, {"w": None}, {5: Only()}, Only],
     "transports": ["socket", (), ["tcp"], [5], 5, True],
     "paths": ["tcp", (), ["ibv"], [None], 5, True],
     "tcp_streams": [0, 17, "4", 2.0, True],
@@ -503,7 +506,7 @@ def test_what_is_given_is_what_the_attribute_has() -> None:
         "secret": SECRET,
         "tls": TLS,
         "encrypt": False,
-        "allow_functions": ["app:*"],
+        "policy": POLICY,
         "paths": {"tcp"},
         "dead_host_timeout": 5,
         "devices": [0],
@@ -514,7 +517,7 @@ def test_what_is_given_is_what_the_attribute_has() -> None:
     for name, value in given.items():
         setattr(assigned, name, value)
     assert vars(built) == vars(assigned)
-    assert built.allow_functions == ("app:*",)
+    assert built.policy is POLICY
     built.validate()
     assert vars(built) == vars(assigned)
 
@@ -531,8 +534,7 @@ def test_a_subclass_whose_constructor_leaves_options_out_is_told_so() -> None:
 # --- names that are no options
 
 MISSPELT = {
-    "allow_function": "allow_functions",
-    "allow_pickles": "allow_pickle",
+    "police": "policy",
     "rpc_time_out": "rpc_timeout",
     "num_workers_threads": "num_worker_threads",
     "device_map": "device_maps",
@@ -591,7 +593,7 @@ def test_subclasses_have_attributes_of_their_own(cls: type[RpcBackendOptions]) -
     assert mine.dialled == set()
     assert mine.anything == 5
     with pytest.raises(TypeError):
-        mine.allow_functions = "app:*"
+        mine.policy = "app:*"
 
 
 def test_with_compat_torchs_options_take_any_attribute_as_torchs_do() -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from farcall.ids import RefId, next_incarnation
+from farcall.ids import RefId, next_incarnation, unguessable_numbers
 from farcall.protocol.instructions import (
     MAX_ENTRIES,
     Drop,
@@ -747,3 +747,12 @@ def test_value_whose_owner_is_lost_a_second_time_stays_void():
         Send(THIRD, Received(False), 7),
     ]
     assert refs.state(REF, OWNER) is HeldState.VOID
+
+
+def test_agents_draw_the_numbers_of_references_at_random() -> None:
+    numbers = unguessable_numbers()
+    drawn = [next(numbers) for _ in range(1000)]
+    assert len(set(drawn)) == 1000
+    assert all(0 < number < 2**63 for number in drawn)
+    assert sum(number >= 2**62 for number in drawn) > 300
+    assert Refs(5, numbers=iter([7])).mint() == (5, 7)

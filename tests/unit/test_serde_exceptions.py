@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from farcall import errors
-from farcall.serde import RemoteTraceback, Serializer, dump_failure, load_failure
+from farcall.serde import Only, RemoteTraceback, Serializer, dump_failure, load_failure
 from farcall.wire.messages import Failure
 
 SERIALIZER = Serializer()
@@ -25,10 +25,10 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-def travel(error: BaseException, serializer: Serializer = SERIALIZER) -> BaseException:
-    failure, dumped = dump_failure(serializer, raised(error))
+def travel(error: BaseException, only: Only | None = None) -> BaseException:
+    failure, dumped = dump_failure(SERIALIZER, raised(error), strict=only is not None)
     buffers = [bytearray(buffer) for buffer in dumped.buffers]
-    return load_failure(serializer, failure, dumped.body, buffers, worker="w1")
+    return load_failure(SERIALIZER, failure, dumped.body, buffers, worker="w1", only=only)
 
 
 class TwoArguments(Exception):
@@ -361,9 +361,8 @@ def test_exceptions_as_plain_values_survive_too() -> None:
 
 
 def test_builtin_and_farcall_exceptions_pass_without_pickle() -> None:
-    plain = Serializer(allow_pickle=False)
     for error in (KeyError("k"), OSError(2, "gone"), errors.PeerLost("w2", "reset")):
-        got = travel(error, plain)
+        got = travel(error, Only())
         assert type(got) is type(error)
         assert got.args == error.args
-    assert type(travel(TwoArguments("a", 1), plain)) is errors.RemoteError
+    assert type(travel(TwoArguments("a", 1), Only())) is errors.RemoteError

@@ -281,7 +281,9 @@ class Runner:
                 attach = None
                 if message.sent:
                     attach = self._recorded.receive(message.context, peer, message.sent)
-                gradients = self.agent.serializer.load(frame.body, frame.buffers, attach=attach)
+                gradients = self.agent.serializer.load(
+                    frame.body, frame.buffers, attach=attach, only=peer.only
+                )
                 frame.body, frame.buffers = b"", ()
                 source = self._source(known, message.number)
                 with profiling.event(ARRIVAL_EVENT):

@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_map_only
 
 from farcall.rref import RRef
 from farcall.runtime.calls.call_names import own_handler
+from farcall.runtime.calls.policy import method_of
+from farcall.runtime.context import allowed_now
 from farcall.serde import message_of
 
 Made = Callable[..., nn.Module]
@@ -43,13 +45,20 @@ def make_scripted(
     return scripted
 
 
+def _method(rref: RRef[nn.Module], name: str) -> Callable[..., Any]:
+    """Return a method of the module, if the caller may call it."""
+    return method_of(allowed_now(), rref.local_value(), name)
+
+
 @own_handler("a method of a RemoteModule", of_method="{} of a RemoteModule", users_arguments=3)
 def run(
     rref: RRef[nn.Module], method: str, device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Call a method of the module."""
+    function = _method(rref, method)
     module = rref.local_value()
-    function = module if method == "forward" else getattr(module, method)
+    if method == "forward" and isinstance(module, nn.Module):
+        function = module  # with its hooks
     if torch.device(device).type == "cpu":
         return function(*args, **kwargs)
     came_from: set[torch.device] = set()
@@ -70,14 +79,14 @@ def named(
     rref: RRef[nn.Module], which: str, prefix: str, recurse: bool, remove_duplicate: bool
 ) -> list[tuple[str, RRef[Any]]]:
     """Names of parameters or buffers, and references to them."""
-    found = getattr(rref.local_value(), which)(prefix, recurse, remove_duplicate)
+    found = _method(rref, which)(prefix, recurse, remove_duplicate)
     return [(name, RRef(value)) for name, value in found]
 
 
 @own_handler("state_dict of a RemoteModule")
 def state_dict(rref: RRef[nn.Module], prefix: str) -> dict[str, Any]:
     """The module's state, on the CPU."""
-    found = rref.local_value().state_dict(prefix=prefix)
+    found = _method(rref, "state_dict")(prefix=prefix)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), found)  # type: ignore[no-any-return]
 
 
@@ -87,7 +96,7 @@ def load_state_dict(
 ) -> tuple[list[str], list[str], list[str]]:
     """Load a state: the keys that are missing and unexpected, and what else is wrong."""
     try:
-        found = rref.local_value().load_state_dict(state, strict=False)
+        found = _method(rref, "load_state_dict")(state, strict=False)
     except RuntimeError as error:
         return [], [], [message_of(error)]
     return list(found.missing_keys), list(found.unexpected_keys), []
@@ -96,7 +105,7 @@ def load_state_dict(
 @own_handler("a method of a RemoteModule", of_method="{} of a RemoteModule")
 def apply_method(rref: RRef[nn.Module], method: str, args: Sequence[Any]) -> None:
     """Call a method of the module for what it does to it."""
-    getattr(rref.local_value(), method)(*args)
+    _method(rref, method)(*args)
 
 
 @own_handler("a method of a RemoteModule", of_method="{} of a RemoteModule")
@@ -104,7 +113,17 @@ def move(
     rref: RRef[nn.Module], method: str, args: Sequence[Any], kwargs: Mapping[str, Any], device: str
 ) -> str:
     """Move or cast the module: the device where it is now, if it was moved to one."""
-    module = rref.local_value()
-    getattr(module, method)(*args, **kwargs)
+    _method(rref, method)(*args, **kwargs)
     to, *_ = torch._C._nn._parse_to(*args, **kwargs)
     return device if to is None else str(to)
+
+
+# What a worker allows whose modules others use, see `Only`; beside the class of the module, and its
+# `forward`.
+FUNCTIONS = (
+    *(make, run, named, state_dict, load_state_dict, apply_method, move),
+    *(nn.Module.named_parameters, nn.Module.named_buffers, nn.Module.apply),
+    *(nn.Module.state_dict, nn.Module.load_state_dict, nn.Module.register_buffer),
+    *(nn.Module.register_parameter, nn.Module.train, nn.Module.requires_grad_),
+    *(nn.Module.zero_grad, nn.Module.to, nn.Module.type, nn.Module.share_memory),
+)

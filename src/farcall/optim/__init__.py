@@ -9,8 +9,9 @@ with dist_autograd.context() as context_id:
 """
 
 from farcall.optim.handle import DistributedOptimizer
+from farcall.optim.part import FUNCTIONS, TYPES
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["FUNCTIONS", "TYPES", "DistributedOptimizer"]
 
 
 def __dir__() -> list[str]:

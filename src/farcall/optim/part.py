@@ -10,7 +10,7 @@ import torch
 
 from farcall.autograd import contents_of
 from farcall.optim.groups import Change, Group, LocalGroup, Options, apply, options_of
-from farcall.optim.parameters import Parameters
+from farcall.optim.parameters import Norms, Parameters
 from farcall.optim.shadow_parameters import StandIns, stand_in
 from farcall.optim.shards import Outline, Shard, initial_state, mismatches, to_cpu
 from farcall.rref import RRef
@@ -222,3 +222,14 @@ def build_parameters(groups: Sequence[LocalGroup]) -> RRef[Parameters]:
     for group in groups:
         parameters.extend(parameters.find(group), group.numbers)
     return RRef(parameters)
+
+
+_METHODS = (
+    *(Part.step, Part.options, Part.add_group, Part.remove_group),
+    *(Part.state, Part.check, Part.load, Part.initialize),
+    *(Part.norms, Part.scale, Part.clamp, Part.read, Part.write, Part.read_gradients),
+)
+# What workers with a policy allow, see `Only`: owners of parameters the functions, beside the class
+# of the optimizer; owners and users of the optimizer the types.
+FUNCTIONS = (build, build_parameters, *_METHODS)
+TYPES = (Recipe, LocalGroup, Change, Built, Norms, Shard, Outline)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
+
 from farcall.ids import RefId
 from farcall.protocol.instructions import Instructions, TransferKey
 from farcall.protocol.ref_entries import Arrival, Held, HeldState, Owned
@@ -12,11 +15,19 @@ PARTED = "it was lost, and was met again since"
 
 
 class RefTables:
-    """What one worker incarnation knows of references. `Refs` changes it."""
+    """What one worker incarnation knows of references. `Refs` changes it.
 
-    def __init__(self, me: int, to_do: Instructions | None = None) -> None:
+    Args:
+        me: the incarnation.
+        to_do: where instructions are collected; its own if None.
+        numbers: of the references that it makes up, no two the same and none 0.
+    """
+
+    def __init__(
+        self, me: int, to_do: Instructions | None = None, numbers: Iterator[int] | None = None
+    ) -> None:
         self._me = me
-        self._minted = 0
+        self._numbers = count(1) if numbers is None else numbers
         self._sequence = 0
         self._owned: dict[RefId, Owned] = {}
         self._held: dict[RefId, Held] = {}
@@ -29,8 +40,7 @@ class RefTables:
 
     def mint(self) -> RefId:
         """Return a new identity, for `own` here or `create` elsewhere."""
-        self._minted += 1
-        return RefId(self._me, self._minted)
+        return RefId(self._me, next(self._numbers))
 
     def state(self, ref: RefId, owner: int) -> HeldState:
         """Return how far the owner has confirmed a reference that is used here. Needs no lock.

@@ -82,10 +82,6 @@ from farcall.wire.messages import Pinned, Received, Reference, Registered, Relea
 class Refs(RefTables):
     """The references of one worker incarnation: those it owns and those it holds.
 
-    Args:
-        me: the incarnation.
-        to_do: where instructions are collected; its own if None.
-
     Attributes:
         losses: incarnations that are gone for good, and why.
     """

@@ -42,7 +42,7 @@ held around all of it, but for what `calls` says of `Outgoing` and `Incoming`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -121,6 +121,7 @@ class WorkerMachine(Generic[Call, Job]):
 
     Args:
         me: the incarnation.
+        numbers: of the references that it makes up; None: 1, 2, 3 and so on.
         refs, outgoing, incoming: the machines that it is made of, for the simulator.
 
     Attributes:
@@ -130,6 +131,7 @@ class WorkerMachine(Generic[Call, Job]):
     def __init__(
         self,
         me: int,
+        numbers: Iterator[int] | None = None,
         *,
         refs: type[Refs] = Refs,
         outgoing: type[Outgoing[Call]] = Outgoing,
@@ -137,7 +139,7 @@ class WorkerMachine(Generic[Call, Job]):
     ) -> None:
         self._me = me
         self._to_do = Instructions()
-        self.refs = refs(me, self._to_do)
+        self.refs = refs(me, self._to_do, numbers)
         self._outgoing = outgoing
         self._incoming = incoming
         self._calls: dict[int, Calls[Call, Job]] = {}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from farcall.errors import LinkError, RpcTimeout
-from farcall.ids import RefId, Worker
+from farcall.ids import RefId, Worker, unguessable_numbers
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import WorkerMachine
@@ -89,9 +89,7 @@ class Agent:
         num_worker_threads: how many functions may run here at once.
         max_threads: how many threads may serve calls at most; None for the default.
         bounds: of what waits for each worker, and of what is queued of it here.
-        allow_by_value: what has no name may travel as code, see `Serializer`.
-        allow_pickle: any pickle may be loaded, see `Serializer`.
-        policy: which functions may be called here.
+        policy: what other workers may do here.
         dead_host_timeout: seconds; a worker that does not answer for so long while this one shuts
             down is lost. 0: none is.
         limit_openmp_spin: idle OpenMP threads sleep soon while calls are frequent, see `IdleTeam`.
@@ -112,8 +110,6 @@ class Agent:
         num_worker_threads: int = 16,
         max_threads: int | None = None,
         bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
-        allow_by_value: bool = True,
-        allow_pickle: bool = True,
         policy: Policy | None = None,
         dead_host_timeout: float = 0.0,
         limit_openmp_spin: bool = False,
@@ -126,7 +122,6 @@ class Agent:
         quirks = quirks or Quirks()
         self.status = status = Status(me, rpc_timeout, quirks.advice)
         self.endpoint = endpoint
-        self.policy = policy or Policy()
         self.outboxes = Outboxes(me.name)
         self.idle_team = IdleTeam(me.name, enabled=limit_openmp_spin)
         self.executor = executor = Executor(
@@ -137,9 +132,13 @@ class Agent:
             max_threads_of(max_threads, num_worker_threads),
         )
         self.loopback = LoopbackLink(me, executor.post)
-        state: WorkerMachine[PendingCall, IncomingCall] = WorkerMachine(me.incarnation)
+        state: WorkerMachine[PendingCall, IncomingCall] = WorkerMachine(
+            me.incarnation, unguessable_numbers()
+        )
         asks = None if find is None else self._find
-        self.directory = directory = Directory(me, [*workers, me], asks, bounds, state.meet)
+        self.directory = directory = Directory(
+            me, [*workers, me], asks, bounds, state.meet, (policy or Policy()).of
+        )
         self.links = links = Links(endpoint, self.loopback, directory)
         self.losses = losses = Losses(status, endpoint, directory)
         self.control = control = ControlMessages(
@@ -155,8 +154,6 @@ class Agent:
             self, status, machine, values, directory, executor.collecting, endpoint.wake
         )
         self.serializer = Serializer(
-            allow_by_value=allow_by_value,
-            allow_pickle=allow_pickle,
             reference=RefHandle,
             check=references.check_sendable,
             reducers=quirks.reducers,
@@ -211,7 +208,6 @@ class Agent:
             self.answers,
             control,
             shortage,
-            self.policy,
             quirks.on_raised,
         )
         self._routes = ControlRoutes(self.gradients, self.members, coordinator, references)

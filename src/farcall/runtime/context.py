@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from farcall.runtime.calls.call_names import Served
+from farcall.serde import Only
 
 
 class WaitingPlace(Protocol):
@@ -30,8 +31,17 @@ class ServingAgent(Protocol):
     def executor(self) -> WaitingPlace: ...
 
 
+class Caller(Protocol):
+    """What is known here of who made a call. See `peers.Peer`."""
+
+    only: Only | None  # what it may do here; None: everything
+
+
 class CallBeingServed(Protocol):
     """What the function of a call may ask of the call. See `server_call.ServerCall`."""
+
+    @property
+    def peer(self) -> Caller: ...
 
     def limit(self) -> tuple[float, float, Served]:
         """Return the deadline, the caller's seconds, and what calls made here inherit."""
@@ -70,3 +80,9 @@ def is_at_work() -> bool:
     """
     context = current_context()
     return context is not None and context.agent.executor.is_at_work()
+
+
+def allowed_now() -> Only | None:
+    """Return what the caller of the call may do that is served here; None: everything."""
+    context = current_context()
+    return None if context is None or context.job is None else context.job.peer.only

@@ -77,6 +77,7 @@ def start_agent(
     """
     logs.configure()
     options.validate()
+    policy = Policy(options.policy)
     credential = credentials.choose(options)
     host, port = listen_address(options.listen, credential)
     if options.store is None:
@@ -105,6 +106,7 @@ def start_agent(
             main_fingerprint(),
             zero_copy=options.shared_tensors == "handle",
             versions=versions(),
+            strict=policy.is_strict,
         )
     )
     reception = Reception()
@@ -144,6 +146,7 @@ def start_agent(
             host=identity.host,
             pid=os.getpid(),
             main=identity.main,
+            strict=identity.strict,
         )
 
         def join() -> list[Worker]:
@@ -174,9 +177,7 @@ def start_agent(
             bounds=Bounds(
                 options.max_in_flight_bytes, options.max_queued_requests, options.max_queued_bytes
             ),
-            allow_by_value=options.allow_by_value,
-            allow_pickle=options.allow_pickle,
-            policy=Policy(options.allow_functions),
+            policy=policy,
             limit_openmp_spin=options.limit_openmp_spin,
             device_maps={
                 to: _device_map(to, m, is_direct=to != name and _has_lanes(endpoint))

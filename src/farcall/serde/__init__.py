@@ -1,4 +1,4 @@
-"""Objects to pickle bytes and raw tensor buffers, and back. Knows no agent, link or protocol."""
+"""Objects to bytes and raw tensor buffers, and back. Knows no agent, link or protocol."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from farcall.serde.functions import Functions, name_of, resolve
 from farcall.serde.loading import Attach, load_reference
 from farcall.serde.pickling import Payload
 from farcall.serde.serializer import NO_ARGUMENTS, Serializer, reason_of
+from farcall.serde.strict.objects import own_type
+from farcall.serde.strict.only import Only, check_defined, name_of_class
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.tracebacks import hide_own_frames, is_own, text_of
 
@@ -23,12 +25,14 @@ __all__ = [
     "Attach",
     "DeviceMap",
     "Functions",
+    "Only",
     "Payload",
     "RemoteTraceback",
     "Serializer",
     "StoredError",
     "add_note",
     "as_exception",
+    "check_defined",
     "dump_failure",
     "hide_own_frames",
     "is_own",
@@ -36,7 +40,9 @@ __all__ = [
     "load_reference",
     "message_of",
     "name_of",
+    "name_of_class",
     "notes_of",
+    "own_type",
     "reason_of",
     "resolve",
     "text_failure",

@@ -162,7 +162,7 @@ def rebuild_exception(
     if not (isinstance(cls, type) and issubclass(cls, BaseException)):
         raise TypeError(f"{cls!r} is not an exception type")
     error = _new(cls, args)
-    _initialize(error, args)
+    initialize(error, args)
     if given:
         try:
             error.__setstate__(dict(given))
@@ -218,9 +218,9 @@ def copy_of(
     copies = {} if made_before is None else made_before
     cls, args, state = parts_of(error)
     args = tuple([_detached(value, copies) for value in args])
-    made = _bare(cls, args)
+    made = bare(cls, args)
     copies[id(error)] = made
-    _initialize(made, args)
+    initialize(made, args)
     for name, value in state.items():
         set_attribute(made, name, _detached(value, copies))
     return made
@@ -237,7 +237,8 @@ def _detached(value: Any, copies: dict[int, BaseException]) -> Any:
     return copies[id(value)]
 
 
-def _initialize(error: BaseException, args: tuple[Any, ...]) -> None:
+def initialize(error: BaseException, args: tuple[Any, ...]) -> None:
+    """Give an exception its arguments, by the `__init__` of its built-in base."""
     # Built-in bases keep fields outside of `args` and `__dict__` (errno, code, value, start, ...).
     with suppress(Exception):
         base: Any = next(b for b in type(error).__mro__ if _is_builtin(b) and "__init__" in vars(b))
@@ -269,14 +270,16 @@ def _new(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     except Exception as first:
         # The user's __new__ may want other arguments.
         try:
-            return _bare(cls, args)
+            return bare(cls, args)
         except TypeError:
             raise first from None
 
 
-def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An instance made by a built-in base: with two of them only the one that fixes the memory
-    layout may be used, which need not be the first.
+def bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """Return an instance made by a built-in base.
+
+    With two of them only the one that fixes the memory layout may be used, which need not be the
+    first.
     """
     for base in cls.__mro__:
         if _is_builtin(base) and issubclass(base, BaseException):
@@ -384,15 +387,15 @@ class Stripped:
     For exceptions that hold what can't be pickled: see `farcall.serde.failures`.
     """
 
-    __slots__ = ("_parts",)
+    __slots__ = ("parts",)
 
     def __init__(
         self, cls: type[BaseException], args: tuple[Any, ...], *states: dict[str, Any]
     ) -> None:
-        self._parts = (cls, args, *states)
+        self.parts = (cls, args, *states)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return rebuild_exception, self._parts
+        return rebuild_exception, self.parts
 
 
 def type_name_of(error: object) -> str:

@@ -33,7 +33,7 @@ from farcall.serde.exceptions import (
 )
 from farcall.serde.pickling import Payload
 from farcall.serde.serializer import Body, Serializer
-from farcall.serde.tensors import DeviceMap
+from farcall.serde.strict.only import Only
 from farcall.serde.tracebacks import (
     MAX_TEXT,
     clipped,
@@ -55,15 +55,12 @@ NOTE_CHARACTERS = 16  # what a note counts beside its text
 def dump_failure(
     serializer: Serializer,
     error: BaseException,
-    *,
-    by_value: bool = False,
-    device_map: DeviceMap | None = None,
+    **options: Any,
 ) -> tuple[Failure, Payload]:
-    """Return the message for an exception, and its pickle (empty if there is none). Never raises.
+    """Return the message for an exception, and its bytes (empty if there are none). Never raises.
 
-    `by_value` and `device_map` are as for `Serializer.dump`.
+    The options are those of `Serializer.dump`.
     """
-    options = {"by_value": by_value, "device_map": device_map}
     failure = text_failure(error, message_of(error))
     failure.frames = tuple(frames_of(traceback_of_exception(error)))
     failure.notes = tuple(_notes_that_fit(error))
@@ -182,6 +179,7 @@ def load_failure(
     *,
     worker: str,
     references: Sequence[Any] = (),
+    only: Only | None = None,
 ) -> BaseException:
     """Return the exception to raise for a `Failure` that came from `worker`. Raises a Ctrl-C only.
 
@@ -194,7 +192,7 @@ def load_failure(
     loaded: Any = None
     if len(body):
         with suppress(Exception):  # a Ctrl-C goes on
-            loaded = serializer.load(body, buffers, references=references)
+            loaded = serializer.load(body, buffers, references=references, only=only)
     error: BaseException
     if issubclass(type(loaded), Exception):
         error = loaded
@@ -207,7 +205,7 @@ def load_failure(
         set_attribute(error, "__notes__", list(failure.notes))
     frames = traceback_from(failure.frames)
     BaseException.with_traceback(error, frames)
-    first = _with_earlier(serializer, error, failure, worker)
+    first = _with_earlier(serializer, error, failure, worker, only)
     is_shown = frames is None or shows_everything()
     header = f"on worker {worker!r}"
     set_cause(first, RemoteTraceback(failure.traceback, header, shows_text=is_shown))
@@ -215,14 +213,18 @@ def load_failure(
 
 
 def _with_earlier(
-    serializer: Serializer, error: BaseException, failure: Failure, worker: str
+    serializer: Serializer,
+    error: BaseException,
+    failure: Failure,
+    worker: str,
+    only: Only | None,
 ) -> BaseException:
     """Give an exception its causes and contexts: the first of them, or the exception itself."""
     for is_cause, type_name, message, frames, body in failure.earlier[:MAX_CHAIN]:
         earlier: Any = None
         if body:
             with suppress(Exception):
-                earlier = serializer.load(body)
+                earlier = serializer.load(body, only=only)
         if not issubclass(type(earlier), BaseException):
             earlier = RemoteError(type_name, message, worker, "")
         BaseException.with_traceback(earlier, traceback_from(frames))

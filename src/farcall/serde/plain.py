@@ -22,9 +22,7 @@ else:
         Plain = None
 
 
-def accelerator(
-    handle_type: type | None, check: Callable[[Any], None] | None, allows_names: bool
-) -> Plain | None:
+def accelerator(handle_type: type | None, check: Callable[[Any], None] | None) -> Plain | None:
     """The compiled half, for this torch; None where it was not built, or torch is too old for it.
 
     It is stateless, and safe from any thread.
@@ -32,13 +30,12 @@ def accelerator(
     Args:
         handle_type: objects of exactly this type stay out of its pickles.
         check: is called with each of them first.
-        allows_names: functions and classes may be loaded, as any pickle may.
     """
     # A C table for exchanging tensors, which torch has since 2.10.
     api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if Plain is None or api is None:
         return None
     try:
-        return Plain(torch.Tensor, api, handle_type, check, allows_names, file_and_address)
+        return Plain(torch.Tensor, api, handle_type, check, True, file_and_address)
     except ValueError:
         return None  # a table of a later kind

@@ -4,7 +4,7 @@
 Between the two, buffers are only passed on: the ones from `dump` are the sender's own memory, the
 ones given to `load` become the memory of the tensors in the result.
 
-A serializer has a policy, and no other state that shows: every method may run on any thread, at any
+A serializer has no state that shows: every method may run on any thread, at any
 depth of nesting, since pickling runs user code. No method holds a lock.
 """
 
@@ -34,9 +34,12 @@ from farcall.serde.pickling import (
     Reducer,
 )
 from farcall.serde.plain import accelerator
+from farcall.serde.strict.only import Only
+from farcall.serde.strict.reader import Reader
+from farcall.serde.strict.writer import Writer
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.tracebacks import cause_of
-from farcall.serde.unpickling import MainUnpickler, NamedUnpickler, PlainUnpickler, unpickle
+from farcall.serde.unpickling import MainUnpickler
 
 Body = bytes | bytearray | memoryview
 Around = Callable[[Callable[[], Any]], Any]
@@ -55,13 +58,9 @@ NO_ARGUMENTS = Payload(pickle.dumps(((), {}), PROTOCOL))
 
 
 class Serializer:
-    """Pickles what leaves and unpickles what arrives, within a policy.
+    """Pickles what leaves and unpickles what arrives; or, where a policy says so, does without.
 
     Args:
-        allow_by_value: send lambdas, local functions and local classes as code, and take such.
-            False keeps honest peers to deployed code; it is no fence against hostile ones.
-        allow_pickle: take any pickle. False takes plain data, tensors, references, built-in and
-            farcall's exceptions only, and is a fence.
         reference: objects of exactly this type stay out of the pickles, in `Payload.references`.
         check: is called with each of them first; what it raises, `dump` raises.
         reducers: of types that are pickled in a way of their own when they are sent: type ->
@@ -77,9 +76,6 @@ class Serializer:
         "_idle",
         "_reducers",
         "_reference",
-        "_unpickler",
-        "allow_by_value",
-        "allow_pickle",
         "functions",
         "plain",
     )
@@ -87,40 +83,39 @@ class Serializer:
     def __init__(
         self,
         *,
-        allow_by_value: bool = True,
-        allow_pickle: bool = True,
         reference: type | None = None,
         check: Check | None = None,
         reducers: Mapping[type, Reducer] | None = None,
     ) -> None:
-        self.allow_by_value = allow_by_value
-        self.allow_pickle = allow_pickle
         self.functions = Functions()
-        self.plain = accelerator(reference, check, allow_pickle and allow_by_value)
+        self.plain = accelerator(reference, check)
         self._reference = reference
         self._check = check
         self._reducers = {} if reducers is None else reducers
         # Picklers that nobody uses. A list is its own lock: who pops one has it alone.
         self._idle: list[FastPickler] = []
-        self._unpickler: type[pickle.Unpickler] | None = None
-        if not allow_pickle:
-            self._unpickler = PlainUnpickler
-        elif not allow_by_value:
-            self._unpickler = NamedUnpickler
 
     def dump(
-        self, value: Any, *, by_value: bool = False, device_map: DeviceMap | None = None
+        self,
+        value: Any,
+        *,
+        by_value: bool = False,
+        device_map: DeviceMap | None = None,
+        strict: bool = False,
     ) -> Payload:
-        """Pickle `value`.
+        """Pickle `value`, or write it in the strict format.
 
         Args:
             value: any object that pickle or, if allowed, cloudpickle takes.
             by_value: the peer runs another `__main__`: what is defined in ours goes by value.
             device_map: where tensors of a device other than the CPU go to on the peer.
+            strict: the peer has a policy.
 
         Raises:
-            SerializationError: something in it can't be pickled; the cause says what.
+            SerializationError: something in it can't be sent; the cause says what.
         """
+        if strict:
+            return self._dump_strict(value, device_map)
         if value is None:
             return NOTHING
         if self.plain is not None:
@@ -135,7 +130,7 @@ class Serializer:
             dumped = pickler.dump(value, device_map)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             # What has no name raises one of these, and so does much that nothing can pickle.
-            if not self.allow_by_value or issubclass(type(error), FarcallError):
+            if issubclass(type(error), FarcallError):
                 raise _unpicklable(error) from error
             return self._dump_by_value(value, by_value, device_map)
         except Exception as error:
@@ -143,7 +138,7 @@ class Serializer:
         body = dumped.body
         if len(body) <= REUSED_BYTES and len(self._idle) < _MAX_IDLE_PICKLERS:
             self._idle.append(pickler)
-        if by_value and self.allow_by_value and _NAMES_MAIN.search(body):
+        if by_value and _NAMES_MAIN.search(body):
             return self._dump_by_value(value, by_value, device_map)
         return dumped
 
@@ -165,6 +160,14 @@ class Serializer:
         except Exception as error:
             raise _unpicklable(error) from error
 
+    def _dump_strict(self, value: Any, device_map: DeviceMap | None) -> Payload:
+        writer = Writer(self._reference, self._check, device_map)
+        try:
+            body = writer.write(value)
+        except Exception as error:
+            raise _unpicklable(error) from error
+        return Payload(body, writer.buffers, writer.tensors, writer.references)
+
     def load(
         self,
         body: Body,
@@ -173,11 +176,12 @@ class Serializer:
         references: Sequence[Any] = (),
         attach: Attach | None = None,
         around: Around | None = None,
+        only: Only | None = None,
     ) -> Any:
-        """The object that `dump` pickled.
+        """The object that `dump` was given.
 
         Args:
-            body: the pickle.
+            body: the bytes.
             buffers: the out-of-band buffers in order; writable ones become tensors' memory, as does
                 the memory of those that are `OnDevice`.
             references: what `load_reference` returns, by index.
@@ -185,21 +189,22 @@ class Serializer:
                 gives it a history in place. Without it they are leaves.
             around: is called with what is left to do when code of the user may run, and returns
                 what that returns. What it raises counts as raised by that code.
+            only: what the sender may send, in the strict format; None: any pickle.
 
         Raises:
-            FunctionNotFound: the pickle names a module or attribute that does not exist here.
-            Refused: this serializer's policy forbids something in it.
+            FunctionNotFound: the message names a module or attribute that does not exist here.
+            Refused: `only` forbids something in it.
             SerializationError: any other failure, SystemExit too; its cause says what.
             KeyboardInterrupt: the user pressed Ctrl-C meanwhile, in the main thread.
         """
         try:
-            if self.plain is not None:
+            if self.plain is not None and only is None:
                 value = self.plain.load(body, buffers, references, attach)
                 if value is not NotImplemented:
                     return value
             if around is None:
-                return self._unpickle(body, buffers, references, attach)
-            return around(partial(self._unpickle, body, buffers, references, attach))
+                return self._read(body, buffers, references, attach, only)
+            return around(partial(self._read, body, buffers, references, attach, only))
         except FarcallError:
             raise
         except BaseException as error:
@@ -208,17 +213,22 @@ class Serializer:
                 raise
             raise _unloadable(error) from error
 
-    def _unpickle(
-        self, body: Body, buffers: Sequence[Any], references: Sequence[Any], attach: Attach | None
+    def _read(
+        self,
+        body: Body,
+        buffers: Sequence[Any],
+        references: Sequence[Any],
+        attach: Attach | None,
+        only: Only | None,
     ) -> Any:
         token = None
         if references or attach is not None or arriving.get() is not None:
             token = arriving.set(Arriving(references, attach))  # not that of a load around this one
         try:
-            if self._unpickler is not None:
-                return unpickle(self._unpickler, body, buffers)
+            if only is not None:
+                return Reader(only, body, buffers).read()
             if SPAWNED_MAIN not in sys.modules and _names_spawned_main(body):
-                return unpickle(MainUnpickler, body, buffers)
+                return MainUnpickler(io.BytesIO(body), buffers=buffers).load()
             return pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body)
         finally:
             if token is not None:
@@ -230,9 +240,7 @@ class Serializer:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         error: BaseException,
-        *,
-        by_value: bool = False,
-        device_map: DeviceMap | None = None,
+        **options: Any,
     ) -> SerializationError:
         """An error that names the first argument which can't be sent.
 
@@ -241,13 +249,13 @@ class Serializer:
             args: positional arguments of the call; the message counts them from 0.
             kwargs: keyword arguments of the call.
             error: what `dump` raised for all of them together; stands in when each alone passes.
-            by_value: as for `dump`; so is `device_map`.
+            options: those of `dump`.
         """
         labelled = [(f"argument {index}", value) for index, value in enumerate(args)]
         labelled += [(f"keyword argument {name!r}", value) for name, value in kwargs.items()]
         for label, value in labelled:
             try:
-                self.dump(value, by_value=by_value, device_map=device_map)
+                self.dump(value, **options)
             except SerializationError as found:
                 what = f"{label} ({type(value).__name__}) of {function} {UNSENDABLE}"
                 explained = SerializationError(what + reason_of(found))

@@ -22,7 +22,6 @@ from farcall.runtime.references.values import ValueSlot
 from farcall.serde import (
     Payload,
     as_exception,
-    dump_failure,
     message_of,
     reason_of,
     text_failure,
@@ -119,9 +118,7 @@ class Answering(msgspec.Struct, eq=False):
             if self.place is not None:
                 self._fail_value(error)
                 return
-            failure, dumped = dump_failure(
-                self.serving.pickling.serializer, error, by_value=not self.peer.same_program
-            )
+            failure, dumped = self.serving.pickling.dump_failure(error, self.peer)
             self._answer(failure, dumped)
         except BaseException as worse:
             logger.error(
@@ -185,7 +182,7 @@ class Answering(msgspec.Struct, eq=False):
         what = "result" if isinstance(answer, Reply) else "error"
         function = self.request.function or "the function"
         text = f"the {what} of {function} can't be sent: {reason_of(error)}"
-        failure, dumped = dump_failure(self.serving.pickling.serializer, SerializationError(text))
+        failure, dumped = self.serving.pickling.dump_failure(SerializationError(text), self.peer)
         self._answer_later(failure, dumped.body)
 
     def _end(self) -> None:

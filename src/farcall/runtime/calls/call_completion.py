@@ -323,7 +323,9 @@ class CallCompletion:
             if type(message) is Reply and not message.references and not message.sent:
                 if len(answer.body) > NO_TENSOR_BYTES or answer.buffers:
                     clean_thread()
-                value = self._serializer.load(answer.body, answer.buffers, around=call_isolated)
+                value = self._serializer.load(
+                    answer.body, answer.buffers, around=call_isolated, only=peer.only
+                )
             else:
                 value = call_isolated(partial(self.open, peer, answer))
             future = pending.future
@@ -388,7 +390,7 @@ class CallCompletion:
         """The value of an answer whose references may be used; raises what the callee raised."""
         message = answer.message
         if type(message) is Reply and not message.references and not message.sent:
-            return self._serializer.load(answer.body, answer.buffers)
+            return self._serializer.load(answer.body, answer.buffers, only=peer.only)
         if not isinstance(message, Reply | Failure):
             kind = type(message).__name__
             raise BadFrame(f"worker {peer.name!r} answered a call for a value with {kind}")
@@ -399,7 +401,11 @@ class CallCompletion:
                 if message.sent:
                     attach = self._gradients.receive(message.context, peer, message.sent)
                 return self._serializer.load(
-                    answer.body, answer.buffers, references=handles, attach=attach
+                    answer.body,
+                    answer.buffers,
+                    references=handles,
+                    attach=attach,
+                    only=peer.only,
                 )
             # In no variable: its traceback has this frame, and both would wait for the collector.
             raise self._translate(
@@ -410,6 +416,7 @@ class CallCompletion:
                     answer.buffers,
                     worker=peer.name,
                     references=handles,
+                    only=peer.only,
                 ),
                 peer.worker.info,
             )

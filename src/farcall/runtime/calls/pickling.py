@@ -9,7 +9,16 @@ from typing import Any
 from farcall.errors import SerializationError
 from farcall.runtime.calls.call_names import arguments_of_user, method_of, readable
 from farcall.runtime.membership.peers import Peer
-from farcall.serde import NO_ARGUMENTS, DeviceMap, Payload, Serializer, name_of, type_name_of
+from farcall.serde import (
+    NO_ARGUMENTS,
+    DeviceMap,
+    Payload,
+    Serializer,
+    dump_failure,
+    name_of,
+    type_name_of,
+)
+from farcall.wire.messages import Failure
 
 
 class Pickling:
@@ -30,6 +39,16 @@ class Pickling:
             value,
             by_value=not peer.same_program,
             device_map=self._device_maps.get(peer.name) if self._device_maps else None,
+            strict=peer.worker.strict,
+        )
+
+    def dump_failure(self, error: BaseException, peer: Peer) -> tuple[Failure, Payload]:
+        """Pickle an error for a peer, as far as that goes. Never raises."""
+        return dump_failure(
+            self.serializer,
+            error,
+            by_value=not peer.same_program,
+            strict=peer.worker.strict,
         )
 
     def dump_call(
@@ -52,7 +71,7 @@ class Pickling:
         name = name_of(function)
         sent = tuple(args)[skipped:] if args else ()
         if name is not None and (peer.same_program or not name.startswith("__main__:")):
-            if not sent and not kwargs:
+            if not sent and not kwargs and not peer.worker.strict:
                 return name, NO_ARGUMENTS
             value: tuple[Any, ...] = (sent, kwargs)
         else:
@@ -69,6 +88,7 @@ class Pickling:
                 error,
                 by_value=not peer.same_program,
                 device_map=self._device_maps.get(peer.name),
+                strict=peer.worker.strict,
             ) from error
 
 

@@ -1,15 +1,15 @@
-"""Which functions and methods callers may run here: the option `allow_functions`."""
+"""Who may do what here: the option `policy`."""
 
 from __future__ import annotations
 
 import fnmatch
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from farcall.errors import Refused
 from farcall.runtime.calls.call_names import checks_itself
-from farcall.serde import name_of
+from farcall.serde import Only, name_of, name_of_class
 
 # What a class body defines as a method. Anything else that can be called, such as a property's
 # value, a callable in an attribute, or a partial, may be another's function.
@@ -20,82 +20,82 @@ _METHODS = (
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
 )
+NOTHING = Only()
 
 
 class Policy:
-    """Which functions may be called from elsewhere.
+    """What each worker may do here. Immutable.
 
     Args:
-        allow_functions: patterns (`fnmatch`) of "module:qualname"; None allows everything.
+        given: for all workers; or by pattern (`fnmatch`) of their names, of which the first that
+            matches counts; None: everything, and messages are pickles.
     """
 
-    def __init__(self, allow_functions: Collection[str] | None = None) -> None:
-        if isinstance(allow_functions, str):
-            raise TypeError("allow_functions must be several strings: each letter would be one")
-        self._patterns = None if allow_functions is None else tuple(allow_functions)
-        self.allows_all = allow_functions is None
+    __slots__ = ("_rules",)
 
-    def check(self, name: str) -> None:
-        """Raises Refused unless the function of this name may be called. "" is one sent by value.
+    def __init__(self, given: Only | Mapping[str, Only] | None = None) -> None:
+        self._rules = {"*": given} if isinstance(given, Only) else given and dict(given)
 
-        farcall's own handlers may always be: they check what they are asked to call.
-        """
-        if self._patterns is None or checks_itself(name):
-            return
-        if not name:
-            raise Refused("this worker runs only functions that are named; this one came by value")
-        if not self._matches(name):
-            raise Refused(f"this worker does not allow calls of {name!r}")
+    @property
+    def is_strict(self) -> bool:
+        """Whether there is one, so that nothing is unpickled here."""
+        return self._rules is not None
 
-    def _matches(self, name: str) -> bool:
-        _, dot, last = name.partition(":")[2].rpartition(".")
-        is_private = bool(dot) and last.startswith("_")
-        return any(
-            fnmatch.fnmatchcase(name, pattern)
-            # "app:Model.*" is not meant to let callers run `__setattr__`.
-            and (not is_private or pattern.endswith((f".{last}", f":{last}")))
-            for pattern in self._patterns or ()
+    def of(self, worker: str) -> Only | None:
+        """Return what a worker of this name may do; None: everything."""
+        if self._rules is None:
+            return None
+        for pattern, only in self._rules.items():
+            if fnmatch.fnmatchcase(worker, pattern):
+                return only
+        return NOTHING
+
+
+def check(only: Only, name: str) -> None:
+    """Raises Refused unless the function of this name may be called. "" is one sent by value.
+
+    Those of farcall's own handlers always may be that check themselves what they are asked for.
+    """
+    if not checks_itself(name):
+        only.check(name)
+
+
+def method_of(only: Only | None, value: object, name: str) -> Callable[..., Any]:
+    """Return a method of a value, bound to it, if the caller may call it.
+
+    It is looked up on the type, where an attribute of the value can't stand in its place, and no
+    code of the type runs for that. What has to be listed is "module:Class.method" with the class
+    that defines it, not that of the value, which may inherit it. If the function found there has
+    another name of its own, this must be listed, too.
+
+    Raises:
+        Refused: it is not listed, or is no method that the type defines.
+        AttributeError: everything is allowed, and there is nothing of that name.
+    """
+    if only is None:
+        return getattr(value, name)  # type: ignore[no-any-return]
+    kind = type(value)
+    mro = type.__dict__["__mro__"].__get__(kind)
+    owner = next((one for one in mro if name in type.__dict__["__dict__"].__get__(one)), kind)
+    found: Any = type.__dict__["__dict__"].__get__(owner).get(name)
+    function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+    asked = f"{name_of_class(kind)}.{name}"
+    if not isinstance(function, _METHODS):
+        raise Refused(
+            f"this worker does not allow calls of {asked!r}: it is not a method that the type "
+            "defines"
         )
-
-    def check_found(self, name: str, function: Callable[..., Any]) -> None:
-        """Raises Refused if the function that was found is really another's.
-
-        "app:os.system" would match the pattern "app:*" if app imports os.
-        """
-        if self._patterns is not None and name_of(function) != name:
-            raise Refused(f"this worker does not allow calls of {name!r}: it is not defined there")
-
-    def method_of(self, value: object, name: str) -> Callable[..., Any]:
-        """Return a method of a value, bound to it, if callers may call it.
-
-        It is looked up on the type, where an attribute of the value can't stand in its place. What
-        has to match is the name of the function found there, "module:Class.method" with the class
-        that defines it, not with that of the value, which may inherit it; and if the function has
-        a second name in that class, this one, too.
-
-        Raises:
-            Refused: the policy does not allow it, or it is no method that the type defines.
-            AttributeError: everything is allowed, and there is nothing of that name.
-        """
-        if self._patterns is None:
-            return getattr(value, name)  # type: ignore[no-any-return]
-        kind = type(value)
-        owner = next((one for one in kind.__mro__ if name in vars(one)), kind)
-        found: Any = vars(owner).get(name)
-        function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
-        asked = f"{name_of(kind) or kind.__qualname__}.{name}"
-        if not isinstance(function, _METHODS):
+    if isinstance(found, classmethod | types.ClassMethodDescriptorType):
+        function = found.__get__(None, owner)  # only bound to its class it has a name
+    wanted = [name_of(function), f"{name_of_class(owner)}.{name}"]
+    if getattr(function, "__objclass__", None) is owner:
+        del wanted[1]  # torch's have another name than their hidden class
+    for actual in wanted:
+        if actual is None or not only.allows(actual):
             raise Refused(
-                f"this worker does not allow calls of {asked!r}: it is not a method that the type "
-                "defines"
+                f"this worker does not allow calls of {asked!r}"
+                + (f", which is {actual!r}" if actual not in (None, asked) else "")
+                + ": its policy=Only(functions=[...]) does not list it"
             )
-        if isinstance(found, classmethod | types.ClassMethodDescriptorType):
-            function = found.__get__(None, owner)  # only bound to its class it has a name
-        for actual in (name_of(function), f"{name_of(owner) or ''}.{name}"):
-            if actual is None or not self._matches(actual):
-                raise Refused(
-                    f"this worker does not allow calls of {asked!r}"
-                    + (f", which is {actual!r}" if actual not in (None, asked) else "")
-                )
-        # A builtin such as `os.system` does not bind: as a class attribute it is called as it is.
-        return found.__get__(value, kind) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]
+    # A builtin such as `os.system` does not bind: as a class attribute it is called as it is.
+    return found.__get__(value, kind) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]

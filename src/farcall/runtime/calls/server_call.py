@@ -18,12 +18,13 @@ from farcall.errors import (
 )
 from farcall.ids import RefId, original
 from farcall.log import get_logger
-from farcall.runtime.calls import intake
+from farcall.runtime.calls import intake, policy
 from farcall.runtime.calls.answering import HOW_CALLERS_RAISE, Answering
 from farcall.runtime.calls.call_names import OF_METHODS, Served, method_of
 from farcall.runtime.calls.deferred import Deferred, result_of
 from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.threads.isolation import put_back_anomaly_mode
+from farcall.serde import check_defined
 from farcall.wire.messages import Failure, Request
 
 logger = get_logger("farcall")
@@ -123,7 +124,7 @@ class ServerCall(Answering, eq=False):
 
     def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         serving, request, frame = self.serving, self.request, self.frame
-        serializer, policy = serving.pickling.serializer, serving.policy
+        serializer, only = serving.pickling.serializer, self.peer.only
         handles, target = self.handles, self.target
         # Assigned only if they change: that takes as long as a small call of Python.
         if handles is not None:
@@ -134,8 +135,8 @@ class ServerCall(Answering, eq=False):
         try:
             if self.cancelled or time.monotonic() > self.deadline:
                 self._refuse()
-            if not policy.allows_all:
-                policy.check(request.function)
+            if only is not None:
+                policy.check(only, request.function)
             if arrived:
                 handles = serving.references.handles(request.references)
             attach = None
@@ -146,7 +147,7 @@ class ServerCall(Answering, eq=False):
                 # Kept until the answer: what is not made yet must not be dropped meanwhile.
                 self.handles, handles = handles[:1], handles[1:]
             loaded = serializer.load(
-                frame.body, frame.buffers, references=handles or (), attach=attach
+                frame.body, frame.buffers, references=handles or (), attach=attach, only=only
             )
         finally:
             # Also of a request that is not unpickled at all.
@@ -158,8 +159,8 @@ class ServerCall(Answering, eq=False):
         if request.function:
             args, kwargs = loaded
             function = serializer.functions.resolve(request.function)
-            if not policy.allows_all:
-                policy.check_found(request.function, function)
+            if only is not None:
+                check_defined(request.function, function)
         else:
             function, args, kwargs = loaded
         args = args if target is None else (target, *args)

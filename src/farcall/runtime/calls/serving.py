@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from farcall.ids import WorkerInfo
 from farcall.runtime.calls.answers import Answers
 from farcall.runtime.calls.pickling import Pickling
-from farcall.runtime.calls.policy import Policy
 from farcall.runtime.calls.shortage import Shortage
 from farcall.runtime.context import ServingAgent
 from farcall.runtime.control import ControlMessages
@@ -26,7 +25,6 @@ class Serving:
 
     Attributes:
         agent: in whose name functions run.
-        policy: says which functions may be called.
         on_raised: see `Quirks`.
     """
 
@@ -41,5 +39,4 @@ class Serving:
     answers: Answers
     control: ControlMessages
     shortage: Shortage
-    policy: Policy
     on_raised: Callable[[BaseException, WorkerInfo], None]

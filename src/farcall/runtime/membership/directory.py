@@ -17,6 +17,7 @@ from farcall.protocol.directory import KEY_TYPES, DirectoryMachine, Standing, Ve
 from farcall.protocol.worker import Calls
 from farcall.runtime.membership.lookup import LOOKUP_SECONDS, NotAsked
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
+from farcall.serde import Only
 
 logger = get_logger("farcall")
 
@@ -26,7 +27,8 @@ Find = Callable[[str | int, float], Worker | None]  # up to a deadline; raises `
 class Directory:
     """Workers by name, id and incarnation. Thread-safe.
 
-    `find` asks the rendezvous about workers that joined later, up to a deadline.
+    `find` asks the rendezvous about workers that joined later, up to a deadline. `allowed` says
+    what a worker of a name may do here, see `Policy.of`.
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class Directory:
         find: Find | None,
         bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
         meet: Callable[[int], Calls[PendingCall, IncomingCall]] = lambda _: Calls(),
+        allowed: Callable[[str], Only | None] = lambda _: None,
     ) -> None:
         self._me = me
         self._meet = meet
         self.bounds = bounds
+        self._allowed = allowed
         self._find = find
         self._lock = threading.Lock()
         self._machine = machine = DirectoryMachine(self._new_peer, is_open=find is not None)
@@ -56,7 +60,8 @@ class Directory:
         runs_same_program = bool(worker.main and worker.main == me.main) or (
             bool(worker.pid) and (worker.host, worker.pid) == (me.host, me.pid)
         )
-        return Peer(worker, runs_same_program, self._meet(worker.incarnation), self.bounds)
+        calls, only = self._meet(worker.incarnation), self._allowed(worker.name)
+        return Peer(worker, runs_same_program, calls, self.bounds, only)
 
     # Events; see the machine.
 

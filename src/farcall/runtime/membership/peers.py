@@ -18,6 +18,7 @@ from farcall.runtime.calls.call_names import Served, readable
 from farcall.runtime.calls.future import Future, complete_with
 from farcall.runtime.calls.outboxes import Box
 from farcall.runtime.membership.hosts import host_name
+from farcall.serde import Only
 from farcall.transport.base import Link
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Request
@@ -106,8 +107,10 @@ class Peer:
         same_program: bool,
         calls: Calls[PendingCall, IncomingCall],
         bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
+        only: Only | None = None,
     ) -> None:
         self.worker = worker
+        self.only = only  # what it may do here; None: everything
         self.name = worker.name
         self.incarnation = worker.incarnation
         self.same_program = same_program

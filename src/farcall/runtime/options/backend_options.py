@@ -27,6 +27,7 @@ from farcall.runtime.options.secret import Secret
 from farcall.runtime.options.timeouts import validate_timeout
 from farcall.runtime.threads.function_queue import FEWEST_THREADS, MOST_THREADS
 from farcall.runtime.threads.openmp import leaves_cores_free
+from farcall.serde import Only
 from farcall.transport.connect.addresses import MAX_STREAMS, PATHS
 from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.listening import DEFAULT_SHARED_MEMORY, Listening
@@ -86,11 +87,10 @@ class RpcBackendOptions:
         insecure: if no secret is given, have none, and talk to workers of other machines all the
             same. Whoever reaches this worker can run code in its process. Default:
             `FARCALL_INSECURE` of the environment ("1" or "0"); else False.
-        allow_functions: callers may run these only: patterns of "module:qualname", matched as by
-            `fnmatch.fnmatchcase`. None: all.
-        allow_by_value: let callers send functions as code (lambdas, closures).
-        allow_pickle: take objects as pickles, in calls and in results of our calls. False takes
-            plain data, tensors and references only.
+        policy: what other workers may do here, an `Only`; or a dict of them, by pattern
+            (`fnmatch.fnmatchcase`) of the workers' names: the first that matches counts, and
+            workers that none matches may call nothing. With a policy no pickle is read here. None:
+            they may run everything.
         transports: names of the implementations that may be used, best first; the first one that
             this machine has is taken. Default: `FARCALL_TRANSPORTS` of the environment, separated
             by commas; else "native" (compiled), then "socket" (pure Python).
@@ -155,9 +155,7 @@ class RpcBackendOptions:
     encrypt: bool
     listen: str | None
     insecure: bool
-    allow_functions: tuple[str, ...] | None
-    allow_by_value: bool
-    allow_pickle: bool
+    policy: Only | Mapping[str, Only] | None
     transports: tuple[str, ...]
     paths: tuple[str, ...]
     tcp_streams: int | None
@@ -218,9 +216,7 @@ class RpcBackendOptions:
         "encrypt": partial(check.switch, "encrypt", variable="FARCALL_ENCRYPT", default=True),
         "listen": check.listen,
         "insecure": partial(check.switch, "insecure", variable="FARCALL_INSECURE", default=False),
-        "allow_functions": check.patterns,
-        "allow_by_value": partial(check.flag, "allow_by_value"),
-        "allow_pickle": partial(check.flag, "allow_pickle"),
+        "policy": check.policy,
         "transports": partial(
             check.choice, "transports", variable="FARCALL_TRANSPORTS", known=TRANSPORTS
         ),
@@ -281,9 +277,7 @@ class RpcBackendOptions:
         encrypt: bool | None = None,
         listen: str | None = None,
         insecure: bool | None = None,
-        allow_functions: Collection[str] | None = None,
-        allow_by_value: bool = True,
-        allow_pickle: bool = True,
+        policy: Only | Mapping[str, Only] | None = None,
         transports: Sequence[str] | None = None,
         paths: Collection[str] | None = None,
         tcp_streams: int | None = None,
@@ -316,9 +310,7 @@ class RpcBackendOptions:
             encrypt=encrypt,
             listen=listen,
             insecure=insecure,
-            allow_functions=allow_functions,
-            allow_by_value=allow_by_value,
-            allow_pickle=allow_pickle,
+            policy=policy,
             transports=transports,
             paths=paths,
             tcp_streams=tcp_streams,

@@ -10,11 +10,12 @@ import difflib
 import math
 import numbers
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.runtime.options.secret import Secret
+from farcall.serde import Only
 from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 
@@ -204,15 +205,15 @@ def _names(given: Collection[str], what: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def patterns(given: Collection[str] | None) -> tuple[str, ...] | None:
-    """Of `allow_functions`; None: all are allowed."""
-    if given is None:
-        return None
-    if isinstance(given, Collection) and not isinstance(given, str | bytes) and not given:
-        return ()
-    names = _names(given, "allow_functions")
-    for name in names:
-        # A pattern like "torch.add" would silently match nothing.
-        if ":" not in name and name != "*":
-            raise ValueError(f"allow_functions: {name!r} is not of the form 'module:qualname'")
-    return names
+def policy(given: Only | Mapping[str, Only] | None) -> Only | Mapping[str, Only] | None:
+    """As given; None: others may do everything here."""
+    if given is None or isinstance(given, Only):
+        return given
+    if not isinstance(given, Mapping) or not all(
+        isinstance(name, str) and isinstance(only, Only) for name, only in given.items()
+    ):
+        raise TypeError(
+            "policy must be an Only(functions=[...], types=[...]), or a dict of them by the names "
+            f"of workers, such as {{'trainer*': Only(...)}}, not {given!r}"
+        )
+    return dict(given)

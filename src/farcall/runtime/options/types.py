@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypedDict
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.runtime.options.secret import Secret
+from farcall.serde import Only
 from farcall.transport.connect.credentials import TlsConfig
 
 
@@ -39,9 +40,7 @@ class FarcallOptions(TypedDict, total=False):
     encrypt: bool | None
     listen: str | None
     insecure: bool | None
-    allow_functions: Collection[str] | None
-    allow_by_value: bool
-    allow_pickle: bool
+    policy: Only | Mapping[str, Only] | None
     transports: Sequence[str] | None
     paths: Collection[str] | None
     tcp_streams: int | None

@@ -61,5 +61,11 @@ class Connection(NamedTuple):
         """The peer as the rest of farcall names it."""
         peer = self.peer
         return Worker(
-            peer.name, peer.id, peer.incarnation, peer.addresses, peer.host, main=peer.main
+            peer.name,
+            peer.id,
+            peer.incarnation,
+            peer.addresses,
+            peer.host,
+            main=peer.main,
+            strict=peer.strict,
         )

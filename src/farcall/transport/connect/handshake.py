@@ -318,6 +318,7 @@ def _hello(me: Identity, terms: Terms, wanted: _Wanted) -> Hello:
         encrypts=terms.encrypts,
         membership=me.membership,
         expects_address=wanted.address,
+        strict=me.strict,
     )
 
 

@@ -65,6 +65,7 @@ class Identity(msgspec.Struct, frozen=True):
     addresses: Addresses = ()
     meeting: MeetingNumber = 0
     membership: Membership = b""
+    strict: bool = False
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -102,6 +103,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     encrypts: bool = True
     membership: Membership = b""
     expects_address: Address = ""
+    strict: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -120,6 +122,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
             addresses=self.addresses,
             meeting=self.meeting,
             membership=self.membership,
+            strict=self.strict,
         )
 
 

@@ -157,7 +157,8 @@ class ProcessGroupEndpoint:
 
     def _hello(self, expects: int) -> bytes:
         me = self.me
-        return encode_hello(Hello(me.name, me.id, me.incarnation, expects, me.host, me.main))
+        names = me.name, me.id, me.incarnation
+        return encode_hello(Hello(*names, expects, me.host, me.main, me.strict))
 
     def _watch(self, link: GroupLink, call_id: int, waiter: Waiter[Frame]) -> None:
         """For a link: somebody waits for the outcome of a call."""

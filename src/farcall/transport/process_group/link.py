@@ -26,10 +26,18 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     expects: int
     host: str
     main: str
+    strict: bool = False
 
     @property
     def worker(self) -> Worker:
-        return Worker(self.name, self.id, self.incarnation, host=self.host, main=self.main)
+        return Worker(
+            self.name,
+            self.id,
+            self.incarnation,
+            host=self.host,
+            main=self.main,
+            strict=self.strict,
+        )
 
 
 encode_hello = msgspec.msgpack.Encoder().encode

@@ -1,0 +1,227 @@
+"""Tensors and arrays in strict values: what they are made of, and checked before it is used.
+
+They are taken apart as for a pickle (`farcall.serde.tensors`). What a check looks at is the
+reader's own: numbers, and copies of indices. Only the contents of a dense tensor are the memory
+that arrived, which a peer of the same host may still write to.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+
+from farcall.errors import SerializationError
+from farcall.serde import tensors
+from farcall.serde.strict.objects import check_attributes
+from farcall.serde.tensors import INLINE_BYTES, DeviceMap
+
+MOST_DIMENSIONS = 64
+MOST_ELEMENTS = 2**63 - 1
+# Kinds of dtypes whose elements are plain numbers, texts, bytes and times.
+_PLAIN_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[SU]\d{1,9}|[mM]8(\[\w{1,12}\])?)")
+
+CONSTANTS: dict[str, Any] = {
+    name: value
+    for name, value in vars(torch).items()
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format)
+}
+NAMES_OF_CONSTANTS = {value: str(value).removeprefix("torch.") for value in CONSTANTS.values()}
+
+
+def reduced(tensor: torch.Tensor, device_map: DeviceMap | None) -> tuple[int, tuple[Any, ...]]:
+    """Return how a tensor is rebuilt, a number, and of what.
+
+    Raises:
+        SerializationError: a tensor of its kind does not travel to a worker with a policy.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise _unsendable(tensor)
+    function, parts, *more = tensors.reduce_tensor(tensor, device_map)
+    if more:
+        return _ATTRIBUTED, (function_number(function, tensor), parts, more[0])
+    return function_number(function, tensor), parts
+
+
+def function_number(function: Callable[..., Any], tensor: torch.Tensor) -> int:
+    """Return the number of a function that rebuilds tensors."""
+    number = _NUMBERS.get(function)
+    if number is None:
+        raise _unsendable(tensor)
+    return number
+
+
+def _unsendable(tensor: torch.Tensor) -> SerializationError:
+    return SerializationError(
+        f"{tensors.described(tensor)} does not travel to a worker with a policy: it takes dense "
+        "and sparse tensors of torch.Tensor and torch.nn.Parameter"
+    )
+
+
+def rebuilt(number: Any, parts: Any) -> torch.Tensor:
+    """Return the tensor of these parts.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: they are those of no tensor.
+        Refused: it has attributes that it may not have.
+    """
+    if type(number) is not int or type(parts) is not tuple or not 0 <= number < len(_REBUILDS):
+        raise ValueError("no parts of a tensor")
+    return _REBUILDS[number](*parts)
+
+
+def _check_numbers(*numbers: Any) -> None:
+    if any(type(number) is not int or not 0 <= number <= MOST_ELEMENTS for number in numbers):
+        raise ValueError("a shape, stride or offset of a tensor is no such number")
+
+
+def _check_shape(shape: Any) -> None:
+    if type(shape) is not tuple or len(shape) > MOST_DIMENSIONS:
+        raise ValueError("no shape of a tensor")
+    _check_numbers(*shape)
+    if math.prod(max(1, size) for size in shape) > MOST_ELEMENTS:
+        raise ValueError("a tensor of too many elements")
+
+
+def _check_lies_in(size: int, dtype: torch.dtype, shape: Any, stride: Any) -> None:
+    """Check that a tensor covers nothing but its memory."""
+    _check_shape(shape)
+    if type(stride) is not tuple or len(stride) != len(shape):
+        raise ValueError("no stride of a tensor")
+    _check_numbers(*stride)
+    last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    if 0 not in shape and (last + 1) * dtype.itemsize > size:
+        raise ValueError(f"a tensor of shape {shape} and stride {stride} needs more than {size} B")
+    if 0 in shape and sum(stride) > MOST_ELEMENTS:
+        raise ValueError("no stride of a tensor")
+
+
+def _dtype(name: Any) -> torch.dtype:
+    found = CONSTANTS.get(name) if type(name) is str else None
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"there is no dtype {name!r:.40}")
+    return found
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise ValueError("the parts of a tensor are no tensors")
+    return value
+
+
+def _own_copy(value: Any) -> torch.Tensor:
+    return _tensor(value).detach().clone()
+
+
+def _dense(
+    data: Any, dtype: Any, shape: Any = None, stride: Any = (1,), requires_grad: Any = False
+) -> torch.Tensor:
+    if not isinstance(data, bytearray | memoryview | bytes):
+        raise ValueError("a tensor's memory is no bytes")
+    if shape is None and len(data) % _dtype(dtype).itemsize:
+        raise ValueError("a tensor's memory ends inside of an element")
+    counted = (len(data) // _dtype(dtype).itemsize,) if shape is None else shape
+    _check_lies_in(len(data), _dtype(dtype), counted, stride)
+    return tensors.rebuild_tensor(data, dtype, counted, stride, requires_grad is True)
+
+
+def _leaf(data: Any, requires_grad: Any, is_parameter: Any) -> torch.Tensor:
+    return tensors.rebuild_leaf(_tensor(data), requires_grad is True, is_parameter is True)
+
+
+def _coo(indices: Any, values: Any, shape: Any, is_coalesced: Any) -> torch.Tensor:
+    _check_shape(shape)
+    own = _own_copy(indices), _own_copy(values)
+    return tensors.rebuild_coo(*own, shape, is_coalesced is True)
+
+
+def _compressed(layout: Any, compressed: Any, plain: Any, values: Any, shape: Any) -> torch.Tensor:
+    _check_shape(shape)
+    own = _own_copy(compressed), _own_copy(plain), _own_copy(values)
+    return tensors.rebuild_compressed(layout, *own, shape)
+
+
+def _on_device(data: Any, device: Any) -> torch.Tensor:
+    return tensors.rebuild_on_device(_tensor(data), str(device))
+
+
+def _direct(data: Any, dtype: Any, shape: Any, stride: Any, device: Any) -> torch.Tensor:
+    memory = getattr(data, "memory", None)
+    _check_lies_in(_tensor(memory).nbytes, _dtype(dtype), shape, stride)
+    return tensors.rebuild_direct(data, dtype, shape, stride, str(device))
+
+
+def _attributed(number: Any, parts: Any, attributes: Any) -> torch.Tensor:
+    if number == _ATTRIBUTED or type(attributes) is not dict:
+        raise ValueError("no attributes of a tensor")
+    check_attributes(attributes, torch.nn.Parameter)
+    made = rebuilt(number, parts)
+    tensors.set_attributes(made, attributes)
+    return made
+
+
+# The position is on the wire: append, never reorder.
+_REBUILDS: tuple[Callable[..., torch.Tensor], ...] = (
+    _dense,
+    _leaf,
+    _coo,
+    _compressed,
+    _on_device,
+    _direct,
+    _attributed,
+)
+_NUMBERS: dict[Callable[..., Any], int] = {
+    tensors.rebuild_tensor: 0,
+    tensors.rebuild_leaf: 1,
+    tensors.rebuild_coo: 2,
+    tensors.rebuild_compressed: 3,
+    tensors.rebuild_on_device: 4,
+    tensors.rebuild_direct: 5,
+}
+_ATTRIBUTED = 6
+
+
+# Arrays -----------------------------------------------------------------------------------------
+
+
+def array_parts(array: numpy.ndarray[Any, Any]) -> tuple[str, tuple[int, ...], Any]:
+    """Return the dtype, the shape and the memory of an array.
+
+    Raises:
+        SerializationError: its elements are no plain numbers, texts, bytes or times.
+    """
+    if not _PLAIN_DTYPE.fullmatch(array.dtype.str) or array.dtype.names is not None:
+        raise SerializationError(
+            f"an array of dtype {array.dtype} does not travel to a worker with a policy"
+        )
+    if not array.dtype.itemsize:  # of empty texts only
+        array = array.astype(array.dtype.kind + "1")
+    flat = numpy.ascontiguousarray(array).reshape(-1)
+    if flat.nbytes < INLINE_BYTES:
+        return array.dtype.str, array.shape, flat.tobytes()
+    return array.dtype.str, array.shape, pickle.PickleBuffer(flat.view(numpy.uint8).data)
+
+
+def array_of(dtype: Any, shape: Any, data: Any) -> numpy.ndarray[Any, Any]:
+    """Return the array of these parts; its memory is its own.
+
+    Raises:
+        ValueError, TypeError: they are those of no array.
+    """
+    if type(dtype) is not str or not _PLAIN_DTYPE.fullmatch(dtype):
+        raise ValueError(f"there are no arrays of dtype {dtype!r:.40}")
+    if not isinstance(data, bytearray | memoryview | bytes):
+        raise ValueError("an array's memory is no bytes")
+    kind = numpy.dtype(dtype)
+    _check_shape(shape)
+    if math.prod(shape) * kind.itemsize != len(data) or not kind.itemsize:
+        raise ValueError("an array of another size than its shape")
+    made = numpy.frombuffer(bytearray(data), kind) if len(data) else numpy.zeros(0, kind)
+    if kind.kind == "b":  # of bytes that are 0 and 1, whatever came
+        made = made.view(numpy.uint8) != 0
+    return made.reshape(shape)
