@@ -7,8 +7,8 @@ buffers over the tensor's own memory, and arrive as tensors over the received me
 keeping that memory alive. Tensors that require grad arrive requiring grad: as leaves, or linked to
 their origin by `attached`.
 
-Strict values (`strict.tensors`) are made of the same parts, which are checked there before they
-come here. Stateless; safe from any thread.
+Strict values (`strict.tensors`) are made of the same parts, which are checked there first.
+Stateless; safe from any thread.
 """
 
 from __future__ import annotations
