@@ -204,6 +204,13 @@ def first_bytes_to(dialler: Endpoint, data: bytes) -> bytes:
     return data
 
 
+def first_bytes_from_dialler(acceptor: Endpoint, data: bytes) -> bytes:
+    """What a peer that has dialled it writes so that it reads these bytes."""
+    if isinstance(acceptor, KeyedEndpoint):
+        return sealed(Sealer(DIALLER_KEY, acceptor.encrypts), data)
+    return data
+
+
 class Net(Protocol):
     """Makes stations that can reach each other."""
 

@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stations import PATIENCE, SocketNet, Station, dial, echo, request, soon
+from stations import (
+    PATIENCE,
+    SocketNet,
+    Station,
+    dial,
+    echo,
+    first_bytes_from_dialler,
+    request,
+    soon,
+)
 
 from farcall.errors import AuthenticationFailed, LinkError
 from farcall.ids import Worker, new_incarnation
@@ -128,7 +137,7 @@ def test_frame_that_lies_loses_its_own_link_with_a_clear_error(far: Station, lie
     data, complaint = LIES[lie]
     before = resident_bytes()
     with dial_as_worker(far) as sock:
-        sock.sendall(data)
+        sock.sendall(first_bytes_from_dialler(far.endpoint, data))
         assert complaint in far.lost().cause
         assert_closed(sock)
     assert resident_bytes() - before < 64 << 20
@@ -138,7 +147,7 @@ def test_frame_that_lies_loses_its_own_link_with_a_clear_error(far: Station, lie
 def test_claim_within_the_limits_costs_nothing_until_the_bytes_come(far: Station) -> None:
     before = resident_bytes()
     with dial_as_worker(far) as sock:
-        say(sock, header(body=8 << 30))
+        say(sock, first_bytes_from_dialler(far.endpoint, header(body=8 << 30)))
         assert "closed the connection" in far.lost().cause
     assert resident_bytes() - before < 64 << 20
 
@@ -148,7 +157,7 @@ def test_claim_within_the_limits_costs_nothing_until_the_bytes_come(far: Station
 def test_frame_that_ends_early_is_a_lost_link_and_no_frame(far: Station, cut: int) -> None:
     whole = b"".join(bytes(p) for p in encode(request(1, b"b" * 100_000, [b"x" * 250_000])))
     with dial_as_worker(far) as sock:
-        say(sock, whole[:cut])
+        say(sock, first_bytes_from_dialler(far.endpoint, whole[:cut]))
         assert "closed the connection" in far.lost().cause
 
 

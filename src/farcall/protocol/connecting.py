@@ -77,7 +77,7 @@ TRIES = 4  # for which `dead_after` has to suffice, if they aren't shorter than 
 # What a connection takes that is slow. One that had less time and was not made says nothing. If
 # `dead_after` is short, its user says that connections are quick.
 PROOF_SECONDS, PROOF_SHARE = 1.0, 1 / 20
-# For a handshake, where another address may be the right one. Twice what the other side gives it.
+# For a handshake, where another address may be the right one: more than the other side gives it.
 HANDSHAKE_SECONDS = 20.0
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from farcall.protocol.connecting import Address, Failure
 
 SYNS = (0.0, 1.0, 3.0, 7.0, 15.0, 31.0)  # when a kernel asks for a connection, in seconds
-ACCEPTOR_SECONDS = 10.0  # that the worker gives a handshake
+ACCEPTOR_SECONDS = 5.0  # that the worker gives a handshake, up to the proof
 CALM = 120.0  # seconds after which the host stays as it is
 SECRET_KINDS = 12  # one worker in so many refuses us
 
