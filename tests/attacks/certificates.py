@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
@@ -33,7 +34,11 @@ def run_block(name: str, folder: Path, **variables: str) -> None:
         capture_output=True,
         text=True,
         cwd=folder,
-        env={**os.environ, **variables},
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            **variables,
+        },
     )
     assert done.returncode == 0, done.stderr
 

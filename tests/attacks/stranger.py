@@ -1,41 +1,38 @@
-"""A program: a user of the machine without any credential tries to get in, in every way it knows.
-
-    python stranger.py PATH URL...
-
-Every way brings frames that would make the file PATH. Prints what became of each, as JSON.
-"""
+"""Steps of a process without any credential: it tries to get in, in every way that it knows."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
+import os
 import socket
 import ssl
-import sys
-from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "src")]
+import attacker
 
-import attacker  # noqa: E402
+NOBODY = 65534
 
 
-def in_the_clear(sock: socket.socket) -> socket.socket:
-    return sock
+def become_nobody() -> int:
+    """Become another user of the machine, if this one may; return who this process is."""
+    "localhost".encode("idna")  # another user may not read the codecs that are not loaded yet
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    return os.geteuid()
 
 
-def over_tls(sock: socket.socket) -> socket.socket:
-    """As a client without a certificate, that takes whatever the server has."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context.wrap_socket(sock)
+def try_everything(path: str, urls: list[str]) -> list[tuple[str, str, bool, str]]:
+    """Bring frames that would make the file `path`; return how each attempt ended."""
+    frames = b"".join(make(path) for make in attacker.CVES.values())
+    ways = itertools.product(urls, ("plain", "tls"), (False, True))
+    return [(*way, _attempt(*way, frames)) for way in ways]
 
 
-def attack(url: str, way: str, secured: bool, frames: bytes) -> str:
-    """Say a whole handshake and what follows it, without waiting; return how it ended."""
-    wrap = {"plain": in_the_clear, "tls": over_tls}[way]
+def _attempt(url: str, way: str, secured: bool, frames: bytes) -> str:
+    """Say a whole handshake and what follows it, without waiting."""
+    wrap = {"plain": _in_the_clear, "tls": _over_tls}[way]
     try:
         with contextlib.closing(attacker.dial(url)) as raw, contextlib.closing(wrap(raw)) as sock:
             sock.sendall(attacker.plain_hello(secured=secured))
@@ -48,11 +45,13 @@ def attack(url: str, way: str, secured: bool, frames: bytes) -> str:
         return type(error).__name__
 
 
-def main(path: str, urls: list[str]) -> None:
-    frames = b"".join(make(path) for make in attacker.CVES.values())
-    ways = itertools.product(urls, ("plain", "tls"), (False, True))
-    print(json.dumps([(*way, attack(*way, frames)) for way in ways]))
+def _in_the_clear(sock: socket.socket) -> socket.socket:
+    return sock
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+def _over_tls(sock: socket.socket) -> socket.socket:
+    """As a client without a certificate, which takes whatever the server has."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(sock)

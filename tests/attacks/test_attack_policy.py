@@ -57,6 +57,15 @@ def test_cves_of_torch_rpc_do_nothing_to_a_worker_with_a_policy(
     assert_serves(victim, member)
 
 
+def test_pickle_in_a_call_of_a_listed_function_does_not_run(
+    pair: tuple[Member, Member], trap: Path
+) -> None:
+    victim, member = pair
+    member.run(attacker.carry, "w0", attacker.hostile_pickle(str(trap), "app:truth"))
+    assert not trap.exists()
+    assert_serves(victim, member)
+
+
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
@@ -178,7 +187,7 @@ def make_counter(to: str) -> int:
 
 def call_method(name: str, *args: Any) -> str:
     try:
-        getattr(_held[0].rpc_sync(), name)(*args)
+        attacker.method_without_asking(_held[0], name)(*args)
     except Refused:
         return "refused"
     return "ran"

@@ -201,6 +201,26 @@ def test_two_hosts_with_a_secret(crew: Crew, transport: str, tmp_path: Path) -> 
         call_each_way(start_on_two_hosts(crew, (net.a, net.b), [environment] * 2, transport))
 
 
+def test_worker_that_runs_uses_certificates_that_were_replaced(
+    crew: Crew, transport: str, tmp_path: Path
+) -> None:
+    """By the commands of the page: a newcomer of another authority finds the worker renewed."""
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    issued, renewed = old.issue("w0"), new.issue("w0")
+    worker = crew.member("w0", FARCALL_TRANSPORTS=transport)
+    options = {"listen": "127.0.0.1", "paths": ("tcp",)}
+    worker.run(join, "w0", 0, None, crew.init_method, tls=issued.config(), **options)
+    run_block("both", tmp_path)
+    issued.ca.write_bytes((tmp_path / "ca.crt").read_bytes())
+    issued.key.write_bytes(renewed.key.read_bytes())
+    issued.cert.write_bytes(renewed.cert.read_bytes())
+    newcomer = crew.member("w1", FARCALL_TRANSPORTS=transport)
+    tls = new.issue("w1").config()
+    newcomer.run(join, "w1", 1, None, crew.init_method, tls=tls, **options)
+    assert newcomer.run(call, "w0", operator.add, 1, 2) == 3
+    assert worker.run(call, "w1", operator.add, 1, 2) == 3
+
+
 @pytest.mark.parametrize("names", [False, True], ids=["any name", "names bound"])
 def test_two_hosts_with_certificates(
     crew: Crew, transport: str, tmp_path: Path, names: bool

@@ -6,12 +6,15 @@ import contextlib
 import operator
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attacker
 import honest
 import pytest
 import relay
+from certificates import Authority
 from crew import Crew, Member, call, join, leave_all
 from hostile_store import HostileStore, Junk, Replace, Rewrite, SwapRecords, at_file, in_memory
 from patience import PATIENCE
@@ -20,6 +23,9 @@ from farcall import rpc
 from farcall.errors import FarcallError
 
 ENVIRONMENT = {"FARCALL_SECRET": honest.SECRET}
+WITH_SECRET = {"secret": honest.SECRET}
+
+Options = dict[str, Any]
 
 
 def free_port() -> int:
@@ -33,15 +39,17 @@ def free_port() -> int:
 _stores: list[HostileStore] = []
 
 
-def join_hostile(name: str, rank: int, size: int | None, file: str, rewrite: Rewrite) -> str:
+def join_hostile(
+    name: str, rank: int, size: int | None, file: str, rewrite: Rewrite, **options: Any
+) -> str:
     """Join by a store in the attacker's hands; return the error if that fails."""
     store = at_file(file, rewrite)
     _stores[:] = [store]
-    options = rpc.RpcBackendOptions(
-        store=store, rpc_timeout=PATIENCE, listen="127.0.0.1", paths=("tcp",)
+    made = rpc.RpcBackendOptions(
+        store=store, rpc_timeout=PATIENCE, listen="127.0.0.1", paths=("tcp",), **options
     )
     try:
-        rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=options)
+        rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=made)
     except FarcallError as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -109,12 +117,14 @@ def test_relay_that_the_store_names_runs_nothing(
     assert not trap.exists()
 
 
-def join_three(crew: Crew, transport: str, size: int | None) -> list[Member]:
+def join_three(
+    crew: Crew, transport: str, size: int | None, options: Sequence[Options]
+) -> list[Member]:
     """Return three members, of which w1 and w2 have joined, or wait for w0."""
-    environment = {**ENVIRONMENT, "FARCALL_TRANSPORTS": transport}
-    members = [crew.member(f"w{rank}", **environment) for rank in range(3)]
+    members = [crew.member(f"w{rank}", FARCALL_TRANSPORTS=transport) for rank in range(3)]
     for rank, member in enumerate(members[1:], 1):
-        member.start(join, member.name, rank, size, crew.init_method, listen="127.0.0.1")
+        own = {"listen": "127.0.0.1", **options[rank]}
+        member.start(join, member.name, rank, size, crew.init_method, **own)
         if size is None:
             member.result()
     return members
@@ -131,30 +141,43 @@ def assert_calls_go_where_they_should(first: Member, problem: str) -> None:
 
 @pytest.mark.parametrize(
     ("size", "keys"),
-    [(3, ("1", "2")), (None, ("1", "2")), (None, ("w1", "w2"))],
-    ids=["ranks of a fixed group", "ranks of an open group", "names of an open group"],
+    [(3, ("1", "2")), (None, ("w1", "w2"))],
+    ids=["ranks of a fixed group", "names of an open group"],
 )
 def test_swapped_records_send_no_call_to_another_worker(
     crew: Crew, transport: str, size: int | None, keys: tuple[str, str]
 ) -> None:
-    members = join_three(crew, transport, size)
+    members = join_three(crew, transport, size, [WITH_SECRET] * 3)
     file = crew.init_method.removeprefix("file://")
-    problem = members[0].run(join_hostile, "w0", 0, size, file, SwapRecords(file, keys))
+    swap = SwapRecords(file, keys)
+    problem = members[0].run(join_hostile, "w0", 0, size, file, swap, **WITH_SECRET)
+    assert_calls_go_where_they_should(members[0], problem)
+
+
+def swap_what_is_in_records(crew: Crew, members: list[Member], options: Options) -> None:
+    """The addresses and the incarnation of each under the other's name."""
+    first, second = ([*m.run(honest.urls), str(m.run(attacker.me)[2])] for m in members[1:])
+    both = [*zip(first, second, strict=True), *zip(second, first, strict=True)]
+    file = crew.init_method.removeprefix("file://")
+    swap = Replace(dict(both))
+    problem = members[0].run(join_hostile, "w0", 0, None, file, swap, **options)
     assert_calls_go_where_they_should(members[0], problem)
 
 
 def test_record_with_what_is_another_workers_sends_no_call_to_it(
     crew: Crew, transport: str
 ) -> None:
-    members = join_three(crew, transport, None)
-    first, second = ([*m.run(honest.urls), str(m.run(attacker.me)[2])] for m in members[1:])
-    # The addresses and the incarnation of each under the other's name.
-    swap = Replace(
-        {**dict(zip(first, second, strict=True)), **dict(zip(second, first, strict=True))}
-    )
-    file = crew.init_method.removeprefix("file://")
-    problem = members[0].run(join_hostile, "w0", 0, None, file, swap)
-    assert_calls_go_where_they_should(members[0], problem)
+    members = join_three(crew, transport, None, [WITH_SECRET] * 3)
+    swap_what_is_in_records(crew, members, WITH_SECRET)
+
+
+def test_store_sends_no_call_astray_where_names_are_proven(
+    crew: Crew, transport: str, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    options = [{"tls": authority.issue(f"w{rank}").config(names=True)} for rank in range(3)]
+    members = join_three(crew, transport, None, options)
+    swap_what_is_in_records(crew, members, options[0])
 
 
 @pytest.mark.parametrize("size", [1, None], ids=["fixed group", "open group"])

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import attacker
 import honest
 import pytest
-from crew import Crew, call, join, leave_all
+import stranger
+from certificates import Authority
+from crew import Crew, Member, call, join, leave_all
 from networks import enter, network
-from patience import PATIENCE
 
-NOBODY = 65534
-STRANGER = Path(__file__).parent / "stranger.py"
+from farcall import rpc
+from farcall.testing.cluster import acting_as, cluster
 
 
-def as_nobody(arguments: list[str], *, host: str = "") -> list[list[object]]:
-    """Run `stranger.py` as another user, if this one may become another."""
-    prefix = ["ip", "netns", "exec", host] if host else []
-    user = {} if os.geteuid() or host else {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    done = subprocess.run(
-        [*prefix, sys.executable, "-B", str(STRANGER), *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        cwd="/",
-        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
-        **user,  # type: ignore[call-overload]
-    )
-    assert done.returncode == 0, done.stderr
-    outcomes: list[list[object]] = json.loads(done.stdout)
-    return outcomes
+def nobody(crew: Crew) -> Member:
+    """Return a process of another user; of this one, if it may not become another."""
+    process = crew.member("stranger")
+    process.run(stranger.become_nobody)
+    return process
 
 
 def test_another_user_runs_nothing_on_a_worker_without_settings(
@@ -49,7 +35,7 @@ def test_another_user_runs_nothing_on_a_worker_without_settings(
     threads = second.run(honest.count_threads)
     reachable = second.run(honest.urls)
     assert {url.partition(":")[0] for url in reachable} == {"unix", "tcp"}
-    outcomes = as_nobody([str(trap), *reachable])
+    outcomes = nobody(crew).run(stranger.try_everything, str(trap), reachable)
     assert len(outcomes) == 4 * len(reachable)
     assert not trap.exists(), outcomes
     assert first.run(call, "w1", operator.add, 1, 2) == 3
@@ -99,13 +85,15 @@ def test_another_host_runs_nothing_on_a_worker_without_settings(
         victim.run(enter, net.b)
         victim.run(join, "w0", 0, 1, crew.init_method)
         address = f"tcp://{net.addresses[net.b]}:{victim.run(honest.tcp_port)}"
-        assert len(as_nobody([str(trap), address], host=net.a)) == 4
+        other = crew.member("stranger")
+        other.run(enter, net.a)
+        assert len(other.run(stranger.try_everything, str(trap), [address])) == 4
         assert not trap.exists()
         assert victim.run(call, "w0", operator.add, 1, 2) == 3
 
 
 @pytest.mark.parametrize("path", ["unix", "tcp"])
-def test_stranger_without_the_secret_gets_no_further_than_the_handshake(
+def test_processwithout_the_secret_gets_no_further_than_the_handshake(
     crew: Crew, transport: str, trap: Path, path: str
 ) -> None:
     environment = {"FARCALL_SECRET": honest.SECRET}
@@ -119,7 +107,50 @@ def test_stranger_without_the_secret_gets_no_further_than_the_handshake(
     leave_all(first, second)
 
 
-def test_what_a_stranger_sends_is_a_pickle_that_would_run(trap: Path) -> None:
+def test_processwithout_a_certificate_gets_no_further_than_the_handshake(
+    crew: Crew, transport: str, trap: Path, tmp_path: Path
+) -> None:
+    tls = Authority(tmp_path).issue("worker").config()
+    first, second = honest.pair(crew, transport, listen="127.0.0.1", tls=tls)
+    (url,) = [url for url in second.run(honest.urls) if url.startswith("tcp:")]
+    nobody(crew).run(stranger.try_everything, str(trap), [url])
+    for secret in (None, honest.SECRET):
+        with pytest.raises((RuntimeError, OSError)):
+            attacker.enter(url, secret)
+    assert not trap.exists()
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    leave_all(first, second)
+
+
+def test_insecure_protects_from_nobody(crew: Crew, transport: str, trap: Path) -> None:
+    """The control: what every setting but this one keeps out."""
+    worker = crew.member("w0", FARCALL_TRANSPORTS=transport)
+    worker.run(join, "w0", 0, 1, crew.init_method, insecure=True, listen="127.0.0.1")
+    (url,) = [url for url in worker.run(honest.urls) if url.startswith("tcp:")]
+    nobody(crew).run(stranger.try_everything, str(trap), [url])
+    assert trap.exists()
+
+
+def test_cluster_in_one_process_opens_no_sockets(crew: Crew) -> None:
+    assert crew.member("w0").run(sockets_of_a_cluster) == 0
+
+
+def sockets_of_a_cluster() -> int:
+    """Return how many sockets a cluster has; torch and the crew have some of their own."""
+
+    def count() -> int:
+        paths = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return sum(
+            os.readlink(path).startswith("socket:") for path in paths if os.path.lexists(path)
+        )
+
+    before = count()
+    with cluster(2) as workers, acting_as(workers[0]):
+        assert rpc.rpc_sync("w1", operator.add, args=(1, 2)) == 3
+        return count() - before
+
+
+def test_what_a_processsends_is_a_pickle_that_would_run(trap: Path) -> None:
     """The control of the traps themselves."""
     pickle.loads(pickle.dumps(attacker.Trap(str(trap))))
     assert trap.exists()
