@@ -37,6 +37,7 @@ def _attempt(url: str, way: str, secured: bool, frames: bytes) -> str:
         with contextlib.closing(attacker.dial(url)) as raw, contextlib.closing(wrap(raw)) as sock:
             sock.sendall(attacker.plain_hello(secured=secured))
             sock.sendall(attacker.rest_of_handshake(secured) + frames)
+            sock.shutdown(socket.SHUT_WR)
             received = 0
             while data := sock.recv(1 << 16):
                 received += len(data)

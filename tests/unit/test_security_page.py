@@ -1,4 +1,4 @@
-"""The table of `docs/security.md` has a cell for each attacker and setting, and tests for each cell."""
+"""The table of `docs/security.md` has a cell for each attacker and setting, and tests for it."""
 
 from __future__ import annotations
 
