@@ -25,6 +25,7 @@ from farcall.ids import new_incarnation
 from farcall.runtime.calls.methods import RemoteMethod
 from farcall.runtime.current import current_agent
 from farcall.transport.connect import handshake
+from farcall.transport.connect.credentials import SecretCertificates, Terms
 from farcall.transport.connect.handshake_messages import (
     LENGTH,
     NONCE_LENGTH,
@@ -35,6 +36,7 @@ from farcall.transport.connect.handshake_messages import (
     Proof,
     Ready,
 )
+from farcall.transport.sockets.streams import source_of, writer_of
 from farcall.wire.frames import HEADER, MAGIC, Frame, encode
 from farcall.wire.frames import VERSION as FRAME_VERSION
 from farcall.wire.messages import Failure, Kind, Message, Reference, Reply, Request
@@ -125,9 +127,8 @@ def plain_hello(**changes: Any) -> bytes:
         "main": "",
         "nonce": secrets.token_bytes(NONCE_LENGTH),
         "secured": False,
+        "key": secrets.token_bytes(NONCE_LENGTH),
     }
-    if "key" in Hello.__struct_fields__:
-        values["key"] = secrets.token_bytes(NONCE_LENGTH)
     data = _message(Hello(**{**values, **changes}))
     return LENGTH.pack(len(data)) + data
 
@@ -158,12 +159,16 @@ def dial(url: str) -> socket.socket:
 class Session:
     """A connection behind a handshake, on which its holder says what it likes."""
 
-    def __init__(self, sock: socket.socket, peer: Identity) -> None:
+    def __init__(self, sock: socket.socket, met: handshake.Met) -> None:
         self.sock = sock
-        self.peer = peer
+        self.peer = met.peer
+        self._writer = writer_of(sock, met.keys)
+        self._source = source_of(sock, met.keys)
 
     def say(self, data: bytes) -> None:
-        self.sock.sendall(data)
+        self._writer.put([data])
+        while not self._writer.write():
+            pass
 
     def answer(self) -> tuple[int, bytes]:
         """Return the kind and the body of the next frame; (0, b"") if the peer has closed."""
@@ -184,24 +189,27 @@ class Session:
         self.sock.close()
 
     def _read(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            piece = self.sock.recv(count - len(data))
-            if not piece:
+        data = memoryview(bytearray(count))
+        done = 0
+        while done < count:
+            received = self._source.recv_into(data[done:])
+            if not received:
                 raise ConnectionError("the peer has closed the connection")
-            data += piece
-        return data
+            done += received
+        return bytes(data)
 
 
 def enter(url: str, secret: str | None, **me: Any) -> Session:
     """Do the dialler's handshake as whoever `me` says, with a secret if there is one."""
     sock = dial(url)
     identity = Identity(**{"name": "mallory", "id": 7, "incarnation": new_incarnation(), **me})
-    credential = None if secret is None else secret.encode()
+    key = None if secret is None else secret.encode()
+    over_tls = key is not None and sock.family != socket.AF_UNIX
+    terms = Terms(key, SecretCertificates(key) if key is not None and over_tls else None)
     deadline = time.monotonic() + PATIENCE
-    peer = handshake.connect(sock, identity, credential, expects=0, deadline=deadline)
+    met = handshake.connect(sock, identity, terms, expects=0, deadline=deadline)
     sock.settimeout(PATIENCE)
-    return Session(sock, peer)
+    return Session(sock, met)
 
 
 # Steps of a member that turned: its worker is honest, and its own links carry what it forges.

@@ -93,7 +93,7 @@ def test_another_host_runs_nothing_on_a_worker_without_settings(
 
 
 @pytest.mark.parametrize("path", ["unix", "tcp"])
-def test_processwithout_the_secret_gets_no_further_than_the_handshake(
+def test_stranger_without_the_secret_gets_no_further_than_the_handshake(
     crew: Crew, transport: str, trap: Path, path: str
 ) -> None:
     environment = {"FARCALL_SECRET": honest.SECRET}
@@ -107,7 +107,7 @@ def test_processwithout_the_secret_gets_no_further_than_the_handshake(
     leave_all(first, second)
 
 
-def test_processwithout_a_certificate_gets_no_further_than_the_handshake(
+def test_stranger_without_a_certificate_gets_no_further_than_the_handshake(
     crew: Crew, transport: str, trap: Path, tmp_path: Path
 ) -> None:
     tls = Authority(tmp_path).issue("worker").config()
