@@ -93,10 +93,10 @@ class Ended(NamedTuple):
     error: str = ""
 
 
-def try_call(to: str, function: Any, *args: Any) -> Ended:
+def try_call(to: str | int, function: Any, *args: Any, timeout: float = PATIENCE) -> Ended:
     """Call; an error that is not farcall's is raised."""
     try:
-        return Ended(call(to, function, *args, timeout=PATIENCE))
+        return Ended(call(to, function, *args, timeout=timeout))
     except FarcallError as error:
         return Ended(error=f"{type(error).__name__}: {error}")
 

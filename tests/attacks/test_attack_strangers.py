@@ -150,7 +150,7 @@ def sockets_of_a_cluster() -> int:
         return count() - before
 
 
-def test_what_a_processsends_is_a_pickle_that_would_run(trap: Path) -> None:
+def test_what_a_stranger_sends_is_a_pickle_that_would_run(trap: Path) -> None:
     """The control of the traps themselves."""
     pickle.loads(pickle.dumps(attacker.Trap(str(trap))))
     assert trap.exists()
