@@ -43,25 +43,19 @@ def wrong_authority(folder: Path) -> Sides:
     return Sides({"tls": ours.issue("w0").config()}, {"tls": theirs.issue("w1").config()}, ("ca",))
 
 
-def expired(folder: Path) -> Sides:
-    authority = Authority(folder)
-    old = authority.issue("w1", days=-1)
-    return Sides({"tls": authority.issue("w0").config()}, {"tls": old.config()}, ("expired",))
-
-
 def wrong_name(folder: Path) -> Sides:
     authority = Authority(folder)
     first, other = authority.issue("w0"), authority.issue("somebody")
     return Sides(
         {"tls": first.config(names=True)},
-        {"tls": other.config(names=True)},
+        {"tls": other.config()},
         ("w1", "name"),
     )
 
 
 def certificate_and_secret(folder: Path) -> Sides:
     tls = Authority(folder).issue("w0").config()
-    return Sides({"tls": tls}, {"secret": honest.SECRET}, ("tls", "FARCALL_SECRET"))
+    return Sides({"tls": tls}, {"secret": honest.SECRET}, ("our CA", "FARCALL_SECRET"))
 
 
 WRONG: list[Callable[[Path], Sides]] = [
@@ -69,7 +63,6 @@ WRONG: list[Callable[[Path], Sides]] = [
     only_one_side_encrypts,
     one_without_a_secret,
     wrong_authority,
-    expired,
     wrong_name,
     certificate_and_secret,
 ]
@@ -79,7 +72,8 @@ def start_and_call(name: str, rank: int, init_method: str, to: str, options: Opt
     """Return the error of whatever fails first: the start, or a call."""
     options = {"listen": "127.0.0.1", "paths": ("tcp",), **options}
     try:
-        join(name, rank, 2, init_method, **options)
+        # Where no record of the other one is believed, the wait for it ends in the error.
+        join(name, rank, 2, init_method, rpc_timeout=8, **options)
         call(to, operator.add, 1, 2)
     except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
@@ -111,6 +105,7 @@ def test_wrong_setting_of_two_workers_is_named(
         ("key that others read", ("{key}", "chmod 600")),
         ("no authority", ("{ca}",)),
         ("garbage", ("{cert}",)),
+        ("expired", ("{cert}", "expired")),
     ],
 )
 def test_wrong_file_of_a_certificate_is_named(
@@ -129,6 +124,8 @@ def test_wrong_file_of_a_certificate_is_named(
             issued.ca.unlink()
         case "garbage":
             issued.cert.write_text("this is no certificate")
+        case "expired":
+            issued = authority.issue("w0", days=-1)
     worker = crew.member("w0", **issued.environment())
     worker.start(join, "w0", 0, 1, crew.init_method)
     error = str(worker.fails())

@@ -18,7 +18,6 @@ OF_THE_TEXT = {
     "test_two_hosts_with_a_secret",
     "test_two_hosts_with_certificates",
     "test_worker_that_runs_uses_certificates_that_were_replaced",
-    "test_wrong_file_of_a_certificate_is_named",
     "test_wrong_variable_of_the_environment_is_named",
 }
 
