@@ -106,13 +106,16 @@ def test_what_a_relay_alters_is_never_believed(scene: Scene, forth: bool) -> Non
     assert between.run(relay.changes) == len(relay.CHANGES)
 
 
-def test_what_a_relay_injects_does_not_run(scene: Scene, trap: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("forth", [True, False], ids=["there", "back"])
+def test_what_a_relay_injects_does_not_run(
+    scene: Scene, trap: Path, tmp_path: Path, forth: bool
+) -> None:
     first, second, between = scene
     gate = tmp_path / "gate"
     first.start(honest.try_call, "w1", honest.wait_for, str(gate))
-    frames = b"".join(make(str(trap)) for make in attacker.CVES.values())
-    assert between.run(relay.inject, frames, True) >= 1
-    assert between.run(relay.inject, attacker.hostile_answers(str(trap)), False) >= 1
+    requests = b"".join(make(str(trap)) for make in attacker.CVES.values())
+    frames = requests if forth else attacker.hostile_answers(str(trap))
+    assert between.run(relay.inject, frames, forth) >= 1
     gate.touch()
     got = first.result()
     assert got.error or got.value is True
