@@ -38,6 +38,7 @@ DECIDES_NOTHING = {
     ("test_handshake.py", "PARTING_SECONDS"): "far longer than the test",
     ("test_process_groups.py", "rpc_timeout=5"): "one of two workers waits in vain",
     ("test_thread_ceiling.py", "timeout=2.0"): "chains of calls that wait in vain",
+    ("test_attack_settings.py", "rpc_timeout=8"): "one of two workers waits in vain",
     ("ends_busy.py", "never"): "a wait that is to be left behind",
     ("test_autograd_programs.py", "Bench(rpc_timeout=5)"): "planted bugs let calls time out",
 }

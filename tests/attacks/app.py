@@ -1,0 +1,89 @@
+"""What the program of the worker under attack offers, and what it doesn't."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+system = os.system  # as a module has what it imports
+
+
+@dataclasses.dataclass
+class Point:
+    """A type that may arrive."""
+
+    x: int
+    y: int
+
+
+@dataclasses.dataclass
+class Unlisted:
+    """A type that may not."""
+
+    x: int
+
+
+class Counter:
+    """A value that is reached through references."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.run = os.system  # an attribute that can be called
+
+    def add(self, number: int) -> int:
+        self.count += number
+        return self.count
+
+    def reset(self) -> None:
+        """Not for callers."""
+        self.count = 0
+
+
+def truth(value: Any) -> bool:
+    return bool(value)
+
+
+def use(value: Any) -> int:
+    """Do with a value what programs do."""
+    return len(repr(value)) + hash(str(value))
+
+
+def point_sum(point: Point) -> int:
+    return point.x + point.y
+
+
+_mapped: list[torch.Tensor] = []
+
+
+def lies_in_shared_memory(tensor: torch.Tensor) -> bool:
+    """Return whether the indices of a sparse tensor lie where its sender can still write."""
+    indices = tensor._indices() if tensor.layout is torch.sparse_coo else tensor.crow_indices()
+    address = indices.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        where, _, rest = line.partition(" ")
+        begin, end = (int(part, 16) for part in where.split("-"))
+        if begin <= address < end:
+            return " rw-s " in f" {rest}" or " r--s " in f" {rest}"
+    return False
+
+
+_secret: list[Any] = []
+
+
+def keep_reference(rref: Any) -> None:
+    _secret.append(rref)
+
+
+ALLOWED = [
+    "app:Counter",
+    "app:Counter.add",
+    "app:keep_reference",
+    "app:lies_in_shared_memory",
+    "app:point_sum",
+    "app:truth",
+    "app:use",
+]

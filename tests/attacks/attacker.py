@@ -1,0 +1,381 @@
+"""What an attacker knows of farcall's insides: the only module of these tests that does.
+
+A change of the handshake, of frames or of messages changes this module, and no other one here. Each
+way in has a control: a test in which the same steps with the right credential succeed, so that no
+attack fails for want of an attacker who speaks the protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+import torch
+from patience import PATIENCE
+
+from farcall.ids import new_incarnation
+from farcall.runtime.calls.methods import RemoteMethod
+from farcall.runtime.current import current_agent
+from farcall.transport.connect import handshake
+from farcall.transport.connect.credentials import SecretCertificates, Terms
+from farcall.transport.connect.handshake_messages import (
+    LENGTH,
+    NONCE_LENGTH,
+    PROTOCOL,
+    VERSION,
+    Hello,
+    Identity,
+    Proof,
+    Ready,
+)
+from farcall.transport.sockets.streams import source_of, writer_of
+from farcall.wire.frames import HEADER, MAGIC, Frame, encode
+from farcall.wire.frames import VERSION as FRAME_VERSION
+from farcall.wire.messages import Failure, Kind, Message, Reference, Reply, Request
+
+_message = msgspec.msgpack.Encoder().encode
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self._path, "w")
+
+
+# Frames.
+
+
+def whole(frame: Frame) -> bytes:
+    """Return the bytes of a frame."""
+    return b"".join(bytes(part) for part in encode(frame))
+
+
+_ids = itertools.count(1 << 40)  # of calls: no honest worker counts so far
+
+
+def request(function: str, body: bytes, **fields: Any) -> bytes:
+    return whole(Frame(Request(function, 0.0, **fields), next(_ids), body))
+
+
+def call_by_name(path: str) -> bytes:
+    """Return a call of `eval`: CVE-2024-5480 in farcall's form."""
+    return request("builtins:eval", pickle.dumps(((f"open({path!r}, 'w')",), {})))
+
+
+def remote_module(path: str) -> bytes:
+    """Return the making of a RemoteModule out of a pickle: CVE-2024-48063 in farcall's form."""
+    args = (torch.nn.Linear, (Trap(path),), {}, "cpu")
+    return request("farcall.nn.owner:make", pickle.dumps((args, {})))
+
+
+def hostile_pickle(path: str, function: str = "_operator:truth") -> bytes:
+    """Return a call of a harmless function whose arguments run code: CVE-2024-7804 likewise."""
+    return request(function, pickle.dumps(((Trap(path),), {})))
+
+
+def hostile_answers(path: str) -> bytes:
+    """Return answers to calls 1 to 64, whose values run code."""
+    body = pickle.dumps(Trap(path))
+    return b"".join(whole(Frame(Reply(), number, body)) for number in range(1, 65))
+
+
+CVES = {
+    "CVE-2024-5480": call_by_name,
+    "CVE-2024-48063": remote_module,
+    "CVE-2024-7804": hostile_pickle,
+}
+
+
+def harmless() -> bytes:
+    """Return a call of `operator.truth(1)`."""
+    return request("_operator:truth", pickle.dumps(((1,), {})))
+
+
+def announcing(buffers: int, size: int) -> bytes:
+    """Return a frame that announces buffers of `size` bytes each, and brings none of them."""
+    meta = _message(list(msgspec.to_builtins(Request("_operator:truth"))))
+    header = HEADER.pack(MAGIC, FRAME_VERSION, Kind.REQUEST, 0, len(meta), buffers, 1, 0)
+    return header + size.to_bytes(8, "little") * buffers + meta
+
+
+# Without a credential: bytes, as a stranger sends them.
+
+
+def plain_hello(**changes: Any) -> bytes:
+    """Return a hello as it goes over the wire."""
+    values: dict[str, Any] = {
+        "protocol": PROTOCOL,
+        "version": VERSION,
+        "name": "mallory",
+        "id": 7,
+        "incarnation": new_incarnation(),
+        "expects": 0,
+        "expects_name": "",
+        "host": "",
+        "main": "",
+        "nonce": secrets.token_bytes(NONCE_LENGTH),
+        "secured": False,
+        "key": secrets.token_bytes(NONCE_LENGTH),
+    }
+    data = _message(Hello(**{**values, **changes}))
+    return LENGTH.pack(len(data)) + data
+
+
+def rest_of_handshake(secured: bool) -> bytes:
+    """Return what a dialler says behind its hello, without having listened."""
+    messages: list[Any] = [Proof(secrets.token_bytes(32))] if secured else []
+    data = [_message(message) for message in (*messages, Ready())]
+    return b"".join(LENGTH.pack(len(one)) + one for one in data)
+
+
+def dial(url: str) -> socket.socket:
+    """Connect to an address of a worker, whoever one is."""
+    if url.startswith("unix:@"):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(PATIENCE)
+        sock.connect("\0" + url.removeprefix("unix:@"))
+        return sock
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return socket.create_connection((parts.hostname, parts.port), PATIENCE)
+
+
+# With the credential: as a member, or somebody who stole the secret.
+
+
+class Session:
+    """A connection behind a handshake, on which its holder says what it likes."""
+
+    def __init__(self, sock: socket.socket, met: handshake.Met) -> None:
+        self.sock = sock
+        self.peer = met.peer
+        self._writer = writer_of(sock, met.keys)
+        self._source = source_of(sock, met.keys)
+
+    def say(self, data: bytes) -> None:
+        self._writer.put([data])
+        while not self._writer.write():
+            pass
+
+    def answer(self) -> tuple[int, bytes]:
+        """Return the kind and the body of the next frame; (0, b"") if the peer has closed."""
+        try:
+            head = self._read(HEADER.size)
+            _, _, kind, _, meta, count, _, length = HEADER.unpack(head)
+            self._read(8 * count + meta)
+            return kind, self._read(length)
+        except ConnectionError:
+            return 0, b""
+
+    def hang_up(self) -> None:
+        """Close the connection, and wait until the other side has."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+            while self.sock.recv(1 << 16):
+                pass
+        self.sock.close()
+
+    def _read(self, count: int) -> bytes:
+        data = memoryview(bytearray(count))
+        done = 0
+        while done < count:
+            received = self._source.recv_into(data[done:])
+            if not received:
+                raise ConnectionError("the peer has closed the connection")
+            done += received
+        return bytes(data)
+
+
+def enter(url: str, secret: str | None, **me: Any) -> Session:
+    """Do the dialler's handshake as whoever `me` says, with a secret if there is one."""
+    sock = dial(url)
+    identity = Identity(**{"name": "mallory", "id": 7, "incarnation": new_incarnation(), **me})
+    key = None if secret is None else secret.encode()
+    over_tls = key is not None and sock.family != socket.AF_UNIX
+    terms = Terms(key, SecretCertificates(key) if key is not None and over_tls else None)
+    deadline = time.monotonic() + PATIENCE
+    met = handshake.connect(sock, identity, terms, expects=0, deadline=deadline)
+    sock.settimeout(PATIENCE)
+    return Session(sock, met)
+
+
+# Steps of a member that turned: its worker is honest, and its own links carry what it forges.
+
+
+class Outcome(NamedTuple):
+    """How a forged call ended: the kind of the answer, and its error's type and text."""
+
+    kind: str
+    error: str = ""
+    text: str = ""
+
+
+def ask(to: str, function: str, body: bytes, buffers: list[bytes] | None = None,
+        **fields: Any) -> Outcome:  # fmt: skip
+    """Send a forged call on this worker's own link, and wait for its answer."""
+    return _exchange(to, Frame(Request(function, 0.0, **fields), next(_ids), body, buffers or []))
+
+
+def ask_for(to: str, function: str, args: Any) -> Outcome:
+    """Call a function by a name that the caller need not have, with honest arguments."""
+    return ask(to, function, pickle.dumps((args, {})))
+
+
+def carry(to: str, data: bytes) -> None:
+    """Send the bytes of a frame on this worker's own link, and wait for the answer."""
+    *_, meta, count, _call_id, length = HEADER.unpack_from(data)
+    assert count == 0
+    start = HEADER.size + meta
+    message = msgspec.msgpack.decode(data[HEADER.size : start], type=Request)
+    assert start + length == len(data)
+    _exchange(to, Frame(message, next(_ids), data[start:]))
+
+
+def method_without_asking(rref: Any, name: str) -> Callable[..., Any]:
+    """Return a method of a remote value by any name, also by one that no honest caller asks for."""
+    proxy = rref.rpc_sync()
+    return RemoteMethod(proxy._Methods__invoke, name)
+
+
+def guess_references(to: str, count: int) -> list[Any]:
+    """Ask for values of other workers' references, by their numbers; return those that came."""
+    agent = current_agent()
+    peer = agent.directory.known(to)
+    assert peer is not None
+    owner = peer.worker
+    found: list[Any] = []
+    for maker in agent.directory.live():
+        for number in range(1, count + 1):
+            guess = Reference(
+                maker.worker.incarnation, number, owner.incarnation, owner.name, owner.id
+            )
+            fields = {"references": (guess,), "on_reference": True}
+            outcome = ask(to, "farcall.rref:fetch", pickle.dumps(((), {})), **fields)
+            if outcome.kind == "Reply":
+                found.append(outcome)
+    return found
+
+
+def me() -> tuple[str, int, int]:
+    """Return this worker's name, id and incarnation; the store has them, too."""
+    worker = current_agent().me
+    return worker.name, worker.id, worker.incarnation
+
+
+def _exchange(to: str, frame: Frame) -> Outcome:
+    agent = current_agent()
+    peer = agent.directory.known(to)
+    assert peer is not None
+    deadline = time.monotonic() + PATIENCE
+    link = agent.links.connect(peer, deadline)
+    answer = link.exchange(frame, deadline)
+    message: Message = answer.message
+    if isinstance(message, Failure):
+        return Outcome("Failure", message.type_name, message.message)
+    return Outcome(type(message).__name__, "", "")
+
+
+# Values that a strict reader must refuse, as bytes of either format: a pickle, and strict values
+# (docs/protocol.md), whose first byte is 1.
+
+DEEP = 1_000_000
+
+
+def nested_tuples() -> list[bytes]:
+    """Return a million tuples, each in the other, as the key of a dict, for `hash` to go down."""
+    in_pickle = b"\x80\x05})" + b"\x85" * DEEP + b"Ns."
+    in_strict = b"\x01m\x01" + b"t\x01" * DEEP + b"NN"
+    return [_as_arguments(in_pickle), in_strict]
+
+
+def nested_slices() -> list[bytes]:
+    """Return slices of slices, for `del` or `repr` to go down."""
+    in_pickle = b"\x80\x05" + _pickled_slices(200_000) + b"."
+    in_strict = b"\x01" + b":" * DEEP + b"N" * (2 * DEEP + 1)
+    return [_as_arguments(in_pickle), in_strict]
+
+
+def large_memo_index() -> list[bytes]:
+    """Return 14 bytes that let a memo grow to 2^28 places, and counts of 2^62 things."""
+    index = (1 << 28).to_bytes(4, "little")
+    in_pickle = b"\x80\x05\x8c\x01xr" + index + b"."
+    counts = [b"\x01" + tag + b"\xff" + (1 << 62).to_bytes(8, "little") for tag in _COUNTED]
+    return [_as_arguments(in_pickle), *counts]
+
+
+def equal_hashes() -> list[bytes]:
+    """Return a set of numbers that all have one hash."""
+    numbers = [n * ((1 << 61) - 1) for n in range(1, 5_000)]
+    strict = [b"I\x10" + number.to_bytes(16, "little", signed=True) for number in numbers]
+    count = b"\xff" + len(strict).to_bytes(8, "little")
+    return [pickle.dumps((({*numbers},), {})), b"\x01e" + count + b"".join(strict)]
+
+
+_COUNTED = (b"I", b"s", b"b", b"B", b"l", b"t", b"e", b"f", b"m", b"o", b"z")
+
+
+def _pickled_slices(count: int) -> bytes:
+    opening = b"cbuiltins\nslice\n" * count
+    return opening + b"N" + b"NN\x87R" * count
+
+
+def _as_arguments(value: bytes) -> bytes:
+    """Return the pickle ((value,), {})."""
+    return b"\x80\x05" + value[2:-1] + b"\x85}\x86."
+
+
+HOSTILE_VALUES = {
+    "nested tuples": nested_tuples,
+    "nested slices": nested_slices,
+    "large memo index": large_memo_index,
+    "equal hashes": equal_hashes,
+}
+
+
+def send_values(to: str, function: str, kind: str) -> list[Outcome]:
+    """Call a function with each of the hostile values of a kind."""
+    return [ask(to, function, body) for body in HOSTILE_VALUES[kind]()]
+
+
+def answer_with(kind: str, number: int) -> int:
+    """From now on this worker answers every call with a hostile value; return how many there are.
+
+    Args:
+        number: which of the values of this kind.
+    """
+    answers = current_agent().answers
+    body = HOSTILE_VALUES[kind]()[number] if number >= 0 else b""
+    send = type(answers).send
+
+    def forge(job: Any, frame: Frame) -> bool | None:
+        if number >= 0:
+            frame = Frame(Reply(), frame.call_id, body)
+        return send(answers, job, frame)
+
+    answers.send = forge  # type: ignore[method-assign]
+    return len(HOSTILE_VALUES[kind]())
+
+
+def answer_with_trap(path: str) -> None:
+    """From now on this worker answers every call with a pickle that runs code."""
+    answers = current_agent().answers
+    send = type(answers).send
+    body = pickle.dumps(Trap(path))
+
+    def forge(job: Any, frame: Frame) -> bool | None:
+        return send(answers, job, Frame(Reply(), frame.call_id, body))
+
+    answers.send = forge  # type: ignore[method-assign]

@@ -1,0 +1,255 @@
+"""Somebody who controls the store: sends no call astray, runs nothing, declares nobody dead."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attacker
+import honest
+import pytest
+import relay
+from certificates import Authority
+from crew import Crew, Member, call, join, leave_all
+from hostile_store import HostileStore, Junk, Replace, Rewrite, SwapRecords, at_file, in_memory
+from patience import PATIENCE
+
+from farcall import rpc
+from farcall.errors import FarcallError
+
+ENVIRONMENT = {"FARCALL_SECRET": honest.SECRET}
+WITH_SECRET = {"secret": honest.SECRET}
+
+Options = dict[str, Any]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+# Steps.
+
+_stores: list[HostileStore] = []
+
+
+def join_hostile(
+    name: str, rank: int, size: int | None, file: str, rewrite: Rewrite, **options: Any
+) -> str:
+    """Join by a store in the attacker's hands; return the error if that fails."""
+    store = at_file(file, rewrite)
+    _stores[:] = [store]
+    made = rpc.RpcBackendOptions(
+        store=store, rpc_timeout=PATIENCE, listen="127.0.0.1", paths=("tcp",), **options
+    )
+    try:
+        rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=made)
+    except FarcallError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def try_join(*place: Any, **options: Any) -> str:
+    """Join; return the error if that fails."""
+    try:
+        join(*place, **options)
+    except FarcallError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def was_rewritten() -> int:
+    return _stores[0].rewritten
+
+
+def own_name() -> str:
+    return rpc.get_worker_info().name
+
+
+def try_junk(part: str, junk: bytes, size: int | None) -> str:
+    """Start and end a worker of a group of one at a store full of junk; return what was raised."""
+    store = in_memory(Junk(part, junk))
+    options = rpc.RpcBackendOptions(store=store, rpc_timeout=0.5, listen="127.0.0.1")
+    try:
+        rpc.init_rpc("w0", rank=0, world_size=size, rpc_backend_options=options)
+    except FarcallError:
+        return ""
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    try:
+        with contextlib.suppress(FarcallError):
+            rpc.rpc_sync("w1", operator.add, args=(1, 2), timeout=0.5)
+        rpc.shutdown(graceful=False)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.fixture
+def between(crew: Crew) -> Member:
+    return crew.member("relay")
+
+
+@pytest.mark.parametrize("size", [2, None], ids=["fixed group", "open group"])
+def test_relay_that_the_store_names_runs_nothing(
+    crew: Crew, transport: str, between: Member, trap: Path, size: int | None
+) -> None:
+    port = free_port()
+    caught = between.run(relay.begin, 0, ("127.0.0.1", port))
+    file = crew.init_method.removeprefix("file://")
+    environment = {**ENVIRONMENT, "FARCALL_TRANSPORTS": transport}
+    second, first = (crew.member(name, **environment) for name in ("w1", "w0"))
+    # A record that is not believed counts as none: then w1 ends the wait of a fixed group.
+    options = {"listen": f"127.0.0.1:{port}", "rpc_timeout": 0.9 if size else PATIENCE}
+    second.start(try_join, "w1", 1, size, crew.init_method, **options)
+    if size is None:
+        assert second.result() == ""
+    redirect = Replace({f"127.0.0.1:{port}": f"127.0.0.1:{caught}"})
+    problem = first.run(join_hostile, "w0", 0, size, file, redirect)
+    if size:
+        problem = problem or second.result()
+    got = honest.Ended(error=problem)
+    if not problem:
+        got = first.run(honest.try_call, "w1", operator.add, 1, 2)
+    assert first.run(was_rewritten) >= 1
+    assert got.error or got.value == 3
+    frames = b"".join(make(str(trap)) for make in attacker.CVES.values())
+    between.run(relay.inject, frames, True)
+    between.run(relay.inject, attacker.hostile_answers(str(trap)), False)
+    if not problem:
+        first.run(honest.ends, "w1", operator.add, 1, 2)
+        assert second.run(call, "w1", operator.add, 1, 2) == 3
+    assert not trap.exists()
+
+
+def join_three(
+    crew: Crew, transport: str, size: int | None, options: Sequence[Options]
+) -> list[Member]:
+    """Return three members, of which w1 and w2 have joined, or wait for w0."""
+    members = [crew.member(f"w{rank}", FARCALL_TRANSPORTS=transport) for rank in range(3)]
+    for rank, member in enumerate(members[1:], 1):
+        own = {"listen": "127.0.0.1", **options[rank]}
+        member.start(join, member.name, rank, size, crew.init_method, **own)
+        if size is None:
+            member.result()
+    return members
+
+
+def assert_calls_go_where_they_should(first: Member, problem: str) -> None:
+    assert first.run(was_rewritten) >= 1
+    for key, name in (("w1", "w1"), ("w2", "w2"), (1, "w1"), (2, "w2")):
+        got = honest.Ended(error=problem)
+        if not problem:
+            got = first.run(honest.try_call, key, own_name)
+        assert got.error or got.value == name, key
+
+
+@pytest.mark.parametrize(
+    ("size", "keys"),
+    [(3, ("1", "2")), (None, ("w1", "w2"))],
+    ids=["ranks of a fixed group", "names of an open group"],
+)
+def test_swapped_records_send_no_call_to_another_worker(
+    crew: Crew, transport: str, size: int | None, keys: tuple[str, str]
+) -> None:
+    members = join_three(crew, transport, size, [WITH_SECRET] * 3)
+    file = crew.init_method.removeprefix("file://")
+    swap = SwapRecords(file, keys)
+    problem = members[0].run(join_hostile, "w0", 0, size, file, swap, **WITH_SECRET)
+    assert_calls_go_where_they_should(members[0], problem)
+
+
+def swap_what_is_in_records(crew: Crew, members: list[Member], options: Options) -> None:
+    """The addresses and the incarnation of each under the other's name."""
+    first, second = ([*m.run(honest.urls), str(m.run(attacker.me)[2])] for m in members[1:])
+    both = [*zip(first, second, strict=True), *zip(second, first, strict=True)]
+    file = crew.init_method.removeprefix("file://")
+    swap = Replace(dict(both))
+    problem = members[0].run(join_hostile, "w0", 0, None, file, swap, **options)
+    assert_calls_go_where_they_should(members[0], problem)
+
+
+def test_record_with_what_is_another_workers_sends_no_call_to_it(
+    crew: Crew, transport: str
+) -> None:
+    members = join_three(crew, transport, None, [WITH_SECRET] * 3)
+    swap_what_is_in_records(crew, members, WITH_SECRET)
+
+
+def test_store_sends_no_call_astray_where_names_are_proven(
+    crew: Crew, transport: str, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    options = [{"tls": authority.issue(f"w{rank}").config(names=True)} for rank in range(3)]
+    members = join_three(crew, transport, None, options)
+    swap_what_is_in_records(crew, members, options[0])
+
+
+@pytest.mark.parametrize("size", [1, None], ids=["fixed group", "open group"])
+@pytest.mark.parametrize("part", ["name/", "rank/", "gate", "member", "fixed", "endpoint", ""])
+def test_junk_in_the_store_raises_only_what_is_farcalls(
+    crew: Crew, part: str, size: int | None
+) -> None:
+    worker = crew.member("w0", **ENVIRONMENT)
+    for junk in (b"", b"\xff\xfe" * 40, b"{}", b"[]", b"null", b"0", b'{"worker": 7}',
+                 b"[" * 100_000, b'"' + b"x" * 1_000_000 + b'"'):  # fmt: skip
+        problem = worker.run(try_junk, part, junk, size)
+        assert problem == "", (junk[:20], problem)
+
+
+@pytest.mark.parametrize("secret", [None, honest.SECRET], ids=["stranger", "knows the secret"])
+def test_newcomer_takes_no_place_in_a_fixed_group(
+    crew: Crew, transport: str, secret: str | None, tmp_path: Path
+) -> None:
+    environment = honest.alone(tmp_path) if secret is None else ENVIRONMENT
+    first, second = honest.pair(crew, transport, environment=environment, listen="127.0.0.1")
+    sessions = []
+    for url in first.run(honest.urls):
+        if url.startswith("unix:") and secret is None:
+            continue  # it would be refused to another user
+        with contextlib.suppress(OSError, RuntimeError):
+            session = attacker.enter(url, secret, name="w1", id=1)
+            sessions.append(session)
+            session.say(attacker.harmless())
+            session.answer()
+    assert first.run(call, "w1", os.getpid) == second.process.pid
+    assert second.run(call, "w0", os.getpid) == first.process.pid
+    for session in sessions:
+        session.hang_up()
+    assert first.run(call, "w1", os.getpid) == second.process.pid
+    leave_all(first, second)
+
+
+def test_stranger_with_the_incarnation_of_a_worker_does_not_declare_it_dead(
+    crew: Crew, transport: str, tmp_path: Path
+) -> None:
+    first, second = honest.pair(crew, transport, environment=honest.alone(tmp_path))
+    name, number, incarnation = second.run(attacker.me)
+    first.run(hold_reference, "w1")
+    for url in first.run(honest.urls):
+        if url.startswith("unix:"):
+            continue  # it would be refused to another user
+        with contextlib.suppress(OSError, RuntimeError):
+            attacker.enter(url, None, name=name, id=number, incarnation=incarnation).hang_up()
+    assert first.run(call, "w0", operator.add, 1, 2) == 3  # by the thread that hears of losses
+    assert first.run(use_reference) == 7
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    leave_all(first, second)
+
+
+_held: list[rpc.RRef[int]] = []
+
+
+def hold_reference(to: str) -> None:
+    _held[:] = [rpc.remote(to, operator.add, args=(3, 4))]
+    assert _held[0].to_here() == 7
+
+
+def use_reference() -> int:
+    return _held[0].to_here()

@@ -1,0 +1,156 @@
+"""Another user of the machine, and another host, without a credential: nothing of theirs runs."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import pickle
+from pathlib import Path
+
+import attacker
+import honest
+import pytest
+import stranger
+from certificates import Authority
+from crew import Crew, Member, call, join, leave_all
+from networks import enter, network
+
+from farcall import rpc
+from farcall.testing.cluster import acting_as, cluster
+
+
+def nobody(crew: Crew) -> Member:
+    """Return a process of another user; of this one, if it may not become another."""
+    process = crew.member("stranger")
+    process.run(stranger.become_nobody)
+    return process
+
+
+def test_another_user_runs_nothing_on_a_worker_without_settings(
+    crew: Crew, transport: str, trap: Path, tmp_path: Path
+) -> None:
+    first, second = honest.pair(crew, transport, environment=honest.alone(tmp_path))
+    descriptors = second.run(honest.count_descriptors)
+    threads = second.run(honest.count_threads)
+    reachable = second.run(honest.urls)
+    assert {url.partition(":")[0] for url in reachable} == {"unix", "tcp"}
+    outcomes = nobody(crew).run(stranger.try_everything, str(trap), reachable)
+    assert len(outcomes) == 4 * len(reachable)
+    assert not trap.exists(), outcomes
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    assert second.run(honest.count_descriptors) <= descriptors + 8
+    assert second.run(honest.count_threads) <= threads + 4
+    leave_all(first, second)
+
+
+@pytest.mark.parametrize("cve", attacker.CVES)
+def test_cves_of_torch_rpc_do_nothing(
+    crew: Crew, transport: str, trap: Path, tmp_path: Path, cve: str
+) -> None:
+    first, second = honest.pair(crew, transport, environment=honest.alone(tmp_path))
+    for url in second.run(honest.urls):
+        if not url.startswith("tcp:"):
+            continue  # it would be refused for this test's own user: see above for another's
+        # The refusal, of whatever kind, is what is wanted.
+        with contextlib.suppress(OSError, RuntimeError):
+            session = attacker.enter(url, None)
+            session.say(attacker.CVES[cve](str(trap)))
+            session.answer()
+            session.hang_up()
+    assert not trap.exists()
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    leave_all(first, second)
+
+
+@pytest.mark.parametrize("cve", attacker.CVES)
+def test_cves_are_real_for_a_member_without_a_policy(
+    crew: Crew, transport: str, trap: Path, cve: str
+) -> None:
+    """The control: the same frames, from who has the secret and has been let in."""
+    environment = {"FARCALL_SECRET": honest.SECRET}
+    first, second = honest.pair(crew, transport, environment=environment, listen="127.0.0.1")
+    frame = attacker.CVES[cve](str(trap))
+    first.run(attacker.carry, "w1", frame)
+    assert trap.exists()
+    leave_all(first, second)
+
+
+def test_another_host_runs_nothing_on_a_worker_without_settings(
+    crew: Crew, transport: str, trap: Path, tmp_path: Path
+) -> None:
+    with network() as net:
+        environment = {"FARCALL_TRANSPORTS": transport, **honest.alone(tmp_path)}
+        victim = crew.member("w0", **environment)
+        victim.run(enter, net.b)
+        victim.run(join, "w0", 0, 1, crew.init_method)
+        address = f"tcp://{net.addresses[net.b]}:{victim.run(honest.tcp_port)}"
+        other = crew.member("stranger")
+        other.run(enter, net.a)
+        assert len(other.run(stranger.try_everything, str(trap), [address])) == 4
+        assert not trap.exists()
+        assert victim.run(call, "w0", operator.add, 1, 2) == 3
+
+
+@pytest.mark.parametrize("path", ["unix", "tcp"])
+def test_stranger_without_the_secret_gets_no_further_than_the_handshake(
+    crew: Crew, transport: str, trap: Path, path: str
+) -> None:
+    environment = {"FARCALL_SECRET": honest.SECRET}
+    first, second = honest.pair(crew, transport, environment=environment, listen="127.0.0.1")
+    (url,) = [url for url in second.run(honest.urls) if url.startswith(path)]
+    for secret in (None, honest.OTHER_SECRET):
+        with pytest.raises(RuntimeError, match=r"secret|SECRET"):
+            attacker.enter(url, secret)
+    assert not trap.exists()
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    leave_all(first, second)
+
+
+def test_stranger_without_a_certificate_gets_no_further_than_the_handshake(
+    crew: Crew, transport: str, trap: Path, tmp_path: Path
+) -> None:
+    tls = Authority(tmp_path).issue("worker").config()
+    first, second = honest.pair(crew, transport, listen="127.0.0.1", tls=tls)
+    (url,) = [url for url in second.run(honest.urls) if url.startswith("tcp:")]
+    nobody(crew).run(stranger.try_everything, str(trap), [url])
+    for secret in (None, honest.SECRET):
+        with pytest.raises((RuntimeError, OSError)):
+            attacker.enter(url, secret)
+    assert not trap.exists()
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    leave_all(first, second)
+
+
+def test_insecure_protects_from_nobody(crew: Crew, transport: str, trap: Path) -> None:
+    """The control: what every setting but this one keeps out."""
+    worker = crew.member("w0", FARCALL_TRANSPORTS=transport)
+    worker.run(join, "w0", 0, 1, crew.init_method, insecure=True, listen="127.0.0.1")
+    (url,) = [url for url in worker.run(honest.urls) if url.startswith("tcp:")]
+    nobody(crew).run(stranger.try_everything, str(trap), [url])
+    assert trap.exists()
+
+
+def test_cluster_in_one_process_opens_no_sockets(crew: Crew) -> None:
+    assert crew.member("w0").run(sockets_of_a_cluster) == 0
+
+
+def sockets_of_a_cluster() -> int:
+    """Return how many sockets a cluster has; torch and the crew have some of their own."""
+
+    def count() -> int:
+        paths = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return sum(
+            os.readlink(path).startswith("socket:") for path in paths if os.path.lexists(path)
+        )
+
+    before = count()
+    with cluster(2) as workers, acting_as(workers[0]):
+        assert rpc.rpc_sync("w1", operator.add, args=(1, 2)) == 3
+        return count() - before
+
+
+def test_what_a_stranger_sends_is_a_pickle_that_would_run(trap: Path) -> None:
+    """The control of the traps themselves."""
+    pickle.loads(pickle.dumps(attacker.Trap(str(trap))))
+    assert trap.exists()
