@@ -120,7 +120,7 @@ def _find_native(listening: Listening) -> _Opener:
         cure = "install farcall where there is a C++20 compiler"
         raise _Missing(str(error), cure) from error
     # Only with a credential do links over TCP have keys.
-    if listening.secret is not None and not native.has_crypto():
+    if (listening.secret or listening.tls) and not native.has_crypto():
         raise _Missing(
             "it found no libcrypto.so of OpenSSL, which its links over TCP are encrypted with",
             "install OpenSSL's libcrypto (libssl3 on Debian and Ubuntu)",

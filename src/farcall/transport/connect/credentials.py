@@ -22,6 +22,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, NoReturn, Protocol
 from urllib.parse import unquote
 
@@ -124,16 +125,20 @@ class LinkCredentials:
         encrypts: bool = True,
     ) -> None:
         self._over_unix = Terms(secret)
-        certificates: Certificates | None = None
-        if tls is not None:
-            certificates = FileCertificates(tls)
-        elif secret is not None:
-            certificates = SecretCertificates(secret)
-        self._over_tcp = Terms(secret, certificates, encrypts)
+        self._encrypts = encrypts
+        self._files = None if tls is None else FileCertificates(tls)
 
     def over(self, sock: socket.socket) -> Terms:
         """Return what is required on a connection. Unix sockets stay within a user's processes."""
         return self._over_unix if is_unix(sock) else self._over_tcp
+
+    @cached_property
+    def _over_tcp(self) -> Terms:
+        # Not at the start: it takes milliseconds, and workers of one host never need it. Two
+        # threads may make it at once; either is good.
+        secret = self._over_unix.secret
+        made = None if secret is None or self._files else SecretCertificates(secret)
+        return Terms(secret, self._files or made, self._encrypts)
 
 
 class SecretCertificates:
@@ -206,6 +211,8 @@ class FileCertificates:
                 raise ValueError(f"can't read the {what} of TlsConfig: {error}") from error
             if what == "certificate":
                 _check_time(path, data)
+            if what == "key":
+                _check_mode(path)
         try:
             return _contexts(config.cert, config.key, cafile=config.ca)
         except (ssl.SSLError, OSError) as error:
@@ -325,6 +332,11 @@ def _state_of(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _check_mode(path: str) -> None:
+    if os.name == "posix" and os.stat(path).st_mode & 0o077:
+        raise ValueError(f"others can read the key of TlsConfig: run chmod 600 {path}")
 
 
 def _check_time(path: str, data: bytes) -> None:
