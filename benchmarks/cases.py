@@ -21,7 +21,7 @@ from typing import Any
 import digits
 import hybrid
 import torch
-from plans import CALLERS, LOCAL, RING, base_of
+from plans import CALLERS, LOCAL, RING, TCP_SIZES, base_of
 from rnn import REAL, TINY, train, train_here
 from starts import seconds_to_first_call
 from steps import Step
@@ -209,7 +209,17 @@ CALLS: dict[str, Callable[[Any], Iterator[float]]] = {
     "threads": from_threads,
     "references": references,
     "idle": idle,
-    "noop_tcp": noops,
+    **{
+        f"{kind}_{world}": measured
+        for world in ("tcp", "tcp_plain")
+        for kind, measured in {
+            "noop": noops,
+            **{
+                f"push_{size}": partial(with_tensor, function=take, floats=FLOATS[size])
+                for size in TCP_SIZES
+            },
+        }.items()
+    },
     "ring": ring,
 }
 

@@ -29,7 +29,7 @@ class World(NamedTuple):
 
     size: int
     name: str = "worker"
-    tcp_only: bool = False
+    tcp: str = ""  # no other way than TCP, "encrypted" or "plain"; torch's is plain either way
     threads: int | None = 1  # of torch, in each worker, for one operation; None: torch's default
 
 
@@ -44,7 +44,8 @@ TRAINING_WORLDS = {
 }
 WORLDS = {
     "calls": World(2),
-    "tcp": World(2, tcp_only=True),
+    "tcp": World(2, tcp="encrypted"),
+    "tcp_plain": World(2, tcp="plain"),
     "ring": World(RING),
     **TRAINING_WORLDS,
     **{f"{name}{DEFAULT}": world._replace(threads=None) for name, world in TRAINING_WORLDS.items()},
@@ -97,6 +98,8 @@ TENSORS = {
     "16mb": (Plan(counted=4, dropped=1, blocks=8), MILLISECONDS),
     "128mb": (Plan(counted=2, dropped=1, blocks=4), MILLISECONDS),
 }
+
+TCP_SIZES = ("1mb", "128mb")
 
 # Both do the same operations in the same order, on equal numbers.
 EQUAL = Agreement(1e-4)
@@ -171,7 +174,14 @@ CASES = {
     "threads": Case("calls", Plan(2, 1, blocks=6), CALLS_PER_SECOND, EVERY),
     "references": Case("calls", Plan(1, 0, blocks=2)),
     "idle": Case("calls", Plan(1, 0, blocks=1, warm_up=0), PERCENT_OF_A_CORE),
-    "noop_tcp": Case("tcp", SMALL),
+    **{
+        f"{case}_{world}": Case(world, *plan_and_unit)
+        for world in ("tcp", "tcp_plain")
+        for case, plan_and_unit in {
+            "noop": (SMALL, MICROSECONDS),
+            **{f"push_{size}": TENSORS[size] for size in TCP_SIZES},
+        }.items()
+    },
     "ring": Case("ring", Plan(3, 1, blocks=6)),
     **TRAINING_CASES,
     "start_2": Case("starts", Plan(1, 0, blocks=4, warm_up=0), MILLISECONDS, EVERY),
@@ -191,6 +201,7 @@ AT_LEAST = {
     "in_flight": 6.0,
     "references": 1.0,
     "noop_tcp": 4.0,
+    "noop_tcp_plain": 4.0,
     "ring": 2.0,
     "cartpole_1": 4.0,
     "rnn_tiny": 4.0,

@@ -35,10 +35,10 @@ TRAINING_MODULES = {
 }
 TRAINING_MODULES[BEFORE] = TRAINING_MODULES[FARCALL]
 TCP_ONLY: dict[str, dict[str, Any]] = {
-    FARCALL: {"paths": ["tcp"]},
-    TORCH: {"_transports": ["uv"]},
+    "encrypted": {"paths": ["tcp"]},
+    "plain": {"paths": ["tcp"], "insecure": True},
 }
-TCP_ONLY[BEFORE] = TCP_ONLY[FARCALL]
+TORCHS_TCP = {"_transports": ["uv"]}
 
 
 def module_of(implementation: str) -> Any:
@@ -76,7 +76,9 @@ def join(implementation: str, store: str, world: World, rank: int) -> Any:
     module = module_of(implementation)
     if implementation not in (*OURS, TORCH):
         return module.join(store, world.size, rank)
-    more = TCP_ONLY[implementation] if world.tcp_only else {}
+    more: dict[str, Any] = {}
+    if world.tcp:
+        more = TORCHS_TCP if implementation == TORCH else TCP_ONLY[world.tcp]
     options = module.TensorPipeRpcBackendOptions(init_method=f"file://{store}", **more)
     name = f"{world.name}{rank}"
     module.init_rpc(name, rank=rank, world_size=world.size, rpc_backend_options=options)
