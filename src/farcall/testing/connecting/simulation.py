@@ -32,6 +32,7 @@ from farcall.testing.connecting.world import Outcome, World
 from farcall.testing.schedule import Result, Schedule, Script
 
 END = 1200.0  # seconds; the host has been as it is for long by then
+CALM = 300.0  # seconds before that in which the dialler does not begin to stand still
 MAX_EVENTS = 4000
 BEGINNINGS = 150.0  # seconds in which callers begin
 
@@ -113,7 +114,7 @@ class _ConnectingSchedule(Schedule):
             self._oracle.check_end(self._callers, self._clock.advance_to(END))
 
     def _perhaps_stand_still(self) -> None:
-        if self._random.random() < self._standstills:
+        if self._random.random() < self._standstills and self._clock.now < END - CALM:
             seconds = self._random.choice((0.1, 1.0, 10.0, 60.0)) * self._random.random()
             if self._happens():
                 self._clock.advance(seconds)
