@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,15 +24,19 @@ from farcall.runtime.membership import losses
 from farcall.runtime.membership.losses import Reception
 from farcall.testing.cluster import TRANSPORTS
 from farcall.transport.connect import handshake
+from farcall.transport.connect.addresses import is_unix
+from farcall.transport.connect.credentials import LinkCredentials
 from farcall.transport.connect.dialling import dial
 from farcall.transport.connect.handshake_messages import Hello, Identity, Proof, Ready, Unfinished
 
 SECRET = b"what only the members know"
 NETWORKED = [name for name in TRANSPORTS if name != "inproc"]
+SCHEMES = ["unix", "tcp"] if sys.platform == "linux" else ["tcp"]
 
 
-def connection_to(agent: Agent) -> socket.socket:
-    dialled = dial(agent.me.addresses[-1], PATIENCE, PATIENCE)
+def connection_to(agent: Agent, scheme: str = "tcp") -> socket.socket:
+    (address,) = (one for one in agent.me.addresses if one.startswith(f"{scheme}:"))
+    dialled = dial(address, PATIENCE, PATIENCE)
     assert dialled is not None
     dialled[0].settimeout(PATIENCE)
     return dialled[0]
@@ -112,15 +117,19 @@ IMPOSTORS: list[Impostor] = [
 
 
 @pytest.mark.parametrize("transport", NETWORKED)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("impostor", IMPOSTORS)
 def test_nobody_without_the_secret_declares_a_worker_dead(
-    start: Callable[..., list[Agent]], impostor: Impostor
+    start: Callable[..., list[Agent]], impostor: Impostor, scheme: str
 ) -> None:
-    """With the worker's incarnation, which is in the store, it connects and closes."""
+    """With the worker's incarnation, which is in the store, it connects and closes.
+
+    Over TCP it has no certificate, and over Unix sockets, where none is needed, no proof.
+    """
     w0, w1 = start(2, secret=SECRET)
     assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
     for _ in range(5):
-        sock = connection_to(w0)
+        sock = connection_to(w0, scheme)
         with contextlib.suppress(OSError):
             impostor(sock, w1.me)
         sock.close()
@@ -130,10 +139,17 @@ def test_nobody_without_the_secret_declares_a_worker_dead(
     assert [link.peer.name for link in w0.endpoint.links()] == ["w1"]
 
 
+def meet(sock: socket.socket, me: Identity, secret: bytes | None) -> None:
+    """Shake hands as somebody does who knows the secret, if there is one."""
+    terms = LinkCredentials(secret).over(sock)
+    met = handshake.connect(sock, me, terms, expects=0, deadline=soon())
+    assert (met.keys is not None) == (secret is not None and not is_unix(sock))
+
+
 def shake_hands(agent: Agent, me: Identity, secret: bytes | None) -> None:
     """Dial a worker as somebody does who knows the secret; leave at once if it lets us in."""
     with connection_to(agent) as sock:
-        handshake.connect(sock, me, secret, expects=0, deadline=soon())
+        meet(sock, me, secret)
 
 
 @pytest.mark.parametrize("transport", NETWORKED)
@@ -168,7 +184,7 @@ def test_a_newcomer_takes_no_name_from_one_that_lives_where_workers_come_and_go(
     stored.update({"w1": w1.me, 1: w1.me})
     with connection_to(w0) as sock:
         me = Identity("w1", 1, new_incarnation())
-        handshake.connect(sock, me, SECRET, expects=0, deadline=soon())
+        meet(sock, me, SECRET)
         wait_until(lambda: len(w0.endpoint.links()) == 1)
     wait_until(lambda: not w0.endpoint.links())
     assert w0.directory.known("w1") is w0.directory.of_incarnation(w1.me.incarnation)
@@ -186,7 +202,7 @@ def test_a_newcomer_has_the_name_that_the_store_says_it_has(
     stored.update({"w1": again, 1: again})
     with connection_to(w0) as sock:
         me = Identity("w1", 1, again.incarnation)
-        handshake.connect(sock, me, SECRET, expects=0, deadline=soon())
+        meet(sock, me, SECRET)
         known = w0.directory.known("w1")
         assert known is not None
         assert known.incarnation == again.incarnation

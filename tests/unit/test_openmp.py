@@ -16,10 +16,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from farcall import rpc
 from farcall.runtime.membership.endpoints import Place
 from farcall.runtime.options import backend_options as options
+from farcall.runtime.options.credential import Credential
 from farcall.runtime.threads import openmp
 from farcall.runtime.threads.openmp import FREQUENT_CALLS, FREQUENT_SECONDS, IdleTeam, find_libgomp
 from farcall.transport.connect.handshake_messages import Identity
-from farcall.transport.connect.listening import Listening, admit_all, first_meeting
+from farcall.transport.connect.listening import Listening, admit_all, first_meeting, vouch_for_all
 
 needs_libgomp = pytest.mark.skipif(
     find_libgomp() is None, reason="torch computes without libgomp here"
@@ -142,7 +143,9 @@ def test_a_worker_keeps_cores_awake_only_where_torch_leaves_some(
     place = Place(
         me=Identity("w0", 0, 1),
         admit=admit_all,
+        vouch=vouch_for_all,
         meeting=first_meeting,
+        credential=Credential(None, confined=False),
         listen=("127.0.0.1", 0),
         advertise=(),
         store=HashStore(),

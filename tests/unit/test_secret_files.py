@@ -300,14 +300,14 @@ def test_the_option_goes_before_the_variable_that_before_the_file_and_that_befor
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ours = chosen()
-    assert ours == (machine_secret()[0], True)
+    assert ours == Credential(machine_secret()[0], confined=True)
     monkeypatch.setenv("FARCALL_SECRET_FILE", str(file_with(tmp_path / "s")))
-    assert chosen() == (Secret(SECRET), False)
+    assert chosen() == Credential(Secret(SECRET), confined=False)
     monkeypatch.setenv("FARCALL_SECRET", OTHER_SECRET)
-    assert chosen() == (Secret(OTHER_SECRET), False)
+    assert chosen() == Credential(Secret(OTHER_SECRET), confined=False)
     monkeypatch.setenv("FARCALL_SECRET", OTHER_SECRET)
     option = Secret.generate()
-    assert chosen(secret=option) == (option, False)
+    assert chosen(secret=option) == Credential(option, confined=False)
 
 
 def test_the_variable_is_taken_out_of_the_environment_and_found_again(
@@ -322,7 +322,7 @@ def test_the_variable_is_taken_out_of_the_environment_and_found_again(
     monkeypatch.setenv("FARCALL_SECRET", OTHER_SECRET)
     assert chosen(credentials).secret == Secret(OTHER_SECRET)
     monkeypatch.setenv("FARCALL_SECRET", "")
-    assert chosen(credentials) == (machine_secret()[0], True)
+    assert chosen(credentials) == Credential(machine_secret()[0], confined=True)
 
 
 def test_a_variable_that_is_refused_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,16 +346,16 @@ def test_a_file_that_is_refused_is_named_with_its_variable(
 def test_insecure_has_no_secret_unless_one_is_given(
     monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    assert chosen(insecure=True) == (None, False)
-    assert chosen(insecure=True, secret=SECRET) == (Secret(SECRET), False)
+    assert chosen(insecure=True) == Credential(None, confined=False)
+    assert chosen(insecure=True, secret=SECRET) == Credential(Secret(SECRET), confined=False)
     monkeypatch.setenv("FARCALL_INSECURE", "1")
-    assert chosen() == (None, False)
+    assert chosen() == Credential(None, confined=False)
     assert chosen(insecure=False).confined
     monkeypatch.setenv("FARCALL_SECRET", SECRET)
-    assert chosen(insecure=True) == (Secret(SECRET), False)
+    assert chosen(insecure=True) == Credential(Secret(SECRET), confined=False)
     assert os.listdir(home / ".local" / "state") == ["farcall"]  # made by insecure=False
 
 
 def test_process_groups_take_no_secret_of_ours(home: Path) -> None:
-    assert Credentials().choose(ProcessGroupRpcBackendOptions()) == (None, True)
+    assert Credentials().choose(ProcessGroupRpcBackendOptions()) == Credential(None, confined=True)
     assert os.listdir(home) == []

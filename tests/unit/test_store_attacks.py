@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from known_secrets import SECRET
 from patience import PATIENCE
 from torch.distributed import HashStore, Store
 
@@ -20,10 +21,10 @@ from farcall.runtime import start
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership import fixed_group
 from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.options.credential import Credentials
 from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
 
-SECRET = "what only the members know, and no password"
 SHORT = 0.3
 
 
@@ -67,8 +68,10 @@ class Workers:
 
     def start(self, name: str, rank: int, size: int | None, store: Store, **options: Any) -> Agent:
         options = {"rpc_timeout": PATIENCE, "secret": SECRET, "listen": "127.0.0.1", **options}
+        # Else a worker without a secret would take this machine's.
+        options.setdefault("insecure", options["secret"] is None)
         made = RpcBackendOptions(store=store, transports=["socket"], **options)
-        agent = start_agent(name, rank, size, made, 0, Quirks(), Autograd)
+        agent = start_agent(name, rank, size, made, Credentials(), 0, Quirks(), Autograd)
         self.agents.append(agent)
         return agent
 
