@@ -31,6 +31,9 @@ MODULES = [
 ]
 # Classes of plain data, which compiled code may make and read.
 PLAIN_DATA = {
+    "Only",
+    "Secret",
+    "TlsConfig",
     *("BackendType", "WorkerInfo", "RpcBackendOptions", "TensorPipeRpcBackendOptions"),
     "ProcessGroupRpcBackendOptions",
 }

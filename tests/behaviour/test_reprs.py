@@ -12,13 +12,18 @@ import pytest
 import torch
 
 from behaviour.standing_in import standing_in
-from farcall import autograd, rpc, testing
+from farcall import autograd, optim, rpc, testing
 from farcall.compat import autograd as compat_autograd
 from farcall.compat.rpc import api
 from farcall.functions import async_execution
 from farcall.nn import RemoteModule
 from farcall.optim import DistributedOptimizer
 from farcall.runtime.agent import Agent
+
+
+class Config:
+    pass
+
 
 MODULES = ("autograd", "functions", "nn", "optim", "rpc", "testing")
 
@@ -61,12 +66,14 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "nn.RemoteModule parameters": lambda: module().remote_parameters(),
     "nn.RemoteModule reference": lambda: module().get_module_rref(),
     "nn.RemoteModule future": lambda: module().forward_async(torch.ones(1)),
+    "optim.TYPES": lambda: optim.TYPES,
     "optim.DistributedOptimizer": optimizer,
     "optim.DistributedOptimizer state": lambda: optimizer().state_dict(),
     "rpc.BackendType": lambda: list(rpc.BackendType),
     "rpc.Future": rpc.Future,
     "rpc.Future chained": lambda: rpc.rpc_async("w1", abs, args=(-1,)).then(lambda done: 1),
     "rpc.ProcessGroupRpcBackendOptions": rpc.ProcessGroupRpcBackendOptions,
+    "rpc.Only": lambda: rpc.Only([linear, "torch:add"], [Config]),
     "rpc.RRef": lambda: rpc.RRef(5),
     "rpc.RRef of another": linear,
     "rpc.RRef rpc_sync": lambda: linear().rpc_sync(),
@@ -77,6 +84,8 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "rpc.RpcBackendOptions with a store": lambda: rpc.RpcBackendOptions(
         store=torch.distributed.HashStore()  # type: ignore[attr-defined]
     ),
+    "rpc.Secret": rpc.Secret.generate,
+    "rpc.TlsConfig": lambda: rpc.TlsConfig("w0.pem", "w0.key", "ca.pem"),
     "rpc.TensorPipeRpcBackendOptions": rpc.TensorPipeRpcBackendOptions,
     "rpc.WorkerInfo": lambda: rpc.WorkerInfo("w5", 5),
     "rpc.get_worker_info": rpc.get_worker_info,
@@ -92,7 +101,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "testing.Violation": lambda: testing.Violation("R1", "a value was lost"),
     "testing.simulate": simulated,
 }
-GIVES_NOTHING = {"init_rpc", "shutdown", "functions"}
+GIVES_NOTHING = {"init_rpc", "shutdown", "functions", "FUNCTIONS"}  # or functions
 
 
 @pytest.mark.parametrize("name", OBJECTS)

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
-from farcall.ids import MAX_MEETINGS, Worker
+import msgspec
+
+from farcall.ids import MAX_MEETINGS, Worker, original
 from farcall.protocol.directory import FORGET_SECONDS, Key, Standing
 from farcall.protocol.lookup import REMIND_SECONDS
 from farcall.testing.agenda import Agenda
@@ -208,6 +210,8 @@ class _DirectorySchedule(Schedule):
         said = answer.worker if answer.asked else "no answer in time"
         self._note(node, "hears of the store, for", key, said and said)
         record = None if answer.worker is None else node.machine.add(answer.worker)
+        if not answer.asked:
+            record = self._ask_members(node, key)
         self._oracle.check(node)
         if record is None or record.lost is not None:
             found = node.machine.resolve(key, asked=True)
@@ -215,6 +219,19 @@ class _DirectorySchedule(Schedule):
             record = found.party
         if record is not None and record.lost is None:
             self._meetings.use(node, record, deadline)
+
+    def _ask_members(self, node: Node, key: Key) -> Record | None:
+        """Where the store is silent, a linked member may say whom it knows: see `Members`."""
+        for link in node.links:
+            other = link.other(node)
+            known = other.machine.known(key) if other.alive else None
+            if known is not None and known.lost is None and self._random.random() < 0.5:
+                incarnation = original(known.worker.incarnation)
+                self._note(other, "tells", node, "of", known.worker)
+                return node.machine.told(
+                    msgspec.structs.replace(known.worker, incarnation=incarnation)
+                )
+        return None
 
     def _retry(self, node: Node, record: Record) -> None:
         """A user may call again when a worker is lost."""
