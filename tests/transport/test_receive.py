@@ -110,7 +110,7 @@ def test_alarm_and_deadline_end_it_whatever_has_arrived(
 
         def accept() -> None:
             sock, _ = listener.accept()
-            me = Identity(known.name, known.id, known.incarnation)
+            me = Identity(known.name, known.id, known.incarnation, addresses=known.addresses)
             drive(sock, handshake.accepting(me, Terms(), admit=lambda _: None), soon())
             accepted.append(sock)
 

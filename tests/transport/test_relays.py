@@ -17,6 +17,7 @@ from sides import SideMaker
 from stations import PATIENCE, SocketNet, Station, echo, request, soon
 
 from farcall.errors import LinkError
+from farcall.ids import Worker
 from farcall.transport.connect import dialling
 from farcall.transport.connect.handshake_messages import Hello, Proof, Ready
 from farcall.transport.sockets.endpoint import SocketEndpoint
@@ -83,6 +84,15 @@ def stations(request: pytest.FixtureRequest) -> Iterator[list[Station]]:
         station.close()
 
 
+def through(relay: Relay, station: Station) -> Worker:
+    """The worker of a station that says it listens where the relay does."""
+    endpoint, url = station.endpoint, relay.url
+    me = endpoint.me  # type: ignore[attr-defined]
+    me = msgspec.structs.replace(me, addresses=(*me.addresses, url))
+    endpoint.me = me  # type: ignore[attr-defined]
+    return msgspec.structs.replace(station.worker, addresses=(url,))
+
+
 def flip(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
@@ -110,8 +120,7 @@ def test_relay_of_the_handshake_can_add_and_change_nothing(
     far.read(answer)
     relay = Relay(far.worker.addresses[0])
     try:
-        known = msgspec.structs.replace(far.worker, addresses=(relay.url,))
-        link = near.endpoint.connect(known, soon())
+        link = near.endpoint.connect(through(relay, far), soon())
         assert link.exchange(request(1, b"honest"), soon()).body == b"honest"
         relay.change = MEDDLING[how]
         with contextlib.suppress(LinkError, TimeoutError):
@@ -130,8 +139,7 @@ def test_frame_behind_the_relayed_handshake_is_not_read(stations: list[Station])
     far.read()
     relay = Relay(far.worker.addresses[0])
     try:
-        known = msgspec.structs.replace(far.worker, addresses=(relay.url,))
-        near.endpoint.connect(known, soon())
+        near.endpoint.connect(through(relay, far), soon())
         relay.towards.get(timeout=PATIENCE).sendall(FRAME)
         assert far.lost().cause
         assert far.events.empty()
