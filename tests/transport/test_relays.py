@@ -7,6 +7,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -140,6 +141,11 @@ def test_frame_behind_the_relayed_handshake_is_not_read(stations: list[Station])
     relay = Relay(far.worker.addresses[0])
     try:
         near.endpoint.connect(through(relay, far), soon())
+        connections = far.endpoint._connections  # type: ignore[attr-defined]
+        deadline = soon()
+        while not connections.of_peer(near.worker.incarnation):  # the last message is on its way
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
         relay.towards.get(timeout=PATIENCE).sendall(FRAME)
         assert far.lost().cause
         assert far.events.empty()
