@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import socket
 import struct
@@ -26,6 +27,7 @@ from farcall.wire.frames import encode
 
 SECRET = bytes(range(32))
 FRAME = b"".join(bytes(part) for part in encode(request(7, b"injected")))
+STRANGE = (FRAME, b"\x16\x03\x01\xff\xff", b"\x17\x03\x03\x00\x05abcde")
 needs_native = pytest.mark.skipif(
     find_spec("farcall._native") is None, reason="needs the compiled transport"
 )
@@ -132,6 +134,30 @@ def test_relay_of_the_handshake_can_add_and_change_nothing(
         assert heard.count(b"meddled with") <= 1
     finally:
         relay.close()
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+@pytest.mark.parametrize("what", STRANGE, ids=("frame", "endless record", "record"))
+def test_whatever_a_relay_puts_into_the_handshake_the_worker_goes_on(
+    stations: list[Station],
+    number: int,
+    what: bytes,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    near, far = stations
+    near.read()
+    far.read()
+    relay = Relay(far.worker.addresses[0])
+    said = itertools.count(1)
+    relay.change = lambda data: what if next(said) == number else data
+    try:
+        with contextlib.suppress(LinkError):
+            near.endpoint.connect(through(relay, far), time.monotonic() + 0.5)
+    finally:
+        relay.close()
+    link = near.endpoint.connect(far.worker, soon())
+    assert link.peer.name == "far"
+    assert "internal error" not in caplog.text
 
 
 def test_frame_behind_the_relayed_handshake_is_not_read(stations: list[Station]) -> None:

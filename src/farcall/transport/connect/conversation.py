@@ -19,6 +19,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from farcall.errors import BadFrame, LinkError
+from farcall.log import get_logger
 from farcall.transport.connect.handshake_messages import (
     ERRORS,
     LENGTH,
@@ -34,6 +35,8 @@ from farcall.transport.connect.handshake_messages import (
     encode,
     printable,
 )
+
+logger = get_logger("farcall.transport")
 
 PARTING_SECONDS = 1.0  # what a peer that is refused has to read why
 FIRST = 16  # bytes of the first read: all first messages are longer
@@ -227,6 +230,10 @@ class Conversation(Generic[T]):
             refusal = error
         except LinkError as error:
             self._failure = error
+        except Exception as error:
+            # Whatever a stranger's bytes do to a library: they end this conversation, and no thread.
+            logger.exception("an internal error in a handshake")
+            self._failure = BadFrame(f"the handshake failed by an internal error: {error!r}")
         if refusal is not None:
             [code] = [code for code, error in ERRORS.items() if error is refusal.error]
             self._channel.send(Refuse(refusal.told[:1000], code))

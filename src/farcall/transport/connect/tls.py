@@ -31,8 +31,11 @@ def is_tls(beginning: bytes) -> bool:
     return beginning[:2] == b"\x16\x03" and beginning[2] != 0
 
 
-class NotTls(Exception):
+class NotTls(BadFrame):
     """What has come is no record of TLS. It can still be read from the wire."""
+
+    def __init__(self) -> None:
+        super().__init__("the peer has begun TLS, and what it sent then is none")
 
 
 class TlsStream:
