@@ -275,6 +275,13 @@ def me() -> tuple[str, int, int]:
     return worker.name, worker.id, worker.incarnation
 
 
+def membership() -> bytes:
+    """Return what this worker shows to those that it dials: a signature under the secret."""
+    endpoint: Any = current_agent().endpoint
+    shown: bytes = endpoint.me.membership
+    return shown
+
+
 def _exchange(to: str, frame: Frame) -> Outcome:
     agent = current_agent()
     peer = agent.directory.known(to)

@@ -16,7 +16,14 @@ MOST_MEMORY = 256 << 20  # bytes; 60,000 announced buffers took over 2 GB
 def send_and_hang_up(url: str, secret: str, data: bytes) -> None:
     """Send bytes as this very member, and wait until the other side has read them."""
     name, number, incarnation = attacker.me()
-    session = attacker.enter(url, secret, name=name, id=number, incarnation=incarnation)
+    session = attacker.enter(
+        url,
+        secret,
+        name=name,
+        id=number,
+        incarnation=incarnation,
+        membership=attacker.membership(),
+    )
     with contextlib.suppress(OSError):
         session.say(data)
     session.hang_up()

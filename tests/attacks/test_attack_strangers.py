@@ -125,7 +125,7 @@ def test_stranger_without_a_certificate_gets_no_further_than_the_handshake(
 def test_insecure_protects_from_nobody(crew: Crew, transport: str, trap: Path) -> None:
     """The control: what every setting but this one keeps out."""
     worker = crew.member("w0", FARCALL_TRANSPORTS=transport)
-    worker.run(join, "w0", 0, 1, crew.init_method, insecure=True, listen="127.0.0.1")
+    worker.run(join, "w0", 0, 0, crew.init_method, insecure=True, listen="127.0.0.1")
     (url,) = [url for url in worker.run(honest.urls) if url.startswith("tcp:")]
     nobody(crew).run(stranger.try_everything, str(trap), [url])
     assert trap.exists()

@@ -231,7 +231,7 @@ class Conversation(Generic[T]):
         except LinkError as error:
             self._failure = error
         except Exception as error:
-            # Whatever a stranger's bytes do to a library: they end this conversation, and no thread.
+            # Whatever bytes do to a library: they end this conversation, and no thread.
             logger.exception("an internal error in a handshake")
             self._failure = BadFrame(f"the handshake failed by an internal error: {error!r}")
         if refusal is not None:
