@@ -335,6 +335,7 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         cert = self._sign(subject, key.public_key(), **how)
         paths = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        paths[1].touch(mode=0o600)
         paths[0].write_bytes(cert.public_bytes(serialization.Encoding.PEM))
         paths[1].write_bytes(
             key.private_bytes(
@@ -464,6 +465,7 @@ def test_files_that_can_not_be_used_are_named(authority: Authority, tmp_path: Pa
     empty = tmp_path / "empty.pem"
     empty.write_bytes(b"")
     locked = tmp_path / "locked.key"
+    locked.touch(mode=0o600)
     locked.write_bytes(
         authority.key.private_bytes(
             serialization.Encoding.PEM,

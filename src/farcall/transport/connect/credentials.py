@@ -211,15 +211,15 @@ class FileCertificates:
                 raise ValueError(f"can't read the {what} of TlsConfig: {error}") from error
             if what == "certificate":
                 _check_time(path, data)
-            if what == "key":
-                _check_mode(path)
         try:
-            return _contexts(config.cert, config.key, cafile=config.ca)
+            contexts = _contexts(config.cert, config.key, cafile=config.ca)
         except (ssl.SSLError, OSError) as error:
             raise ValueError(
                 f"can't use the certificate {config.cert} with the key {config.key} and the CA "
                 f"{config.ca}: {_why(error)}"
             ) from error
+        _check_mode(config.key)
+        return contexts
 
     def refused(self, verify_code: int, message: str) -> str:
         ca = self._config.ca
