@@ -40,7 +40,7 @@ class Gcm {
   void authenticate(const std::uint8_t* data, std::size_t size);
   void convert(const std::uint8_t* from, std::size_t size, std::uint8_t* to);
   void finish(std::uint8_t* tag);
-  // Ends a message that was decrypted. False: it is not authentic.
+  // Ends a message that was decrypted, and returns whether it is authentic.
   bool finish_and_check(const std::uint8_t* tag);
 
  private:

@@ -28,9 +28,9 @@ constexpr std::array<DType, 13> kTypes{{
 class Plain {
  public:
   Plain(nb::object tensor_type, nb::capsule api, nb::object handle_type, nb::object check,
-        bool allows_names, nb::object file_of)
+        nb::object file_of)
       : context_(std::move(tensor_type), table_of(api), std::move(handle_type), std::move(check),
-                 allows_names, std::move(file_of)) {}
+                 std::move(file_of)) {}
 
   nb::object dump(nb::handle value) const { return dump_plain(context_, value); }
   nb::object load(nb::handle body, nb::handle buffers, nb::handle references,
@@ -74,12 +74,11 @@ PyType_Slot plain_slots[] = {
 }  // namespace
 
 Context::Context(nb::object tensor_type, const dlpack::ExchangeApi* api, nb::object handle_type,
-                 nb::object check, bool allows_names, nb::object file_of)
+                 nb::object check, nb::object file_of)
     : tensor_type(std::move(tensor_type)),
       api(api),
       handle_type(std::move(handle_type)),
       check(std::move(check)),
-      allows_names(allows_names),
       file_of(std::move(file_of)) {
   const auto interned = [](const char* name) { return checked(PyUnicode_InternFromString(name)); };
   requires_grad = interned("requires_grad");
@@ -143,9 +142,9 @@ bool Extent::measure(const std::int64_t* shape, const std::int64_t* strides, int
 void bind_plain(nb::module_& module) {
   bind_tensor_memory(module);
   nb::class_<Plain>(module, "Plain", nb::type_slots(plain_slots))
-      .def(nb::init<nb::object, nb::capsule, nb::object, nb::object, bool, nb::object>(),
+      .def(nb::init<nb::object, nb::capsule, nb::object, nb::object, nb::object>(),
            nb::arg("tensor_type"), nb::arg("api"), nb::arg("handle_type").none(),
-           nb::arg("check").none(), nb::arg("allows_names"), nb::arg("file_of"))
+           nb::arg("check").none(), nb::arg("file_of"))
       .def("dump", &Plain::dump, nb::arg("value").none())
       .def("load", &Plain::load, nb::arg("body"), nb::arg("buffers"), nb::arg("references"),
            nb::arg("attach").none());

@@ -85,7 +85,6 @@ struct Context {
   const dlpack::ExchangeApi* api;
   nb::object handle_type;  // of what stays out of the pickle as a reference, or None
   nb::object check;        // called with each of those
-  bool allows_names;       // functions and classes may be loaded
   nb::object file_of;      // gives the file that a storage lies in, if any
 
   // Interned.
@@ -93,7 +92,7 @@ struct Context {
   nb::object module, qualname, reduce;
 
   Context(nb::object tensor_type, const dlpack::ExchangeApi* api, nb::object handle_type,
-          nb::object check, bool allows_names, nb::object file_of);
+          nb::object check, nb::object file_of);
 };
 
 inline nb::object checked(PyObject* object) {

@@ -268,7 +268,7 @@ class Reader {
     const std::optional<std::string_view> qualname = text_of(stack_[count - 1]);
     if (!module || !qualname) return false;
     Item item;
-    if (!look_up(context_, {*module, *qualname}, item)) return false;
+    if (!look_up({*module, *qualname}, item)) return false;
     stack_.resize(count - 2);
     stack_.push_back(std::move(item));
     return true;

@@ -31,14 +31,14 @@ bool read_shape(const Item& sizes, const Item& strides, Shape& shape) {
 
 }  // namespace
 
-bool look_up(const Context& context, const Name& name, Item& item) {
+bool look_up(const Name& name, Item& item) {
   if (name == kRebuildTensor) {
     item.kind = Kind::kRebuild;
   } else if (name == kLoadReference) {
     item.kind = Kind::kLoadReference;
   } else if (name == kRebuildReference) {
     item.kind = Kind::kRebuildReference;
-  } else if (context.allows_names && !is_main(name.module)) {
+  } else if (!is_main(name.module)) {
     item.object = find(name);
     return item.object.is_valid();
   } else {

@@ -36,7 +36,7 @@ struct Made {
 };
 
 // What has that name. False: nothing that may be used here.
-bool look_up(const Context& context, const Name& name, Item& item);
+bool look_up(const Name& name, Item& item);
 
 // The tensor of a call of kRebuildTensor.
 Made make_tensor(const Context& context, const Item* arguments, std::size_t count);

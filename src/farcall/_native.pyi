@@ -200,8 +200,7 @@ class Plain:
     """See `native/plain/plain.hpp`. ValueError: `api` is not the capsule that it should be.
 
     Objects of `handle_type` stay out of the pickle; `check` is called with each and may raise.
-    `allows_names` is whether functions and classes may be loaded. `file_of` gives the file and
-    address of a storage's memory, if it has one.
+    `file_of` gives the file and address of a storage's memory, if it has one.
     """
 
     def __init__(
@@ -210,7 +209,6 @@ class Plain:
         api: object,
         handle_type: type | None,
         check: Callable[[Any], None] | None,
-        allows_names: bool,
         file_of: Callable[[Any], tuple[int, int] | None],
     ) -> None: ...
     def dump(

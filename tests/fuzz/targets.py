@@ -299,7 +299,7 @@ def group(data: bytes) -> None:
             use(link.decode_hello(envelope.inline).worker)
 
 
-# The store. Who can write into it need be no member.
+# The store. A process that can write into it need be no member.
 
 
 KINDS_IN_STORE = (RECORD, WORKER, CONFIRMATION, GATE)

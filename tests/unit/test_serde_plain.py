@@ -432,6 +432,4 @@ def test_hostile_bytes(body: bytes) -> None:
 
 def test_capsule_that_is_not_what_is_needed_is_refused() -> None:
     with pytest.raises(ValueError, match="dlpack_exchange_api"):
-        _native.Plain(
-            torch.Tensor, torch.utils.dlpack.to_dlpack(torch.ones(1)), None, None, True, id
-        )
+        _native.Plain(torch.Tensor, torch.utils.dlpack.to_dlpack(torch.ones(1)), None, None, id)

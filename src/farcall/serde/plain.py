@@ -36,6 +36,6 @@ def accelerator(handle_type: type | None, check: Callable[[Any], None] | None) -
     if Plain is None or api is None:
         return None
     try:
-        return Plain(torch.Tensor, api, handle_type, check, True, file_and_address)
+        return Plain(torch.Tensor, api, handle_type, check, file_and_address)
     except ValueError:
         return None  # a table of a later kind

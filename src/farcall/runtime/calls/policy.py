@@ -1,4 +1,4 @@
-"""Who may do what here: the option `policy`."""
+"""What other workers may do here: the option `policy`."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _greet(
 
 
 def _secure(channel: Channel, terms: Terms) -> Script[None]:
-    """Of who connected: begin TLS, if there are credentials for it."""
+    """Begin TLS at the connector, if there are credentials for it."""
     if terms.certificates is None:
         return
     stream = TlsStream(channel.wire, terms.certificates, dials=True)
@@ -260,7 +260,7 @@ def _accept(
 
 
 def _secured(channel: Channel, terms: Terms) -> Script[None]:
-    """Of who accepted: take part in TLS, or say that there is none."""
+    """Take part in TLS at the acceptor, or say that there is none."""
     if terms.certificates is None:
         raise Refusal(
             AuthenticationFailed,

@@ -56,7 +56,7 @@ class TlsStream:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not dials)
 
     def shake(self) -> Script[None]:
-        """Make the connection secure. Of who dials, the peer has yet to say whether it agrees.
+        """Make the connection secure. At the dialler, the peer has yet to agree.
 
         Raises:
             AuthenticationFailed: a side does not accept the other's certificate.
