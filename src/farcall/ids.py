@@ -12,11 +12,12 @@ them; what travels is the number with which a worker began (`original`).
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
-from collections.abc import Iterator
-from functools import lru_cache, partial
-from typing import NamedTuple, NewType
+import struct
+from functools import lru_cache
+from typing import NamedTuple, NewType, Self
 
 import msgspec
 
@@ -157,13 +158,35 @@ class RefId(NamedTuple):
     """Identity of a remote value: who minted it, and its number there.
 
     Whoever knows it may use the value, so agents draw the numbers at random: see
-    `unguessable_numbers`.
+    `UnguessableNumbers`.
     """
 
     minted_by: int
     number: int
 
 
-def unguessable_numbers() -> Iterator[int]:
-    """Return numbers of 63 random bits, for references. Thread-safe; Ctrl-C does not end them."""
-    return iter(partial(secrets.randbits, 63), 0)  # no reference has the number 0
+_BLOCK = struct.Struct("=256Q")
+
+
+class UnguessableNumbers:
+    """Numbers of 63 random bits, for references; never 0. Thread-safe; Ctrl-C does not end them.
+
+    They are drawn in blocks: the system's generator lets another thread of Python run each time
+    that it is asked.
+    """
+
+    __slots__ = ("_drawn",)
+
+    def __init__(self) -> None:
+        self._drawn: list[int] = []
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> int:
+        while True:
+            try:
+                return self._drawn.pop()
+            except IndexError:
+                block = _BLOCK.unpack(os.urandom(_BLOCK.size))
+                self._drawn.extend([number >> 1 for number in block if number >> 1])

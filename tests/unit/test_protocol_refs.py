@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from farcall.ids import RefId, next_incarnation, unguessable_numbers
+from farcall.ids import RefId, UnguessableNumbers, next_incarnation
 from farcall.protocol.instructions import (
     MAX_ENTRIES,
     Drop,
@@ -750,7 +750,7 @@ def test_value_whose_owner_is_lost_a_second_time_stays_void():
 
 
 def test_agents_draw_the_numbers_of_references_at_random() -> None:
-    numbers = unguessable_numbers()
+    numbers = UnguessableNumbers()
     drawn = [next(numbers) for _ in range(1000)]
     assert len(set(drawn)) == 1000
     assert all(0 < number < 2**63 for number in drawn)

@@ -157,7 +157,7 @@ def test_answer_of_a_call_that_is_not_noted_changes_nothing(carries):
 def test_request_that_makes_a_reference_is_accepted_at_once():
     machine: Machine = WorkerMachine(OWNER)
     assert machine.calls_with(CALLER).incoming.request(1, "job")
-    assert machine.admit(CALLER, 1, Request("f", creates=1, sequence=1), ())
+    assert machine.admit(CALLER, 1, (), RefId(CALLER, 1), 1)
     assert kinds(machine.take()) == [(Answer, Accepted)]
     assert machine.refs.owns(RefId(CALLER, 1))
     assert len(machine.calls_with(CALLER).incoming) == 0
@@ -167,7 +167,7 @@ def test_request_with_references_that_live_elsewhere_has_to_wait():
     machine: Machine = WorkerMachine(OWNER)
     machine.calls_with(CALLER).incoming.request(1, "job")
     request = Request("f", references=(reference(RefId(THIRD, 1), THIRD),))
-    assert machine.admit(CALLER, 1, request, request.references) is False
+    assert machine.admit(CALLER, 1, request.references) is False
     assert machine.refs.statistics()["held"] == 0  # not before `arrive`
 
 
@@ -184,7 +184,7 @@ def test_cancelled_call_gives_its_record_while_it_runs_and_is_answered_else():
 def test_the_lost_are_not_heard_and_nothing_is_sent_to_them():  # WRK-5
     machine: Machine = WorkerMachine(OWNER)
     machine.calls_with(CALLER).incoming.request(1, "job")
-    machine.admit(CALLER, 1, Request("f", creates=1, sequence=1), ())
+    machine.admit(CALLER, 1, (), RefId(CALLER, 1), 1)
     machine.calls_with(CALLER).incoming.request(2, "other job")
     call = Call()
     machine.calls_with(CALLER).outgoing.begin(call)
@@ -238,7 +238,8 @@ def test_a_creation_belongs_to_the_incarnation_with_which_its_caller_began():
     machine.on_peer_lost(CALLER, "silent")
     again = next_incarnation(CALLER)
     machine.meet(again)
-    assert machine.admit(again, 1, Request("f", creates=1, sequence=1), ())
+    created = machine.created_by(again, Request("f", creates=1, sequence=1))
+    assert machine.admit(again, 1, (), created, 1)
     assert machine.refs.owns(RefId(CALLER, 1))
 
 

@@ -134,8 +134,7 @@ class Stage:
 
     def worker(self, name: str, incarnation: int) -> SimWorker:
         def send(source: int, what: Send | Follow | Answer) -> None:
-            target, message, call_id = what
-            self.flying.append((source, target, message, call_id))
+            self.flying.append((source, what.to, what.message, what.call_id))
 
         worker = SimWorker(name, incarnation, Machines(), send, self.oracle, Random(1), False)
         worker.patience = 1.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from farcall.ids import RefId
 from farcall.wire.messages import Message, Register, Release
 
@@ -17,7 +19,7 @@ class TransferKey(NamedTuple):
     of_reply: bool
 
 
-class Send(NamedTuple):
+class Send(msgspec.Struct, frozen=True, gc=False):
     """Send this message."""
 
     to: int
@@ -25,7 +27,7 @@ class Send(NamedTuple):
     call_id: int = 0
 
 
-class Follow(NamedTuple):
+class Follow(msgspec.Struct, frozen=True, gc=False):
     """Send this message of the caller's after the request of its call, by the same way."""
 
     to: int
@@ -33,7 +35,7 @@ class Follow(NamedTuple):
     call_id: int
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """Send this answer to a call, by the way that its request came."""
 
     to: int
@@ -41,19 +43,19 @@ class Answer(NamedTuple):
     call_id: int
 
 
-class Drop(NamedTuple):
+class Drop(msgspec.Struct, frozen=True, gc=False):
     """Destroy the value of this reference (outside every lock)."""
 
     ref: RefId
 
 
-class Ready(NamedTuple):
+class Ready(msgspec.Struct, frozen=True, gc=False):
     """Every reference in this received message may be used: hand it to user code."""
 
     key: TransferKey
 
 
-class Unavailable(NamedTuple):
+class Unavailable(msgspec.Struct, frozen=True, gc=False):
     """A reference in this received message is gone: refuse the message."""
 
     key: TransferKey

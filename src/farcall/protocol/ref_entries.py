@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+import msgspec
+
 from farcall.ids import RefId
 from farcall.protocol.instructions import TransferKey
 
@@ -17,51 +19,50 @@ class HeldState(Enum):
     VOID = "void"
 
 
-class Owned:
+# There may be many of both, and they are in no cycle: the garbage collector need not see them.
+
+
+class Owned(msgspec.Struct, eq=False, gc=False):
     """A value that lives here. It stays while it is used here, pinned, or held elsewhere."""
 
-    __slots__ = ("holders", "live", "local", "pins")
-
-    def __init__(self, local: int) -> None:
-        self.local = local
-        self.pins = 0
-        self.live = 0
-        # holder -> (highest sequence seen, whether that was a registration)
-        self.holders: dict[int, tuple[int, bool]] = {}
+    local: int = 0
+    pins: int = 0
+    live: int = 0  # how many hold it elsewhere
+    # Of each holder the highest sequence number seen; negative if that was no registration.
+    holders: dict[int, int] = {}
 
     def note(self, holder: int, sequence: int, holds: bool) -> bool:
-        """Take over a message of a holder unless a later one was seen. False: it is stale."""
-        seen, held = self.holders.get(holder, (0, False))
-        if sequence < seen:
-            return False
-        if sequence > seen:
-            self.live += holds - held
-            self.holders[holder] = (sequence, holds)
+        """Take over a message of a holder unless a later one was seen. False: it is stale.
+
+        Args:
+            sequence: positive.
+        """
+        before = self.holders.get(holder, 0)
+        if sequence <= abs(before):
+            return sequence == abs(before)
+        self.live += holds - (before > 0)
+        self.holders[holder] = sequence if holds else -sequence
         return True
 
     def discard(self, holder: int) -> None:
-        _, held = self.holders.pop(holder, (0, False))
-        self.live -= held
+        self.live -= self.holders.pop(holder, 0) > 0
 
     @property
     def is_free(self) -> bool:
         return not (self.local or self.pins or self.live)
 
 
-class Held:
+class Held(msgspec.Struct, eq=False, gc=False):
     """A value that lives elsewhere."""
 
-    __slots__ = ("cause", "local", "owner", "owner_name", "pins", "sequence", "state", "waiting")
-
-    def __init__(self, owner: int, owner_name: str, sequence: int, state: HeldState) -> None:
-        self.owner = owner
-        self.owner_name = owner_name
-        self.sequence = sequence
-        self.state = state
-        self.cause = ""  # why it is VOID; while CREATING: why the call failed, if it did
-        self.local = 0
-        self.pins = 0
-        self.waiting: list[Arrival] = []
+    owner: int
+    owner_name: str
+    sequence: int
+    state: HeldState
+    cause: str = ""  # why it is VOID; while CREATING: why the call failed, if it did
+    local: int = 0
+    pins: int = 0
+    waiting: tuple[Arrival, ...] = ()
 
     @property
     def is_unconfirmed(self) -> bool:

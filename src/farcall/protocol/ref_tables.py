@@ -32,7 +32,7 @@ class RefTables:
         self._owned: dict[RefId, Owned] = {}
         self._held: dict[RefId, Held] = {}
         self._releasing: dict[RefId, tuple[int, int]] = {}  # ref -> owner, sequence
-        self._transfers: dict[TransferKey, tuple[Entries, bool]] = {}
+        self.transfers: dict[TransferKey, tuple[Entries, bool]] = {}
         self._arrivals: dict[TransferKey, Arrival] = {}
         self.losses: dict[int, str] = {}
         self._forgettable: set[int] = set()  # of those
@@ -90,7 +90,7 @@ class RefTables:
         """Whether nothing waits for an answer: no registration, release, pin or arrival."""
         return not (
             self._releasing
-            or self._transfers
+            or self.transfers
             or self._arrivals
             or any(held.is_unconfirmed for held in self._held.values())
         )
@@ -108,7 +108,7 @@ class RefTables:
             "creating": states.count(HeldState.CREATING),
             "registering": states.count(HeldState.REGISTERING),
             "releasing": len(self._releasing),
-            "pinned_transfers": len(self._transfers),
+            "pinned_transfers": len(self.transfers),
             "waiting_arrivals": len(self._arrivals),
         }
 

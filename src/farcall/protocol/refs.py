@@ -119,19 +119,25 @@ class Refs(RefTables):
 
     def release(self, ref: RefId, owner: int) -> None:
         """Count one local use less; the arguments are those of `acquire`."""
-        entry = self._entry(ref, owner)
-        if entry is not None:
-            entry.local -= 1
-            self._let_go_if_free(ref, entry)
+        owned = self._owned.get(ref)
+        if owned is not None:
+            owned.local -= 1
+            self._drop_if_free(ref, owned)
+            return
+        held = self._held.get(ref)
+        if held is not None and held.owner == owner:
+            held.local -= 1
+            self._release_if_free(ref, held)
 
     # Creation by remote().
 
     def accept_creation(self, ref: RefId, holder: int, sequence: int) -> None:
         """Register the caller of a `remote()` request that arrived at the owner."""
-        owned = self._owned[ref] = Owned(local=0)
-        if holder not in self.losses:
+        owned = self._owned[ref] = Owned()
+        if holder in self.losses:
+            self._drop_if_free(ref, owned)
+        else:
             owned.note(holder, sequence, holds=True)
-        self._drop_if_free(ref, owned)
 
     def accepted(self, ref: RefId) -> None:
         """Hear, as the holder, that the owner has made the value's slot."""
@@ -166,18 +172,18 @@ class Refs(RefTables):
             entry.pins += 1
             owner = entry.owner if isinstance(entry, Held) else self._me
             only_receivers_own = only_receivers_own and owner == key.peer
-        self._transfers[key] = (pinned, only_receivers_own)
+        self.transfers[key] = (pinned, only_receivers_own)
 
     def unpin(self, key: TransferKey) -> None:
         """Let go of the pins: RECEIVED arrived, or the message could not be sent."""
-        pinned, _ = self._transfers.pop(key, ((), False))
+        pinned, _ = self.transfers.pop(key, ((), False))
         for ref, entry in pinned:
             entry.pins -= 1
             self._let_go_if_free(ref, entry)
 
     def call_closed(self, key: TransferKey) -> None:
         """The outcome of a call arrived: it says RECEIVED too if nothing was to be registered."""
-        transfer = self._transfers.get(key)
+        transfer = self.transfers.get(key)
         if transfer is not None and transfer[1]:
             self.unpin(key)
 
@@ -214,7 +220,7 @@ class Refs(RefTables):
                 if held.state is HeldState.VOID:
                     gone = (held.owner_name, held.cause, held.owner in self.losses)
                 elif held.state is not HeldState.CONFIRMED:
-                    held.waiting.append(arrival)
+                    held.waiting += (arrival,)
                     arrival.unconfirmed += 1
                     arrival.blocking += wire_ref.owner != key.peer
             arrival.claimed.append((ref, wire_ref.owner))
@@ -306,7 +312,7 @@ class Refs(RefTables):
         if peer in self.losses:
             return
         self.losses[peer] = cause
-        for key in [key for key in self._transfers if key.peer == peer]:
+        for key in [key for key in self.transfers if key.peer == peer]:
             self.unpin(key)
         for ref, owned in list(self._owned.items()):
             owned.discard(peer)
@@ -335,7 +341,7 @@ class Refs(RefTables):
                 self._to_do.register(held.owner, (*ref, held.sequence))
         for ref, (owner, sequence) in self._releasing.items():
             self._to_do.release(owner, (*ref, sequence))
-        for key, (_, only_receivers_own) in self._transfers.items():
+        for key, (_, only_receivers_own) in self.transfers.items():
             if not only_receivers_own:
                 self._to_do.say(Send(key.peer, Pinned(key.of_reply), key.call_id))
 
@@ -376,7 +382,7 @@ class Refs(RefTables):
 
     def _confirm(self, ref: RefId, held: Held) -> None:
         held.state, held.cause = HeldState.CONFIRMED, ""
-        waiting, held.waiting = held.waiting, []
+        waiting, held.waiting = held.waiting, ()
         for arrival in waiting:
             arrival.unconfirmed -= 1
             arrival.blocking -= held.owner != arrival.key.peer
@@ -385,7 +391,7 @@ class Refs(RefTables):
 
     def _void(self, ref: RefId, held: Held, cause: str) -> None:
         held.state, held.cause = HeldState.VOID, cause
-        waiting, held.waiting = held.waiting, []
+        waiting, held.waiting = held.waiting, ()
         for arrival in waiting:
             arrival.unconfirmed -= 1
             arrival.blocking -= held.owner != arrival.key.peer

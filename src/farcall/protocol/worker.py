@@ -281,7 +281,8 @@ class WorkerMachine(Generic[Call, Job]):
         Returns:
             Whether the references of the answer are to arrive now.
         """
-        self.refs.call_closed(TransferKey(peer, call_id, False))
+        if self.refs.transfers:
+            self.refs.call_closed(TransferKey(peer, call_id, False))
         if call is None:
             created = self.calls_with(peer).given_up.pop(call_id, None)
         else:
@@ -301,23 +302,34 @@ class WorkerMachine(Generic[Call, Job]):
 
     # The callee.
 
+    @staticmethod
+    def created_by(peer: int, request: Request) -> RefId | None:
+        """Return the reference that a request makes, if it is one of `remote()`."""
+        return RefId(original(peer), request.creates) if request.creates else None
+
     def admit(
-        self, peer: int, call_id: int, request: Request, references: Sequence[Reference]
+        self,
+        peer: int,
+        call_id: int,
+        references: Sequence[Reference],
+        created: RefId | None = None,
+        sequence: int = 0,
     ) -> bool:
         """Admit a request that `Incoming` took.
 
         Args:
             references: those that it carries and that have to be counted.
+            created: the reference that it makes, of a `remote()` call: see `created_by`.
+            sequence: of that one's registration.
 
         Returns:
             Whether its function may run: each of the references lives here and is used once more.
             If not, they are to arrive first.
         """
-        may_run = self.refs.take_own(references)
-        if request.creates:
+        may_run = not references or self.refs.take_own(references)
+        if created is not None:
             if peer != self._me:
-                ref = RefId(original(peer), request.creates)
-                self.refs.accept_creation(ref, peer, request.sequence)
+                self.refs.accept_creation(created, peer, sequence)
             self.calls_with(peer).incoming.finish(call_id)
             self._to_do.say(Answer(peer, Accepted(), call_id))
         return may_run

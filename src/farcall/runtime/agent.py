@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from farcall.errors import LinkError, RpcTimeout
-from farcall.ids import RefId, Worker, unguessable_numbers
+from farcall.ids import RefId, UnguessableNumbers, Worker
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import WorkerMachine
@@ -133,7 +133,7 @@ class Agent:
         )
         self.loopback = LoopbackLink(me, executor.post)
         state: WorkerMachine[PendingCall, IncomingCall] = WorkerMachine(
-            me.incarnation, unguessable_numbers()
+            me.incarnation, UnguessableNumbers()
         )
         asks = None if find is None else self._find
         self.directory = directory = Directory(

@@ -119,12 +119,12 @@ class Machine:
         self._executor.may_pass_lead()
         for instruction in instructions:
             # A `match` of six classes would take longer than all else here.
-            if isinstance(instruction, Send):
-                self._control.post(instruction.to, instruction.message, instruction.call_id)
-            elif isinstance(instruction, Answer):
+            if isinstance(instruction, Answer):
                 self._control.answer(instruction.to, instruction.message, instruction.call_id)
             elif isinstance(instruction, Drop):
                 call_isolated(partial(self._drop, instruction.ref))
+            elif isinstance(instruction, Send):
+                self._control.post(instruction.to, instruction.message, instruction.call_id)
             elif isinstance(instruction, Ready):
                 self.ready.append((instruction.key, None))
             elif isinstance(instruction, Follow):

@@ -18,7 +18,7 @@ from farcall.protocol.refs import Refs
 from farcall.protocol.worker import WorkerMachine
 from farcall.testing.sim_records import Call, Handle, Machines
 from farcall.testing.sim_worker import SimWorker
-from farcall.wire.messages import Accepted, Message, Pinned, Received, Reference, Request
+from farcall.wire.messages import Accepted, Message, Pinned, Received, Reference
 
 
 class _IgnoresSequences(Refs):
@@ -35,7 +35,7 @@ class _IgnoresSequences(Refs):
         for minted_by, number, _ in entries:
             owned = self._owned.get(RefId(minted_by, number))
             if owned is not None and holder in owned.holders:
-                owned.holders[holder] = (0, owned.holders[holder][1])
+                owned.holders[holder] = 1 if owned.holders[holder] > 0 else -1
 
 
 class _DoesNotWaitForOwner(Refs):
@@ -49,7 +49,7 @@ class _DoesNotWaitForOwner(Refs):
 
 class _DoesNotPin(Refs):
     def pin(self, key: TransferKey, refs: Sequence[RefId]) -> None:
-        self._transfers[key] = ((), False)
+        self.transfers[key] = ((), False)
 
 
 class _UnpinsOnOutcome(Refs):
@@ -61,7 +61,7 @@ class _ReleasesUnconfirmed(Refs):
     def _release_if_free(self, ref: RefId, held: Held) -> None:
         if held.state is not HeldState.VOID and not (held.local or held.pins):
             held.state = HeldState.CONFIRMED
-            held.waiting.clear()
+            held.waiting = ()
         super()._release_if_free(ref, held)
 
 
@@ -79,8 +79,8 @@ class _KeepsDeadHolders(Refs):
         for ref in kept:
             self._owned[ref].local += 1
         super().on_peer_lost(peer, cause)
-        for ref, (sequence, holds) in kept.items():
-            self._owned[ref].note(peer, sequence, holds)
+        for ref, sequence in kept.items():
+            self._owned[ref].note(peer, abs(sequence), sequence > 0)
             self.release(ref, self._me)
 
 
@@ -230,11 +230,16 @@ class _NeverCancelsLateSent(WorkerMachine[Any, Any]):
 
 class _LeavesCreationsOpen(WorkerMachine[Any, Any]):
     def admit(
-        self, peer: int, call_id: int, request: Request, references: Sequence[Reference]
+        self,
+        peer: int,
+        call_id: int,
+        references: Sequence[Reference],
+        created: RefId | None = None,
+        sequence: int = 0,
     ) -> bool:
         incoming = self.calls_with(peer).incoming
         task = incoming.cancel(call_id)[1]
-        may_run = super().admit(peer, call_id, request, references)
+        may_run = super().admit(peer, call_id, references, created, sequence)
         incoming._running[call_id] = task
         return may_run
 

@@ -358,11 +358,14 @@ class SimWorker:
         task = Task(peer, call_id, request)
         if not self.machine.calls_with(peer).incoming.request(call_id, task):
             return
-        if task.is_creation:
-            self._oracle.made(RefId(original(peer), request.creates))
+        created = self.machine.created_by(peer, request)
+        if created is not None:
+            self._oracle.made(created)
             self._oracle.ran(peer, self.incarnation, call_id)
         key = TransferKey(peer, call_id, False)
-        task.has_uses = self.machine.admit(peer, call_id, request, request.references)
+        task.has_uses = self.machine.admit(
+            peer, call_id, request.references, created, request.sequence
+        )
         if not request.references:
             self._start(task)
             return

@@ -64,8 +64,7 @@ class _Links:
         self._called: set[tuple[int, int, int]] = set()  # caller, callee, meeting
 
     def send(self, source: int, what: Send | Follow | Answer) -> None:
-        peer, message, call_id = what
-        target, meeting = original(peer), meeting_of(peer)
+        target, meeting = original(what.to), meeting_of(what.to)
         match what:
             case Follow():
                 is_receivers = False
@@ -73,7 +72,7 @@ class _Links:
                 is_receivers = True
             case Send():
                 is_receivers = (target, source, meeting) in self._called
-        self._networks[is_receivers].send(source, target, (message, call_id, meeting))
+        self._networks[is_receivers].send(source, target, (what.message, what.call_id, meeting))
 
     def received(self, source: int, target: int, message: Message, meeting: int) -> None:
         """The target got this message."""

@@ -231,8 +231,7 @@ class CallCompletion:
 
     def _noted(self, peer: Peer, answer: Frame, pending: PendingCall | None) -> None:
         """The answer of a call arrived of which the machine knows, or that had ended already."""
-        message = answer.message
-        assert isinstance(message, Accepted | Reply | Failure)
+        message: Any = answer.message  # Accepted, Reply or Failure
         if pending is not None and pending.created is not None:
             if type(message) is Accepted:
                 self._references.accepted(pending.created)

@@ -16,8 +16,9 @@ from farcall.errors import (
     Cancelled,
     RpcTimeout,
 )
-from farcall.ids import RefId, original
+from farcall.ids import RefId
 from farcall.log import get_logger
+from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.calls import intake, policy
 from farcall.runtime.calls.answering import HOW_CALLERS_RAISE, Answering
 from farcall.runtime.calls.call_names import OF_METHODS, Served, method_of
@@ -57,8 +58,9 @@ class ServerCall(Answering, eq=False):
                 counted = ()
         caller = self.peer.incarnation
         if request.creates:
-            self.place = RefId(original(caller), request.creates)
-        if not references.admit(caller, self.frame.call_id, request, counted):
+            self.place = WorkerMachine.created_by(caller, request)
+        call_id, place = self.frame.call_id, self.place
+        if not references.admit(caller, call_id, counted, place, request.sequence):
             return False
         if counted:
             self.handles = references.handles_of_own(counted)

@@ -33,7 +33,7 @@ from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
 from farcall.runtime.threads.collecting import Collecting
 from farcall.serde import StoredError
-from farcall.wire.messages import Message, Reference, Registered, Request
+from farcall.wire.messages import Message, Reference, Registered
 
 SOUGHT = -1  # the owner of a reference whose `remote()` call can't be made yet
 
@@ -233,16 +233,21 @@ class References:
     # Creation by remote().
 
     def admit(
-        self, caller: int, call_id: int, request: Request, references: Sequence[Reference]
+        self,
+        caller: int,
+        call_id: int,
+        references: Sequence[Reference],
+        created: RefId | None,
+        sequence: int,
     ) -> bool:
         """A request arrived that makes a reference or carries some: see `WorkerMachine.admit`."""
         admit = self._machine.state.admit
-        if not request.creates:
+        if created is None:
             with self._lock:
-                return admit(caller, call_id, request, references)
+                return admit(caller, call_id, references)
         if caller != self.me.incarnation:
-            self._values[RefId(original(caller), request.creates)] = ValueSlot()
-        return self._machine.tell(admit, caller, call_id, request, references)
+            self._values[created] = ValueSlot()
+        return self._machine.tell(admit, caller, call_id, references, created, sequence)
 
     def place_of(self, ref: RefId) -> ValueSlot | None:
         """The place of a value that lives here; None when it was dropped."""
