@@ -27,7 +27,8 @@ from farcall.runtime.calls.policy import method_of
 from farcall.runtime.context import CallBeingServed, allowed_now, current_context, waiting
 from farcall.runtime.current import current_agent
 from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
-from farcall.runtime.references.handles import SOUGHT, RefHandle
+from farcall.runtime.references.handles import RefHandle
+from farcall.runtime.references.sought import SOUGHT
 from farcall.runtime.references.values import ValueSlot
 from farcall.serde import hide_own_frames, own_type
 

@@ -37,7 +37,8 @@ from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
-from farcall.runtime.references.handles import SOUGHT, References, RefHandle
+from farcall.runtime.references.handles import References, RefHandle
+from farcall.runtime.references.sought import SOUGHT
 from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
 from farcall.transport.base import Link, NotSent

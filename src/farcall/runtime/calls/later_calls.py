@@ -25,7 +25,8 @@ from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.inquiries import Look
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
-from farcall.runtime.references.handles import SOUGHT, References, RefHandle, Sought
+from farcall.runtime.references.handles import References, RefHandle
+from farcall.runtime.references.sought import SOUGHT, Sought
 from farcall.runtime.threads.bell import Bell
 from farcall.runtime.threads.executor import Executor
 from farcall.serde import Serializer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -27,27 +27,13 @@ from farcall.protocol.instructions import TransferKey
 from farcall.protocol.ref_entries import HeldState
 from farcall.runtime.machine import Machine, no_value
 from farcall.runtime.membership.directory import Directory
-from farcall.runtime.membership.inquiries import PIECE, Look
 from farcall.runtime.membership.losses import Loss
+from farcall.runtime.references.sought import SOUGHT, Sought
 from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
 from farcall.runtime.threads.collecting import Collecting
 from farcall.serde import StoredError
 from farcall.wire.messages import Message, Reference, Registered
-
-SOUGHT = -1  # the owner of a reference whose `remote()` call can't be made yet
-
-
-class Sought(NamedTuple):
-    """Where a `remote()` call waits that makes a reference: see `Inquiries.ask`."""
-
-    key: object
-    look: Look
-    deadline: float  # of the call
-
-    def until(self, deadline: float) -> float:
-        """When to look, while waiting up to a deadline, whether the call has failed."""
-        return min(deadline, max(self.deadline, time.monotonic() + PIECE))
 
 
 class RefHandle:
@@ -241,10 +227,10 @@ class References:
         sequence: int,
     ) -> bool:
         """A request arrived that makes a reference or carries some: see `WorkerMachine.admit`."""
-        admit = self._machine.state.admit
         if created is None:
             with self._lock:
-                return admit(caller, call_id, references)
+                return self._machine.state.admit(caller, call_id, references)
+        admit = self._machine.state.admit
         if caller != self.me.incarnation:
             self._values[created] = ValueSlot()
         return self._machine.tell(admit, caller, call_id, references, created, sequence)
