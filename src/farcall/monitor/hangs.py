@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from farcall.monitor.asking import SILENT, Answer, Silent
 from farcall.monitor.finding import busy_threads
-from farcall.runtime.inspection.reports import CallReport, ThreadReport, WorkerReport
+from farcall.runtime.inspection.reports import CallReport, WorkerReport
 
 LONG = 1.0  # seconds from which a wait is worth a word
 
@@ -95,7 +95,7 @@ class _Graph:
             if thread is None:
                 return _Chain(steps, f"where it {served.state}{_full(callee)}", turns)
             if thread.waits_for is None:
-                return _Chain(steps, f"which {_place(thread)}", turns)
+                return _Chain(steps, f"which is at {thread.place}", turns)
             report, call = callee, thread.waits_for
             if (report.name, call.worker, call.call_id) in met:
                 return _Chain(steps, "and so on in a circle", turns=True)
@@ -132,7 +132,7 @@ def _of_silent(silent: Silent, waiting: int) -> str:
         )
     elif silent.pid:
         text += f": it {silent.state}; a function in C may wait and hold Python's lock (GIL)"
-    return text + (f"; {waiting} calls wait for it" if waiting else "")
+    return text + (f"; calls that wait for it: {waiting}" if waiting else "")
 
 
 def _of_group(report: WorkerReport, answer: Answer) -> Iterator[str]:
@@ -158,8 +158,8 @@ def _of_queues(report: WorkerReport) -> Iterator[str]:
         oldest = max(queued, key=lambda call: call.seconds or 0.0)
         why = report.shortage or f"{report.running} of {report.max_running} functions run"
         yield (
-            f"{report.name} has {len(queued)} calls queued ({_name(oldest)} of {oldest.worker}"
-            f"{_since(oldest)}): {why} (options num_worker_threads and max_threads)"
+            f"{report.name} has {len(queued)} calls queued (`{oldest.function}` for "
+            f"{oldest.worker}{_since(oldest)}): {why} (options num_worker_threads and max_threads)"
         )
     for member in report.members:
         if not member.is_read:
@@ -178,11 +178,6 @@ def _full(report: WorkerReport) -> str:
     if report.running < report.max_running:
         return ""
     return f": all of its {report.max_running} places for functions are taken"
-
-
-def _place(thread: ThreadReport) -> str:
-    where = thread.frames[0] if thread.frames else "no code of Python"
-    return f"waits at {where}" if thread.waits_in else f"is at {where}"
 
 
 def _name(call: CallReport) -> str:

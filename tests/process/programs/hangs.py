@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from farcall import rpc
+from farcall.monitor.finding import STATES, state_of
 
 SIZE = 3
 LOCK = threading.Lock()
@@ -58,12 +59,15 @@ def hold_the_gil() -> None:
     ctypes.PyDLL(None).pause()
 
 
+@rpc.functions.async_execution
 def wait_for_nobody() -> rpc.Future[None]:
     return rpc.Future()
 
 
-def stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    while state_of(pid) != STATES["T"]:
+        pass
 
 
 def lock_held() -> None:
@@ -80,8 +84,7 @@ def circle_of_three() -> None:
 
 
 def stopped_peer() -> None:
-    rpc.rpc_async("w1", noop).wait()
-    rpc.rpc_async("w1", stop)
+    rpc.rpc_sync("w2", stop, (rpc.rpc_sync("w1", os.getpid),))
     rpc.rpc_async("w1", noop)
 
 

@@ -45,7 +45,7 @@ class ThreadReport(msgspec.Struct, frozen=True):
         id: as the system knows it; 0: unknown.
         frames: 'file, line N, in function: source', the innermost first; without farcall's own if
             there are others.
-        waits_in: what it waits in: "a lock" and the like; "" if it is not known to wait.
+        place: the innermost of them that is the user's own, or of all.
         serves: the call that it runs the function of.
         waits_for: the call whose outcome it waits for.
     """
@@ -53,7 +53,7 @@ class ThreadReport(msgspec.Struct, frozen=True):
     name: str
     id: int
     frames: list[str]
-    waits_in: str
+    place: str
     serves: CallReport | None
     waits_for: CallReport | None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
@@ -20,8 +21,7 @@ from farcall.runtime.inspection.reports import CallReport, ThreadReport
 from farcall.serde import is_own
 
 MOST_FRAMES = 100
-# In lines of source, what usually waits. Python does not say which function of C a thread is in.
-_WAITS = ("acquire(", "with ", "wait(", "get(", "put(", "join(", "recv(", "select(", "sleep(")
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _SERVES = ServerCall.run.__code__
 _CALLS = CallClient.call.__code__
 _WAITS_FOR = Future.wait.__code__
@@ -85,7 +85,7 @@ def _report(seen: Seen, calls: Mapping[int, CallReport]) -> ThreadReport:
         seen.name,
         seen.id,
         [_text(one) for one in shown[:MOST_FRAMES]],
-        _waits_in(shown[0]) if shown[0] is seen.frames[0] else "",
+        _text(next((one for one in shown if not _is_library(one)), shown[0])),
         calls.get(id(seen.serves)),
         calls.get(id(seen.waits_for)),
     )
@@ -108,14 +108,10 @@ def _innermost(frames: list[FrameType], code: CodeType, variable: str) -> Any:
 def _text(frame: FrameType) -> str:
     code = frame.f_code
     where = f"{code.co_filename}, line {frame.f_lineno}, in {code.co_qualname}"
-    source = _source(frame)
+    source = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
     return f"{where}: {source}" if source else where
 
 
-def _source(frame: FrameType) -> str:
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals).strip()
-
-
-def _waits_in(frame: FrameType) -> str:
-    source = _source(frame)
-    return source if any(word in source for word in _WAITS) else ""
+def _is_library(frame: FrameType) -> bool:
+    """Whether a frame is of Python's own library, or of what is installed."""
+    return frame.f_code.co_filename.startswith(("<", *_LIBRARIES))
