@@ -25,6 +25,7 @@ LAYERS = {
     "transport": 4,
     "serde": 4,
     "runtime": 5,
+    "monitor": 6,
     "rref": 6,
     "functions": 6,
     "autograd": 7,

@@ -16,6 +16,8 @@ COMMANDS = {
     "demo": ("farcall.cli.demo:demo", "Run a demo, or list them."),
     "run": ("farcall.cli.run:run", "Run a program written for torch.distributed.rpc."),
     "secret": ("farcall.cli.secret:secret", "Make a secret that workers share."),
+    "stacks": ("farcall.cli.stacks:stacks", "Say what hangs, and show where all threads are."),
+    "status": ("farcall.cli.status:status", "Show which workers there are, and what they do."),
 }
 
 

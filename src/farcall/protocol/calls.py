@@ -213,6 +213,10 @@ class Incoming(Generic[Record]):
         self._seen_to = sys.maxsize
         return list(running.values())
 
+    def records(self) -> list[Record]:
+        """Return those of all calls that are queued or run."""
+        return list(self._running.values())
+
     def has_seen(self, call_id: int) -> bool:
         return call_id <= self._seen_to or call_id in self._seen_above
 

@@ -21,6 +21,7 @@ from farcall.runtime import logs
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.policy import Policy
 from farcall.runtime.gradients import Gradients
+from farcall.runtime.inspection.answering import Inspection
 from farcall.runtime.membership.endpoints import ListeningEndpoint, Place
 from farcall.runtime.membership.hosts import host_id, host_name, main_fingerprint, versions
 from farcall.runtime.membership.lookup import Lookup, Reminder
@@ -110,12 +111,14 @@ def start_agent(
         )
     )
     reception = Reception()
+    inspection = Inspection(identity, size or 0)
     endpoint = options.open_endpoint(
         Place(
             me=identity,
             admit=reception.admit,
             vouch=membership.vouch,
             meeting=reception.meeting,
+            answer=inspection.answer,
             credential=credential,
             listen=(host, port),
             advertise=advertised(host, options.store, options.init_method),
@@ -195,6 +198,7 @@ def start_agent(
     if not size:
         reminder.start()
     reception.open(agent.losses)
+    inspection.works(agent)
     return agent
 
 

@@ -17,7 +17,7 @@ from farcall.log import get_logger
 from farcall.runtime.options.credential import Credential
 from farcall.transport.base import Admit, Endpoint, Meeting
 from farcall.transport.connect.handshake_messages import Identity
-from farcall.transport.connect.listening import Listening
+from farcall.transport.connect.listening import Answer, Listening
 from farcall.transport.sockets.endpoint import SocketEndpoint
 
 logger = get_logger("farcall")
@@ -50,7 +50,7 @@ class Place:
 
     Attributes:
         me: what to say of ourselves. The id is -1 if the group has yet to assign it.
-        admit, vouch, meeting: for the endpoint, see `Listening`.
+        admit, vouch, meeting, answer: for the endpoint, see `Listening`.
         credential: what to prove ourselves with, and with whom we may talk.
         listen: host and port (0: any free one) to listen on, checked to be safe.
         advertise: host names or addresses under which others reach us, best first.
@@ -63,6 +63,7 @@ class Place:
     admit: Admit
     vouch: Callable[[Identity], str | None]
     meeting: Meeting
+    answer: Answer
     credential: Credential
     listen: tuple[str, int]
     advertise: tuple[str, ...]

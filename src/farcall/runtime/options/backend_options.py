@@ -16,6 +16,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # as in store
 from farcall.protocol.admission import Bounds
 from farcall.runtime.membership.endpoints import ListeningEndpoint, Place, open_endpoint
 from farcall.runtime.options import checks as check
+from farcall.runtime.options import switches
 from farcall.runtime.options.devices import (
     Device,
     DeviceMap,
@@ -212,10 +213,12 @@ class RpcBackendOptions:
             default=Bounds().queued_bytes,
         ),
         "secret": check.secret,
-        "tls": check.tls,
-        "encrypt": partial(check.switch, "encrypt", variable="FARCALL_ENCRYPT", default=True),
+        "tls": switches.tls,
+        "encrypt": partial(switches.switch, "encrypt", variable="FARCALL_ENCRYPT", default=True),
         "listen": check.listen,
-        "insecure": partial(check.switch, "insecure", variable="FARCALL_INSECURE", default=False),
+        "insecure": partial(
+            switches.switch, "insecure", variable="FARCALL_INSECURE", default=False
+        ),
         "policy": check.policy,
         "transports": partial(
             check.choice, "transports", variable="FARCALL_TRANSPORTS", known=TRANSPORTS
@@ -252,10 +255,10 @@ class RpcBackendOptions:
             default=0,
         ),
         "move_threads": partial(
-            check.switch, "move_threads", variable="FARCALL_MOVE_THREADS", default=False
+            switches.switch, "move_threads", variable="FARCALL_MOVE_THREADS", default=False
         ),
         "limit_openmp_spin": partial(
-            check.switch, "limit_openmp_spin", variable="FARCALL_LIMIT_OPENMP_SPIN", default=True
+            switches.switch, "limit_openmp_spin", variable="FARCALL_LIMIT_OPENMP_SPIN", default=True
         ),
         "device_maps": device_maps_of,
         "devices": device_list,
@@ -419,6 +422,7 @@ class RpcBackendOptions:
                 encrypt=self.encrypt,
                 admit=place.admit,
                 vouch=place.vouch,
+                answer=place.answer,
                 meeting=place.meeting,
                 paths=self.paths,
                 streams=self.tcp_streams,

@@ -16,7 +16,6 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # as in store
 
 from farcall.runtime.options.secret import Secret
 from farcall.serde import Only
-from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 
 MAX_DEAD_HOST_TIMEOUT = 3600.0
@@ -40,23 +39,6 @@ def text(what: str, given: str) -> str:
     if not isinstance(given, str):
         raise TypeError(f"{what} must be a str, not {type(given).__name__}")
     return given
-
-
-def flag(what: str, given: bool) -> bool:
-    """As given: text such as "False" would count as true."""
-    if not isinstance(given, bool):
-        raise TypeError(f"{what} must be True or False, not {given!r}")
-    return given
-
-
-def switch(what: str, given: bool | None, variable: str, default: bool) -> bool:
-    """As given, or as the environment says ("1" or "0"), or the default."""
-    if given is not None:
-        return flag(what, given)
-    said = os.environ.get(variable, "").strip()
-    if said not in ("", "0", "1"):
-        raise ValueError(f"{variable} must be 1 or 0, not {said!r}")
-    return said == "1" if said else default
 
 
 def store(given: Store | None) -> Store | None:
@@ -119,22 +101,6 @@ def dead_host_timeout(given: float | None) -> float:
 def secret(given: Secret | str | bytes | None) -> Secret | None:
     """As a secret; None: the environment or this machine has one, see `credential`."""
     return None if given is None else Secret(given)
-
-
-def tls(given: TlsConfig | None) -> TlsConfig | None:
-    """As given, or as the environment says; None: no certificates."""
-    if given is None:
-        names = [f"FARCALL_TLS_{what}" for what in ("CERT", "KEY", "CA")]
-        paths = [os.environ.get(name, "") for name in names]
-        if not any(paths):
-            return None
-        if not all(paths):
-            raise ValueError(f"{', '.join(names)}: set all of them, or none")
-        cert, key, ca = paths
-        return TlsConfig(cert, key, ca, switch("names", None, "FARCALL_TLS_NAMES", False))
-    if not isinstance(given, TlsConfig):
-        raise TypeError(f"tls must be a TlsConfig, not {type(given).__name__}")
-    return given
 
 
 def whole_number(

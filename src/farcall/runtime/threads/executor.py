@@ -73,7 +73,7 @@ class Executor:
         name: of the worker.
         endpoint: where events come from.
         handler: what to do with them.
-        max_running: how many functions may run at once, those that wait not counted.
+        max_running: how many functions may run at once, those that wait not counted; an attribute.
         max_threads: how many threads there may be, the watchdog not counted.
     """
 
@@ -91,7 +91,7 @@ class Executor:
         self.collecting = Collecting()
         self._floats = float_control()
         self._source = EventSource(name, endpoint, handler)
-        self._max_running = max_running
+        self.max_running = max_running
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
         self._queue = FunctionQueue(max_threads, max_running)
@@ -167,7 +167,7 @@ class Executor:
         with self._lock:
             self._queue.push(function, depth, caller)
             # In this order: who ends a function looks whether one is queued.
-            if len(self._running) < self._max_running or self._places.may_run(caller):
+            if len(self._running) < self.max_running or self._places.may_run(caller):
                 self._followers.find()
             self._watch.set_queue(True)
 
@@ -179,7 +179,7 @@ class Executor:
         """
         me, running = threading.get_ident(), self._running
         with self._lock:
-            has_place = len(running) < self._max_running or self._places.may_run(caller)
+            has_place = len(running) < self.max_running or self._places.may_run(caller)
             here = has_place and self._leader == me and me not in running
             # Most often it may, and that takes no call of Python.
             if here and not (len(self._resting) > 1 and len(self._threads) <= self._queue.plenty):
@@ -436,7 +436,7 @@ class Executor:
 
     def _look_after_queue(self) -> None:
         """Functions are queued, and nothing ends."""
-        if len(self._running) >= self._max_running:
+        if len(self._running) >= self.max_running:
             self._discount_torch_waits()
         with self._lock:
             if self._leader and not self._queue.size:

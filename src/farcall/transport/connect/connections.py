@@ -272,6 +272,9 @@ class Connections(Generic[L]):
             guest.conversation.go_on()
             until = time.monotonic() + ESTABLISH_SECONDS
             worker, keys = drive(sock, guest.conversation, until)
+            if worker.asks:
+                self._listening.answer(sock, keys)
+                return
             if worker.joins:
                 self._add(self._joinable.wait_for(worker, until), sock, keys)
                 return
@@ -424,11 +427,7 @@ class Connections(Generic[L]):
         return True
 
     def close_after_fork(self) -> list[L]:
-        """In a child that was forked: close its copies; the parent goes on listening.
-
-        Returns:
-            The links, for the endpoint to close.
-        """
+        """In a child that was forked: close its copies. Returns the links, to be closed, too."""
         # No locks: their holders were not forked.
         self._closed = True
         self._acceptor.close_descriptors()

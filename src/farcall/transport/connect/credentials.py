@@ -98,11 +98,13 @@ class Terms(NamedTuple):
         secret: for the proofs; None: there are none.
         certificates: for TLS around the handshake; None: there is none.
         encrypts: records behind it are encrypted, and not only authenticated.
+        is_local: at the other end is a process of this user on this machine.
     """
 
     secret: bytes | None = None
     certificates: Certificates | None = None
     encrypts: bool = True
+    is_local: bool = False
 
 
 class LinkCredentials:
@@ -124,7 +126,7 @@ class LinkCredentials:
         *,
         encrypts: bool = True,
     ) -> None:
-        self._over_unix = Terms(secret)
+        self._over_unix = Terms(secret, is_local=True)
         self._encrypts = encrypts
         self._files = None if tls is None else FileCertificates(tls)
 

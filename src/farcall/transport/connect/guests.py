@@ -39,6 +39,8 @@ class Guest:
         )
 
     def _admit(self, peer: Identity) -> str | None:
+        if peer.asks:
+            return None
         self.reason = self._listening.vouch(peer)
         if self.reason is None and not peer.joins:
             self.reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)

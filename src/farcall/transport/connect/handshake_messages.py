@@ -49,6 +49,7 @@ class Identity(msgspec.Struct, frozen=True):
         meeting: which meeting with the other side it is ready for; see `farcall.ids`. In what a
             handshake returns: the one that both agree on.
         membership: what shows that it belongs to the group: a signature, see docs/protocol.md.
+        asks: of who dials: it is no worker, and the connection no link; it asks about the worker.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Identity(msgspec.Struct, frozen=True):
     meeting: MeetingNumber = 0
     membership: Membership = b""
     strict: bool = False
+    asks: bool = False
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -104,6 +106,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     membership: Membership = b""
     expects_address: Address = ""
     strict: bool = False
+    asks: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -123,6 +126,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
             meeting=self.meeting,
             membership=self.membership,
             strict=self.strict,
+            asks=self.asks,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -10,8 +11,10 @@ from farcall.transport.connect.addresses import PATHS
 from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.keys import Keys
 
 DEFAULT_SHARED_MEMORY = 4 << 30  # bytes
+Answer = Callable[[socket.socket, Keys | None], None]
 
 
 def admit_all(name: str, incarnation: int, meeting: int) -> None:
@@ -25,6 +28,11 @@ def vouch_for_all(identity: Identity) -> None:
 def first_meeting(incarnation: int) -> int:
     """Return the number of the first meeting: nobody is lost."""
     return 0
+
+
+def answer_nothing(sock: socket.socket, keys: Keys | None) -> None:
+    """Hang up."""
+    sock.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,8 @@ class Listening:
         vouch: asked before that whether who dials in shows that it belongs to the group: why it is
             refused, or None. It does not wait.
         meeting: which meeting with a worker it is, see `base.Meeting`.
+        answer: answers the questions of somebody who asks about this worker, on a connection that
+            is its own and that it closes; in a thread that may wait for some seconds.
         paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
             listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
         streams: how many TCP connections a link may use for large buffers, 1 to 16, if the peer
@@ -65,6 +75,7 @@ class Listening:
     admit: Admit = admit_all
     vouch: Callable[[Identity], str | None] = vouch_for_all
     meeting: Meeting = first_meeting
+    answer: Answer = answer_nothing
     paths: Collection[str] = PATHS
     streams: int | None = None
     dead_host_timeout: float = DEFAULT_SECONDS

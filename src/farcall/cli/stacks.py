@@ -1,0 +1,106 @@
+"""`farcall stacks`: what workers wait for, and where each of their threads is."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from farcall.monitor import Answer, Silent, ask_all, explain
+from farcall.runtime.inspection.reports import CallReport, ThreadReport, WorkerReport
+
+SAMPLER_SECONDS = 10.0
+
+
+@click.command()
+@click.argument("workers", nargs=-1)
+@click.option("--group", type=int, metavar="PID", help="Only the group of this process.")
+@click.option("--timeout", default=1.0, show_default=True, help="Seconds that a worker has.")
+@click.option("--all", "everything", is_flag=True, help="Also threads that do nothing.")
+def stacks(workers: tuple[str, ...], group: int | None, timeout: float, everything: bool) -> None:
+    """Say what hangs and why, and show where the threads of all workers are, or of WORKERS.
+
+    Of a worker that does not answer, because a function in C holds Python's lock (GIL) or the
+    process is stopped, py-spy shows the threads if it is installed: pip install "farcall[stacks]".
+    Workers are found as by `farcall status`.
+    """
+    try:
+        answer = ask_all(stacks=True, timeout=timeout)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    if group is not None:
+        answer = answer.of_group(group)
+    known = {one.name for one in answer.reports} | {one.name for one in answer.silent}
+    unknown = [name for name in workers if name not in known]
+    if unknown:
+        there = ", ".join(sorted(filter(None, known))) or "none at all"
+        raise click.ClickException(f"there is no worker {unknown[0]!r}; there are: {there}")
+    console = Console(highlight=False, soft_wrap=True)
+    _show_causes(console, answer)
+    for report in answer.reports:
+        if not workers or report.name in workers:
+            _show_worker(console, report, everything)
+    for one in answer.silent:
+        if one.pid and (not workers or one.name in workers):
+            _show_sampled(console, one)
+
+
+def _show_causes(console: Console, answer: Answer) -> None:
+    causes = explain(answer)
+    for cause in causes:
+        console.print(Text(cause, style="bold yellow"))
+    if not causes:
+        found = len(answer.reports)
+        console.print(f"nothing hangs for longer than a second ({found} workers)")
+
+
+def _show_worker(console: Console, report: WorkerReport, everything: bool) -> None:
+    console.print()
+    console.print(
+        Text(f"{report.name} (rank {report.id}, pid {report.pid} on {report.host})", "bold")
+    )
+    for thread in report.threads:
+        if everything or not _is_idle(thread):
+            _show_thread(console, thread)
+
+
+def _is_idle(thread: ThreadReport) -> bool:
+    return thread.serves is None and thread.waits_for is None and thread.name != "MainThread"
+
+
+def _show_thread(console: Console, thread: ThreadReport) -> None:
+    what = [f"  thread {thread.name}"]
+    if thread.serves is not None:
+        what.append(f"runs `{thread.serves.function}` for {_told(thread.serves)}")
+    if thread.waits_for is not None:
+        what.append(f"waits for `{thread.waits_for.function}` on {_told(thread.waits_for)}")
+    console.print(Text(", ".join(what), "cyan"))
+    for frame in thread.frames:
+        console.print(Text(f"    {frame}"))
+
+
+def _told(call: CallReport) -> str:
+    since = "" if call.seconds is None else f" since {call.seconds:.1f} s"
+    return f"{call.worker}{since}"
+
+
+def _show_sampled(console: Console, silent: Silent) -> None:
+    console.print()
+    console.print(Text(f"{silent.name or 'a worker'} (pid {silent.pid}): {silent.why}", "bold red"))
+    sampler = shutil.which("py-spy")
+    if sampler is None:
+        console.print(Text('  py-spy shows its threads: pip install "farcall[stacks]"'))
+        return
+    # A process that is stopped stays so: py-spy reads its memory and stops nothing.
+    command = [sampler, "dump", "--nonblocking", "--pid", str(silent.pid)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SAMPLER_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        console.print(f"  py-spy gave nothing within {SAMPLER_SECONDS:g} s")
+        return
+    console.print(Text((done.stdout or done.stderr).rstrip()))

@@ -1,0 +1,96 @@
+"""`farcall status`: which workers there are, and what they do."""
+
+from __future__ import annotations
+
+import time
+
+import click
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from farcall.monitor import Answer, ask_all
+from farcall.runtime.inspection.reports import WorkerReport
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Show it anew each second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print all that is known, as JSON.")
+@click.option("--group", type=int, metavar="PID", help="Only the group of this process.")
+@click.option("--timeout", default=1.0, show_default=True, help="Seconds that a worker has.")
+def status(watch: bool, as_json: bool, group: int | None, timeout: float) -> None:
+    """Show the workers of this user on this machine, and those that they are in a group with.
+
+    It needs no secret for those of this machine. Those of other machines are asked with the secret
+    in FARCALL_SECRET or FARCALL_SECRET_FILE, or the certificates in FARCALL_TLS_CERT, _KEY and _CA.
+    """
+    if as_json:
+        answer = _ask(group, timeout)
+        click.echo(msgspec.json.format(msgspec.json.encode(answer._asdict())).decode())
+        return
+    console = Console()
+    if not watch:
+        console.print(_shown(_ask(group, timeout)))
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            began = time.monotonic()
+            live.update(_shown(_ask(group, timeout)), refresh=True)
+            time.sleep(max(0.0, began + 1.0 - time.monotonic()))
+
+
+def _ask(group: int | None, timeout: float) -> Answer:
+    try:
+        answer = ask_all(timeout=timeout)
+        return answer if group is None else answer.of_group(group)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _shown(answer: Answer) -> Group | Text:
+    if not (answer.reports or answer.silent):
+        return Text("no workers of this user on this machine")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("worker", "rank", "host", "pid", "state", "age"):
+        table.add_column(title)
+    for title in ("out", "in", "queued", "memory", "files", "refs"):
+        table.add_column(title, justify="right")
+    table.add_column("paths")
+    for report in answer.reports:
+        table.add_row(*_row(report))
+    for one in answer.silent:
+        why = one.state if one.state.startswith("is stopped") else one.why
+        table.add_row(one.name or "?", "", "", str(one.pid or ""), Text(why, style="red"))
+    return Group(table, Text(f"versions: {', '.join(sorted(_versions(answer)))}", style="dim"))
+
+
+def _versions(answer: Answer) -> set[str]:
+    return {report.versions for report in answer.reports}
+
+
+def _row(report: WorkerReport) -> list[str]:
+    held = report.references.get("owned", 0) + report.references.get("held", 0)
+    paths = {one.path.partition(" ")[0] for one in report.members if one.path and not one.lost}
+    return [
+        report.name,
+        str(report.id),
+        report.host,
+        str(report.pid),
+        report.state,
+        _duration(report.age),
+        str(len(report.calls)),
+        str(len(report.served)),
+        str(sum(call.state == "is queued" for call in report.served)),
+        f"{report.memory / 1e6:.0f} MB",
+        "{}/{}".format(*report.descriptors),
+        str(held),
+        " ".join(sorted(paths)),
+    ]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

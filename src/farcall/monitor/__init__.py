@@ -1,0 +1,11 @@
+"""Looks at workers from outside: who is there, what they do, and what they wait for.
+
+It asks the workers over their own authenticated connections, and needs no daemon. Of this machine
+it finds those of the same user by itself, whatever their secrets are; others by what these know,
+with the secret or the certificates that a worker would use.
+"""
+
+from farcall.monitor.asking import Answer, Silent, ask_all
+from farcall.monitor.hangs import explain
+
+__all__ = ["Answer", "Silent", "ask_all", "explain"]

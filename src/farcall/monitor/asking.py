@@ -1,0 +1,167 @@
+"""Asks workers what they do, all at once."""
+
+from __future__ import annotations
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import msgspec
+
+from farcall.errors import LinkError
+from farcall.monitor.finding import state_of, workers_here
+from farcall.runtime.inspection.exchange import Exchange
+from farcall.runtime.inspection.reports import MAX_REPORT, MemberReport, Question, WorkerReport
+from farcall.runtime.options import switches
+from farcall.runtime.options.credential import Credentials
+from farcall.runtime.options.secret import Secret
+from farcall.transport.connect import handshake
+from farcall.transport.connect.addresses import UNIX, resolve, tcp_of
+from farcall.transport.connect.credentials import LinkCredentials, Terms, TlsConfig
+from farcall.transport.connect.handshake_messages import Identity
+
+SECONDS = 1.0
+SILENT = "it does not answer"
+_AT_ONCE = 32
+_ASKER = Identity("", -1, 0, asks=True)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(WorkerReport).decode
+
+
+class _AsWorkers(NamedTuple):
+    """The options of a worker that is given none."""
+
+    tls: TlsConfig | None
+    secret: Secret | None = None
+    insecure: bool = False
+    uses_machine_secret: bool = True
+
+
+class Silent(NamedTuple):
+    """A worker that did not answer.
+
+    Attributes:
+        pid: on this machine; 0: it is on another one.
+        name: if another worker has told it, else "".
+        why: what came in the place of an answer.
+        state: what the system says of the process, if it is on this machine.
+    """
+
+    pid: int
+    name: str
+    why: str
+    state: str
+
+
+class Answer(NamedTuple):
+    """What `ask_all` found: those that answered, by name, and those that did not."""
+
+    reports: list[WorkerReport]
+    silent: list[Silent]
+
+    def of_group(self, pid: int) -> Answer:
+        """Return what is known of the group that a process of this machine is in."""
+        pids, before = {pid}, 0
+        while len(pids) > before:
+            before = len(pids)
+            for report in self.reports:
+                known = {report.pid, *(member.pid for member in report.members)}
+                if pids & known:
+                    pids |= known
+        return Answer(
+            [one for one in self.reports if one.pid in pids],
+            [one for one in self.silent if one.pid in pids],
+        )
+
+
+def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
+    """Ask all workers that can be found what they do. Blocks the calling thread; thread-safe.
+
+    Those of this user on this machine are found by the system; those of other machines are told by
+    these, and asked with the secret or the certificates that a worker started here would use.
+
+    Args:
+        stacks: also ask of each thread where it is.
+        timeout: seconds; who does not answer in that time is silent. All are asked at once, and
+            those of other machines after those of this one.
+
+    Raises:
+        ValueError: the credentials of this process can't be used; the message says why.
+    """
+    credential = Credentials().choose(_AsWorkers(switches.tls(None)))
+    credentials = LinkCredentials(credential.key, credential.tls)
+    question = Question(stacks)
+
+    def ask(urls: tuple[str, ...]) -> WorkerReport | str:
+        return _ask(urls, question, credentials, timeout)
+
+    found = workers_here()
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        near = list(pool.map(ask, [(one.url,) for one in found]))
+        reports = [one for one in near if isinstance(one, WorkerReport)]
+        far = _others(reports, [one.url for one in found])
+        told = list(pool.map(ask, [tuple(filter(tcp_of, one.addresses)) for one in far]))
+    told_names = {member.pid: member.name for report in reports for member in report.members}
+    silent = [
+        Silent(one.pid, told_names.get(one.pid, ""), answer, state_of(one.pid))
+        for one, answer in zip(found, near, strict=True)
+        if isinstance(answer, str)
+    ]
+    for member, answer in zip(far, told, strict=True):
+        if isinstance(answer, str):
+            silent.append(Silent(0, member.name, answer, ""))
+        else:
+            reports.append(answer)
+    return Answer(sorted(reports, key=lambda one: (one.id, one.name)), silent)
+
+
+def _others(reports: list[WorkerReport], asked: list[str]) -> list[MemberReport]:
+    """Members that live and were not asked: of other machines, or without a Unix socket."""
+    known = {report.incarnation for report in reports}
+    others = {
+        member.incarnation: member
+        for report in reports
+        for member in report.members
+        if not member.lost and member.incarnation not in known
+    }
+    return [one for one in others.values() if not set(one.addresses) & set(asked)]
+
+
+def _ask(
+    urls: tuple[str, ...], question: Question, credentials: LinkCredentials, timeout: float
+) -> WorkerReport | str:
+    """Ask one worker; why it gave no answer, if it gave none."""
+    until = time.monotonic() + timeout
+    why = "it has no address"
+    for url in urls:
+        try:
+            with _connected(url, timeout) as sock:
+                # The system tells it that we are of its user, whatever its secret is.
+                is_local = url.startswith(UNIX)
+                terms = Terms(is_local=True) if is_local else credentials.over(sock)
+                met = handshake.connect(sock, _ASKER, terms, expects=0, deadline=until)
+                exchange = Exchange(sock, met.keys, max(0.1, until - time.monotonic()))
+                exchange.send(_encode(question))
+                return _decode(exchange.receive(MAX_REPORT))
+        except (OSError, msgspec.MsgspecError) as error:
+            late = isinstance(error, TimeoutError) or time.monotonic() >= until
+            why = f"{SILENT} within {timeout:g} s" if late else str(error)
+    return why
+
+
+def _connected(url: str, timeout: float) -> socket.socket:
+    if url.startswith(UNIX):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(timeout)
+        sock.connect("\0" + url.removeprefix(UNIX))
+        return sock
+    place = tcp_of(url)
+    if place is None:
+        raise LinkError(f"{url!r} can't be dialled")
+    family, kind, _, _, address = resolve(*place, socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind)
+    sock.settimeout(timeout)
+    sock.connect(address)
+    return sock

@@ -1,0 +1,91 @@
+"""The workers of this user on this machine: processes that listen on a Unix socket of farcall's.
+
+On Linux, where these have abstract names, within one network namespace. Elsewhere none is found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_LISTENS = "00010000"  # the flag of a socket that does, as /proc/net/unix has it
+_PREFIX = "@farcall-"
+STATES = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "waits for a device",
+    "T": "is stopped (SIGSTOP, or Ctrl-Z)",
+    "t": "is stopped by a debugger",
+    "Z": "has ended, and its parent has not looked after it",
+}
+
+
+class Found(NamedTuple):
+    """A process that listens.
+
+    Attributes:
+        url: where, as workers write addresses.
+    """
+
+    pid: int
+    url: str
+
+
+def workers_here() -> list[Found]:
+    """Return the workers of this user on this machine. Thread-safe."""
+    listening: dict[str, str] = {}
+    with suppress(OSError):
+        for line in Path("/proc/net/unix").read_text("utf-8", "replace").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) == 8 and fields[3] == _LISTENS and fields[7].startswith(_PREFIX):
+                listening[f"socket:[{fields[6]}]"] = f"unix:{fields[7]}"
+    if not listening:
+        return []
+    found = []
+    for pid in _processes():
+        # A child that was forked has the descriptor, too: the worker is the oldest.
+        for socket in _sockets(pid) & listening.keys():
+            found.append(Found(pid, listening.pop(socket)))
+    return found
+
+
+def state_of(pid: int) -> str:
+    """Return in words what the system says of a process, or "" if it is gone."""
+    with suppress(OSError, IndexError):
+        status = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        letter = status.rpartition(")")[2].split()[0]
+        return STATES.get(letter, f"is in state {letter}")
+    return ""
+
+
+def busy_threads(pid: int) -> list[int]:
+    """Return the threads of a process that are on a processor, or want to be."""
+    busy = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError, IndexError):
+                status = Path(f"/proc/{pid}/task/{thread}/stat").read_text("utf-8", "replace")
+                if status.rpartition(")")[2].split()[0] == "R":
+                    busy.append(int(thread))
+    return busy
+
+
+def _processes() -> Iterator[int]:
+    """Those of this user, the oldest first."""
+    me = os.geteuid()
+    for name in sorted(filter(str.isdigit, os.listdir("/proc")), key=int):
+        with suppress(OSError):
+            if os.stat(f"/proc/{name}").st_uid == me:
+                yield int(name)
+
+
+def _sockets(pid: int) -> set[str]:
+    found = set()
+    with suppress(OSError):
+        for descriptor in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found.add(os.readlink(descriptor.path))
+    return found

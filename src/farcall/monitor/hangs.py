@@ -1,0 +1,188 @@
+"""Why does nothing go on? Sentences about what workers wait for, the likeliest cause first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from farcall.monitor.asking import SILENT, Answer, Silent
+from farcall.monitor.finding import busy_threads
+from farcall.runtime.inspection.reports import CallReport, WorkerReport
+
+LONG = 1.0  # seconds from which a wait is worth a word
+
+
+class _Step(NamedTuple):
+    """One call on the way from who waits to what it waits for."""
+
+    caller: str
+    call: CallReport
+
+
+class _Chain(NamedTuple):
+    """What a thread waits for, call by call, and what is at the end.
+
+    Attributes:
+        end: a clause about who or what does not go on.
+        turns: whether the way comes back to a worker that waits on it.
+    """
+
+    steps: list[_Step]
+    end: str
+    turns: bool
+
+    @property
+    def seconds(self) -> float:
+        """For how long the first call has been open; infinity if nobody knows."""
+        seconds = self.steps[0].call.seconds
+        return float("inf") if seconds is None else seconds
+
+
+def explain(answer: Answer) -> list[str]:
+    """Return what hangs, a sentence each, the likeliest causes first; nothing if nothing does.
+
+    Args:
+        answer: of `ask_all(stacks=True)`.
+    """
+    chains = [chain for chain in _Graph(answer).chains() if chain.seconds >= LONG]
+    chains.sort(key=lambda chain: (not chain.turns, -len(chain.steps), -chain.seconds))
+    waited_for = Counter(chain.steps[-1].call.worker for chain in chains)
+    lines = [_of_silent(one, waited_for[one.name]) for one in answer.silent]
+    lines += [line for report in answer.reports for line in _of_group(report, answer)]
+    lines += [line for report in answer.reports for line in _of_queues(report)]
+    lines += [_of_chain(chain) for chain in chains]
+    return list(dict.fromkeys(lines))
+
+
+class _Graph:
+    """Who waits for whom, by the numbers of calls."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._reports = {report.name: report for report in answer.reports}
+        self._silent = {one.name: one for one in answer.silent}
+
+    def chains(self) -> Iterator[_Chain]:
+        """One for each thread that waits for a call and serves none, which nobody waits for."""
+        for report in self._reports.values():
+            served = [one.waits_for for one in report.threads if one.serves is not None]
+            for call in report.calls:
+                if call not in served:
+                    yield self._chain(report, call)
+
+    def _chain(self, report: WorkerReport, call: CallReport) -> _Chain:
+        steps, met = [], set[tuple[str, str, int]]()
+        while True:
+            steps.append(_Step(report.name, call))
+            met.add((report.name, call.worker, call.call_id))
+            callee = self._reports.get(call.worker)
+            if callee is None:
+                return _Chain(steps, self._no_report(call.worker), turns=False)
+            served = next(
+                (
+                    one
+                    for one in callee.served
+                    if (one.worker, one.call_id) == (report.name, call.call_id)
+                ),
+                None,
+            )
+            visited = [step.caller for step in steps]
+            turns = callee.name in visited
+            if served is None:
+                why = "which has not got it" if call.state == "flies" else f"and it {call.state}"
+                return _Chain(steps, why, turns)
+            thread = next((one for one in callee.threads if one.serves == served), None)
+            if thread is None:
+                return _Chain(steps, f"where it {served.state}{_full(callee)}", turns)
+            if thread.waits_for is None:
+                return _Chain(steps, f"which is at {thread.place}", turns)
+            report, call = callee, thread.waits_for
+            if (report.name, call.worker, call.call_id) in met:
+                return _Chain(steps, "and so on in a circle", turns=True)
+
+    def _no_report(self, name: str) -> str:
+        silent = self._silent.get(name)
+        return "which does not answer" + (f": it {silent.state}" if silent and silent.state else "")
+
+
+def _of_chain(chain: _Chain) -> str:
+    first, *others = chain.steps
+    text = f"{first.caller} waits for {_name(first.call)}{_since(first.call)}"
+    for step in others:
+        text += f", which waits for {_name(step.call)}{_since(step.call)}"
+    text += f", {chain.end}"
+    if chain.turns:
+        ring = " -> ".join([step.caller for step in chain.steps] + [chain.steps[-1].call.worker])
+        return f"a circle of waits, {ring}: {text}"
+    return text
+
+
+def _of_silent(silent: Silent, waiting: int) -> str:
+    name = silent.name or "a worker"
+    where = f" (pid {silent.pid})" if silent.pid else ""
+    if not silent.why.startswith(SILENT):
+        return f"{name}{where} says nothing of itself: {silent.why}"
+    text = f"{name}{where} does not answer"
+    if silent.state.startswith(("is stopped", "has ended")):
+        text += f": it {silent.state}"
+    elif silent.pid and (busy := busy_threads(silent.pid)):
+        text += (
+            f": a function in C holds Python's lock (GIL), or Python is busy; thread {busy[0]} is "
+            "on a processor"
+        )
+    elif silent.pid:
+        text += f": it {silent.state}; a function in C may wait and hold Python's lock (GIL)"
+    return text + (f"; calls that wait for it: {waiting}" if waiting else "")
+
+
+def _of_group(report: WorkerReport, answer: Answer) -> Iterator[str]:
+    if report.state == "starts" and report.age >= LONG:
+        others = [one.name for one in answer.reports if one.state == "starts" and one != report]
+        here = f"; also there: {', '.join(others)}" if others else ""
+        size = f"a group of {report.world_size}" if report.world_size else "its group"
+        yield (
+            f"{report.name} (rank {report.id}) waits in init_rpc since {report.age:.0f} s for "
+            f"others of {size}{here}"
+        )
+    if report.state == "leaves" and report.waits_for:
+        names = ", ".join(report.waits_for)
+        yield f"{report.name} waits in shutdown for {names}: each must call shutdown as well"
+    elif report.state == "leaves" and report.calls:
+        call = report.calls[0]
+        yield f"{report.name} waits in shutdown for {_name(call)}{_since(call)}"
+
+
+def _of_queues(report: WorkerReport) -> Iterator[str]:
+    queued = [call for call in report.served if call.state == "is queued"]
+    if queued and (_full(report) or report.shortage):
+        oldest = max(queued, key=lambda call: call.seconds or 0.0)
+        why = report.shortage or f"{report.running} of {report.max_running} functions run"
+        yield (
+            f"{report.name} has {len(queued)} calls queued (`{oldest.function}` for "
+            f"{oldest.worker}{_since(oldest)}): {why} (options num_worker_threads and max_threads)"
+        )
+    for member in report.members:
+        if not member.is_read:
+            yield (
+                f"{report.name} reads no more requests of {member.name}: too many are queued "
+                "(options max_queued_requests and max_queued_bytes)"
+            )
+        if member.unsent:
+            yield (
+                f"{member.unsent} bytes from {report.name} to {member.name} wait, since "
+                f"{member.name} does not read"
+            )
+
+
+def _full(report: WorkerReport) -> str:
+    if report.running < report.max_running:
+        return ""
+    return f": all of its {report.max_running} places for functions are taken"
+
+
+def _name(call: CallReport) -> str:
+    return f"`{call.function}` on {call.worker}"
+
+
+def _since(call: CallReport) -> str:
+    return "" if call.seconds is None else f" since {call.seconds:.0f} s"

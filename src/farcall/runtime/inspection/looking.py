@@ -1,0 +1,146 @@
+"""What a worker says of itself."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+
+import msgspec
+
+from farcall.ids import Worker
+from farcall.runtime.agent import Agent
+from farcall.runtime.calls.server_call import ServerCall
+from farcall.runtime.inspection import threads
+from farcall.runtime.inspection.reports import (
+    CallReport,
+    MemberReport,
+    Question,
+    WorkerReport,
+)
+from farcall.runtime.membership.hosts import host_name, versions
+from farcall.runtime.membership.peers import Peer, PendingCall
+from farcall.transport.connect.handshake_messages import Identity
+
+
+def report_of(agent: Agent, question: Question, began: float) -> WorkerReport:
+    """Return what there is to say of a worker.
+
+    Args:
+        began: `time.monotonic()` seconds, when it did.
+    """
+    seen = threads.look()
+    running = {id(one.serves) for one in seen if one.serves is not None}
+    now = time.monotonic()
+    peers = agent.directory.all()
+    calls: dict[int, CallReport] = {}
+    made: list[CallReport] = []
+    served: list[CallReport] = []
+    for peer in peers:
+        for call in peer.outgoing.records():
+            made.append(_made(call, now))
+            calls[id(call)] = made[-1]
+            if call.future is not None:
+                calls[id(call.future)] = made[-1]
+        for job in peer.incoming.records():
+            assert isinstance(job, ServerCall)
+            served.append(_served(job, now, runs=id(job) in running))
+            calls[id(job)] = served[-1]
+    is_leaving = agent.status.is_leaving
+    awaited = agent.coordinator.missing if is_leaving else []
+    names = [peer.name for peer in map(agent.directory.of_incarnation, awaited) if peer is not None]
+    return msgspec.structs.replace(
+        _any_state(agent.me, began),
+        state="leaves" if is_leaving else "works",
+        waits_for=names,
+        members=[_member(agent, peer) for peer in peers if peer.worker is not agent.me],
+        calls=made,
+        served=served,
+        running=agent.executor.running,
+        max_running=agent.executor.max_running,
+        shortage=agent.executor.shortage(),
+        references=agent.references.statistics(),
+        threads=threads.reports(seen, calls) if question.stacks else [],
+    )
+
+
+def report_of_starting(me: Identity, question: Question, began: float) -> WorkerReport:
+    """Return what there is to say of a worker whose group is not complete."""
+    stacks = threads.reports(threads.look(), {}) if question.stacks else []
+    return msgspec.structs.replace(_any_state(me, began), threads=stacks)
+
+
+def _any_state(me: Worker | Identity, began: float) -> WorkerReport:
+    return WorkerReport(
+        name=me.name,
+        id=me.id,
+        incarnation=me.incarnation,
+        host=host_name(me.host),
+        pid=os.getpid(),
+        versions=versions(),
+        age=time.monotonic() - began,
+        memory=_memory(),
+        descriptors=_descriptors(),
+    )
+
+
+def _made(call: PendingCall, now: float) -> CallReport:
+    is_sent = call.sent or call.future is None
+    return CallReport(
+        call.name,
+        call.peer.name,
+        call.call_id,
+        now - (call.deadline - call.timeout) if call.timeout else None,
+        call.timeout,
+        "flies" if is_sent or call.peer.outbox.is_idle else "waits to be sent",
+    )
+
+
+def _served(job: ServerCall, now: float, *, runs: bool) -> CallReport:
+    limit = job.request.timeout
+    waits = "waits for its future" if job.is_deferred else "is queued"
+    return CallReport(
+        job.name,
+        job.peer.name,
+        job.frame.call_id,
+        now - (job.deadline - limit) if limit else None,
+        limit,
+        "runs" if runs else waits,
+    )
+
+
+def _member(agent: Agent, peer: Peer) -> MemberReport:
+    worker = peer.worker
+    link = agent.links.linked(peer) or peer.back_link
+    return MemberReport(
+        worker.name,
+        worker.id,
+        worker.incarnation,
+        host_name(worker.host),
+        worker.pid,
+        worker.addresses,
+        "" if link is None else link.description,
+        len(peer.outgoing),
+        peer.outbox.waiting_bytes + peer.back_outbox.waiting_bytes,
+        peer.admission.reads,
+        peer.lost or "",
+    )
+
+
+def _memory() -> int:
+    """Bytes, resident; where the system does not say, the most there ever were."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _descriptors() -> tuple[int, int]:
+    limit = os.sysconf("SC_OPEN_MAX")
+    try:
+        return len(os.listdir("/dev/fd")), limit
+    except OSError:
+        return 0, limit

@@ -1,0 +1,117 @@
+"""Where the threads of this process are, and which calls they serve and wait for.
+
+A thread's frames have the calls in their variables, so nothing need be written down for this while
+calls are made.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from farcall.runtime.calls.call_client import CallClient
+from farcall.runtime.calls.future import Future
+from farcall.runtime.calls.server_call import ServerCall
+from farcall.runtime.inspection.reports import CallReport, ThreadReport
+from farcall.serde import is_own
+
+MOST_FRAMES = 100
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_SERVES = ServerCall.run.__code__
+_CALLS = CallClient.call.__code__
+_WAITS_FOR = Future.wait.__code__
+
+
+class Seen(NamedTuple):
+    """A thread, when it was looked at.
+
+    Attributes:
+        serves: the call of which it runs the function, or None.
+        waits_for: the call, or the future of the call, that it waits for, or None.
+    """
+
+    name: str
+    id: int
+    frames: list[FrameType]
+    serves: ServerCall | None
+    waits_for: object
+
+    @property
+    def is_farcalls(self) -> bool:
+        """Whether farcall has started it."""
+        return self.name.startswith("farcall-")
+
+
+def look() -> list[Seen]:
+    """Return all threads of Python but the one that calls this."""
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    me = threading.get_ident()
+    seen = []
+    for ident, frame in sys._current_frames().items():
+        if ident == me:
+            continue
+        thread = threads.get(ident)
+        frames = list(_frames_of(frame))
+        seen.append(
+            Seen(
+                "?" if thread is None else thread.name,
+                0 if thread is None else thread.native_id or 0,
+                frames,
+                _innermost(frames, _SERVES, "self"),
+                _innermost(frames, _CALLS, "pending") or _innermost(frames, _WAITS_FOR, "self"),
+            )
+        )
+    return seen
+
+
+def reports(seen: list[Seen], calls: Mapping[int, CallReport]) -> list[ThreadReport]:
+    """Return what there is to say of threads, those that serve calls first.
+
+    Args:
+        calls: what is known of calls, by the `id` of the objects in `Seen`.
+    """
+    made = [_report(one, calls) for one in seen if one.serves or not one.is_farcalls]
+    return sorted(made, key=lambda one: (one.serves is None, one.waits_for is None, one.name))
+
+
+def _report(seen: Seen, calls: Mapping[int, CallReport]) -> ThreadReport:
+    shown = [one for one in seen.frames if not is_own(one.f_code.co_filename)] or seen.frames
+    return ThreadReport(
+        seen.name,
+        seen.id,
+        [_text(one) for one in shown[:MOST_FRAMES]],
+        _text(next((one for one in shown if not _is_library(one)), shown[0])),
+        calls.get(id(seen.serves)),
+        calls.get(id(seen.waits_for)),
+    )
+
+
+def _frames_of(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _innermost(frames: list[FrameType], code: CodeType, variable: str) -> Any:
+    """Return what the innermost frame of a function has in a variable."""
+    for frame in frames:
+        if frame.f_code is code:
+            return frame.f_locals.get(variable)
+    return None
+
+
+def _text(frame: FrameType) -> str:
+    code = frame.f_code
+    where = f"{code.co_filename}, line {frame.f_lineno}, in {code.co_qualname}"
+    source = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
+    return f"{where}: {source}" if source else where
+
+
+def _is_library(frame: FrameType) -> bool:
+    """Whether a frame is of Python's own library, or of what is installed."""
+    return frame.f_code.co_filename.startswith(("<", *_LIBRARIES))

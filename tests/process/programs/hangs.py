@@ -1,0 +1,161 @@
+"""A group of three workers that hangs in a way of its own. Used by test_monitor.py.
+
+    python hangs.py NAME STORE
+
+It prints "PID", the process id of rank 0, when the hang is there, and ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+from multiprocessing import get_context
+from typing import Any
+
+from farcall import rpc
+from farcall.monitor.finding import STATES, state_of
+
+SIZE = 3
+LOCK = threading.Lock()
+QUEUE: queue.Queue[int] = queue.Queue(1)
+
+
+def noop() -> None:
+    pass
+
+
+def take_lock() -> None:
+    LOCK.acquire()
+
+
+def need_lock() -> None:
+    with LOCK:
+        pass
+
+
+def forever() -> None:
+    threading.Event().wait()
+
+
+def put_twice() -> None:
+    QUEUE.put(1)
+    QUEUE.put(2)
+
+
+def ask(to: str, function: Any, *args: Any) -> Any:
+    return rpc.rpc_sync(to, function, args)
+
+
+def hold_lock_and_ask(to: str, function: Any, *args: Any) -> Any:
+    with LOCK:
+        return rpc.rpc_sync(to, function, args)
+
+
+def hold_the_gil() -> None:
+    ctypes.PyDLL(None).pause()
+
+
+@rpc.functions.async_execution
+def wait_for_nobody() -> rpc.Future[None]:
+    return rpc.Future()
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    while state_of(pid) != STATES["T"]:
+        pass
+
+
+def lock_held() -> None:
+    rpc.rpc_sync("w1", take_lock)
+    rpc.rpc_async("w1", need_lock)
+
+
+def deadlock_of_two() -> None:
+    rpc.rpc_async("w0", hold_lock_and_ask, ("w1", ask, "w0", need_lock))
+
+
+def circle_of_three() -> None:
+    rpc.rpc_async("w0", hold_lock_and_ask, ("w1", ask, "w2", ask, "w0", need_lock))
+
+
+def stopped_peer() -> None:
+    rpc.rpc_sync("w2", stop, (rpc.rpc_sync("w1", os.getpid),))
+    rpc.rpc_async("w1", noop)
+
+
+def gil_held() -> None:
+    rpc.rpc_async("w1", noop).wait()
+    rpc.rpc_async("w1", hold_the_gil)
+    rpc.rpc_async("w1", noop)
+
+
+def full_pool() -> None:
+    for _ in range(20):
+        rpc.rpc_async("w1", forever)
+
+
+def full_queue() -> None:
+    rpc.rpc_async("w1", put_twice)
+
+
+def lost_future() -> None:
+    rpc.rpc_async("w1", wait_for_nobody)
+
+
+def endless_function() -> None:
+    rpc.rpc_async("w1", ask, ("w2", forever))
+
+
+def forgotten_shutdown() -> None:
+    threading.Thread(target=rpc.shutdown, daemon=True).start()
+
+
+HANGS = {
+    function.__name__: function
+    for function in (
+        lock_held,
+        deadlock_of_two,
+        circle_of_three,
+        stopped_peer,
+        gil_held,
+        full_pool,
+        full_queue,
+        lost_future,
+        endless_function,
+        forgotten_shutdown,
+    )
+}
+
+
+def run(rank: int, store: str, name: str) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{store}", num_worker_threads=4, rpc_timeout=600
+    )
+    if name == "missing_rank" and rank == 2:
+        forever()
+    if rank == 0:
+        print(os.getpid(), flush=True)
+    rpc.init_rpc(f"w{rank}", rank=rank, world_size=SIZE, rpc_backend_options=options)
+    if rank == 0:
+        HANGS[name]()
+    forever()
+
+
+def main() -> None:
+    name, store = sys.argv[1:]
+    context = get_context("fork")
+    workers = [context.Process(target=run, args=(rank, store, name)) for rank in range(SIZE)]
+    for worker in workers:
+        worker.start()
+    sys.stdin.read()
+    for worker in workers:
+        worker.kill()
+
+
+if __name__ == "__main__":
+    main()
