@@ -34,6 +34,10 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:farcall")
 
 
+def has_library_for_tls() -> bool:
+    return any(name.partition(".")[0] == "cryptography" for name in sys.modules)
+
+
 def join_without_native(times: int, *args: object, **options: object) -> list[str]:
     """Join again and again where nothing was compiled; the warnings that were logged."""
     sys.modules[NATIVE] = None  # type: ignore[assignment]
@@ -63,6 +67,19 @@ def test_options_keep_workers_off_tcp(crew: Crew) -> None:
     first, second = crew.group(2, paths=["unix"], transports=["socket"])
     assert first.run(call, "w1", operator.add, 1, 2) == 3
     assert first.run(paths) == second.run(paths) == ({"unix", "tcp"}, {"unix"})
+    leave_all(first, second)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+@pytest.mark.parametrize("transport", ["socket", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("path", ["unix", "tcp"])
+def test_library_for_tls_is_imported_where_links_go_over_tcp(
+    crew: Crew, transport: str, path: str
+) -> None:
+    first, second = crew.group(2, paths=[path], transports=[transport])
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    uses_tcp = path == "tcp"
+    assert (first.run(has_library_for_tls), second.run(has_library_for_tls)) == (uses_tcp, uses_tcp)
     leave_all(first, second)
 
 
