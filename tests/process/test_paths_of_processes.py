@@ -72,14 +72,22 @@ def test_options_keep_workers_off_tcp(crew: Crew) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 @pytest.mark.parametrize("transport", ["socket", pytest.param("native", marks=needs_native)])
-@pytest.mark.parametrize("path", ["unix", "tcp"])
-def test_library_for_tls_is_imported_where_links_go_over_tcp(
-    crew: Crew, transport: str, path: str
+@pytest.mark.parametrize(
+    ("options", "is_needed"),
+    [
+        ({"paths": ["unix"]}, False),
+        ({"paths": ["tcp"]}, True),
+        ({"paths": ["unix"], "secret": SECRET}, True),  # others may be on another host
+    ],
+    ids=["one host", "over TCP", "several hosts"],
+)
+def test_library_for_tls_is_imported_at_the_start_of_workers_that_need_it(
+    crew: Crew, transport: str, options: dict[str, Any], is_needed: bool
 ) -> None:
-    first, second = crew.group(2, paths=[path], transports=[transport])
+    first, second = crew.group(2, transports=[transport], **options)
+    assert [one.run(has_library_for_tls) for one in (first, second)] == [is_needed, is_needed]
     assert first.run(call, "w1", operator.add, 1, 2) == 3
-    uses_tcp = path == "tcp"
-    assert (first.run(has_library_for_tls), second.run(has_library_for_tls)) == (uses_tcp, uses_tcp)
+    assert [one.run(has_library_for_tls) for one in (first, second)] == [is_needed, is_needed]
     leave_all(first, second)
 
 

@@ -103,6 +103,8 @@ class LinkCredentials:
         secret: of the group, or None.
         tls: certificates that take the place of those made of the secret.
         encrypts: as in `Terms`.
+        at_once: make certificates of the secret now, and not for the first connection over TCP.
+            With the import that takes some 50 ms.
 
     Raises:
         ValueError: the files of the certificates can't be used; the message says why.
@@ -114,10 +116,13 @@ class LinkCredentials:
         tls: TlsConfig | None = None,
         *,
         encrypts: bool = True,
+        at_once: bool = False,
     ) -> None:
         self._over_unix = Terms(secret)
         self._encrypts = encrypts
         self._files = None if tls is None else FileCertificates(tls)
+        if at_once:
+            _ = self._over_tcp
 
     def over(self, sock: socket.socket) -> Terms:
         """Return what is required on a connection. Unix sockets stay within a user's processes."""
@@ -125,8 +130,8 @@ class LinkCredentials:
 
     @cached_property
     def _over_tcp(self) -> Terms:
-        # Not at the start: it takes milliseconds, and workers of one host never need it. Two
-        # threads may make it at once; either is good.
+        # Not at every start: workers of one host never need it. Two threads may make it at once;
+        # either is good.
         secret = self._over_unix.secret
         made = None if secret is None or self._files else SecretCertificates(secret)
         return Terms(secret, self._files or made, self._encrypts)
