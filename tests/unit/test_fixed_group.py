@@ -44,7 +44,7 @@ def board() -> SignedStore:
     return SignedStore(PrefixStore(PREFIX, HashStore()), PREFIX, SIGNER)
 
 
-@pytest.mark.parametrize(("size", "first", "longest"), [(2, 0.001, 0.05), (200, 0.02, 0.2)])
+@pytest.mark.parametrize(("size", "first", "longest"), [(2, 0.0003, 0.05), (200, 0.02, 0.2)])
 def test_worker_that_has_confirmed_asks_often_again(
     size: int, first: float, longest: float
 ) -> None:

@@ -26,7 +26,7 @@ from farcall.runtime.membership.signed_store import SignedStore
 # pause is a sixth of the time that went by before it.
 # The store's own wait can't be interrupted, blocks all others that use the same store object, and
 # when it ends without result torch's TCPStore prints two lines of warning.
-_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.001, 0.05, 1.2
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.0003, 0.05, 1.2
 # Many workers ask less often, so that together they ask some ten thousand times a second at first,
 # and later a thousand times.
 _FIRST_PER_WORKER, _LONGEST_PER_WORKER = 0.0001, 0.001
