@@ -34,6 +34,10 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:farcall")
 
 
+def has_library_for_tls() -> bool:
+    return any(name.partition(".")[0] == "cryptography" for name in sys.modules)
+
+
 def join_without_native(times: int, *args: object, **options: object) -> list[str]:
     """Join again and again where nothing was compiled; the warnings that were logged."""
     sys.modules[NATIVE] = None  # type: ignore[assignment]
@@ -63,6 +67,27 @@ def test_options_keep_workers_off_tcp(crew: Crew) -> None:
     first, second = crew.group(2, paths=["unix"], transports=["socket"])
     assert first.run(call, "w1", operator.add, 1, 2) == 3
     assert first.run(paths) == second.run(paths) == ({"unix", "tcp"}, {"unix"})
+    leave_all(first, second)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+@pytest.mark.parametrize("transport", ["socket", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize(
+    ("options", "is_needed"),
+    [
+        ({"paths": ["unix"]}, False),
+        ({"paths": ["tcp"]}, True),
+        ({"paths": ["unix"], "secret": SECRET}, True),  # others may be on another host
+    ],
+    ids=["one host", "over TCP", "several hosts"],
+)
+def test_library_for_tls_is_imported_at_the_start_of_workers_that_need_it(
+    crew: Crew, transport: str, options: dict[str, Any], is_needed: bool
+) -> None:
+    first, second = crew.group(2, transports=[transport], **options)
+    assert [one.run(has_library_for_tls) for one in (first, second)] == [is_needed, is_needed]
+    assert first.run(call, "w1", operator.add, 1, 2) == 3
+    assert [one.run(has_library_for_tls) for one in (first, second)] == [is_needed, is_needed]
     leave_all(first, second)
 
 

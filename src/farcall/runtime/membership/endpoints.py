@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -22,9 +23,12 @@ from farcall.transport.sockets.endpoint import SocketEndpoint
 
 logger = get_logger("farcall")
 
-# Imported only if it is wanted: it needs what was compiled.
 NATIVE = "farcall.transport.native.endpoint"
 SOCKET_PATHS = ("unix", "tcp")
+
+# Where it was compiled. Not at the first start: workers that are forked would do it one by one.
+with contextlib.suppress(ImportError):
+    importlib.import_module(NATIVE)
 
 
 class ListeningEndpoint(Endpoint, Protocol):

@@ -10,12 +10,10 @@ import struct
 from typing import Protocol
 
 import msgspec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.keys import KEY_LENGTH, hkdf
 
-KEY_LENGTH = 32
 _LABEL = b"farcall store records"
 _MEMBER = b"farcall member 1"
 _LENGTH = struct.Struct("<I")
@@ -35,7 +33,7 @@ class SecretSigner:
     """HMAC-SHA256 under a key that is derived from the shared secret, for this purpose alone."""
 
     def __init__(self, secret: bytes) -> None:
-        self._key = HKDF(SHA256(), KEY_LENGTH, salt=None, info=_LABEL).derive(secret)
+        self._key = hkdf(secret, KEY_LENGTH, info=_LABEL)
 
     def sign(self, data: bytes) -> bytes:
         """See `Signer`."""

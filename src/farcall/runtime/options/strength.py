@@ -68,7 +68,7 @@ def _as_text(secret: bytes) -> str | None:
         text = secret.decode()
     except UnicodeDecodeError:
         return None
-    return text if re.sub(r"\s", " ", text).isprintable() else None
+    return text if "".join(text.split()).isprintable() else None
 
 
 def _decoded(text: str) -> list[bytes]:

@@ -32,7 +32,6 @@ from farcall.transport.connect import addresses, dark_hosts, handshake, multi_st
 from farcall.transport.connect.acceptor import Acceptor
 from farcall.transport.connect.connection import Connection, KeptLink
 from farcall.transport.connect.conversation import drive
-from farcall.transport.connect.credentials import LinkCredentials
 from farcall.transport.connect.dark_hosts import HostWatch
 from farcall.transport.connect.dialling import Dialled, Dialler
 from farcall.transport.connect.guests import Guest
@@ -98,9 +97,7 @@ class Connections(Generic[L]):
         join: Callable[[L, socket.socket, Keys | None], None] | None = None,
     ) -> None:
         self._listening = listening
-        self._credentials = LinkCredentials(
-            listening.secret, listening.tls, encrypts=listening.encrypt
-        )
+        self._credentials = listening.credentials()
         self._open_link = open_link
         self._give_up = give_up or _is_closed_with_its_socket
         self._join = join or _has_no_more

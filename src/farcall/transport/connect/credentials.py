@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import os
 import socket
 import ssl
@@ -23,14 +24,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 from typing import NamedTuple, NoReturn, Protocol
-from urllib.parse import unquote
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from farcall.log import get_logger
 from farcall.transport.connect.addresses import is_unix
@@ -39,10 +34,6 @@ logger = get_logger("farcall.transport")
 
 CHECK_SECRET = "check FARCALL_SECRET on both workers"
 
-# The order of the group of P-256, from FIPS 186-4.
-_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-# No end: the secret is what is exchanged, and the clocks of two hosts may differ by anything.
-_ALWAYS = (datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59))
 _EXPIRED, _NOT_YET_VALID, _WRONG_PURPOSE = 10, 9, 26  # X509_V_ERR_... of OpenSSL
 
 
@@ -114,6 +105,8 @@ class LinkCredentials:
         secret: of the group, or None.
         tls: certificates that take the place of those made of the secret.
         encrypts: as in `Terms`.
+        at_once: make certificates of the secret now, and not for the first connection over TCP.
+            With the import that takes some 50 ms.
 
     Raises:
         ValueError: the files of the certificates can't be used; the message says why.
@@ -125,10 +118,13 @@ class LinkCredentials:
         tls: TlsConfig | None = None,
         *,
         encrypts: bool = True,
+        at_once: bool = False,
     ) -> None:
         self._over_unix = Terms(secret, is_local=True)
         self._encrypts = encrypts
         self._files = None if tls is None else FileCertificates(tls)
+        if at_once:
+            _ = self._over_tcp
 
     def over(self, sock: socket.socket) -> Terms:
         """Return what is required on a connection. Unix sockets stay within a user's processes."""
@@ -136,8 +132,8 @@ class LinkCredentials:
 
     @cached_property
     def _over_tcp(self) -> Terms:
-        # Not at the start: it takes milliseconds, and workers of one host never need it. Two
-        # threads may make it at once; either is good.
+        # Not at every start: workers of one host never need it. Two threads may make it at once;
+        # either is good.
         secret = self._over_unix.secret
         made = None if secret is None or self._files else SecretCertificates(secret)
         return Terms(secret, self._files or made, self._encrypts)
@@ -149,20 +145,9 @@ class SecretCertificates:
     binds_names = False
 
     def __init__(self, secret: bytes) -> None:
-        material = HKDF(hashes.SHA256(), 48, None, b"farcall certificate authority").derive(secret)
-        authority = ec.derive_private_key(
-            int.from_bytes(material, "big") % (_ORDER - 1) + 1, ec.SECP256R1()
-        )
-        own = ec.generate_private_key(ec.SECP256R1())
-        ca = _certificate("farcall secret", authority.public_key(), authority, is_ca=True)
-        leaf = _certificate("farcall worker", own.public_key(), authority, is_ca=False)
-        key = own.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        with _as_file(leaf + key) as path:
-            self._contexts = _contexts(path, None, cadata=ca.decode())
+        ca, worker = _certificates().made_of(secret)
+        with _as_file(worker) as path:
+            self._contexts = _contexts(path, None, cadata=ca)
 
     def contexts(self) -> Contexts:
         return self._contexts
@@ -241,43 +226,18 @@ class FileCertificates:
         return f"the peer does not accept our certificate {cert} ({alert})"
 
 
-def names_of(certificate: x509.Certificate | None) -> list[str]:
-    """Return the names of workers that a certificate is for."""
-    if certificate is None:
-        return []
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
-        return []
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    return [
-        *names.get_values_for_type(x509.DNSName),
-        *(unquote(uri.replace(":", "/").rpartition("/")[2]) for uri in uris),
-    ]
+def names_of(certificate: bytes | None) -> list[str]:
+    """Return the names of workers that a certificate is for, which is in DER."""
+    names: list[str] = [] if certificate is None else _certificates().names_of(certificate)
+    return names
 
 
-def _certificate(
-    name: str, key: ec.EllipticCurvePublicKey, authority: ec.EllipticCurvePrivateKey, *, is_ca: bool
-) -> bytes:
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farcall secret")])
-    public = authority.public_key()
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_ALWAYS[0])
-        .not_valid_after(_ALWAYS[1])
-        .add_extension(x509.BasicConstraints(is_ca, 0 if is_ca else None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
-    )
-    if not is_ca:
-        both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
-    made = builder.sign(authority, hashes.SHA256())
-    return made.public_bytes(serialization.Encoding.PEM)
+def _certificates() -> ModuleType:
+    """Return what makes and reads certificates: imported when they are needed, as that takes long.
+
+    Workers of one host, which talk over Unix sockets and shared memory, never need it.
+    """
+    return importlib.import_module("farcall.transport.connect.certificates")
 
 
 @contextlib.contextmanager
@@ -343,7 +303,7 @@ def _check_mode(path: str) -> None:
 
 def _check_time(path: str, data: bytes) -> None:
     try:
-        end = x509.load_pem_x509_certificate(data).not_valid_after_utc
+        end: datetime.datetime = _certificates().end_of(data)
     except ValueError as error:
         raise ValueError(f"{path} is no certificate in PEM format: {error}") from error
     if end < datetime.datetime.now(datetime.UTC):

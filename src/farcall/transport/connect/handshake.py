@@ -400,7 +400,7 @@ def _check_proof(channel: Channel, peer: Identity, expected: bytes) -> Script[No
 
 def _digest(secret: bytes, role: str, connector: bytes, acceptor: bytes) -> bytes:
     text = f"{PROTOCOL} {VERSION} {role}".encode()
-    return hmac.new(secret, _transcript(text, connector, acceptor), hashlib.sha256).digest()
+    return hmac.digest(secret, _transcript(text, connector, acceptor), "sha256")
 
 
 def _transcript(*parts: bytes) -> bytes:

@@ -1,13 +1,33 @@
-"""The keys of one connection: what its records are sealed and opened with."""
+"""Keys that are made of secrets: those of one connection, and whatever else is made of one."""
 
 from __future__ import annotations
 
+import hmac
 from typing import NamedTuple
 
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 KEY_LENGTH = 32
+_HASH = "sha256"
+_HASH_LENGTH = 32
+
+
+def hkdf(secret: bytes, length: int, *, info: bytes, salt: bytes = b"") -> bytes:
+    """Return a key that is made of a secret by HKDF-SHA256 of RFC 5869.
+
+    Every worker needs one at its start, and `cryptography` would take longer to import, and to be
+    used for the first time, than the rest of the start.
+
+    Args:
+        secret: what nobody else knows; the RFC's input keying material.
+        length: in bytes, up to 8160.
+        info: what the key is for.
+        salt: random or not, secret or not; the empty one is as good as none.
+    """
+    made, block = b"", b""
+    extracted = hmac.digest(salt, secret, _HASH)
+    for number in range(1, -(-length // _HASH_LENGTH) + 1):
+        block = hmac.digest(extracted, block + info + bytes([number]), _HASH)
+        made += block
+    return made[:length]
 
 
 class Keys(NamedTuple):
@@ -40,7 +60,7 @@ def keys_of(shares: bytes, salt: bytes, *, encrypts: bool) -> Keys:
         encrypts: see `Keys`.
     """
     sending, receiving = (
-        HKDF(hashes.SHA256(), KEY_LENGTH, salt, b"farcall records, " + way).derive(shares)
+        hkdf(shares, KEY_LENGTH, info=b"farcall records, " + way, salt=salt)
         for way in (b"connector to acceptor", b"acceptor to connector")
     )
     return Keys(sending, receiving, encrypts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from farcall.transport.base import Admit, Meeting
 from farcall.transport.connect.addresses import PATHS
-from farcall.transport.connect.credentials import TlsConfig
+from farcall.transport.connect.credentials import LinkCredentials, TlsConfig
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.keys import Keys
@@ -91,3 +91,12 @@ class Listening:
         "shm" is as good as "unix", as shared memory is handed over on a Unix socket.
         """
         return "unix" in self.paths or "shm" in self.paths
+
+    def credentials(self) -> LinkCredentials:
+        """Return what links are authenticated with.
+
+        Raises:
+            ValueError: the certificates can't be used.
+        """
+        expects_tcp = not (self.confined and self.uses_unix)
+        return LinkCredentials(self.secret, self.tls, encrypts=self.encrypt, at_once=expects_tcp)

@@ -10,8 +10,6 @@ import ssl
 from collections.abc import Callable
 from typing import TypeVar
 
-from cryptography import x509
-
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.transport.connect.conversation import Script, Wire
 from farcall.transport.connect.credentials import Certificates, names_of
@@ -67,8 +65,7 @@ class TlsStream:
 
     def names(self) -> list[str]:
         """Return the names that the peer's certificate is for."""
-        der = self._tls.getpeercert(binary_form=True)
-        return names_of(None if der is None else x509.load_der_x509_certificate(der))
+        return names_of(self._tls.getpeercert(binary_form=True))
 
     def write(self, data: bytes) -> None:
         self._tls.write(data)

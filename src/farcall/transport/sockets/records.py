@@ -14,9 +14,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 from farcall.errors import BadFrame
 from farcall.wire.messages import Buffer
 
@@ -31,7 +28,6 @@ BATCH_SIZE = BATCH * (MAX_PAYLOAD + OVERHEAD)
 _length_at = LENGTH.unpack_from
 _nonce = struct.Struct(">IQ").pack  # 0 and the number of the record
 _REKEY_NUMBER = 2**64 - 1  # no record has it
-_FILLS_MEMORY = hasattr(AESGCM, "encrypt_into")  # cryptography 47 and later
 
 
 class RecordKey:
@@ -42,12 +38,18 @@ class RecordKey:
         encrypts: records are encrypted; else they are authenticated only.
     """
 
-    __slots__ = ("_cipher", "_encrypts", "_key")
+    __slots__ = ("_cipher", "_encrypts", "_fills_memory", "_key", "_wrong")
 
     def __init__(self, key: bytes, encrypts: bool) -> None:
+        # Here, since the import takes long, and links within a host have no records.
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+
         self._key = key
         self._encrypts = encrypts
         self._cipher = AESGCM(key)
+        self._fills_memory = _fills_memory(self._cipher)
+        self._wrong = InvalidTag
 
     def __repr__(self) -> str:
         return f"RecordKey(encrypts={self._encrypts})"
@@ -69,7 +71,7 @@ class RecordKey:
         """Write the record to the front of `memory`. Return how many bytes it has."""
         length = len(payload)
         size = length + OVERHEAD
-        if self._encrypts and _FILLS_MEMORY:
+        if self._encrypts and self._fills_memory:
             head = memory[: LENGTH.size] = LENGTH.pack(length)
             record = memory[LENGTH.size : size]
             self._cipher.encrypt_into(_nonce(0, number), payload, head, record)
@@ -94,17 +96,22 @@ class RecordKey:
                 end = len(record) - TAG_LENGTH
                 self._cipher.decrypt(_nonce(0, number), record[end:], record[:end])
                 memory[:] = record[LENGTH.size : end]
-            elif _FILLS_MEMORY:
+            elif self._fills_memory:
                 head, sealed = record[: LENGTH.size], record[LENGTH.size :]
                 self._cipher.decrypt_into(_nonce(0, number), sealed, head, memory)
             else:
                 head, sealed = record[: LENGTH.size], record[LENGTH.size :]
                 memory[:] = self._cipher.decrypt(_nonce(0, number), sealed, head)
-        except InvalidTag:
+        except self._wrong:
             raise BadFrame(
                 f"record {number} of the connection is not as the peer sealed it: it was altered, "
                 "left out, repeated or put in another place on its way"
             ) from None
+
+
+def _fills_memory(cipher: object) -> bool:
+    """Return whether a cipher can write to memory that is there: from `cryptography` 47 on."""
+    return hasattr(cipher, "encrypt_into")
 
 
 class Sealer:
