@@ -19,9 +19,9 @@ constexpr int kSameDirection = -1;
 
 // AES-GCM computes so much between two memory accesses that the processor's own prefetching does not
 // keep up. So a few lines at a time are fetched ahead: about as many as a core can wait for, and a
-// multiple of what implementations take per round (96 or 256 bytes).
-constexpr std::size_t kSlice = 1536;
-constexpr std::size_t kAhead = 3 * kSlice;
+// multiple of what OpenSSL's loop takes per round (96 bytes).
+constexpr std::size_t kSlice = 1152;
+constexpr std::size_t kAhead = 4 * kSlice;
 constexpr std::size_t kLine = 64;
 
 // What is used of it. Contexts, ciphers and engines are only ever pointers here.
