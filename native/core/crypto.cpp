@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -15,6 +16,13 @@ constexpr const char* kNames[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto
 // EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG.
 constexpr int kGetTag = 0x10, kSetTag = 0x11;
 constexpr int kSameDirection = -1;
+
+// AES-GCM computes so much between two memory accesses that the processor's own prefetching does not
+// keep up. So a few lines at a time are fetched ahead: about as many as a core can wait for, and a
+// multiple of what OpenSSL's loop takes per round (96 bytes).
+constexpr std::size_t kSlice = 1152;
+constexpr std::size_t kAhead = 4 * kSlice;
+constexpr std::size_t kLine = 64;
 
 // What is used of it. Contexts, ciphers and engines are only ever pointers here.
 struct Library {
@@ -72,7 +80,7 @@ void wipe(void* data, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i) bytes[i] = 0;
 }
 
-Gcm::Gcm(Direction direction, const Key& key) {
+Gcm::Gcm(Direction direction, const Key& key) : direction_(direction) {
   if (!has_crypto()) throw LinkFailure("there is no libcrypto of OpenSSL to encrypt with");
   context_ = library()->new_context();
   if (context_ != nullptr && library()->init(context_, library()->aes_256_gcm(), nullptr, key.data(),
@@ -103,9 +111,28 @@ void Gcm::authenticate(const std::uint8_t* data, std::size_t size) {
   require(library()->update(context_, nullptr, &written, data, static_cast<int>(size)) == 1);
 }
 
+// Of the two memories the plaintext's is the cold one: the records lie in a small buffer that is used
+// again and again. What is fetched may lie beyond the end: a prefetch reads nothing and can't fail.
 void Gcm::convert(const std::uint8_t* from, std::size_t size, std::uint8_t* to) {
-  int written = 0;
-  require(library()->update(context_, to, &written, from, static_cast<int>(size)) == 1);
+  while (size > 0) {
+    const std::size_t slice = std::min(size, kSlice);
+    if (size > kSlice) prefetch(from, to);
+    int written = 0;
+    require(library()->update(context_, to, &written, from, static_cast<int>(slice)) == 1);
+    from += slice;
+    to += slice;
+    size -= slice;
+  }
+}
+
+void Gcm::prefetch(const std::uint8_t* from, const std::uint8_t* to) const {
+  for (std::size_t i = kAhead; i < kAhead + kSlice; i += kLine) {
+    if (direction_ == Direction::kEncrypt) {
+      __builtin_prefetch(from + i, 0);
+    } else {
+      __builtin_prefetch(to + i, 1);
+    }
+  }
 }
 
 void Gcm::finish(std::uint8_t* tag) {

@@ -44,7 +44,10 @@ class Gcm {
   bool finish_and_check(const std::uint8_t* tag);
 
  private:
+  void prefetch(const std::uint8_t* from, const std::uint8_t* to) const;
+
   void* context_;
+  const Direction direction_;
 };
 
 }  // namespace farcall

@@ -22,7 +22,7 @@ TAG_LENGTH = 16
 LENGTH = struct.Struct("<I")
 OVERHEAD = LENGTH.size + TAG_LENGTH
 REKEY_AFTER = 1 << 20  # records
-BATCH = 4  # records that are sealed, or received, at a time
+BATCH = 6  # records that are sealed, or received, at a time
 BATCH_SIZE = BATCH * (MAX_PAYLOAD + OVERHEAD)
 
 _length_at = LENGTH.unpack_from
