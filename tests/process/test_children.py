@@ -29,12 +29,7 @@ class Shown:
     def run(self, name: str, program: str) -> None:
         """Run a Python program under a name until all that it printed is shown."""
         child = start([sys.executable, "-c", program], os.environ)
-        assert child.stdout is not None
-        assert child.stderr is not None
-        out, err = os.dup(child.stdout.fileno()), os.dup(child.stderr.fileno())
-        child.stdout.close()
-        child.stderr.close()
-        self.output.follow(name, out, err)
+        self.output.follow_process(name, child)
         wait_for_group(child)
         assert self.output.wait(name, PATIENCE)
 

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -107,6 +108,7 @@ class Guardian:
     """Kills process groups when this process is gone, however it ended. Thread-safe."""
 
     def __init__(self) -> None:
+        self._telling = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARDIAN],
             stdin=subprocess.PIPE,
@@ -126,12 +128,12 @@ class Guardian:
     def close(self) -> None:
         """Kill the groups that are still watched, and end the guardian."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with self._telling, contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        # One write of few bytes is whole, whichever other threads write.
-        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
-            os.write(self._process.stdin.fileno(), line.encode())
+        with self._telling, contextlib.suppress(BrokenPipeError):  # somebody has killed it
+            if not self._process.stdin.closed:
+                os.write(self._process.stdin.fileno(), line.encode())

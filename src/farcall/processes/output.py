@@ -11,6 +11,7 @@ import io
 import os
 import re
 import selectors
+import subprocess
 import sys
 import threading
 from collections import deque
@@ -129,6 +130,14 @@ class Output:
                         descriptor, selectors.EVENT_READ, _Pipe(child, is_error)
                     )
         self._wake()
+
+    def follow_process(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        """Show what a process prints, whose stdout and stderr are pipes; see `follow`."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process.stdout, process.stderr:
+            out, err = os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno())
+        self.follow(name, out, err)
 
     def logs(self, name: str, last: int | None = None) -> list[str]:
         """Return the last lines of a child, without line ends; all that are kept if None.
