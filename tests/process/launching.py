@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,3 +78,11 @@ def written(folder: Path, text: str, name: str = "program.py") -> Path:
     path = folder / name
     path.write_text(text)
     return path
+
+
+def free_port() -> str:
+    """A port that nobody has, and that the system gives to nobody who does not ask for it."""
+    while True:
+        port = random.randrange(10000, 30000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return str(port)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
-from launching import environment, launch, launching, read_until, written
+from launching import environment, free_port, launch, launching, read_until, written
 from patience import PATIENCE
 
 from farcall.cli.launch import plan_for_hosts, plan_for_slurm
@@ -140,8 +139,7 @@ def slurm(rank: int, size: int, **more: str) -> dict[str, str]:
 
 def test_tasks_of_srun_meet_at_the_first_node(tmp_path: Path) -> None:
     program = written(tmp_path, MEETS.replace("ON_HOST", "SLURM_PROCID"))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = free_port()
     secret = Secret.generate().reveal().decode()
     second = environment(FARCALL_SECRET=secret, **slurm(1, 2))
     with launching("-n", "2", "--port", port, program, **second) as other:
