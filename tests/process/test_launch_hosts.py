@@ -68,6 +68,8 @@ def test_workers_on_two_hosts_meet(tmp_path: Path, ssh: dict[str, str]) -> None:
     [
         ("raise ValueError('wrong')", 1, "exit code 1"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "killed by SIGSEGV: a crash"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL: out of memory?\n"),
+        ("os._exit(255)", 255, "exit code 255 (could ssh not connect?)"),
     ],
 )
 def test_a_failure_elsewhere_is_told_with_its_host(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from farcall.processes.exits import MemoryKills, exit_status, in_words
 from farcall.processes.output import Output
 from farcall.processes.places import Place
-from farcall.processes.workers import Starter, WorkerProcess
+from farcall.processes.workers import SSH_FAILED, Starter, WorkerProcess
 from farcall.threads import FarcallThread
 
 LONGEST_DELAY = 60.0  # seconds before a restart
@@ -175,7 +175,7 @@ class Supervisor:
         worker.process = None
         if code == 0 or self._status is not None:
             return
-        words = in_words(code, self._kills.since())
+        words = self._in_words(worker, code)
         if worker.restarts < self._rules.restarts:
             delay = min(self._rules.delay * 2**worker.restarts, LONGEST_DELAY)
             worker.restarts += 1
@@ -187,6 +187,12 @@ class Supervisor:
         if others := self._names():
             self._say(f"{worker.title}: {words}; ending {others}")
         self._stop(signal.SIGTERM, exit_status(code))
+
+    def _in_words(self, worker: Launched, code: int) -> str:
+        if worker.host is None:
+            return in_words(code, self._kills.since())
+        words = in_words(code)  # another machine's counter is not known here
+        return f"{words} (could ssh not connect?)" if code == SSH_FAILED else words
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._status is not None and number is signal.SIGINT:

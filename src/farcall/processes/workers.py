@@ -17,7 +17,7 @@ from farcall.processes.places import Meeting
 from farcall.processes.remote import Task, ssh_command
 
 _OF_SSH = 128  # exit codes above it are signals, as shells have it
-_SSH_FAILED = 255
+SSH_FAILED = 255
 # What of this process's environment reaches other hosts, beside what is meant for the worker.
 _HANDED_ON = ("FARCALL_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "TORCH_")
 
@@ -127,7 +127,7 @@ class WorkerProcess:
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        if self._host is not None and _OF_SSH < code < _SSH_FAILED:
+        if self._host is not None and _OF_SSH < code < SSH_FAILED:
             return _OF_SSH - code
         return code
 
