@@ -19,6 +19,7 @@ LAYERS = {
     "threads": 0,
     "ids": 1,
     "log": 1,
+    "processes": 1,
     "wire": 2,
     "_native": 2,  # C++, see native/
     "protocol": 3,

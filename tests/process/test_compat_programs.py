@@ -1,4 +1,4 @@
-"""Programs written for torch.distributed.rpc, run unchanged by `farcall run --compat`."""
+"""Programs written for torch.distributed.rpc, run unchanged by `farcall launch --compat`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from patience import PATIENCE
 
 PROGRAMS = Path(__file__).parent / "programs"
 CLEARED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "FARCALL_SECRET", "FARCALL_LISTEN")
-RUN = (sys.executable, "-c", "import sys; from farcall.cli import main; sys.exit(main())", "run")
+LAUNCH = (
+    sys.executable,
+    "-c",
+    "import sys; from farcall.cli import main; sys.exit(main())",
+    "launch",
+)
 
 # What these programs print on farcall; where it names a module, on torch they print torch's.
 PRINTED = {
@@ -23,11 +28,15 @@ PRINTED = {
 }
 
 
+def launch(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return run(*LAUNCH, *arguments, **more)
+
+
 def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
     environment |= {"OMP_NUM_THREADS": "1", **more}
     return subprocess.run(
-        [*RUN, *command],
+        command,
         env=environment,
         capture_output=True,
         text=True,
@@ -38,19 +47,19 @@ def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("program", PRINTED)
 def test_program_runs_unchanged(program: str, tmp_path: Path) -> None:
-    done = run("--compat", str(PROGRAMS / "unchanged" / program), f"file://{tmp_path}/store")
+    done = launch("--compat", str(PROGRAMS / "unchanged" / program), f"file://{tmp_path}/store")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == PRINTED[program]
 
 
 def test_backend_of_a_third_party(tmp_path: Path) -> None:
-    done = run("--compat", str(PROGRAMS / "own_backend.py"), f"file://{tmp_path}/store")
+    done = launch("--compat", str(PROGRAMS / "own_backend.py"), f"file://{tmp_path}/store")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "2 {'worker1'} True"
 
 
 def test_scripted_code_makes_calls(tmp_path: Path) -> None:
-    done = run("--compat", str(PROGRAMS / "scripted_calls.py"), f"file://{tmp_path}/store")
+    done = launch("--compat", str(PROGRAMS / "scripted_calls.py"), f"file://{tmp_path}/store")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "documented tensor([2., 2.])",
@@ -71,7 +80,7 @@ def test_scripted_code_makes_calls(tmp_path: Path) -> None:
 
 
 def test_scripted_code_uses_references(tmp_path: Path) -> None:
-    done = run("--compat", str(PROGRAMS / "scripted_references.py"), str(tmp_path))
+    done = launch("--compat", str(PROGRAMS / "scripted_references.py"), str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "fetched tensor([4., 4.]) tensor([6., 6.])",
@@ -100,7 +109,7 @@ def test_scripted_code_uses_references(tmp_path: Path) -> None:
 
 
 def test_code_that_was_compiled_before_says_why_it_cannot_call(tmp_path: Path) -> None:
-    done = run(str(PROGRAMS / "scripted_before.py"), f"file://{tmp_path}/store")
+    done = run(sys.executable, str(PROGRAMS / "scripted_before.py"), f"file://{tmp_path}/store")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         *["NotImplementedError explained"] * 3,
@@ -112,7 +121,7 @@ def test_code_that_was_compiled_before_says_why_it_cannot_call(tmp_path: Path) -
 @pytest.mark.parametrize("last", [0, 2])  # who collects, and one of the others
 def test_all_gather_ends_when_one_is_late_or_dies(last: int, tmp_path: Path) -> None:
     program = str(PROGRAMS / "gathering.py")
-    done = run("--compat", program, f"file://{tmp_path}/store", str(last))
+    done = launch("--compat", program, f"file://{tmp_path}/store", str(last))
     assert done.returncode == 0, done.stderr
     all_three = [(f"worker{rank}", rank) for rank in range(3)]
     assert done.stdout.splitlines() == [
@@ -122,7 +131,9 @@ def test_all_gather_ends_when_one_is_late_or_dies(last: int, tmp_path: Path) -> 
 
 
 def test_without_the_option_torch_is_torch(tmp_path: Path) -> None:
-    done = run(str(PROGRAMS / "unchanged" / "references.py"), f"file://{tmp_path}/store")
+    done = run(
+        sys.executable, str(PROGRAMS / "unchanged" / "references.py"), f"file://{tmp_path}/store"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("torch.distributed.rpc [4.0, 4.0] [1, 11] 3.0")
 
@@ -145,7 +156,7 @@ def test_tutorial_with_its_own_imports(program: str, tmp_path: Path) -> None:
         text = text.replace(ours, theirs)
     assert "farcall" not in text
     (tmp_path / program).write_text(text)
-    done = run("--compat", str(tmp_path / program), free_port())
+    done = launch("--compat", str(tmp_path / program), free_port())
     assert done.returncode == 0, done.stderr
     assert done.stdout == ORIGINALS[program]
 
@@ -161,18 +172,33 @@ def test_another_sitecustomize_still_runs(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import torch.distributed.rpc as rpc\nprint(ran, rpc.__name__)\n"
     )
-    done = run("--compat", str(tmp_path / "program.py"), PYTHONPATH=str(tmp_path))
+    done = launch("--compat", str(tmp_path / "program.py"), PYTHONPATH=str(tmp_path))
     assert done.stdout == "ran farcall.compat.rpc\n", done.stderr
 
 
 def test_modules_and_arguments_reach_the_program(tmp_path: Path) -> None:
     (tmp_path / "shown.py").write_text("import sys; print(sys.argv[1:])\n")
-    done = run("--compat", "-m", "shown", "--flag", "x", PYTHONPATH=str(tmp_path))
+    done = launch("--compat", "-m", "shown", "--flag", "x", PYTHONPATH=str(tmp_path))
     assert done.stdout == "['--flag', 'x']\n", done.stderr
 
 
+def test_one_worker_takes_the_place_of_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text("import os; print(os.getppid(), os.environ.get('RANK'))\n")
+    done = launch("--compat", "-n", "1", str(tmp_path / "shown.py"))
+    assert done.stdout == f"{os.getpid()} None\n", done.stderr
+
+
+def test_several_workers_on_farcall(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text("import torch.distributed.rpc as rpc\nprint(rpc.__name__)\n")
+    done = launch("--compat", "-n", "2", str(tmp_path / "shown.py"))
+    assert sorted(done.stdout.splitlines()) == [
+        "worker0 | farcall.compat.rpc",
+        "worker1 | farcall.compat.rpc",
+    ]
+
+
 def test_a_program_that_is_not_there() -> None:
-    done = run("--compat", "nowhere.py")
+    done = launch("--compat", "nowhere.py")
     assert done.returncode == 2
     assert "there is no file 'nowhere.py'" in done.stderr
 
@@ -180,4 +206,4 @@ def test_a_program_that_is_not_there() -> None:
 @pytest.mark.parametrize("ending", ["sys.exit(7)", "raise SystemExit(7)"])
 def test_exit_code_is_the_programs(tmp_path: Path, ending: str) -> None:
     (tmp_path / "ends.py").write_text(f"import sys\n{ending}\n")
-    assert run("--compat", str(tmp_path / "ends.py")).returncode == 7
+    assert launch("--compat", str(tmp_path / "ends.py")).returncode == 7

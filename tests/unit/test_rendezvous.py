@@ -282,6 +282,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    monkeypatch.delenv("FARCALL_ELASTIC", raising=False)
     return monkeypatch
 
 
@@ -327,6 +328,14 @@ def test_torchrun_hosts_the_store_and_restarts_do_not_meet(clean: pytest.MonkeyP
     assert agent.num_keys() == 1  # rank 0 did not make a store of its own
     clean.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert not open_store("env://", timeout=PATIENCE)[0].check(["key"])
+
+
+def test_in_an_elastic_run_the_environments_world_size_fixes_no_group(
+    clean: pytest.MonkeyPatch,
+) -> None:
+    set_master(clean, free_port(), RANK="0", WORLD_SIZE="2", FARCALL_ELASTIC="1")
+    assert open_store("env://", timeout=PATIENCE)[1:] == (0, None)
+    assert open_store("env://", 0, 2, PATIENCE)[1:] == (0, 2)
 
 
 def test_file_is_a_meeting_place(tmp_path: Path) -> None:

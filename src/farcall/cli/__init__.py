@@ -14,7 +14,10 @@ from farcall.cli.lazy import LazyGroup
 
 COMMANDS = {
     "demo": ("farcall.cli.demo:demo", "Run a demo, or list them."),
-    "run": ("farcall.cli.run:run", "Run a program written for torch.distributed.rpc."),
+    "launch": (
+        "farcall.cli.launch:launch",
+        "Start workers, or one program for torch.distributed.rpc.",
+    ),
     "secret": ("farcall.cli.secret:secret", "Make a secret that workers share."),
     "stacks": ("farcall.cli.stacks:stacks", "Say what hangs, and show where all threads are."),
     "status": ("farcall.cli.status:status", "Show which workers there are, and what they do."),

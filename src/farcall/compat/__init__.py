@@ -6,7 +6,7 @@
 
     import torch.distributed.rpc as rpc  # farcall's
 
-`install` lets farcall's modules stand where torch's are imported from; `farcall run --compat
+`install` lets farcall's modules stand where torch's are imported from; `farcall launch --compat
 script.py` does it before the script begins, and in every process that it starts. Nothing else of
 farcall changes anything in torch.
 """

@@ -1,7 +1,7 @@
 """Lets farcall stand in for torch.distributed.rpc in a Python process, as soon as it imports torch.
 
-`farcall run --compat` puts the folder of this file first on PYTHONPATH, so Python runs it when it
-starts, also in every Python process that the program starts. It acts where FARCALL_COMPAT is 1.
+`farcall launch --compat` puts the folder of this file first on PYTHONPATH, so Python runs it when
+it starts, also in every Python process that the program starts. It acts where FARCALL_COMPAT is 1.
 A `sitecustomize` that this one hides still gets its turn.
 """
 

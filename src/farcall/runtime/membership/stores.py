@@ -47,9 +47,10 @@ def open_store(
     """Open the store that a URL names; return it, this worker's rank, and the world size.
 
     An argument wins over the URL's query (`?rank=0&world_size=2`), which wins over the environment
-    (`RANK`, `WORLD_SIZE`; `env://` only). Under torchrun the agent hosts the store; else rank 0
-    does, and the store lives as long as the object returned there. May block the calling thread
-    until the timeout; safe in any thread.
+    (`RANK`, `WORLD_SIZE`; `env://` only). Where `FARCALL_ELASTIC` is 1, as in workers of `farcall
+    launch --restart`, the environment's world size does not count. Under torchrun and `farcall
+    launch` the agent hosts the store; else rank 0 does, and the store lives as long as the object
+    returned there. May block the calling thread until the timeout; safe in any thread.
 
     Args:
         init_method: "env://" (with `MASTER_ADDR` and `MASTER_PORT`), "tcp://host:port" or
@@ -76,7 +77,7 @@ def open_store(
             "file:///path"
         )
     query = dict(parse_qsl(url.query))
-    environment = os.environ if url.scheme == "env" else {}
+    environment = _environment(url)
     rank = _place("rank", rank, query, environment)
     size = _place("world_size", -1 if world_size is None else world_size, query, environment)
     check_place(rank, size, init_method)
@@ -136,6 +137,14 @@ def bounded(run: Callable[[], _Result], seconds: float, late: Exception) -> _Res
     return in_a_thread(run, "farcall store", seconds, late, "an operation of torch's store")
 
 
+def _environment(url: SplitResult) -> Mapping[str, str]:
+    """Return the variables that say where this worker belongs."""
+    if url.scheme != "env":
+        return {}
+    left_out = "WORLD_SIZE" if os.environ.get("FARCALL_ELASTIC") == "1" else ""
+    return {name: text for name, text in os.environ.items() if name != left_out}
+
+
 def _place(name: str, given: int, query: Mapping[str, str], environment: Mapping[str, str]) -> int:
     """Rank or world size: from the argument, the query or the environment; -1 for unknown."""
     if given > 0 or (given == 0 and name == "rank"):
@@ -183,7 +192,7 @@ def _open_tcp(
 ) -> Store:
     hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     search = Search(host, port, timeout, confined=confined)
-    host_of_store = "the torchrun agent" if hosted_by_agent else "rank 0"
+    host_of_store = "torchrun or farcall launch" if hosted_by_agent else "rank 0"
     hint = f"; is {host_of_store} running, and is that its address?"
     if rank == 0 and not hosted_by_agent:
         return _host_store(host, port, search, use_libuv, confined)

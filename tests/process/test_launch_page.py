@@ -1,0 +1,89 @@
+"""What docs/launch.md shows runs, or is at least understood by the command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import environment, free_port, launch, written
+from patience import PATIENCE
+
+from farcall.cli.launch import launch as command
+from farcall.processes.places import Meeting, Role, places_in, spans_over, variables
+from farcall.runtime.options.secret import Secret
+
+PAGE = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
+
+
+def block(name: str) -> str:
+    """The fenced block behind the comment of that name."""
+    match = re.search(rf"<!-- {re.escape(name)} -->\n\n```\w+\n(.*?)```", PAGE, re.DOTALL)
+    assert match is not None, name
+    return match[1]
+
+
+def test_the_first_example_prints_what_the_page_says(tmp_path: Path) -> None:
+    shown, *printed = block("one machine").splitlines()
+    program = written(tmp_path, block("train.py"), "train.py")
+    *options, name = shlex.split(shown.removeprefix("$ farcall launch "))
+    assert name == program.name
+    done = launch(*options, program)
+    assert sorted(done.stdout.splitlines()) == sorted(printed), done.stderr
+
+
+def test_the_example_for_restarts(tmp_path: Path) -> None:
+    program = written(tmp_path, block("elastic.py"), "elastic.py")
+    done = launch("-n", "3", "--restart", "1", "--restart-delay", "0.1", program)
+    assert done.stdout == "worker0 | [('worker1', 1), ('worker2', 4)]\n", done.stderr
+    assert "worker1 (rank 1): killed by SIGABRT" in done.stderr
+    assert done.returncode == 0
+
+
+def test_the_pods_of_the_page_meet(tmp_path: Path) -> None:
+    text = block("kubernetes")
+    values = dict(re.findall(r'- name: (\w+)\n +value: "?([^"\n]+)"?', text))
+    size = int(values["WORLD_SIZE"])
+    assert re.search(rf"completions: {size}\n *parallelism: {size}\n", text)
+    # The names of pods and the port are the cluster's.
+    values |= {"MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+    values["FARCALL_SECRET"] = Secret.generate().reveal().decode()
+    program = written(tmp_path, block("train.py"), "train.py")
+    pods = [
+        subprocess.Popen(
+            [sys.executable, program],
+            env=environment(RANK=str(index), **values),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(size)
+    ]
+    assert [pod.communicate(timeout=PATIENCE)[0] for pod in pods] == [
+        "[tensor([2., 2.])]\ndone\n",
+        "done\n",
+    ]
+
+
+COMMANDS = re.findall(r"farcall launch (-.*? train\.py)", PAGE)
+
+
+@pytest.mark.parametrize("line", sorted(set(COMMANDS)))
+def test_commands_of_the_page_are_understood(line: str) -> None:
+    context = command.make_context("launch", shlex.split(line))
+    assert context.params["program"] == "train.py"
+
+
+def test_every_variable_is_on_the_page() -> None:
+    place = places_in(spans_over(1, 1)[0], [Role("ps", 1)], 1, 1)[0]
+    table = PAGE.partition("## What workers find")[2]
+    missing = [
+        name for name in variables(place, Meeting("a", 1), "", 0) if f"`{name}`" not in table
+    ]
+    assert missing == []
+
+
+def test_the_page_has_commands() -> None:
+    assert len(COMMANDS) > 5
