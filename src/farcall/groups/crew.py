@@ -18,7 +18,7 @@ import cloudpickle
 
 from farcall import rpc
 from farcall.groups.forkserver import KILL, WARM, Place, command
-from farcall.groups.joining import DRIVER, GENERATION, settings
+from farcall.groups.joining import DRIVER, GENERATION, abort, settings
 from farcall.groups.program import LEAVE, READY, Plan, main_of_this_process, threads_of_each
 from farcall.processes.exits import MemoryKills, in_words
 from farcall.processes.output import Output
@@ -45,11 +45,10 @@ class Crew:
     def __init__(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
         self._names = tuple(names)
         self._folder = tempfile.TemporaryDirectory(prefix="farcall-", ignore_cleanup_errors=True)
-        secret = options.get("secret") or rpc.Secret.generate()
-        meeting = {
-            "init_method": Path(self._folder.name, "rendezvous").as_uri(),
-            "secret": rpc.Secret(secret).reveal(),
-        }
+        self._meeting = Path(self._folder.name, "rendezvous")
+        self._secret = rpc.Secret(options.get("secret") or rpc.Secret.generate()).reveal()
+        self._has_joined = False
+        meeting = {"init_method": self._meeting.as_uri(), "secret": self._secret}
         given = {**options, **meeting}
         keywords, self._limit = settings(given)
         self._options = rpc.RpcBackendOptions(**keywords)
@@ -65,6 +64,7 @@ class Crew:
         self._places: list[Place] = []
         self._workers: list[Connection] = []
         self._home, self._server = self._start_server()
+        self._hearer = FarcallThread(self._hear, "farcall group")
 
     def _start_server(self) -> tuple[Connection, subprocess.Popen[bytes]]:
         """Start the fork server. It inherits the workers' ends of their pipes and connections."""
@@ -105,7 +105,7 @@ class Crew:
         """
         self._wait_until_warm()
         self._home.send_bytes(pickle.dumps((self._places, self._plan)))
-        FarcallThread(self._hear, "farcall group").start()
+        self._hearer.start()
         for number in range(len(self._names)):
             said = self._said(number)
             if said != READY:
@@ -119,6 +119,7 @@ class Crew:
             for number in sorted(self.ended()):
                 raise self._failure(number, self._said(number)) from error
             raise
+        self._has_joined = True
         agent.status.rpc_timeout = self._limit
         return agent
 
@@ -155,6 +156,9 @@ class Crew:
                 with self._changed:
                     self._exits[number] = code
                     self._changed.notify_all()
+                if not self._has_joined:  # or the others would wait for it
+                    reason = f"{self._names[number]!r} has ended"
+                    abort(str(self._meeting), self._secret, len(self._names) + 1, reason)
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -207,8 +211,9 @@ class Crew:
         finally:
             self._server.kill()
             self._server.wait()
-            for worker in self._workers:
-                worker.close()
+            self._hearer.join_if_started()
+            for connection in (self._home, *self._workers):
+                connection.close()
             self._output.close()
             self._log.close()
             self._folder.cleanup()

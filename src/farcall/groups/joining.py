@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch.distributed import (  # type: ignore[attr-defined]  # as in stores.py
+    FileStore,
+    PrefixStore,
+)
+
 from farcall import rpc
+from farcall.runtime.membership.records import GATE, Gate
+from farcall.runtime.membership.signed_store import SignedStore
+from farcall.runtime.membership.signing import signer_of
 from farcall.runtime.options.timeouts import validate_timeout
 
 DRIVER = "main"
@@ -42,3 +50,18 @@ def settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
     limit = validate_timeout(options.get("rpc_timeout", 0.0))
     fixed = {"listen": "127.0.0.1", "rpc_timeout": START_SECONDS}
     return {**options, **fixed}, limit
+
+
+def abort(path: str, secret: bytes, size: int, reason: str) -> None:
+    """End the start of a group, for all that have come: a worker of it is gone.
+
+    Args:
+        path: of the file where they meet.
+        secret: of the group.
+        size: of the group.
+        reason: what they are told.
+    """
+    prefix = f"farcall/{GENERATION}"
+    store = PrefixStore(prefix, FileStore(path, size))
+    gate = Gate("aborted", DRIVER, reason)
+    SignedStore(store, prefix, signer_of(secret)).settle("gate", GATE, gate)

@@ -5,6 +5,7 @@ Importing this module imports all that a worker needs; the fork server does it, 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy
 import torch
@@ -70,16 +71,22 @@ def run(place: Place, plan: Plan, parent: int) -> None:
         options = pickle.loads(plan.options)
         driver.send_bytes(READY)
         _join(place.name, plan.names, options)
+    except NoGuard as error:
+        _fail(driver, str(error))
+    except BaseException as error:
+        _fail(driver, "".join(traceback.format_exception(error)))
+    try:
         driver.recv_bytes()
     except (EOFError, OSError):  # the driver has ended, or wants this at once
         os._exit(1)
-    except NoGuard as error:
-        driver.send_bytes(str(error).encode())
-        os._exit(1)
-    except BaseException as error:
-        driver.send_bytes("".join(traceback.format_exception(error)).encode(errors="replace"))
-        os._exit(1)
     rpc.shutdown()
+
+
+def _fail(driver: Connection, reason: str) -> NoReturn:
+    """Tell the driver why this worker can't start, and end."""
+    with contextlib.suppress(OSError):  # the driver has ended
+        driver.send_bytes(reason.encode(errors="replace"))
+    os._exit(1)
 
 
 def _join(name: str, names: Sequence[str], options: dict[str, Any]) -> None:
@@ -134,7 +141,9 @@ def main_of_this_process() -> dict[str, Any]:
     if name is not None:
         data["init_main_from_name"] = name
     elif path is not None:
-        data["init_main_from_path"] = os.path.normpath(os.path.join(start or "", path))
+        path = os.path.normpath(os.path.join(start or "", path))
+        if os.path.isfile(path):  # it is "<stdin>" where Python reads the program from there
+            data["init_main_from_path"] = path
     return data
 
 

@@ -279,7 +279,9 @@ def _has_colours(stream: TextIO) -> bool:
 
 
 def _coloured(text: str, colour: str) -> str:
-    console = Console(file=io.StringIO(), color_system="standard", force_terminal=True)
+    console = Console(
+        file=io.StringIO(), color_system="standard", force_terminal=True, force_jupyter=False
+    )
     with console.capture() as captured:
         console.print(Text(text, style=colour), end="", soft_wrap=True)
     return captured.get()
