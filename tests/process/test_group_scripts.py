@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from textwrap import dedent
 
@@ -128,6 +128,29 @@ def test_nothing_is_left_when_the_driver_is_killed_whose_fork_lives_on(tmp_path:
     )
     assert done.stdout == "all have ended\n", done.stderr
     assert done.returncode == -signal.SIGKILL
+
+
+def test_nothing_is_left_when_the_driver_is_killed_while_it_starts_workers(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        import os
+        import signal
+        import farcall
+        from farcall.groups.crew import Crew
+
+        def die(crew):
+            print(crew._server.pid, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        {GUARD}
+            Crew.start = die
+            farcall.local(2)
+        """,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with suppress(ProcessLookupError), deaths_of([int(done.stdout)]) as deaths:
+        wait_for_all(deaths)
 
 
 def test_ctrl_c_ends_the_block(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 import cloudpickle
 
 from farcall import rpc
-from farcall.groups.forkserver import KILL, WARM, Place, command
 from farcall.groups.joining import DRIVER, GENERATION, abort, settings
 from farcall.groups.program import LEAVE, READY, Plan, main_of_this_process, threads_of_each
 from farcall.processes.exits import MemoryKills, in_words
+from farcall.processes.forkserver import KILL, WARM, Place, command
 from farcall.processes.output import Output
 from farcall.runtime.agent import Agent
 from farcall.runtime.quirks import Quirks

@@ -1,7 +1,7 @@
-"""The fork server of a group: a process that imports torch once and then forks the workers.
+"""A fork server: a process that imports once what its children need, torch say, and forks them.
 
-It runs no user code and no agent, and has one thread when it forks. It ends, with all workers, when
-the driver ends. The module imports nothing slow: the driver is watched before torch is imported.
+It runs no user code, and has one thread when it forks. It ends, with all children, when the process
+ends that started it, the driver. That is watched for before anything slow is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KILL = b"kill"
 
 
 class Place(NamedTuple):
-    """The descriptors of a worker: where it prints to, and its end of the driver's connection."""
+    """The descriptors of a child: where it prints to, and its end of the driver's connection."""
 
     name: str
     out: int
@@ -34,23 +34,25 @@ class Place(NamedTuple):
     connection: int
 
 
-def main(connection: int, driver: int, worker: str) -> None:
-    """Import what workers need, fork one for each place, and follow them until all have ended.
+def main(connection: int, driver: int, program: str) -> None:
+    """Import what children run, fork one for each place, and follow them until all have ended.
 
     Args:
         connection: descriptor of the connection to the driver.
         driver: process id of the driver.
-        worker: module whose `run(place, plan, parent)` is a worker's program.
+        program: module whose `run(place, plan, parent)` a child runs. The driver says the plan;
+            the parent is this process's id.
     """
     home = Connection(connection)
+    gc.disable()  # imports make no garbage; a collector that looks for some takes a tenth of them
     with _ending_with(driver, home):
-        program = importlib.import_module(worker)
+        module = importlib.import_module(program)
     home.send_bytes(WARM)
     try:
         places, plan = pickle.loads(home.recv_bytes())
     except EOFError:  # the driver has ended
         return
-    gc.freeze()  # what the workers share of memory is not copied by their collectors
+    gc.freeze()  # what the children share of memory is not copied by their collectors
     parent, children = os.getpid(), dict[int, int]()
     # Before the first child can end.
     woken, wake_up = os.pipe()
@@ -62,9 +64,10 @@ def main(connection: int, driver: int, worker: str) -> None:
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            gc.enable()
             home.close()
             _keep_only(place, places, [woken, wake_up])
-            program.run(place, plan, parent)
+            module.run(place, plan, parent)
             return
         children[child] = number
     for place in places:
@@ -73,7 +76,7 @@ def main(connection: int, driver: int, worker: str) -> None:
 
 
 def _follow(home: Connection, driver: int, woken: int, children: dict[int, int]) -> None:
-    """Tell the driver how each worker ends. If the driver ends or says so, kill all workers."""
+    """Tell the driver how each child ends. If the driver ends or says so, kill all children."""
     with _death_of(driver) as deaths:
         is_wanted = True
         while children:
@@ -154,10 +157,11 @@ def _close(place: Place) -> None:
         os.close(descriptor)
 
 
-def command(connection: int, worker: str) -> list[str]:
+def command(connection: int, program: str) -> list[str]:
     """Return the command that starts a fork server for this process."""
-    program = (
+    code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        f"from farcall.groups.forkserver import main; main({connection}, {os.getpid()}, {worker!r})"
+        "from farcall.processes.forkserver import main; "
+        f"main({connection}, {os.getpid()}, {program!r})"
     )
-    return [sys.executable, "-c", program]
+    return [sys.executable, "-c", code]
