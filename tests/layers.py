@@ -33,6 +33,7 @@ LAYERS = {
     "nn": 8,
     "optim": 8,
     "rpc": 9,
+    "groups": 10,
     "": 9,  # farcall/__init__.py
 }
 # They stand beside the layers and may import all of them; no layer imports one of these.

@@ -158,19 +158,30 @@ def init_rpc(
 
 
 def start_default_agent(
-    name: str, rank: int, world_size: int | None, options: RpcBackendOptions, quirks: Quirks
+    name: str,
+    rank: int,
+    world_size: int | None,
+    options: RpcBackendOptions,
+    quirks: Quirks,
+    generation: int | None = None,
 ) -> Agent:
     """Start this process's agent, as `init_rpc` does, and return it.
 
-    For `init_rpc`, and for what imitates another system's: it says in `quirks` what is different.
+    For `init_rpc`, for `farcall.local`, and for what imitates another system's: it says in `quirks`
+    what is different.
+
+    Args:
+        generation: number of the group at its store, the same on all workers; None: how many groups
+            this process was in.
     """
     global _generation  # noqa: PLW0603
     check_name(name)
     with _starting:
         if default_agent() is not None:
             raise RuntimeError("RPC is already initialized; call shutdown first")
-        generation = _generation
-        _generation += 1
+        if generation is None:
+            generation = _generation
+            _generation += 1
         agent = start_agent(
             name, rank, world_size, options, _credentials, generation, quirks, Autograd
         )

@@ -1,9 +1,9 @@
 """What README.md and docs/ show really runs, and what they point at exists.
 
 Every `python` block of a page is run, in order, in one namespace, as code of worker `w0` of the
-group `w0`, `w1`, `w2` in this process. A block that calls `init_rpc` is a script: it runs in
-processes of its own, under torchrun if it reads RANK. Where a `print` has a comment behind it, that
-is what it must print.
+group `w0`, `w1`, `w2` in this process. A block that calls `init_rpc` or `farcall.local` is a
+script: it runs in processes of its own, under torchrun if it reads RANK. Where a `print` has a
+comment behind it, that is what it must print.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from farcall.testing.cluster import acting_as, cluster
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# The others hold no code to run, or quote the demos: see test_docs_demos.py.
+# The others hold no code to run, quote the demos (see test_docs_demos.py), or start workers
+# (tests/process/test_groups_page.py).
 RUN = ("README.md", "docs/guide.md", "docs/hangs.md", "docs/migrate.md", "docs/protocol.md")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -41,7 +42,7 @@ class Block(NamedTuple):
 
     @property
     def is_script(self) -> bool:
-        return "rpc.init_rpc(" in self.code
+        return "rpc.init_rpc(" in self.code or "farcall.local(" in self.code
 
     @property
     def prints(self) -> list[str]:

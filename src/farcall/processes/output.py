@@ -100,6 +100,8 @@ class Output:
         os.set_blocking(self._wake_up, False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._closed = False
+        self._asked = 0  # how often somebody wants what is in the pipes to be shown
+        self._shown = 0  # how many of them have got that
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         self._thread = FarcallThread(self._run, "farcall output")
@@ -169,10 +171,18 @@ class Output:
             child = self._children[name]
             return self._changed.wait_for(lambda: child.open_pipes == 0, seconds)
 
+    def catch_up(self) -> None:
+        """Wait until all whole lines that are in the pipes now are shown."""
+        with self._changed:
+            self._asked = asked = self._asked + 1
+            self._wake()
+            self._changed.wait_for(lambda: self._shown >= asked or self._closed)
+
     def close(self) -> None:
         """Show what is in the pipes now, and stop. `logs` can still be asked."""
         with self._changed:
             self._closed = True
+            self._changed.notify_all()
         self._wake()
         self._thread.join_if_started()
 
@@ -192,14 +202,20 @@ class Output:
     def _run(self) -> None:
         rounds_left = _LAST_ROUNDS
         while rounds_left:
-            closed = self._closed
+            with self._changed:
+                closed, asked = self._closed, self._asked
             rounds_left -= closed
-            ready = self._selector.select(0 if closed else None)
+            ready = self._selector.select(0 if closed or asked > self._shown else None)
             for key, _ in ready:
                 if key.data is None:
                     os.read(self._woken, _AT_ONCE)
                 else:
                     self._read(key.fd, key.data)
+            # One look is enough: it takes as much as a pipe can hold.
+            if asked > self._shown:
+                with self._changed:
+                    self._shown = asked
+                    self._changed.notify_all()
             if closed and not any(key.data for key, _ in ready):
                 break
         for key in list(self._selector.get_map().values()):
@@ -272,7 +288,9 @@ def _has_colours(stream: TextIO) -> bool:
 
 
 def _coloured(text: str, colour: str) -> str:
-    console = Console(file=io.StringIO(), color_system="standard", force_terminal=True)
+    console = Console(
+        file=io.StringIO(), color_system="standard", force_terminal=True, force_jupyter=False
+    )
     with console.capture() as captured:
         console.print(Text(text, style=colour), end="", soft_wrap=True)
     return captured.get()

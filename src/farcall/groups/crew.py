@@ -1,0 +1,219 @@
+"""The worker processes of a group, as the driver sees them: how they start, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from farcall import rpc
+from farcall.groups.joining import DRIVER, GENERATION, abort, settings
+from farcall.groups.program import LEAVE, READY, Plan, main_of_this_process, threads_of_each
+from farcall.processes.exits import MemoryKills, in_words
+from farcall.processes.forkserver import KILL, WARM, Place, command
+from farcall.processes.output import Output
+from farcall.runtime.agent import Agent
+from farcall.runtime.quirks import Quirks
+from farcall.threads import FarcallThread
+
+PROGRAM = "farcall.groups.program"
+END_SECONDS = 5.0  # that a fork server has to end what it started
+
+
+class Crew:
+    """Worker processes, forked by a process that has imported torch. Thread-safe once started.
+
+    Args:
+        names: of the workers, by rank.
+        options: keywords of `RpcBackendOptions`.
+
+    Raises:
+        OSError: the system has no more processes or descriptors.
+        TypeError: an option can't be pickled.
+    """
+
+    def __init__(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
+        self._names = tuple(names)
+        self._folder = tempfile.TemporaryDirectory(prefix="farcall-", ignore_cleanup_errors=True)
+        self._meeting = Path(self._folder.name, "rendezvous")
+        self._secret = rpc.Secret(options.get("secret") or rpc.Secret.generate()).reveal()
+        self._has_joined = False
+        meeting = {"init_method": self._meeting.as_uri(), "secret": self._secret}
+        given = {**options, **meeting}
+        keywords, self._limit = settings(given)
+        self._options = rpc.RpcBackendOptions(**keywords)
+        self._plan = Plan(
+            self._names, main_of_this_process(), cloudpickle.dumps(given), threads_of_each(names)
+        )
+        self._kills = MemoryKills()
+        self._exits: dict[int, int] = {}
+        self._changed = threading.Condition()  # guards the exits, and says that there are more
+        self._is_over = False
+        self._output = Output()
+        self._log = tempfile.TemporaryFile(dir=self._folder.name)  # noqa: SIM115  # see `close`
+        self._places: list[Place] = []
+        self._workers: list[Connection] = []
+        self._home, self._server = self._start_server()
+        self._hearer = FarcallThread(self._hear, "farcall group")
+
+    def _start_server(self) -> tuple[Connection, subprocess.Popen[bytes]]:
+        """Start the fork server. It inherits the workers' ends of their pipes and connections."""
+        ours, theirs = socket.socketpair()
+        inherited = [theirs.detach()]
+        try:
+            for name in self._names:
+                place, worker = self._make_place(name)
+                inherited += place[1:]
+                self._places.append(place)
+                self._workers.append(worker)
+            server = subprocess.Popen(
+                command(inherited[0], PROGRAM),
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,  # Ctrl-C in a terminal is for the driver alone
+            )
+        finally:
+            for descriptor in inherited:
+                os.close(descriptor)
+        return Connection(ours.detach()), server
+
+    def _make_place(self, name: str) -> tuple[Place, Connection]:
+        out, their_out = os.pipe()
+        err, their_err = os.pipe()
+        ours, theirs = socket.socketpair()
+        self._output.follow(name, out, err)
+        return Place(name, their_out, their_err, theirs.detach()), Connection(ours.detach())
+
+    def start(self) -> Agent:
+        """Fork the workers and meet them; return the driver's agent, which is this process's own.
+
+        Raises:
+            RuntimeError: a worker, or the fork server, could not start; the message says why.
+            RendezvousError: they did not meet.
+        """
+        self._wait_until_warm()
+        self._home.send_bytes(pickle.dumps((self._places, self._plan)))
+        self._hearer.start()
+        for number in range(len(self._names)):
+            said = self._said(number)
+            if said != READY:
+                raise self._failure(number, said)
+        size = len(self._names) + 1
+        try:
+            agent = rpc.start_default_agent(
+                DRIVER, size - 1, size, self._options, Quirks(), GENERATION
+            )
+        except Exception as error:
+            for number in sorted(self.ended()):
+                raise self._failure(number, self._said(number)) from error
+            raise
+        self._has_joined = True
+        agent.status.rpc_timeout = self._limit
+        return agent
+
+    def _wait_until_warm(self) -> None:
+        try:
+            if self._home.recv_bytes() == WARM:
+                return
+        except (EOFError, OSError):
+            pass
+        self._server.wait()
+        self._log.seek(0)
+        said = self._log.read().decode(errors="replace")
+        raise RuntimeError(f"the process that starts the workers could not start:\n{said}")
+
+    def _said(self, number: int) -> bytes:
+        """Return what a worker tells the driver next; nothing if it has ended."""
+        try:
+            return self._workers[number].recv_bytes()
+        except (EOFError, OSError):
+            return b""
+
+    def _failure(self, number: int, said: bytes) -> RuntimeError:
+        """Return why a worker could not start. What it said is the reason, if it said something."""
+        reason = said.decode(errors="replace").rstrip()
+        if not reason:
+            reason = f"its process ended: {self.how_it_ended(number, END_SECONDS)}"
+        return RuntimeError(f"{self._names[number]!r} could not start: {reason}")
+
+    def _hear(self) -> None:
+        """Run in a thread: note how workers end, until the fork server has ended."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, code = pickle.loads(self._home.recv_bytes())
+                with self._changed:
+                    self._exits[number] = code
+                    self._changed.notify_all()
+                if not self._has_joined:  # or the others would wait for it
+                    reason = f"{self._names[number]!r} has ended"
+                    abort(str(self._meeting), self._secret, len(self._names) + 1, reason)
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def ended(self) -> set[int]:
+        """Return the numbers of the workers whose processes have ended."""
+        with self._changed:
+            return set(self._exits)
+
+    def how_it_ended(self, number: int, seconds: float) -> str | None:
+        """Say in words how a worker's process ended; None if it has not after these seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or number in self._exits, seconds)
+            code = self._exits.get(number)
+        return None if code is None else in_words(code, self._kills.since())
+
+    def show_output(self) -> None:
+        """Show what workers have printed so far."""
+        self._output.catch_up()
+
+    def logs(self, name: str, last: int | None) -> list[str]:
+        """Return the last lines that a worker has printed; all that are kept if None."""
+        self._output.catch_up()
+        return self._output.logs(name, last)
+
+    def leave(self, patience: float) -> None:
+        """Have all leave the group, once nothing is in flight any more.
+
+        Raises:
+            RpcTimeout: functions are still running after these seconds.
+        """
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.send_bytes(LEAVE)
+        rpc.shutdown(timeout=patience)
+
+    def close(self, patience: float) -> None:
+        """End all processes, show what they have still printed, and delete the folder.
+
+        Args:
+            patience: seconds that workers have to end by themselves.
+        """
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over, patience)
+            with contextlib.suppress(OSError):
+                self._home.send_bytes(KILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.wait(END_SECONDS)
+        finally:
+            self._server.kill()
+            self._server.wait()
+            self._hearer.join_if_started()
+            for connection in (self._home, *self._workers):
+                connection.close()
+            self._output.close()
+            self._log.close()
+            self._folder.cleanup()
