@@ -21,6 +21,7 @@ from farcall.runtime import logs
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.policy import Policy
 from farcall.runtime.gradients import Gradients
+from farcall.runtime.membership.certificate_signer import signer_of
 from farcall.runtime.membership.endpoints import ListeningEndpoint, Place
 from farcall.runtime.membership.hosts import host_id, host_name, main_fingerprint, versions
 from farcall.runtime.membership.lookup import Lookup, Reminder
@@ -29,7 +30,7 @@ from farcall.runtime.membership.reachability import advertised
 from farcall.runtime.membership.records import WORKER
 from farcall.runtime.membership.rendezvous import Rendezvous, store_errors
 from farcall.runtime.membership.signed_store import SignedStore
-from farcall.runtime.membership.signing import Membership, signer_of
+from farcall.runtime.membership.signing import Membership
 from farcall.runtime.membership.stores import bounded, check_place, open_store
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.credential import Credential, Credentials
@@ -92,22 +93,20 @@ def start_agent(
         check_place(rank, world_size or -1, "store")
         store, size = options.store, world_size if world_size and world_size > 0 else None
     prefix = f"farcall/{generation}" if size else "farcall/open"
-    signer = signer_of(credential.key)
+    signer = signer_of(credential.key, credential.tls)
     membership = Membership(prefix, signer)
     rendezvous = Rendezvous(store, prefix, signer)
     kinds = SignedStore(PrefixStore("farcall", store), "farcall", signer)
     incarnation = new_incarnation()
-    identity = membership.shown_by(
-        Identity(
-            name,
-            rank,
-            incarnation,
-            host_id(),
-            main_fingerprint(),
-            zero_copy=options.shared_tensors == "handle",
-            versions=versions(),
-            strict=policy.is_strict,
-        )
+    identity = Identity(
+        name,
+        rank,
+        incarnation,
+        host_id(),
+        main_fingerprint(),
+        zero_copy=options.shared_tensors == "handle",
+        versions=versions(),
+        strict=policy.is_strict,
     )
     reception = Reception()
     endpoint = options.open_endpoint(
@@ -115,6 +114,7 @@ def start_agent(
             me=identity,
             admit=reception.admit,
             vouch=membership.vouch,
+            shown=membership.shown_by,
             meeting=reception.meeting,
             credential=credential,
             listen=(host, port),
@@ -130,8 +130,10 @@ def start_agent(
     def is_gone(other: Worker) -> bool:
         return endpoint.is_gone(other, patience)
 
-    lookup = Lookup(name, rendezvous.find, lambda: rendezvous.reopen(me))
-    reminder = Reminder(name, lookup.find)
+    lookup = Lookup(name, lambda key: rendezvous.ask(me, key), lambda: rendezvous.reopen(me))
+    reminder = Reminder(
+        name, lookup.find, None if credential.tls is None else rendezvous.is_outdated
+    )
 
     def leave() -> None:
         reminder.end()

@@ -419,6 +419,7 @@ class RpcBackendOptions:
                 encrypt=self.encrypt,
                 admit=place.admit,
                 vouch=place.vouch,
+                shown=place.shown,
                 meeting=place.meeting,
                 paths=self.paths,
                 streams=self.tcp_streams,

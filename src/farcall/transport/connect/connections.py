@@ -99,7 +99,7 @@ class Connections(Generic[L]):
     ) -> None:
         self._listening = listening
         self._credentials = LinkCredentials(
-            listening.secret, listening.tls, encrypts=listening.encrypt
+            listening.secret, listening.tls, encrypts=listening.encrypt, shown=listening.shown
         )
         self._open_link = open_link
         self._give_up = give_up or _is_closed_with_its_socket

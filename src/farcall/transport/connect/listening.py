@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from farcall.transport.base import Admit, Meeting
 from farcall.transport.connect.addresses import PATHS
-from farcall.transport.connect.credentials import TlsConfig
+from farcall.transport.connect.credentials import TlsConfig, shown_as_it_is
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 from farcall.transport.connect.handshake_messages import Identity
 
@@ -41,6 +41,8 @@ class Listening:
         admit: asked about everyone who dials in, see `base.Admit`.
         vouch: asked before that whether who dials in shows that it belongs to the group: why it is
             refused, or None. It does not wait.
+        shown: gives what to say of ourselves to those that we dial, with what shows `vouch` there
+            that we belong to the group. It does not wait.
         meeting: which meeting with a worker it is, see `base.Meeting`.
         paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
             listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
@@ -64,6 +66,7 @@ class Listening:
     encrypt: bool = True
     admit: Admit = admit_all
     vouch: Callable[[Identity], str | None] = vouch_for_all
+    shown: Callable[[Identity], Identity] = shown_as_it_is
     meeting: Meeting = first_meeting
     paths: Collection[str] = PATHS
     streams: int | None = None
