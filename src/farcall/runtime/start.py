@@ -98,15 +98,17 @@ def start_agent(
     rendezvous = Rendezvous(store, prefix, signer)
     kinds = SignedStore(PrefixStore("farcall", store), "farcall", signer)
     incarnation = new_incarnation()
-    identity = Identity(
-        name,
-        rank,
-        incarnation,
-        host_id(),
-        main_fingerprint(),
-        zero_copy=options.shared_tensors == "handle",
-        versions=versions(),
-        strict=policy.is_strict,
+    identity = membership.shown_by(
+        Identity(
+            name,
+            rank,
+            incarnation,
+            host_id(),
+            main_fingerprint(),
+            zero_copy=options.shared_tensors == "handle",
+            versions=versions(),
+            strict=policy.is_strict,
+        )
     )
     reception = Reception()
     endpoint = options.open_endpoint(

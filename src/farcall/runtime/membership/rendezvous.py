@@ -75,6 +75,8 @@ class Rendezvous:
         self._signer = signer or Unsigned()
         self._board = SignedStore(PrefixStore(prefix, store), prefix, self._signer)
         self._signed_with = self._signer.credential()
+        # Up to when records that are not believed are waited for: once, not at each question.
+        self._claimed_until: dict[str | int, float] = {}
         self._is_file = isinstance(store, FileStore)
         self._given_up = threading.Event()
 
@@ -177,12 +179,13 @@ class Rendezvous:
             if self.is_outdated():
                 self._sign_again(me)
             return self.find(name_or_id)
-        until = time.monotonic() + _RENEWAL_LIMIT
-        while True:
-            found = self.find(name_or_id)
-            if found is not None or time.monotonic() >= until or not self._is_claimed(name_or_id):
-                return found
+        found = self.find(name_or_id)
+        while found is None and self._may_be_signed_anew(name_or_id):
             self._given_up.wait(_RENEWAL_PAUSE)
+            found = self.find(name_or_id)
+        if found is not None:
+            self._claimed_until.pop(name_or_id, None)
+        return found
 
     def is_outdated(self) -> bool:
         """Return whether this worker's certificate is another one than what signed its records.
@@ -191,13 +194,16 @@ class Rendezvous:
         """
         return self._signer.credential() != self._signed_with
 
-    def _is_claimed(self, name_or_id: str | int) -> bool:
-        """Return whether somebody is up by a record that is not believed and may be renewed."""
+    def _may_be_signed_anew(self, name_or_id: str | int) -> bool:
+        """Return whether somebody is up by a record that is not believed, and only for a while."""
         if not self._signed_with:
             return False  # secrets are not renewed
         kind = "name" if isinstance(name_or_id, str) else "rank"
         claim = self._board.read(f"{kind}/{name_or_id}", RECORD).claim
-        return claim is not None and claim.state == "up"
+        if claim is None or claim.state != "up":
+            return False
+        now = time.monotonic()
+        return now < self._claimed_until.setdefault(name_or_id, now + _RENEWAL_LIMIT)
 
     def _sign_again(self, worker: Worker) -> None:
         credential = self._signer.credential()

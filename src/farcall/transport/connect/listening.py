@@ -42,7 +42,8 @@ class Listening:
         vouch: asked before that whether who dials in shows that it belongs to the group: why it is
             refused, or None. It does not wait.
         shown: gives what to say of ourselves to those that we dial, with what shows `vouch` there
-            that we belong to the group. It does not wait.
+            that we belong to the group: for each dial, as certificates are renewed. It does not
+            wait.
         meeting: which meeting with a worker it is, see `base.Meeting`.
         paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
             listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
