@@ -282,6 +282,22 @@ def membership() -> bytes:
     return shown
 
 
+def without_signature(key: str, value: bytes) -> bytes:
+    """Return what a worker reads in the place of the record of w1: the same, signed by nobody."""
+    if not key.endswith("/name/w1"):
+        return value
+    body, _ = msgspec.msgpack.decode(value)
+    return msgspec.msgpack.encode([body, b""])
+
+
+def signed_otherwise(key: str, value: bytes) -> bytes:
+    """Return the same with a signature in which one bit is another."""
+    if not key.endswith("/name/w1"):
+        return value
+    body, signature = msgspec.msgpack.decode(value)
+    return msgspec.msgpack.encode([body, signature[:-1] + bytes([signature[-1] ^ 1])])
+
+
 def _exchange(to: str, frame: Frame) -> Outcome:
     agent = current_agent()
     peer = agent.directory.known(to)

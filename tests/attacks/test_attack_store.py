@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 import os
 import socket
@@ -62,6 +63,24 @@ def try_join(*place: Any, **options: Any) -> str:
     except FarcallError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+_lines: list[str] = []
+
+
+class Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        _lines.append(record.getMessage())
+
+
+def hear() -> None:
+    """Keep what the log says from now on."""
+    logging.getLogger("farcall").addHandler(Lines())
+
+
+def heard(text: str) -> int:
+    """Return how many lines have a text."""
+    return sum(text in line for line in _lines)
 
 
 def was_rewritten() -> int:
@@ -182,13 +201,47 @@ def test_record_with_what_is_another_workers_sends_no_call_to_it(
     swap_what_is_in_records(crew, members, WITH_SECRET)
 
 
-def test_store_sends_no_call_astray_where_names_are_proven(
-    crew: Crew, transport: str, tmp_path: Path
+def with_certificates(folder: Path, *, names: bool) -> list[Options]:
+    """Return the options of three workers that have certificates and no secret."""
+    authority = Authority(folder)
+    return [{"tls": authority.issue(f"w{rank}").config(names=names)} for rank in range(3)]
+
+
+@pytest.mark.parametrize("names", [False, True], ids=["any name", "names bound"])
+def test_store_sends_no_call_astray_where_workers_have_certificates(
+    crew: Crew, transport: str, tmp_path: Path, names: bool
 ) -> None:
-    authority = Authority(tmp_path)
-    options = [{"tls": authority.issue(f"w{rank}").config(names=True)} for rank in range(3)]
+    options = with_certificates(tmp_path, names=names)
     members = join_three(crew, transport, None, options)
     swap_what_is_in_records(crew, members, options[0])
+
+
+@pytest.mark.parametrize("size", [3, None], ids=["fixed group", "open group"])
+def test_records_that_are_swapped_send_no_call_astray_where_workers_have_certificates(
+    crew: Crew, transport: str, tmp_path: Path, size: int | None
+) -> None:
+    options = with_certificates(tmp_path, names=False)
+    members = join_three(crew, transport, size, options)
+    file = crew.init_method.removeprefix("file://")
+    swap = SwapRecords(file, ("1", "2") if size else ("w1", "w2"))
+    problem = members[0].run(join_hostile, "w0", 0, size, file, swap, **options[0])
+    assert_calls_go_where_they_should(members[0], problem)
+
+
+@pytest.mark.parametrize("rewrite", [attacker.without_signature, attacker.signed_otherwise])
+def test_record_that_no_certificate_signed_is_ignored_and_named_once(
+    crew: Crew, transport: str, tmp_path: Path, rewrite: Rewrite
+) -> None:
+    options = with_certificates(tmp_path, names=False)
+    members = join_three(crew, transport, None, options)
+    file = crew.init_method.removeprefix("file://")
+    members[0].run(hear)
+    problem = members[0].run(join_hostile, "w0", 0, None, file, rewrite, **options[0])
+    assert problem == ""
+    for key in ("w1", 1):
+        assert "UnknownWorker" in members[0].run(honest.try_call, key, own_name).error
+    assert members[0].run(honest.try_call, "w2", own_name).value == "w2"
+    assert members[0].run(heard, "holds something at farcall/open/name/w1") == 1
 
 
 @pytest.mark.parametrize("size", [1, None], ids=["fixed group", "open group"])

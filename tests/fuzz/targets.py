@@ -311,7 +311,13 @@ UNSIGNED, SIGNED = (
 def records() -> Iterable[bytes]:
     worker = Worker("w1", 1, 7, ("tcp://h:1", "unix:@farcall-1"), "host", 9, "main")
     gate = Gate("timed out", "w1", "late")
-    for value in (Record(worker), Record(worker, "left"), worker, Confirmation(bytes(32)), gate):
+    for value in (
+        Record(worker),
+        Record(worker, "left"),
+        worker,
+        Confirmation("w1", bytes(32)),
+        gate,
+    ):
         for store in (UNSIGNED, SIGNED):
             yield store._sealed("another key", value)
 

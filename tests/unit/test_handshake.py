@@ -431,8 +431,10 @@ def test_words_of_a_stranger_are_shown_without_control_characters(pair: Pair) ->
 
 
 def test_limit_holds_for_our_own_hello(pair: Pair) -> None:
-    with pytest.raises(LinkError, match="over 4096 bytes"):
-        connect(pair[0], Identity("left", 0, 1, host="h" * 5000), None, expects=0, deadline=soon())
+    with pytest.raises(LinkError, match="over 12288 bytes"):
+        connect(
+            pair[0], Identity("left", 0, 1, host="h" * 15_000), None, expects=0, deadline=soon()
+        )
 
 
 def test_refusal_is_read_though_the_connection_was_reset_behind_it() -> None:

@@ -19,6 +19,7 @@ from farcall.runtime.options import backend_options as options
 from farcall.runtime.options.credential import Credential
 from farcall.runtime.threads import openmp
 from farcall.runtime.threads.openmp import FREQUENT_CALLS, FREQUENT_SECONDS, IdleTeam, find_libgomp
+from farcall.transport.connect.credentials import shown_as_it_is
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening, admit_all, first_meeting, vouch_for_all
 
@@ -144,6 +145,7 @@ def test_a_worker_keeps_cores_awake_only_where_torch_leaves_some(
         me=Identity("w0", 0, 1),
         admit=admit_all,
         vouch=vouch_for_all,
+        shown=shown_as_it_is,
         meeting=first_meeting,
         credential=Credential(None, confined=False),
         listen=("127.0.0.1", 0),

@@ -192,9 +192,9 @@ def test_signatures_are_under_a_key_of_their_own() -> None:
     secret = b"what only the members know"
     assert SecretSigner(secret)._key != secret
     assert SecretSigner(secret).sign(b"x") != SecretSigner(secret + b"!").sign(b"x")
-    assert not SecretSigner(secret).check(b"x", b"")
-    assert Unsigned().check(b"x", Unsigned().sign(b"x"))
-    assert not Unsigned().check(b"x", SecretSigner(secret).sign(b"x"))
+    assert SecretSigner(secret).objection(b"x", b"", "w0") is not None
+    assert Unsigned().objection(b"x", Unsigned().sign(b"x"), "w0") is None
+    assert Unsigned().objection(b"x", SecretSigner(secret).sign(b"x"), "w0") is not None
 
 
 # --- what the log says

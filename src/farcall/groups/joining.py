@@ -64,4 +64,4 @@ def abort(path: str, secret: bytes, size: int, reason: str) -> None:
     prefix = f"farcall/{GENERATION}"
     store = PrefixStore(prefix, FileStore(path, size))
     gate = Gate("aborted", DRIVER, reason)
-    SignedStore(store, prefix, signer_of(secret)).settle("gate", GATE, gate)
+    SignedStore(store, prefix, signer_of(secret, None)).settle("gate", GATE, gate)

@@ -93,7 +93,7 @@ def start_agent(
         check_place(rank, world_size or -1, "store")
         store, size = options.store, world_size if world_size and world_size > 0 else None
     prefix = f"farcall/{generation}" if size else "farcall/open"
-    signer = signer_of(credential.key)
+    signer = signer_of(credential.key, credential.tls)
     membership = Membership(prefix, signer)
     rendezvous = Rendezvous(store, prefix, signer)
     kinds = SignedStore(PrefixStore("farcall", store), "farcall", signer)
@@ -117,6 +117,7 @@ def start_agent(
             me=identity,
             admit=reception.admit,
             vouch=membership.vouch,
+            shown=membership.shown_by,
             meeting=reception.meeting,
             answer=inspection.answer,
             credential=credential,
@@ -133,8 +134,10 @@ def start_agent(
     def is_gone(other: Worker) -> bool:
         return endpoint.is_gone(other, patience)
 
-    lookup = Lookup(name, rendezvous.find, lambda: rendezvous.reopen(me))
-    reminder = Reminder(name, lookup.find)
+    lookup = Lookup(name, lambda key: rendezvous.ask(me, key), lambda: rendezvous.reopen(me))
+    reminder = Reminder(
+        name, lookup.find, None if credential.tls is None else rendezvous.is_outdated
+    )
 
     def leave() -> None:
         reminder.end()

@@ -54,7 +54,7 @@ class Place:
 
     Attributes:
         me: what to say of ourselves. The id is -1 if the group has yet to assign it.
-        admit, vouch, meeting, answer: for the endpoint, see `Listening`.
+        admit, vouch, shown, meeting, answer: for the endpoint, see `Listening`.
         credential: what to prove ourselves with, and with whom we may talk.
         listen: host and port (0: any free one) to listen on, checked to be safe.
         advertise: host names or addresses under which others reach us, best first.
@@ -66,6 +66,7 @@ class Place:
     me: Identity
     admit: Admit
     vouch: Callable[[Identity], str | None]
+    shown: Callable[[Identity], Identity]
     meeting: Meeting
     answer: Answer
     credential: Credential

@@ -102,13 +102,16 @@ class FixedGroup:
         if not self._seen and self._board.are_there(self._ranks):
             self._seen = self._look()
             if self._seen:
-                confirmation = Confirmation(_digest(self._seen))
+                confirmation = Confirmation(self._me.name, _digest(self._seen))
                 self._board.put(f"confirmed/{self._me.id}", confirmation)
         if not self._seen or not self._board.are_there(self._confirmations):
             return False
         members = _digest(self._seen)
         said = (self._board.read(key, CONFIRMATION).value for key in self._confirmations)
-        if all(one is not None and one.members == members for one in said):
+        if all(
+            one == Confirmation(worker.name, members)
+            for one, worker in zip(said, self._seen, strict=True)
+        ):
             return True
         self._seen = []  # somebody sees others: look again
         return False
@@ -156,10 +159,8 @@ class FixedGroup:
         missing = [rank for rank, one in enumerate(found) if one.value is None]
         others = [rank for rank in missing if found[rank].claim is not None]
         if others:
-            lacking = (
-                f"{_ranks(others)} can't be believed, since this worker's secret is not what that "
-                "is signed with: check that FARCALL_SECRET is the same on all workers"
-            )
+            why = dict.fromkeys(found[rank].objection for rank in others)
+            lacking = f"{_ranks(others)} can't be believed, since {'; '.join(why)}"
         elif missing:
             lacking = f"missing: {_ranks(missing)}"
         else:

@@ -19,6 +19,7 @@ from farcall.transport.uninterrupted import uninterrupted
 
 logger = get_logger("farcall")
 
+RENEW_SECONDS = 1.0  # between two looks at whether there is a new certificate
 LOOKUP_SECONDS = 60.0  # for a rendezvous, where no call says how long
 LOOK_AGAIN = 1.0  # seconds between looks at what a bell should have told
 
@@ -42,11 +43,19 @@ class Reminder:
     Args:
         name: of this worker.
         find: see `Lookup.find`.
+        is_outdated: of a worker that may get a new certificate: whether the store is to be asked
+            at once, see `Rendezvous.is_outdated`.
     """
 
-    def __init__(self, name: str, find: Callable[[str, float], object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        find: Callable[[str, float], object],
+        is_outdated: Callable[[], bool] | None,
+    ) -> None:
         self._name = name
         self._find = find
+        self._is_outdated = is_outdated
         self._ended = threading.Event()
         self._thread = FarcallThread(self._remind, f"farcall-remind-{name}")
 
@@ -57,11 +66,21 @@ class Reminder:
             logger.debug("%s: the store is not reminded of this worker: %s", self._name, refused)
 
     def _remind(self) -> None:
-        while not self._ended.wait(REMIND_SECONDS):
+        while self._is_time():
             try:
                 self._find(self._name, time.monotonic() + REMIND_SECONDS)
             except NotAsked as error:
                 logger.debug("%s: the store does not answer: %s", self._name, error)
+
+    def _is_time(self) -> bool:
+        """Wait until it is time to ask again, then return True; False when this has ended."""
+        if self._is_outdated is None:
+            return not self._ended.wait(REMIND_SECONDS)
+        until = time.monotonic() + REMIND_SECONDS
+        while not self._ended.wait(RENEW_SECONDS):
+            if time.monotonic() >= until or self._is_outdated():
+                return True
+        return False
 
     def end(self) -> None:
         """Ask no more. A question that is open ends by itself."""

@@ -24,6 +24,7 @@ class Record(msgspec.Struct, frozen=True):
 class Confirmation(msgspec.Struct, frozen=True):
     """A worker of a fixed group has seen the records of all: SHA-256 of their incarnations."""
 
+    by: str
     members: bytes
 
 
@@ -53,7 +54,7 @@ def is_possible(worker: Worker) -> bool:
     )
 
 
-RECORD = Kind(Record, lambda record: is_possible(record.worker))
-WORKER = Kind(Worker, is_possible)
-CONFIRMATION = Kind(Confirmation)
-GATE = Kind(Gate)
+RECORD = Kind(Record, lambda record: record.worker.name, lambda record: is_possible(record.worker))
+WORKER = Kind(Worker, lambda worker: worker.name, is_possible)
+CONFIRMATION = Kind(Confirmation, lambda confirmation: confirmation.by)
+GATE = Kind(Gate, lambda gate: gate.by)

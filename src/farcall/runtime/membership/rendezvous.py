@@ -47,6 +47,11 @@ _log = get_logger(__name__)
 _LEAVE_LIMIT = 5.0
 
 
+# How long, in seconds, a record that is not believed may take to be signed with a new certificate,
+# and how long to wait before it is looked at again. Longer than RENEW_SECONDS of `lookup.py`, and
+# shorter than what a store may take to answer a question.
+_RENEWAL_LIMIT, _RENEWAL_PAUSE = 4.0, 0.2
+
 _MOST_EMPTY = 1024  # entries of the log in a row that lead to nobody new
 
 
@@ -67,7 +72,11 @@ class Rendezvous:
     """
 
     def __init__(self, store: Store, prefix: str, signer: Signer | None = None) -> None:
-        self._board = SignedStore(PrefixStore(prefix, store), prefix, signer or Unsigned())
+        self._signer = signer or Unsigned()
+        self._board = SignedStore(PrefixStore(prefix, store), prefix, self._signer)
+        self._signed_with = self._signer.credential()
+        # Up to when records that are not believed are waited for: once, not at each question.
+        self._claimed_until: dict[str | int, float] = {}
         self._is_file = isinstance(store, FileStore)
         self._given_up = threading.Event()
 
@@ -156,6 +165,54 @@ class Rendezvous:
         # Only now: other threads ask by it, and would find nothing amiss at a store that was
         # started again and breaks before this worker is known there.
         self._board = anew._board
+
+    def ask(self, me: Worker, name_or_id: str | int) -> Worker | None:
+        """As `find`, for a worker that has joined. One that asks for its own name signs anew.
+
+        It does so if `is_outdated`. A record that is not believed, of somebody who has a
+        certificate, too, may be signed anew soon: this waits for it, a few seconds at most.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        if name_or_id == me.name:
+            if self.is_outdated():
+                self._sign_again(me)
+            return self.find(name_or_id)
+        found = self.find(name_or_id)
+        while found is None and self._may_be_signed_anew(name_or_id):
+            self._given_up.wait(_RENEWAL_PAUSE)
+            found = self.find(name_or_id)
+        if found is not None:
+            self._claimed_until.pop(name_or_id, None)
+        return found
+
+    def is_outdated(self) -> bool:
+        """Return whether this worker's certificate is another one than what signed its records.
+
+        When that one has expired, or its authority has gone, they are not believed any more.
+        """
+        return self._signer.credential() != self._signed_with
+
+    def _may_be_signed_anew(self, name_or_id: str | int) -> bool:
+        """Return whether somebody is up by a record that is not believed, and only for a while."""
+        if not self._signed_with:
+            return False  # secrets are not renewed
+        kind = "name" if isinstance(name_or_id, str) else "rank"
+        claim = self._board.read(f"{kind}/{name_or_id}", RECORD).claim
+        if claim is None or claim.state != "up":
+            return False
+        now = time.monotonic()
+        return now < self._claimed_until.setdefault(name_or_id, now + _RENEWAL_LIMIT)
+
+    def _sign_again(self, worker: Worker) -> None:
+        credential = self._signer.credential()
+        record = Record(worker)
+        for key in (f"name/{worker.name}", f"rank/{worker.id}"):
+            found = self._board.read(key, RECORD)
+            if record in (found.value, found.claim):
+                self._board.write(key, found.raw, RECORD, record)
+        self._signed_with = credential
 
     def workers(self, deadline: float = math.inf) -> list[Worker]:
         """Return the workers that are up now, in the order in which their names first came.

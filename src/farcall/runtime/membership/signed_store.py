@@ -54,19 +54,33 @@ class Found(NamedTuple, Generic[T]):
     Attributes:
         raw: as it is in the store; empty if there is nothing.
         value: if there is one that was signed by a member.
-        claim: if there is one that was not: it may be of somebody with another secret.
+        claim: if there is one that was not: it may be of somebody with another credential.
+        objection: why there is no value, if there is anything.
     """
 
     raw: bytes
     value: T | None
     claim: T | None = None
+    objection: str = ""
 
 
 class Kind(Generic[T]):
-    """A type of values: how they become bytes, and which are possible."""
+    """A type of values: how they become bytes, who signs them, and which are possible.
 
-    def __init__(self, type_: type[T], is_possible: Callable[[T], bool] = lambda _: True) -> None:
+    Args:
+        type_: of the values.
+        signatory: returns the name of the worker that alone may have signed a value.
+        is_possible: tells values that are out of bounds.
+    """
+
+    def __init__(
+        self,
+        type_: type[T],
+        signatory: Callable[[T], str],
+        is_possible: Callable[[T], bool] = lambda _: True,
+    ) -> None:
         self._decoder = msgspec.msgpack.Decoder(type_)
+        self.signatory = signatory
         self._is_possible = is_possible
 
     def decode(self, body: bytes) -> T | None:
@@ -201,15 +215,16 @@ class SignedStore:
             with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
                 sealed = _decode_sealed(raw)
         value = None if sealed is None else kind.decode(sealed.body)
-        if sealed is not None and value is not None and self._is_signed(key, sealed):
+        objection: str | None = "it is no value of a worker's"
+        if sealed is not None and value is not None:
+            bound, name = self._bound(key, sealed.body), kind.signatory(value)
+            objection = self._signer.objection(bound, sealed.signature, name)
+        if objection is None:
             return Found(raw, value)
-        self._name(key)
-        return Found(raw, None, value)
+        self._name(key, objection)
+        return Found(raw, None, value, objection)
 
-    def _is_signed(self, key: str, sealed: _Sealed) -> bool:
-        return self._signer.check(self._bound(key, sealed.body), sealed.signature)
-
-    def _name(self, key: str) -> None:
+    def _name(self, key: str, objection: str) -> None:
         with self._lock:
             if key in self._named or len(self._named) >= MOST_NAMED:
                 return
@@ -217,9 +232,10 @@ class SignedStore:
             is_last = len(self._named) == MOST_NAMED
         _log.warning(
             "the store holds something at %s/%s that no worker of this group has signed so: it is "
-            "ignored%s",
+            "ignored, since %s%s",
             self._prefix,
             key,
+            objection,
             "; further keys are not named" if is_last else "",
         )
 

@@ -1,16 +1,19 @@
 """What makes a worker's words its group's: they are signed with what only the group has.
 
-A `Signer` is the seam for other credentials than a shared secret, such as certificates.
+A `Signer` is the seam for credentials: a shared secret here, certificates in
+`certificate_signer.py`.
 """
 
 from __future__ import annotations
 
 import hmac
+import importlib
 import struct
 from typing import Protocol
 
 import msgspec
 
+from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.keys import KEY_LENGTH, hkdf
 
@@ -25,8 +28,15 @@ class Signer(Protocol):
     def sign(self, data: bytes) -> bytes:
         """Return a signature of these bytes."""
 
-    def check(self, data: bytes, signature: bytes) -> bool:
-        """Return whether a member of the group made that signature of these bytes."""
+    def objection(self, data: bytes, signature: bytes, name: str) -> str | None:
+        """Return why a signature of these bytes is not to be believed, or None.
+
+        Args:
+            name: of the worker, a member of the group, that is said to have made it.
+        """
+
+    def credential(self) -> bytes:
+        """Return what tells the credential that signs from former ones of this worker."""
 
 
 class SecretSigner:
@@ -39,9 +49,18 @@ class SecretSigner:
         """See `Signer`."""
         return hmac.digest(self._key, data, "sha256")
 
-    def check(self, data: bytes, signature: bytes) -> bool:
+    def objection(self, data: bytes, signature: bytes, name: str) -> str | None:
+        """See `Signer`. All who know the secret are one to it, so the name is not looked at."""
+        if hmac.compare_digest(self.sign(data), signature):
+            return None
+        return (
+            "this worker's secret is not what that is signed with: check that FARCALL_SECRET is "
+            "the same on all workers"
+        )
+
+    def credential(self) -> bytes:
         """See `Signer`."""
-        return hmac.compare_digest(self.sign(data), signature)
+        return b""
 
 
 class Unsigned:
@@ -51,9 +70,18 @@ class Unsigned:
         """Return the empty signature."""
         return b""
 
-    def check(self, data: bytes, signature: bytes) -> bool:
-        """Return whether there is none: what is signed is of a group that has a credential."""
-        return not signature
+    def objection(self, data: bytes, signature: bytes, name: str) -> str | None:
+        """Object to any signature: what is signed is of a group that has a credential."""
+        if not signature:
+            return None
+        return (
+            "it is signed, and this worker has no credential: check that FARCALL_SECRET, or the "
+            "certificates, are set on all workers"
+        )
+
+    def credential(self) -> bytes:
+        """See `Signer`."""
+        return b""
 
 
 class Membership:
@@ -74,20 +102,32 @@ class Membership:
 
     def vouch(self, peer: Identity) -> str | None:
         """Return why a peer is none of the group, or None; see `Listening`."""
-        if self._signer.check(self._said(peer), peer.membership):
+        objection = self._signer.objection(self._said(peer), peer.membership, peer.name)
+        if objection is None:
             return None
-        return "it shows no signed record of this group"
+        return f"it shows no signed record of this group: {objection}"
 
     def _said(self, one: Identity) -> bytes:
         number = one.incarnation.to_bytes(8, "little")
         return signed_parts(_MEMBER, self._prefix.encode(), one.name.encode(), number)
 
 
-def signer_of(secret: bytes | None) -> Signer:
-    """Return what a group with that secret, or none, signs with."""
-    return Unsigned() if secret is None else SecretSigner(secret)
-
-
 def signed_parts(*parts: bytes) -> bytes:
     """Return the bytes that are signed of some parts: no other parts give the same ones."""
     return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def signer_of(secret: bytes | None, tls: TlsConfig | None) -> Signer:
+    """Return what a group with that secret and those certificates, or neither, signs with.
+
+    Raises:
+        ValueError: the files of the certificates can't be used; the message says why.
+    """
+    if tls is None:
+        return Unsigned() if secret is None else SecretSigner(secret)
+    # Imported when it is needed: X.509 takes long.
+    module = importlib.import_module("farcall.runtime.membership.certificate_signer")
+    made: Signer = module.CertificateSigner(
+        tls, bytes if secret is None else SecretSigner(secret).sign
+    )
+    return made

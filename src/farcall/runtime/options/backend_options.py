@@ -422,6 +422,7 @@ class RpcBackendOptions:
                 encrypt=self.encrypt,
                 admit=place.admit,
                 vouch=place.vouch,
+                shown=place.shown,
                 answer=place.answer,
                 meeting=place.meeting,
                 paths=self.paths,

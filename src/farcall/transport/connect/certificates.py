@@ -51,9 +51,13 @@ def made_of(secret: bytes) -> Made:
     return Made(ca.decode(), worker + key)
 
 
-def names_of(der: bytes) -> list[str]:
+def names_in(der: bytes) -> list[str]:
     """Return the names of workers that a certificate is for."""
-    certificate = x509.load_der_x509_certificate(der)
+    return names_of(x509.load_der_x509_certificate(der))
+
+
+def names_of(certificate: x509.Certificate) -> list[str]:
+    """Return the names of workers that a certificate is for."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):

@@ -21,20 +21,24 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import NamedTuple, NoReturn, Protocol
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from farcall.log import get_logger
 from farcall.transport.connect.addresses import is_unix
+from farcall.transport.connect.handshake_messages import Identity
 
 logger = get_logger("farcall.transport")
 
 CHECK_SECRET = "check FARCALL_SECRET on both workers"
 
 _EXPIRED, _NOT_YET_VALID, _WRONG_PURPOSE = 10, 9, 26  # X509_V_ERR_... of OpenSSL
+
+
+T = TypeVar("T")
 
 
 class Contexts(NamedTuple):
@@ -82,6 +86,11 @@ class TlsConfig:
     names: bool = False
 
 
+def shown_as_it_is(me: Identity) -> Identity:
+    """Return what a worker says of itself: it shows nothing beside."""
+    return me
+
+
 class Terms(NamedTuple):
     """What is required on one connection, and shown.
 
@@ -90,12 +99,14 @@ class Terms(NamedTuple):
         certificates: for TLS around the handshake; None: there is none.
         encrypts: records behind it are encrypted, and not only authenticated.
         is_local: at the other end is a process of this user on this machine.
+        shown: gives what the dialler says of itself, see `Listening`.
     """
 
     secret: bytes | None = None
     certificates: Certificates | None = None
     encrypts: bool = True
     is_local: bool = False
+    shown: Callable[[Identity], Identity] = shown_as_it_is
 
 
 class LinkCredentials:
@@ -104,7 +115,7 @@ class LinkCredentials:
     Args:
         secret: of the group, or None.
         tls: certificates that take the place of those made of the secret.
-        encrypts: as in `Terms`.
+        encrypts, shown: as in `Terms`.
         at_once: make certificates of the secret now, and not for the first connection over TCP.
             With the import that takes some 50 ms.
 
@@ -118,9 +129,10 @@ class LinkCredentials:
         tls: TlsConfig | None = None,
         *,
         encrypts: bool = True,
+        shown: Callable[[Identity], Identity] = shown_as_it_is,
         at_once: bool = False,
     ) -> None:
-        self._over_unix = Terms(secret, is_local=True)
+        self._over_unix = Terms(secret, is_local=True, shown=shown)
         self._encrypts = encrypts
         self._files = None if tls is None else FileCertificates(tls)
         if at_once:
@@ -136,7 +148,7 @@ class LinkCredentials:
         # either is good.
         secret = self._over_unix.secret
         made = None if secret is None or self._files else SecretCertificates(secret)
-        return Terms(secret, self._files or made, self._encrypts)
+        return Terms(secret, self._files or made, self._encrypts, shown=self._over_unix.shown)
 
 
 class SecretCertificates:
@@ -159,6 +171,60 @@ class SecretCertificates:
         return f"this worker could not prove that it knows the secret ({alert}): {CHECK_SECRET}"
 
 
+class Renewed(Generic[T]):
+    """What is made of the files of a `TlsConfig`, and anew when they have changed. Thread-safe.
+
+    Args:
+        config: names the files.
+        purpose: what that is for, as the log says it.
+        make: makes it of what is in the files: certificate, key and authorities.
+
+    Raises:
+        ValueError: the files can't be used, or `make` says so.
+    """
+
+    def __init__(
+        self, config: TlsConfig, purpose: str, make: Callable[[bytes, bytes, bytes], T]
+    ) -> None:
+        self._config = config
+        self._purpose = purpose
+        self._make = make
+        self._lock = threading.Lock()  # guards what follows
+        self._seen = self._state()
+        self._made = self._read()
+
+    def get(self) -> T:
+        """Return what is made of the files as they are now; of the former ones if they are bad."""
+        with self._lock:
+            state = self._state()
+            if state != self._seen:
+                self._seen = state
+                cert = self._config.cert
+                try:
+                    self._made = self._read()
+                    logger.info("read %s again, for %s: it has changed", cert, self._purpose)
+                except ValueError as error:
+                    logger.warning(
+                        "going on with the former certificate for %s: %s", self._purpose, error
+                    )
+            return self._made
+
+    def _state(self) -> list[tuple[int, int, int] | None]:
+        return [_state_of(path) for path in (self._config.cert, self._config.key, self._config.ca)]
+
+    def _read(self) -> T:
+        config = self._config
+        files = []
+        for what, path in (("certificate", config.cert), ("key", config.key), ("CA", config.ca)):
+            try:
+                with open(path, "rb") as file:
+                    files.append(file.read())
+            except OSError as error:
+                raise ValueError(f"can't read the {what} of TlsConfig: {error}") from error
+        _check_time(config.cert, files[0])
+        return self._make(*files)
+
+
 class FileCertificates:
     """See `Certificates`: of the user's own authority.
 
@@ -169,35 +235,13 @@ class FileCertificates:
     def __init__(self, config: TlsConfig) -> None:
         self.binds_names = config.names
         self._config = config
-        self._lock = threading.Lock()  # guards what follows
-        self._seen = self._state()
-        self._contexts = self._read()
+        self._files = Renewed(config, "links", self._read)
 
     def contexts(self) -> Contexts:
-        with self._lock:
-            state = self._state()
-            if state != self._seen:
-                self._seen = state
-                try:
-                    self._contexts = self._read()
-                    logger.info("read the certificate %s again: it has changed", self._config.cert)
-                except ValueError as error:
-                    logger.warning("going on with the former certificate: %s", error)
-            return self._contexts
+        return self._files.get()
 
-    def _state(self) -> list[tuple[int, int, int] | None]:
-        return [_state_of(path) for path in (self._config.cert, self._config.key, self._config.ca)]
-
-    def _read(self) -> Contexts:
+    def _read(self, *_: bytes) -> Contexts:
         config = self._config
-        for what, path in (("certificate", config.cert), ("key", config.key), ("CA", config.ca)):
-            try:
-                with open(path, "rb") as file:
-                    data = file.read()
-            except OSError as error:
-                raise ValueError(f"can't read the {what} of TlsConfig: {error}") from error
-            if what == "certificate":
-                _check_time(path, data)
         try:
             contexts = _contexts(config.cert, config.key, cafile=config.ca)
         except (ssl.SSLError, OSError) as error:
@@ -228,7 +272,7 @@ class FileCertificates:
 
 def names_of(certificate: bytes | None) -> list[str]:
     """Return the names of workers that a certificate is for, which is in DER."""
-    names: list[str] = [] if certificate is None else _certificates().names_of(certificate)
+    names: list[str] = [] if certificate is None else _certificates().names_in(certificate)
     return names
 
 
@@ -279,12 +323,13 @@ def _context(
     context.options |= ssl.OP_NO_COMPRESSION
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # they would come behind the handshake, where records are
-    context.load_cert_chain(cert, key, password=_refuse_passphrase)  # else it asks at the terminal
+    context.load_cert_chain(cert, key, password=refuse_passphrase)  # else it asks at the terminal
     context.load_verify_locations(cafile=cafile, cadata=cadata)
     return context
 
 
-def _refuse_passphrase() -> NoReturn:
+def refuse_passphrase() -> NoReturn:
+    """Raise ValueError: nobody is there to type one."""
     raise ValueError("the key of TlsConfig has a passphrase: store it without one, for you alone")
 
 

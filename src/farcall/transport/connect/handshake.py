@@ -182,7 +182,7 @@ def _greet(
 ) -> Script[tuple[Hello, Hello, bytes, bytes]]:
     """Return both hellos, the connector's first, and their bytes as they went over the wire."""
     yield from _secure(channel, terms)
-    hello = _hello(me, terms, wanted)
+    hello = _hello(terms.shown(me), terms, wanted)
     mine = channel.send(hello)
     answer, theirs = yield from channel.receive()
     if not isinstance(answer, Hello):

@@ -1,6 +1,6 @@
 """The messages of the handshake: `handshake.py` says what they mean.
 
-A message is msgpack behind a little-endian u32 length of at most 4096 bytes, decoded into one of
+A message is msgpack behind a little-endian u32 length of at most 12 KiB, decoded into one of
 four types or refused.
 """
 
@@ -17,7 +17,7 @@ from farcall.transport.connect.keys import KEY_LENGTH
 
 PROTOCOL = "farcall"
 VERSION = 1
-LIMIT = 4096
+LIMIT = 12 << 10
 NONCE_LENGTH = 32
 
 LENGTH = struct.Struct("<I")
@@ -30,7 +30,8 @@ MAX_ADDRESSES = 10
 Address = Annotated[str, msgspec.Meta(max_length=300)]
 MeetingNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEETINGS)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
-Membership = Annotated[bytes, msgspec.Meta(max_length=512)]
+MAX_MEMBERSHIP = 8 << 10
+Membership = Annotated[bytes, msgspec.Meta(max_length=MAX_MEMBERSHIP)]
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from farcall.transport.base import Admit, Meeting
 from farcall.transport.connect.addresses import PATHS
-from farcall.transport.connect.credentials import LinkCredentials, TlsConfig
+from farcall.transport.connect.credentials import LinkCredentials, TlsConfig, shown_as_it_is
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.keys import Keys
@@ -49,6 +49,9 @@ class Listening:
         admit: asked about everyone who dials in, see `base.Admit`.
         vouch: asked before that whether who dials in shows that it belongs to the group: why it is
             refused, or None. It does not wait.
+        shown: gives what to say of ourselves to those that we dial, with what shows `vouch` there
+            that we belong to the group: for each dial, as certificates are renewed. It does not
+            wait.
         meeting: which meeting with a worker it is, see `base.Meeting`.
         answer: answers the questions of somebody who asks about this worker, on a connection that
             is its own and that it closes; in a thread that may wait for some seconds.
@@ -74,6 +77,7 @@ class Listening:
     encrypt: bool = True
     admit: Admit = admit_all
     vouch: Callable[[Identity], str | None] = vouch_for_all
+    shown: Callable[[Identity], Identity] = shown_as_it_is
     meeting: Meeting = first_meeting
     answer: Answer = answer_nothing
     paths: Collection[str] = PATHS
@@ -99,4 +103,10 @@ class Listening:
             ValueError: the certificates can't be used.
         """
         expects_tcp = not (self.confined and self.uses_unix)
-        return LinkCredentials(self.secret, self.tls, encrypts=self.encrypt, at_once=expects_tcp)
+        return LinkCredentials(
+            self.secret,
+            self.tls,
+            encrypts=self.encrypt,
+            shown=self.shown,
+            at_once=expects_tcp,
+        )

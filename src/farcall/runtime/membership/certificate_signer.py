@@ -1,0 +1,189 @@
+"""Signs with the key of the worker's certificate, and shows the certificate with the signature."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from farcall.runtime.membership.signing import signed_parts
+from farcall.transport.connect.certificates import names_of
+from farcall.transport.connect.chains import (
+    MOST_CERTIFICATES,
+    NotBelieved,
+    SigningKey,
+    Span,
+    check_chain,
+    check_name,
+    check_signature,
+    now,
+    sign,
+)
+from farcall.transport.connect.credentials import (
+    Renewed,
+    TlsConfig,
+    refuse_passphrase,
+)
+from farcall.transport.connect.handshake_messages import MAX_MEMBERSHIP
+
+MOST_BELIEVED = 4096  # chains that are remembered
+_LABEL = b"farcall certificate 1"
+_ROOM = 1 << 10  # bytes of a membership that are not the chain's
+
+Chain = Annotated[tuple[bytes, ...], msgspec.Meta(min_length=1, max_length=MOST_CERTIFICATES)]
+
+
+class _Signature(msgspec.Struct, array_like=True, frozen=True):
+    """A signature with the chain of its certificate, in DER, the signatory's first."""
+
+    chain: Chain
+    proof: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Signature).decode
+
+
+class _Believed(NamedTuple):
+    """A chain that an authority stands for."""
+
+    key: CertificatePublicKeyTypes
+    names: list[str]
+    span: Span
+
+
+class _Files:
+    """What the files of a `TlsConfig` hold. Thread-safe.
+
+    Raises:
+        ValueError: the worker's certificate or key can't sign, or the others would not believe it.
+    """
+
+    def __init__(self, cert: bytes, key: bytes, ca: bytes) -> None:
+        certificates = x509.load_pem_x509_certificates(cert)
+        self.chain = tuple(one.public_bytes(Encoding.DER) for one in certificates)
+        size = sum(map(len, self.chain))
+        if len(self.chain) > MOST_CERTIFICATES or size > MAX_MEMBERSHIP - _ROOM:
+            raise ValueError(
+                f"the certificate of TlsConfig is followed by too many others: {len(self.chain)} "
+                f"with {size} bytes, of at most {MOST_CERTIFICATES} with {MAX_MEMBERSHIP - _ROOM}"
+            )
+        self._authorities = x509.load_pem_x509_certificates(ca)
+        self._lock = threading.Lock()  # guards what follows
+        self._believed: dict[bytes, _Believed] = {}
+        self.key = _signing_key(key)
+        try:
+            own = self.believed(self.chain)
+        except NotBelieved as error:
+            raise ValueError(f"other workers would not believe this one: {error}") from error
+        if _bytes_of(own.key) != _bytes_of(self.key.public_key()):
+            raise ValueError("the key of TlsConfig does not belong to the certificate")
+
+    def believed(self, chain: tuple[bytes, ...]) -> _Believed:
+        """Return what a chain says of its first certificate; the same one is checked once.
+
+        Raises:
+            NotBelieved: no authority stands for it, or not now.
+        """
+        digest = hashlib.sha256(signed_parts(*chain)).digest()
+        with self._lock:
+            found = self._believed.get(digest)
+        if found is not None:
+            found.span.check(now())
+            return found
+        try:
+            certificates = [x509.load_der_x509_certificate(one) for one in chain]
+            span = check_chain(certificates, self._authorities)
+            found = _Believed(certificates[0].public_key(), names_of(certificates[0]), span)
+        except NotBelieved:
+            raise
+        except Exception as error:  # whatever a library makes of bytes that anybody may have made
+            raise NotBelieved(f"its certificate can't be read: {error}") from error
+        with self._lock:
+            if len(self._believed) >= MOST_BELIEVED:
+                self._believed.clear()
+            self._believed[digest] = found
+        return found
+
+
+class CertificateSigner:
+    """See `Signer`: with certificates of the user's own authority.
+
+    Args:
+        config: names the files. They are read again when they have changed.
+        seal: makes of data what is signed in its place; with a secret beside the certificates, what
+            only those who know that can make.
+
+    Raises:
+        ValueError: the files can't be used.
+    """
+
+    def __init__(self, config: TlsConfig, seal: Callable[[bytes], bytes]) -> None:
+        self._config = config
+        self._seal = seal
+        self._files = Renewed(config, "signatures", self._read)
+
+    def sign(self, data: bytes) -> bytes:
+        """See `Signer`."""
+        files = self._files.get()
+        return _encode(_Signature(files.chain, sign(files.key, self._signed(data))))
+
+    def objection(self, data: bytes, signature: bytes, name: str) -> str | None:
+        """See `Signer`."""
+        try:
+            said = _decode(signature)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return (
+                "it is not signed with a certificate: set FARCALL_TLS_CERT, _KEY and _CA on all "
+                "workers, or FARCALL_SECRET"
+            )
+        try:
+            believed = self._files.get().believed(said.chain)
+            if self._config.names:
+                check_name(believed.names, name)
+            check_signature(believed.key, self._signed(data), said.proof)
+        except NotBelieved as error:
+            return str(error)
+        return None
+
+    def credential(self) -> bytes:
+        """See `Signer`."""
+        return signed_parts(*self._files.get().chain)
+
+    def _read(self, cert: bytes, key: bytes, ca: bytes) -> _Files:
+        config = self._config
+        try:
+            return _Files(cert, key, ca)
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise ValueError(
+                f"can't sign with the certificate {config.cert}, the key {config.key} and the CA "
+                f"{config.ca}: {error}"
+            ) from error
+
+    def _signed(self, data: bytes) -> bytes:
+        return signed_parts(_LABEL, self._seal(data))
+
+
+def _signing_key(pem: bytes) -> SigningKey:
+    try:
+        key = load_pem_private_key(pem, None)
+    except TypeError:
+        refuse_passphrase()
+    if not isinstance(key, SigningKey):
+        raise ValueError("the key of TlsConfig signs nothing: take one of ECDSA, RSA or Ed25519")
+    return key
+
+
+def _bytes_of(key: CertificatePublicKeyTypes) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
