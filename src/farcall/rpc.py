@@ -289,6 +289,8 @@ def remote(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    concurrency: int | None = None,
 ) -> RRef[Any]:
     """Run a function on a worker, leave the result there, and return a reference to it at once.
 
@@ -296,17 +298,38 @@ def remote(
     reference, not the function: if the worker has not accepted the call in time, using the
     reference raises RpcTimeout. In a group whose workers come and go it raises UnknownWorker if
     there is no such worker; in a group of fixed size this does.
+
+    Args:
+        to, func, args, kwargs: as of `rpc_sync`.
+        timeout: seconds; see above.
+        concurrency: how many calls of the object's methods run at once; None: any number. Others
+            wait, without a thread, in the order in which they arrive. A call whose method returns
+            a future (`async_execution`) counts until that is done. A call that a running method
+            makes of its own object, directly or through other workers, runs at once.
+
+    Raises:
+        ValueError, TypeError: `concurrency` is not a positive whole number; another argument makes
+            no sense.
     """
     try:
         seconds = _check_call(func, args, kwargs, timeout)
+        at_once = 0 if concurrency is None else _check_concurrency(concurrency)
         agent = current_agent()
         if profiler._is_profiler_enabled:
             call = to, func, args or (), kwargs, seconds
-            return RRef.of(profiling.remote(agent, None, call))
-        return RRef.of(agent.remote(to, func, args or (), kwargs, seconds))
+            return RRef.of(profiling.remote(agent, None, call, at_once))
+        return RRef.of(agent.remote(to, func, args or (), kwargs, seconds, at_once))
     except BaseException as error:
         hide_own_frames(error)
         raise
+
+
+def _check_concurrency(concurrency: object) -> int:
+    if not isinstance(concurrency, int) or isinstance(concurrency, bool):
+        raise TypeError(f"concurrency must be a whole number, not {type(concurrency).__name__}")
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+    return concurrency
 
 
 def _check_call(func: object, args: object, kwargs: object, timeout: float) -> float | None:

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -119,13 +120,18 @@ def public(owner: object) -> set[str]:
 
 def parameters(function: object) -> list[str]:
     assert callable(function)
-    return list(inspect.signature(inspect.unwrap(function)).parameters)
+    return [parameter.name for parameter in _shared_parameters(function)]
 
 
 def defaults(function: object) -> list[object]:
     assert callable(function)
+    return [parameter.default for parameter in _shared_parameters(function)]
+
+
+def _shared_parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """What torch's has too: what farcall adds is passed by keyword only."""
     signature = inspect.signature(inspect.unwrap(function))
-    return [parameter.default for parameter in signature.parameters.values()]
+    return [one for one in signature.parameters.values() if one.kind is not one.KEYWORD_ONLY]
 
 
 def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -271,9 +271,14 @@ class Agent:
         args: Args = (),
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
+        concurrency: int = 0,
     ) -> RefHandle:
-        """Run a function elsewhere, and leave its result there: see `rpc.remote`."""
-        return self._client.remote(to, function, args, kwargs, timeout)
+        """Run a function elsewhere, and leave its result there: see `rpc.remote`.
+
+        Args:
+            concurrency: how many calls of the result's methods run at once; 0: any number.
+        """
+        return self._client.remote(to, function, args, kwargs, timeout, concurrency)
 
     def _find(self, key: str | int, deadline: float) -> Worker | None:
         return self.members.find(key, deadline)

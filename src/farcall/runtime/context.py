@@ -42,6 +42,9 @@ class CallBeingServed(Protocol):
 
     @property
     def peer(self) -> Caller: ...
+    @property
+    def held(self) -> tuple[tuple[int, int, int], ...]:
+        """The turns at objects that calls hold which are made here, see `wire.messages.Turns`."""
 
     def limit(self) -> tuple[float, float, Served]:
         """Return the deadline, the caller's seconds, and what calls made here inherit."""

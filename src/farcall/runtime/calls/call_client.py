@@ -230,6 +230,7 @@ class CallClient:
         args: Sequence[Any] = (),
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
+        concurrency: int = 0,
         handle: RefHandle | None = None,
     ) -> RefHandle:
         """See `Agent.remote`. Sending may take `SECONDS_TO_SEND`, or the timeout if longer.
@@ -243,7 +244,7 @@ class CallClient:
         if peer is None:
             if self._directory.can_ask(to):
                 with contextlib.suppress(NotKept):
-                    return self._remote_later(to, function, args, kwargs, timeout)
+                    return self._remote_later(to, function, args, kwargs, timeout, concurrency)
             peer = self._look_up(to, args, timeout)
         sequence = 0
         if handle is not None:
@@ -254,12 +255,19 @@ class CallClient:
             handle, sequence = self._references.create(peer.worker)
         try:
             pending, frame = self._requests.begin(
-                peer, function, args, kwargs, timeout, created=handle, sequence=sequence
+                peer,
+                function,
+                args,
+                kwargs,
+                timeout,
+                created=handle,
+                sequence=sequence,
+                concurrency=concurrency,
             )
         except BaseException as error:
             self._references.never_sent(handle, of_unmade(error))
             if type(error) is IsSought:
-                return self._remote_later(to, function, args, kwargs, timeout)
+                return self._remote_later(to, function, args, kwargs, timeout, concurrency)
             # As in PyTorch: what happens to the call is told to whoever uses the reference.
             if not issubclass(type(error), CallError):
                 raise
@@ -298,6 +306,7 @@ class CallClient:
         args: Sequence[Any],
         kwargs: Kwargs | None,
         timeout: float | None,
+        concurrency: int,
     ) -> RefHandle:
         """`remote` when what it needs is known: its callee, or the owners of its references.
 
@@ -311,7 +320,7 @@ class CallClient:
         call.created = handle = references.own()[0] if is_mine else references.seek(key_of(to))
 
         def make(peer: Peer, args: Sequence[Any], kwargs: Kwargs, left: float) -> None:
-            self.remote(peer, function, args, kwargs, left, handle)
+            self.remote(peer, function, args, kwargs, left, concurrency, handle)
             references.sent(handle, peer.worker)
 
         def fail(error: BaseException) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from farcall.runtime.references.method_gate import MethodGate
 from farcall.serde import StoredError
 
 
@@ -17,7 +18,7 @@ class ValueSlot:
     Set or failed once. Thread-safe.
     """
 
-    __slots__ = ("_callbacks", "_error", "_lock", "_value", "on_dropped")
+    __slots__ = ("_callbacks", "_error", "_lock", "_value", "gate", "on_dropped")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,6 +27,13 @@ class ValueSlot:
         self._error: StoredError | None = None
         # Called once if no reference is left before the value is there.
         self.on_dropped: Callable[[], None] | None = None
+        self.gate: MethodGate | None = None  # None: any number of its methods may run at once
+
+    def guard(self, concurrency: int) -> None:
+        """Let so many calls of its methods run at once (0: any). Before the first one arrives."""
+        if concurrency > 0:
+            self.gate = MethodGate(concurrency)
+            self.when_ready(self.gate.open)
 
     @property
     def is_ready(self) -> bool:
