@@ -28,6 +28,7 @@ LAYERS = {
     "rref": 6,
     "functions": 6,
     "autograd": 7,
+    "objects": 7,
     "nn": 8,
     "optim": 8,
     "rpc": 9,

@@ -35,6 +35,7 @@ from farcall.errors import (
     RpcTimeout,
 )
 from farcall.ids import WorkerInfo, check_name
+from farcall.objects import get_object, kill, named
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent
@@ -75,8 +76,10 @@ __all__ = [
     "TlsConfig",
     "WorkerInfo",
     "functions",
+    "get_object",
     "get_worker_info",
     "init_rpc",
+    "kill",
     "remote",
     "rpc_async",
     "rpc_sync",
@@ -290,6 +293,7 @@ def remote(
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
     *,
+    name: str | None = None,
     concurrency: int | None = None,
 ) -> RRef[Any]:
     """Run a function on a worker, leave the result there, and return a reference to it at once.
@@ -302,6 +306,10 @@ def remote(
     Args:
         to, func, args, kwargs: as of `rpc_sync`.
         timeout: seconds; see above.
+        name: by which every worker finds the object with `get_object`. If another object has it, or
+            a worker does not say in time whether it has one, using the reference raises that
+            (DuplicateName, RpcTimeout). It is free again when the object is dropped or killed or
+            its worker is gone.
         concurrency: how many calls of the object's methods run at once; None: any number. Others
             wait, without a thread, in the order in which they arrive. A call whose method returns
             a future (`async_execution`) counts until that is done. A call that a running method
@@ -315,6 +323,9 @@ def remote(
         seconds = _check_call(func, args, kwargs, timeout)
         at_once = 0 if concurrency is None else _check_concurrency(concurrency)
         agent = current_agent()
+        if name is not None:
+            func, args = named(name, func, args or (), kwargs)
+            kwargs = None
         if profiler._is_profiler_enabled:
             call = to, func, args or (), kwargs, seconds
             return RRef.of(profiling.remote(agent, None, call, at_once))

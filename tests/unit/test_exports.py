@@ -41,8 +41,10 @@ EXPORTS = {
         "TensorPipeRpcBackendOptions",
         "WorkerInfo",
         "functions",
+        "get_object",
         "get_worker_info",
         "init_rpc",
+        "kill",
         "remote",
         "rpc_async",
         "rpc_sync",
@@ -93,6 +95,7 @@ ERRORS = {
     "BadFrame",
     "CallError",
     "Cancelled",
+    "DuplicateName",
     "DuplicateWorker",
     "FarcallError",
     "FunctionNotFound",
@@ -109,6 +112,7 @@ ERRORS = {
     "RendezvousTimeout",
     "RpcTimeout",
     "SerializationError",
+    "UnknownObject",
     "UnknownWorker",
 }
 SHARED = ("get_worker_info", "init_rpc", "remote", "rpc_async", "rpc_sync", "shutdown")

@@ -49,6 +49,7 @@ from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.quirks import Quirks
 from farcall.runtime.references.handles import References, RefHandle
+from farcall.runtime.references.names import Names
 from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
@@ -146,6 +147,7 @@ class Agent:
         )
         self.members = Members(me, find, directory, links, control)
         values: dict[RefId, ValueSlot] = {}
+        self.names = Names(me.id, values)
         self.machine = machine = Machine(
             state, values, status, directory, control, executor, endpoint.wake
         )

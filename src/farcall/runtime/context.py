@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from farcall.ids import RefId
 from farcall.runtime.calls.call_names import Served
 from farcall.serde import Only
 
@@ -35,6 +36,7 @@ class Caller(Protocol):
     """What is known here of who made a call. See `peers.Peer`."""
 
     only: Only | None  # what it may do here; None: everything
+    name: str
 
 
 class CallBeingServed(Protocol):
@@ -42,6 +44,10 @@ class CallBeingServed(Protocol):
 
     @property
     def peer(self) -> Caller: ...
+    @property
+    def place(self) -> RefId | None:
+        """Where the result goes, of a `remote()` call."""
+
     @property
     def held(self) -> tuple[tuple[int, int, int], ...]:
         """The turns at objects that calls hold which are made here, see `wire.messages.Turns`."""

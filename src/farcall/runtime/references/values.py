@@ -78,11 +78,32 @@ class ValueSlot:
         if on_dropped is not None:
             on_dropped()
 
+    def kill(self, error: BaseException) -> None:
+        """Let go of the value, made or not; `get` raises this. No effect after a failure."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = StoredError(error)  # first: `get` takes no lock
+            killed, self._value = self._value, None
+            callbacks, self._callbacks = self._callbacks or {}, None
+        del killed  # its destructor may run here
+        self.drop()
+        for callback in callbacks:
+            callback(self)
+        if self.gate is not None:
+            self.gate.end()
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether there will never be a value."""
+        return self._error is not None
+
     def get(self) -> Any:
         """Return the value, or raise what the function raised. Only when `is_ready`."""
+        value = self._value
         if self._error is not None:
             raise self._error.error()
-        return self._value
+        return value
 
     def described_state(self) -> str:
         """Return in a few words whether the value is there. Takes no lock, runs no user code."""
