@@ -147,7 +147,7 @@ class OwnerDied(PeerLost):
 
 
 class Cancelled(CallError):
-    """The agent that made the call was shut down, or the call's reference was never made."""
+    """The call was cancelled, its object was killed or never made, or its agent was shut down."""
 
 
 class RemoteError(CallError):

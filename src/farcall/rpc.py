@@ -42,6 +42,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.calls import profiling
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs
+from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent, set_default_agent
 from farcall.runtime.heap import keep_freed_memory
 from farcall.runtime.options.backend_options import RpcBackendOptions
@@ -75,6 +76,7 @@ __all__ = [
     "TensorPipeRpcBackendOptions",
     "TlsConfig",
     "WorkerInfo",
+    "cancelled",
     "functions",
     "get_object",
     "get_worker_info",
@@ -220,6 +222,18 @@ def get_worker_info(worker_name: str | int | WorkerInfo | None = None) -> Worker
         return agent.me.info
     agent.executor.collecting.refuse("get_worker_info")
     return agent.directory.resolve(worker_name).worker.info
+
+
+@breaks_graphs
+def cancelled() -> bool:
+    """Return whether nobody waits any more for the call that is being served here.
+
+    Inside a function that was called remotely: True when the caller has cancelled the call, has
+    given up for want of time, or is gone. A function that runs long asks now and then, and ends.
+    Elsewhere False.
+    """
+    context = current_context()
+    return context is not None and context.job is not None and context.job.cancelled
 
 
 @breaks_graphs

@@ -40,6 +40,7 @@ EXPORTS = {
         "TlsConfig",
         "TensorPipeRpcBackendOptions",
         "WorkerInfo",
+        "cancelled",
         "functions",
         "get_object",
         "get_worker_info",

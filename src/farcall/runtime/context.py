@@ -25,11 +25,21 @@ class WaitingPlace(Protocol):
         """Whether `waiting` has something to do in this thread. Stays so while a function runs."""
 
 
+class CancelsCalls(Protocol):
+    """See `calls.cancelling`."""
+
+    def calls_of(self, served: CallBeingServed) -> None:
+        """Cancel the calls that the function of a call has made."""
+
+
 class ServingAgent(Protocol):
     """What is known here of an agent. `farcall.runtime.current` has its type."""
 
     @property
     def executor(self) -> WaitingPlace: ...
+
+    @property
+    def cancelling(self) -> CancelsCalls: ...
 
 
 class Caller(Protocol):
@@ -44,6 +54,14 @@ class CallBeingServed(Protocol):
 
     @property
     def peer(self) -> Caller: ...
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the outcome any more."""
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether the caller has cancelled the call: what it calls ends, too."""
+
     @property
     def place(self) -> RefId | None:
         """Where the result goes, of a `remote()` call."""

@@ -141,7 +141,13 @@ class Failure(Message):
 
 
 class Cancel(Message):
-    """The caller gave up on the call. It is answered like any other outcome."""
+    """The caller gave up on the call. It is answered like any other outcome.
+
+    With `by_user` that was asked for, and not for want of time: what the call waits for and has
+    called ends, too.
+    """
+
+    by_user: bool = False
 
 
 class Accepted(Message):

@@ -49,7 +49,8 @@ class Answering(msgspec.Struct, eq=False):
     frame: Frame
     request: Request
     deadline: float  # `time.monotonic()` seconds
-    cancelled: bool = False
+    cancelled: bool = False  # nobody waits for the outcome
+    is_unwanted: bool = False  # since the caller has cancelled it
     is_deferred: bool = False  # the function has returned a future, which is waited for
     stop: Callable[[], None] | None = None  # ends a wait that goes on for it
     queued: int = 0  # bytes by which it counts as queued, see `intake`

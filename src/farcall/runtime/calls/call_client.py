@@ -16,6 +16,7 @@ from typing import Any
 
 from farcall.errors import (
     CallError,
+    Cancelled,
     LinkError,
     NotInitialized,
     PeerLost,
@@ -121,6 +122,9 @@ class CallClient:
             if record is not None:
                 meanwhile = record if meanwhile is None else _both(record, meanwhile)
             context = current_context()
+            if pending.parent is not None:
+                sent = partial(self._completion.sent_and_awaited, pending)
+                meanwhile = sent if meanwhile is None else _both(sent, meanwhile)
             if not peer.outbox.is_idle:
                 self._waiting_requests.wait_for_turn(pending)
             link = self._links.connect(peer, pending.deadline)
@@ -179,8 +183,8 @@ class CallClient:
                         return self._leave(future, to, function, args, kwargs, timeout)
                 peer = self._look_up(to, args, timeout)
             pending, frame = self._requests.begin(peer, function, args, kwargs, timeout, future)
-        except (PeerLost, RpcTimeout) as error:
-            future.set_exception(error)
+        except (PeerLost, RpcTimeout, Cancelled) as error:
+            complete_with(future, error)
             return future
         except IsSought:
             return self._leave(future, to, function, args, kwargs, timeout)
@@ -367,7 +371,8 @@ class CallClient:
         """
 
         def make(peer: Peer, args: Sequence[Any], kwargs: Kwargs, left: float) -> None:
-            self._later.complete(future, peer, function, args, kwargs, left)
+            if not future.done():  # else it was cancelled
+                self._later.complete(future, peer, function, args, kwargs, left)
 
         try:
             call = self._later.keep(to, args, kwargs, self._limits.of_call(timeout)[:2])

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from farcall.errors import Cancelled
 from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.call_names import OF_METHODS, method_of
@@ -79,8 +80,9 @@ class Requests:
         references = tuple([handle.reference for handle in handles]) if handles else ()
         needs_pins = False
         if references or created is not None:
-            creates = created is not None
-            needs_pins = WorkerMachine.needs_pins(references, peer.incarnation, creates=creates)
+            needs_pins = WorkerMachine.needs_pins(
+                references, peer.incarnation, creates=created is not None
+            )
             if needs_pins:  # assigned only then: that takes as long as a small call of Python
                 pending.is_noted = True
                 if references:
@@ -91,7 +93,9 @@ class Requests:
             # After that: a peer that is lost from now on finds the call there, and fails it.
             if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
                 raise peer.loss()
-            turns = _turns(job, concurrency) if concurrency or job is not None else None
+            turns = None
+            if job is not None or concurrency:
+                turns = _come_from(job, pending, concurrency)
             request = Request(name, 0.0 if created else seconds, depth=depth, turns=turns)
             if context is not None and context.gradients:
                 request.no_grad = not torch.is_grad_enabled()
@@ -140,7 +144,15 @@ class Requests:
         return self._references.travelling(handles)
 
 
-def _turns(job: CallBeingServed | None, concurrency: int) -> Turns | None:
-    """Return what a request says of turns that the function of a call makes, if it says any."""
-    held = () if job is None else job.held
+def _come_from(job: CallBeingServed | None, pending: PendingCall, concurrency: int) -> Turns | None:
+    """Note whose function makes a call that was begun; return what its request says of turns.
+
+    Raises:
+        Cancelled: that call was cancelled, and perhaps before this one could be found.
+    """
+    held: tuple[tuple[int, int, int], ...] = ()
+    if job is not None:
+        pending.parent, held = job, job.held
+        if job.is_unwanted:
+            raise Cancelled("the call that is being served was cancelled by its caller")
     return Turns(concurrency, held) if held or concurrency else None

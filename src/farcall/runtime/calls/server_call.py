@@ -279,13 +279,20 @@ class ServerCall(Answering, eq=False):
         self._leave_turn()
         self.serving.coordinator.end(self)
 
-    def cancel(self) -> None:
+    def cancel(self, by_user: bool = False) -> None:
         """Stop what can be stopped: the caller gave up, or is lost.
 
         A function that has not begun won't, and a future that a function has returned is waited for
         no longer. A function that runs goes on, unless it waits for a value of this worker.
+
+        Args:
+            by_user: the caller was asked to give up. Then the calls of the function end, too.
         """
         self.cancelled = True
+        if by_user:
+            # Written first, then the calls are looked for; `Requests.begin` does it the other way.
+            self.is_unwanted = True
+            self.serving.agent.cancelling.calls_of(self)
         if self.is_deferred:
             self._give_up()
         elif self.stop is not None:
@@ -316,7 +323,8 @@ class ServerCall(Answering, eq=False):
     def _end_wait(self) -> None:
         """End a wait of the function, unless it ends by itself when the caller's time is over."""
         stop = self.stop
-        if stop is not None and (self.deadline == math.inf or self.peer.lost is not None):
+        ends_by_itself = self.deadline != math.inf and self.peer.lost is None
+        if stop is not None and (self.is_unwanted or not ends_by_itself):
             stop()
 
     def _give_up(self) -> None:
