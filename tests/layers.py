@@ -33,6 +33,7 @@ LAYERS = {
     "optim": 8,
     "rpc": 9,
     "": 9,  # farcall/__init__.py
+    "actors": 10,
 }
 # They stand beside the layers and may import all of them; no layer imports one of these.
 BESIDE = {"__main__", "compat", "cli", "demos", "testing"}

@@ -11,16 +11,19 @@ __version__ = VERSION
 __all__ = ["__version__"]
 
 # Imported when they are first used: `import farcall` itself takes no time.
-_MODULES = ("autograd", "errors", "functions", "nn", "optim", "rpc")
+_MODULES = ("actors", "autograd", "errors", "functions", "nn", "optim", "rpc")
 # Imported in the same way; `dir` shows what programs use every day.
 _OTHER_MODULES = ("compat", "testing")
+_OF_ACTORS = ("Handle", "actor", "handle", "spawn")
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES or name in _OTHER_MODULES:
         return import_module(f"farcall.{name}")
+    if name in _OF_ACTORS:
+        return getattr(import_module("farcall.actors"), name)
     raise AttributeError(f"module 'farcall' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES})
+    return sorted({*__all__, *_MODULES, *_OF_ACTORS})

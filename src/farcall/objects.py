@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,20 +21,31 @@ from farcall.errors import (
     UnknownObject,
 )
 from farcall.ids import RefId
-from farcall.rref import RRef, seconds_or_default
+from farcall.rref import RRef, awaited, seconds_or_default
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.deferred import result_of
 from farcall.runtime.calls.graph_breaks import breaks_graphs
+from farcall.runtime.calls.policy import method_of
 from farcall.runtime.context import CallBeingServed, allowed_now, current_context, waiting
 from farcall.runtime.current import current_agent
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT
-from farcall.serde import hide_own_frames
+from farcall.runtime.references.values import ValueSlot
+from farcall.serde import hide_own_frames, name_of_class
 from farcall.wire.messages import Reference
 
 MOST_CHARACTERS = 200
 GAP = 8  # so many ids of nobody, one after the other, and there are no more workers
+# What statements and builtins do with an object: the special method that it takes, and a function.
+_USES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "len": ("__len__", len),
+    "iter": ("__iter__", list),
+    "getitem": ("__getitem__", operator.getitem),
+    "setitem": ("__setitem__", operator.setitem),
+    "delitem": ("__delitem__", operator.delitem),
+    "contains": ("__contains__", operator.contains),
+}
 STORE_SECONDS = 1.0  # that the store has to say who has an id
 
 
@@ -252,3 +264,24 @@ def kill_object(_: str, rref: RRef[Any]) -> None:
     if only is not None:
         only.check("farcall.objects:kill")
     rref._place.kill(_killed_by(_call_being_served().peer.name))
+
+
+@own_handler("the use of a remote value", checks_itself=True)
+def use_value(place: ValueSlot, use: str, args: tuple[Any, ...]) -> Any:
+    """Handler of the statements and builtins that take a handle of `farcall.actors`."""
+    method, function = _USES[use]
+    value = place.get() if place.is_ready else awaited(place)
+    only = allowed_now()
+    if only is not None:
+        method_of(only, value, method)
+    return function(value, *args)
+
+
+@own_handler("an attribute of a remote value", checks_itself=True)
+def read_attribute(place: ValueSlot, name: str) -> Any:
+    """Handler of the attributes of handles of `farcall.actors`."""
+    value = place.get() if place.is_ready else awaited(place)
+    only = allowed_now()
+    if only is not None:
+        only.check(f"{name_of_class(type(value))}.{name}")
+    return getattr(value, name)

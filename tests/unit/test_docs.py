@@ -28,7 +28,7 @@ from farcall.testing.cluster import acting_as, cluster
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # The others hold no code to run, or quote the demos: see test_docs_demos.py.
-RUN = ("README.md", "docs/guide.md", "docs/migrate.md", "docs/protocol.md")
+RUN = ("README.md", "docs/actors.md", "docs/guide.md", "docs/migrate.md", "docs/protocol.md")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
