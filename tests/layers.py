@@ -30,11 +30,13 @@ LAYERS = {
     "rref": 6,
     "functions": 6,
     "autograd": 7,
+    "objects": 7,
     "nn": 8,
     "optim": 8,
     "rpc": 9,
     "groups": 10,
     "": 9,  # farcall/__init__.py
+    "actors": 10,
 }
 # They stand beside the layers and may import all of them; no layer imports one of these.
 BESIDE = {"__main__", "compat", "cli", "demos", "testing"}

@@ -15,6 +15,8 @@
     |   `-- FunctionNotFound      the callee has no such function (AttributeError too)
     |-- Refused                   a policy of the callee forbids it (PermissionError too)
     |-- InvalidReference          use of a reference that is gone or not ours
+    |-- UnknownObject             no object has that name (LookupError too)
+    |-- DuplicateName             another object has that name (ValueError too)
     |-- RendezvousError           the workers did not find each other
     |   |-- RendezvousTimeout     ... in time: names who is missing (TimeoutError too)
     |   `-- DuplicateWorker       two workers want one name or one rank
@@ -34,6 +36,7 @@ __all__ = [
     "BadFrame",
     "CallError",
     "Cancelled",
+    "DuplicateName",
     "DuplicateWorker",
     "FarcallError",
     "FunctionNotFound",
@@ -51,6 +54,7 @@ __all__ = [
     "RendezvousTimeout",
     "RpcTimeout",
     "SerializationError",
+    "UnknownObject",
     "UnknownWorker",
 ]
 
@@ -143,7 +147,7 @@ class OwnerDied(PeerLost):
 
 
 class Cancelled(CallError):
-    """The agent that made the call was shut down, or the call's reference was never made."""
+    """The call was cancelled, its object was killed or never made, or its agent was shut down."""
 
 
 class RemoteError(CallError):
@@ -180,6 +184,14 @@ class Refused(FarcallError, PermissionError):
 
 class InvalidReference(FarcallError):
     """A reference was used where it can't be, or after its value was dropped."""
+
+
+class UnknownObject(FarcallError, LookupError):
+    """No worker has an object of this name."""
+
+
+class DuplicateName(FarcallError, ValueError):
+    """Another object has this name."""
 
 
 class RendezvousError(FarcallError):

@@ -35,12 +35,14 @@ from farcall.errors import (
     RpcTimeout,
 )
 from farcall.ids import WorkerInfo, check_name
+from farcall.objects import get_object, kill, named
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls import profiling
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs
+from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent, set_default_agent
 from farcall.runtime.heap import keep_freed_memory
 from farcall.runtime.options.backend_options import RpcBackendOptions
@@ -74,9 +76,12 @@ __all__ = [
     "TensorPipeRpcBackendOptions",
     "TlsConfig",
     "WorkerInfo",
+    "cancelled",
     "functions",
+    "get_object",
     "get_worker_info",
     "init_rpc",
+    "kill",
     "remote",
     "rpc_async",
     "rpc_sync",
@@ -231,6 +236,18 @@ def get_worker_info(worker_name: str | int | WorkerInfo | None = None) -> Worker
 
 
 @breaks_graphs
+def cancelled() -> bool:
+    """Return whether nobody waits any more for the call that is being served here.
+
+    Inside a function that was called remotely: True when the caller has cancelled the call, has
+    given up for want of time, or is gone. A function that runs long asks now and then, and ends.
+    Elsewhere False.
+    """
+    context = current_context()
+    return context is not None and context.job is not None and context.job.cancelled
+
+
+@breaks_graphs
 def rpc_sync(
     to: Worker,
     func: Callable[..., Any],
@@ -300,6 +317,9 @@ def remote(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    name: str | None = None,
+    concurrency: int | None = None,
 ) -> RRef[Any]:
     """Run a function on a worker, leave the result there, and return a reference to it at once.
 
@@ -307,17 +327,45 @@ def remote(
     reference, not the function: if the worker has not accepted the call in time, using the
     reference raises RpcTimeout. In a group whose workers come and go it raises UnknownWorker if
     there is no such worker; in a group of fixed size this does.
+
+    Args:
+        to, func, args, kwargs: as of `rpc_sync`.
+        timeout: seconds; see above.
+        name: by which every worker finds the object with `get_object`. If another object has it, or
+            a worker does not say in time whether it has one, using the reference raises that
+            (DuplicateName, RpcTimeout). It is free again when the object is dropped or killed or
+            its worker is gone.
+        concurrency: how many calls of the object's methods run at once; None: any number. Others
+            wait, without a thread, in the order in which they arrive. A call whose method returns
+            a future (`async_execution`) counts until that is done. A call that a running method
+            makes of its own object, directly or through other workers, runs at once.
+
+    Raises:
+        ValueError, TypeError: `concurrency` is not a positive whole number; another argument makes
+            no sense.
     """
     try:
         seconds = _check_call(func, args, kwargs, timeout)
+        at_once = 0 if concurrency is None else _check_concurrency(concurrency)
         agent = current_agent()
+        if name is not None:
+            func, args = named(name, func, args or (), kwargs)
+            kwargs = None
         if profiler._is_profiler_enabled:
             call = to, func, args or (), kwargs, seconds
-            return RRef.of(profiling.remote(agent, None, call))
-        return RRef.of(agent.remote(to, func, args or (), kwargs, seconds))
+            return RRef.of(profiling.remote(agent, None, call, at_once))
+        return RRef.of(agent.remote(to, func, args or (), kwargs, seconds, at_once))
     except BaseException as error:
         hide_own_frames(error)
         raise
+
+
+def _check_concurrency(concurrency: object) -> int:
+    if not isinstance(concurrency, int) or isinstance(concurrency, bool):
+        raise TypeError(f"concurrency must be a whole number, not {type(concurrency).__name__}")
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+    return concurrency
 
 
 def _check_call(func: object, args: object, kwargs: object, timeout: float) -> float | None:

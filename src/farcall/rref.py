@@ -63,9 +63,9 @@ class RRef(Generic[T]):
         place.set(value)
 
     @classmethod
-    def of(cls, handle: RefHandle) -> RRef[T]:
+    def of(cls, handle: RefHandle) -> Self:
         """The reference for a handle of an agent."""
-        rref: RRef[T] = cls.__new__(cls)
+        rref = cls.__new__(cls)
         rref._handle = handle
         return rref
 
@@ -427,7 +427,7 @@ def _backward(place: ValueSlot, agent: Agent, context: int, retain_graph: bool) 
         agent.gradients.backward(context, [value], retain_graph=retain_graph)
 
 
-def _awaited(place: ValueSlot) -> Any:
+def awaited(place: ValueSlot) -> Any:
     """Return the value, waiting as long as the caller of the call served here does."""
     context = current_context()
     return _value(place, None if context is None or context.job is None else context.job.limit())
@@ -441,7 +441,7 @@ def _awaited(place: ValueSlot) -> Any:
 )
 def call_method(place: ValueSlot, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handler of the call proxies."""
-    value = place.get() if place.is_ready else _awaited(place)
+    value = place.get() if place.is_ready else awaited(place)
     only = allowed_now()
     method = getattr(value, name) if only is None else method_of(only, value, name)
     if not callable(method):

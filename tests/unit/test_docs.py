@@ -29,7 +29,14 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # The others hold no code to run, quote the demos (see test_docs_demos.py), or start workers
 # (tests/process/test_groups_page.py).
-RUN = ("README.md", "docs/guide.md", "docs/hangs.md", "docs/migrate.md", "docs/protocol.md")
+RUN = (
+    "README.md",
+    "docs/actors.md",
+    "docs/guide.md",
+    "docs/hangs.md",
+    "docs/migrate.md",
+    "docs/protocol.md",
+)
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 

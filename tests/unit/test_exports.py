@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -39,9 +40,12 @@ EXPORTS = {
         "TlsConfig",
         "TensorPipeRpcBackendOptions",
         "WorkerInfo",
+        "cancelled",
         "functions",
+        "get_object",
         "get_worker_info",
         "init_rpc",
+        "kill",
         "remote",
         "rpc_async",
         "rpc_sync",
@@ -92,6 +96,7 @@ ERRORS = {
     "BadFrame",
     "CallError",
     "Cancelled",
+    "DuplicateName",
     "DuplicateWorker",
     "FarcallError",
     "FunctionNotFound",
@@ -108,6 +113,7 @@ ERRORS = {
     "RendezvousTimeout",
     "RpcTimeout",
     "SerializationError",
+    "UnknownObject",
     "UnknownWorker",
 }
 SHARED = ("get_worker_info", "init_rpc", "remote", "rpc_async", "rpc_sync", "shutdown")
@@ -119,13 +125,18 @@ def public(owner: object) -> set[str]:
 
 def parameters(function: object) -> list[str]:
     assert callable(function)
-    return list(inspect.signature(inspect.unwrap(function)).parameters)
+    return [parameter.name for parameter in _shared_parameters(function)]
 
 
 def defaults(function: object) -> list[object]:
     assert callable(function)
+    return [parameter.default for parameter in _shared_parameters(function)]
+
+
+def _shared_parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """What torch's has too: what farcall adds is passed by keyword only."""
     signature = inspect.signature(inspect.unwrap(function))
-    return [parameter.default for parameter in signature.parameters.values()]
+    return [one for one in signature.parameters.values() if one.kind is not one.KEYWORD_ONLY]
 
 
 def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -37,6 +37,7 @@ class Call(NamedTuple):
     created: RefId | None = None
     is_noted: bool = False
     sent: bool = True
+    cancelled: bool = False
 
 
 class Creation(NamedTuple):

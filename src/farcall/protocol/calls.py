@@ -43,7 +43,8 @@ CALL-4  An id of which the callee has heard nothing is given to the next call. S
 A call can be stopped before its function begins, and after the function has returned a future that
 is not completed: the function has run then, and only its outcome is missing. Such a call finishes
 at the CANCEL, not when the future completes, which may be never. While its function runs, a call
-can't be stopped.
+can't be stopped, but the calls that the function makes are cancelled if the caller's program asked
+for that.
 """
 
 from __future__ import annotations

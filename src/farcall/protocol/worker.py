@@ -87,6 +87,10 @@ class NotedCall(Protocol):
         """Whether the call makes a reference, or pins some."""
 
     @property
+    def cancelled(self) -> bool:
+        """Whether its end was asked for, see `wire.messages.Cancel`."""
+
+    @property
     def sent(self) -> bool:
         """Whether the callee may have got some of its request. If not yet, see `sent_late`."""
 
@@ -261,8 +265,13 @@ class WorkerMachine(Generic[Call, Job]):
         if self.calls_with(peer).outgoing.is_abandoned(call_id):
             self._cancel(peer, call_id, call)
 
+    def ask_to_end(self, peer: int, call_id: int, call: Call) -> None:
+        """Ask the callee to end a call that was sent, and go on waiting for its answer."""
+        if self.calls_with(peer).outgoing.peek(call_id) is call:
+            self._cancel(peer, call_id, call)
+
     def _cancel(self, peer: int, call_id: int, call: Call) -> None:
-        self._to_do.say(Follow(peer, Cancel(), call_id))
+        self._to_do.say(Follow(peer, Cancel(call.cancelled), call_id))
         if call.is_noted:
             # If the request was not written after all, the callee has heard of the call now, and
             # says that it needs no pins.

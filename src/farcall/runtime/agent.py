@@ -26,6 +26,7 @@ from farcall.runtime.calls import intake
 from farcall.runtime.calls.answers import Answers
 from farcall.runtime.calls.call_client import CallClient, Function, Kwargs
 from farcall.runtime.calls.call_completion import CallCompletion
+from farcall.runtime.calls.cancelling import Cancelling
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.later_calls import To
 from farcall.runtime.calls.limits import Limits
@@ -49,6 +50,7 @@ from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.quirks import Quirks
 from farcall.runtime.references.handles import References, RefHandle
+from farcall.runtime.references.names import Names
 from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
@@ -146,6 +148,7 @@ class Agent:
         )
         self.members = Members(me, find, directory, links, control)
         values: dict[RefId, ValueSlot] = {}
+        self.names = Names(me.id, values)
         self.machine = machine = Machine(
             state, values, status, directory, control, executor, endpoint.wake
         )
@@ -182,6 +185,7 @@ class Agent:
             endpoint.wake,
             quirks.translate,
         )
+        self.cancelling = Cancelling(machine, completion)
         self._client = CallClient(
             status,
             directory,
@@ -271,9 +275,14 @@ class Agent:
         args: Args = (),
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
+        concurrency: int = 0,
     ) -> RefHandle:
-        """Run a function elsewhere, and leave its result there: see `rpc.remote`."""
-        return self._client.remote(to, function, args, kwargs, timeout)
+        """Run a function elsewhere, and leave its result there: see `rpc.remote`.
+
+        Args:
+            concurrency: how many calls of the result's methods run at once; 0: any number.
+        """
+        return self._client.remote(to, function, args, kwargs, timeout, concurrency)
 
     def _find(self, key: str | int, deadline: float) -> Worker | None:
         return self.members.find(key, deadline)
@@ -306,7 +315,7 @@ class Agent:
             case GradientsMessage():
                 self.gradients.arrived(peer, frame)
             case Cancel():
-                self._on_cancel(peer, link, frame.call_id)
+                self._on_cancel(peer, link, frame.call_id, message.by_user)
             case _:
                 self._deliver(peer, message, frame.call_id)
 
@@ -325,15 +334,14 @@ class Agent:
         self.coordinator.begin(job)
         job.start()
 
-    def _on_cancel(self, peer: Peer, link: Link, call_id: int) -> None:
+    def _on_cancel(self, peer: Peer, link: Link, call_id: int, by_user: bool) -> None:
         peer.back_link = link
         job = self.machine.tell(self.machine.state.cancelled, peer.incarnation, call_id)
         if job is not None:
             self.executor.may_pass_lead()
-            job.cancel()
+            job.cancel(by_user)
 
     def _deliver(self, peer: Peer, message: Message, call_id: int) -> None:
-        """A message arrived, from another worker or from this one, that belongs to no call."""
         self._routes.deliver(peer, message, call_id)
 
     def before_sleep(self) -> float:

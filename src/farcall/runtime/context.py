@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from farcall.ids import RefId
 from farcall.runtime.calls.call_names import Served
 from farcall.serde import Only
 
@@ -24,17 +25,28 @@ class WaitingPlace(Protocol):
         """Whether `waiting` has something to do in this thread. Stays so while a function runs."""
 
 
+class CancelsCalls(Protocol):
+    """See `calls.cancelling`."""
+
+    def calls_of(self, served: CallBeingServed) -> None:
+        """Cancel the calls that the function of a call has made."""
+
+
 class ServingAgent(Protocol):
     """What is known here of an agent. `farcall.runtime.current` has its type."""
 
     @property
     def executor(self) -> WaitingPlace: ...
 
+    @property
+    def cancelling(self) -> CancelsCalls: ...
+
 
 class Caller(Protocol):
     """What is known here of who made a call. See `peers.Peer`."""
 
     only: Only | None  # what it may do here; None: everything
+    name: str
 
 
 class CallBeingServed(Protocol):
@@ -42,6 +54,21 @@ class CallBeingServed(Protocol):
 
     @property
     def peer(self) -> Caller: ...
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the outcome any more."""
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether the caller has cancelled the call: what it calls ends, too."""
+
+    @property
+    def place(self) -> RefId | None:
+        """Where the result goes, of a `remote()` call."""
+
+    @property
+    def held(self) -> tuple[tuple[int, int, int], ...]:
+        """The turns at objects that calls hold which are made here, see `wire.messages.Turns`."""
 
     def limit(self) -> tuple[float, float, Served]:
         """Return the deadline, the caller's seconds, and what calls made here inherit."""

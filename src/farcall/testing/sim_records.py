@@ -52,12 +52,13 @@ class Handle(NamedTuple):
 class Call:
     """A call made from here: what `PendingCall` is to an agent."""
 
-    __slots__ = ("call_id", "created", "is_noted", "kept", "sent")
+    __slots__ = ("call_id", "cancelled", "created", "is_noted", "kept", "sent")
 
     def __init__(self, created: RefId | None) -> None:
         self.call_id = 0
         self.created = created
         self.is_noted = created is not None
+        self.cancelled = False
         self.sent = False
         self.kept: Sequence[Handle] = ()  # used once more each until the call ends
 

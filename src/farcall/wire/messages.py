@@ -79,6 +79,18 @@ class Reference(Message):
     owner_id: int
 
 
+class Turns(Message):
+    """What a request says of objects whose methods take turns.
+
+    `concurrency` is how many calls of methods of the value that it makes may run at once, 0 for any
+    number. `held` are the turns of those calls of methods that the request comes from:
+    (minted_by, number) of the object's reference and the number of the turn.
+    """
+
+    concurrency: int = 0
+    held: tuple[tuple[int, int, int], ...] = ()
+
+
 class Request(Message):
     """Run a function. The body is pickled (args, kwargs), or (function, args, kwargs).
 
@@ -90,7 +102,7 @@ class Request(Message):
     under `torch.no_grad`, as the call was made. With `on_reference` the function gets the
     value of the first reference first; that is not in the body, which numbers the others from 0.
     `depth` is 1 for a call that no remote function makes, and one more than the depth of the call
-    that makes it otherwise.
+    that makes it otherwise. `turns` is nothing for nearly every request.
     """
 
     function: str
@@ -103,6 +115,7 @@ class Request(Message):
     no_grad: bool = False
     on_reference: bool = False
     depth: int = 1
+    turns: Turns | None = None
 
 
 class Reply(Message):
@@ -128,7 +141,13 @@ class Failure(Message):
 
 
 class Cancel(Message):
-    """The caller gave up on the call. It is answered like any other outcome."""
+    """The caller gave up on the call. It is answered like any other outcome.
+
+    With `by_user` that was asked for, and not for want of time: what the call waits for and has
+    called ends, too.
+    """
+
+    by_user: bool = False
 
 
 class Accepted(Message):

@@ -18,6 +18,7 @@ from farcall.runtime.calls.call_names import readable, readable_result
 from farcall.runtime.calls.serving import Serving
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.references.handles import RefHandle
+from farcall.runtime.references.method_gate import MethodGate
 from farcall.runtime.references.values import ValueSlot
 from farcall.serde import (
     Payload,
@@ -48,7 +49,8 @@ class Answering(msgspec.Struct, eq=False):
     frame: Frame
     request: Request
     deadline: float  # `time.monotonic()` seconds
-    cancelled: bool = False
+    cancelled: bool = False  # nobody waits for the outcome
+    is_unwanted: bool = False  # since the caller has cancelled it
     is_deferred: bool = False  # the function has returned a future, which is waited for
     stop: Callable[[], None] | None = None  # ends a wait that goes on for it
     queued: int = 0  # bytes by which it counts as queued, see `intake`
@@ -59,6 +61,7 @@ class Answering(msgspec.Struct, eq=False):
     target: ValueSlot | None = None  # what the function works on, with `Request.on_reference`
     method: str = ""  # `method_of` its arguments, when those are known
     place: RefId | None = None  # where the result goes, of a `remote()` call
+    gate: MethodGate | None = None  # of the object whose method is called, if it has one
 
     @property
     def key(self) -> TransferKey:

@@ -16,6 +16,7 @@ from typing import Any
 
 from farcall.errors import (
     CallError,
+    Cancelled,
     LinkError,
     NotInitialized,
     PeerLost,
@@ -122,6 +123,9 @@ class CallClient:
             if record is not None:
                 meanwhile = record if meanwhile is None else _both(record, meanwhile)
             context = current_context()
+            if pending.parent is not None:
+                sent = partial(self._completion.sent_and_awaited, pending)
+                meanwhile = sent if meanwhile is None else _both(sent, meanwhile)
             if not peer.outbox.is_idle:
                 self._waiting_requests.wait_for_turn(pending)
             link = self._links.connect(peer, pending.deadline)
@@ -180,8 +184,8 @@ class CallClient:
                         return self._leave(future, to, function, args, kwargs, timeout)
                 peer = self._look_up(to, args, timeout)
             pending, frame = self._requests.begin(peer, function, args, kwargs, timeout, future)
-        except (PeerLost, RpcTimeout) as error:
-            future.set_exception(error)
+        except (PeerLost, RpcTimeout, Cancelled) as error:
+            complete_with(future, error)
             return future
         except IsSought:
             return self._leave(future, to, function, args, kwargs, timeout)
@@ -231,6 +235,7 @@ class CallClient:
         args: Sequence[Any] = (),
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
+        concurrency: int = 0,
         handle: RefHandle | None = None,
     ) -> RefHandle:
         """See `Agent.remote`. Sending may take `SECONDS_TO_SEND`, or the timeout if longer.
@@ -244,7 +249,7 @@ class CallClient:
         if peer is None:
             if self._directory.can_ask(to):
                 with contextlib.suppress(NotKept):
-                    return self._remote_later(to, function, args, kwargs, timeout)
+                    return self._remote_later(to, function, args, kwargs, timeout, concurrency)
             peer = self._look_up(to, args, timeout)
         sequence = 0
         if handle is not None:
@@ -255,12 +260,19 @@ class CallClient:
             handle, sequence = self._references.create(peer.worker)
         try:
             pending, frame = self._requests.begin(
-                peer, function, args, kwargs, timeout, created=handle, sequence=sequence
+                peer,
+                function,
+                args,
+                kwargs,
+                timeout,
+                created=handle,
+                sequence=sequence,
+                concurrency=concurrency,
             )
         except BaseException as error:
             self._references.never_sent(handle, of_unmade(error))
             if type(error) is IsSought:
-                return self._remote_later(to, function, args, kwargs, timeout)
+                return self._remote_later(to, function, args, kwargs, timeout, concurrency)
             # As in PyTorch: what happens to the call is told to whoever uses the reference.
             if not issubclass(type(error), CallError):
                 raise
@@ -299,6 +311,7 @@ class CallClient:
         args: Sequence[Any],
         kwargs: Kwargs | None,
         timeout: float | None,
+        concurrency: int,
     ) -> RefHandle:
         """`remote` when what it needs is known: its callee, or the owners of its references.
 
@@ -312,7 +325,7 @@ class CallClient:
         call.created = handle = references.own()[0] if is_mine else references.seek(key_of(to))
 
         def make(peer: Peer, args: Sequence[Any], kwargs: Kwargs, left: float) -> None:
-            self.remote(peer, function, args, kwargs, left, handle)
+            self.remote(peer, function, args, kwargs, left, concurrency, handle)
             references.sent(handle, peer.worker)
 
         def fail(error: BaseException) -> None:
@@ -359,7 +372,8 @@ class CallClient:
         """
 
         def make(peer: Peer, args: Sequence[Any], kwargs: Kwargs, left: float) -> None:
-            self._later.complete(future, peer, function, args, kwargs, left)
+            if not future.done():  # else it was cancelled
+                self._later.complete(future, peer, function, args, kwargs, left)
 
         try:
             call = self._later.keep(to, args, kwargs, self._limits.of_call(timeout)[:2])

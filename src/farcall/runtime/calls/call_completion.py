@@ -26,6 +26,7 @@ from farcall.ids import WorkerInfo
 from farcall.log import get_logger
 from farcall.protocol.instructions import TransferKey
 from farcall.runtime.calls.deadlines import Deadlines
+from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.limits import Limits
 from farcall.runtime.calls.shortage import Shortage
 from farcall.runtime.context import CallContext, ServingAgent, reset_context, set_context
@@ -62,6 +63,7 @@ class CallCompletion:
 
     Attributes:
         deadlines: of the calls that are watched.
+        waiting: the calls that were answered, with references that can't be used yet.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class CallCompletion:
         # Looked at once: asking the logger for each call would cost more.
         self._says_slow = logger.isEnabledFor(logging.DEBUG)
         self._queued: set[PendingCall] = set()  # answered, but no thread runs their callbacks yet
-        self._waiting: set[PendingCall] = set()  # answered, but with references that can't be used
+        self.waiting: set[PendingCall] = set()
 
     def unreachable(self, pending: PendingCall, error: LinkError) -> Exception:
         """The link failed before or while the call was made: what the call ends with.
@@ -124,7 +126,7 @@ class CallCompletion:
             self._retract(pending, ended)
         else:
             pending.sent = True
-            self._abandon(pending, ended)
+            self.abandon(pending, ended)
         return ended
 
     def _retract(self, pending: PendingCall, error: Exception) -> None:
@@ -139,7 +141,7 @@ class CallCompletion:
         retract = self._machine.state.retract
         return self._machine.tell(retract, pending.peer.incarnation, call_id, pending, cause)
 
-    def _abandon(self, pending: PendingCall, error: Exception) -> bool:
+    def abandon(self, pending: PendingCall, error: Exception) -> bool:
         """Nobody waits for the answer any more. Returns whether that ends the call."""
         peer = pending.peer.incarnation
         with self._machine.lock:
@@ -153,6 +155,13 @@ class CallCompletion:
             self._coordinator.end(pending)
         return True
 
+    def sent_and_awaited(self, pending: PendingCall) -> None:
+        """The request was sent, and a thread waits for its answer. The callee ends the wait."""
+        pending.sent = True
+        if pending.cancelled:
+            ask = self._machine.state.ask_to_end
+            self._machine.tell(ask, pending.peer.incarnation, pending.call_id, pending)
+
     def sent(self, pending: PendingCall) -> None:
         """The request was sent, or some of it; the rest follows."""
         pending.sent = True
@@ -162,7 +171,7 @@ class CallCompletion:
     def expired(self, pending: PendingCall) -> None:
         """The request was sent, and its deadline has passed meanwhile.
 
-        The flag `sent` was set before. So the machine sees it here, or in `_abandon`, or both.
+        The flag `sent` was set before. So the machine sees it here, or in `abandon`, or both.
         """
         late = self._machine.state.sent_late
         self._machine.tell(late, pending.peer.incarnation, pending.call_id, pending)
@@ -173,7 +182,7 @@ class CallCompletion:
         ended = Cancelled(f"{type(error).__name__} while the call was made")
         if may_be_sent:
             pending.sent = True
-            if not self._abandon(pending, ended):
+            if not self.abandon(pending, ended):
                 self.expired(pending)
         elif call_id:
             self._retract(pending, ended)
@@ -192,10 +201,12 @@ class CallCompletion:
 
     def watched(self) -> list[PendingCall]:
         """The calls that are being watched."""
-        calls = list(self._waiting)
-        for peer in self._directory.all():
-            calls += peer.outgoing.records()
-        return [call for call in calls if call.watched]
+        return [call for call in self.open_calls() if call.watched]
+
+    def open_calls(self) -> list[PendingCall]:
+        """Return the calls that have no outcome yet, or one whose references can't be used."""
+        by_peer = [peer.outgoing.records() for peer in self._directory.all()]
+        return [*self.waiting, *(call for calls in by_peer for call in calls)]
 
     def timeout(
         self, pending: PendingCall, error: BaseException | None = None, note: str = ""
@@ -263,11 +274,11 @@ class CallCompletion:
             self._coordinator.end(pending)
         elif answer.message.references:  # type: ignore[attr-defined]
             # The deadline goes on: an owner that does not answer must not make the call hang.
-            self._waiting.add(pending)
+            self.waiting.add(pending)
             self.watch(pending)
 
             def admitted(error: CallError | None) -> None:
-                self._waiting.discard(pending)
+                self.waiting.discard(pending)
                 self._complete(peer, answer, pending, error)
 
             self._arrive(peer, answer, admitted)
@@ -303,6 +314,10 @@ class CallCompletion:
         executor.submit(complete, depth)
         if self._status.is_closed:
             self.fail_queued(self._status.ended(peer))
+
+    def is_answered(self, future: Future[Any]) -> bool:
+        """Return whether a future is about to be completed, by the answer of its call."""
+        return any(pending.future is future for pending in tuple(self._queued))
 
     def fail_queued(self, error: Exception) -> None:
         """The agent has ended: so do the calls that were answered and wait for a thread."""
@@ -346,7 +361,7 @@ class CallCompletion:
             late = self.timeout(pending, note=OWNER_IS_LATE)
             self._machine.stop_waiting(TransferKey(peer.incarnation, call_id, True), late)
         elif pending.created is None:
-            self._abandon(pending, self.timeout(pending))
+            self.abandon(pending, self.timeout(pending))
         else:
             # The owner may still make the value; until it says so, using the reference fails.
             self._references.creation_late(pending.created, self.timeout(pending))

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
+from farcall.errors import Cancelled
 from farcall.log import get_logger
 from farcall.runtime.calls.callbacks import Callback, run_waiting_callbacks
 from farcall.runtime.calls.graph_breaks import methods_break_graphs
@@ -36,7 +37,8 @@ LOOK_AGAIN = 1.0
 class Future(torch.futures.Future[T]):
     """A `torch.futures.Future` that can be awaited, and that lets no error disappear.
 
-    - `await future` works in any asyncio loop; cancelling the task does not cancel the call.
+    - `await future` works in any asyncio loop; cancelling the task that awaits cancels the future.
+    - `cancel` ends the future of a call at once, and what is done for the call elsewhere.
     - `then` gives another of these; an exception raised in the callback reaches whoever waits for
       the result. The result completes whatever happens in the callback.
     - Callbacks run in the order in which they were added. One that is added when the future is just
@@ -58,6 +60,7 @@ class Future(torch.futures.Future[T]):
     _failed: StoredError | None = None
     _orphan: _Orphan | None = None
     _looked_at = False
+    _is_cancelled = False
     # Those that have not ended, in the order in which they were added.
     _callbacks: list[Callback] | None = None
     # The user's code that made this, and the place in it, for the log.
@@ -188,6 +191,8 @@ class Future(torch.futures.Future[T]):
                 value = callback(self)
             except BaseException as error:
                 failure = error
+            if result._is_cancelled:
+                return
             # Not in the handler: what further callbacks raise would have this error as its context.
             if failure is None:
                 result.set_result(value)
@@ -230,9 +235,32 @@ class Future(torch.futures.Future[T]):
         found = [one for one in self._callbacks or () if one.is_of(callback)]
         return sum(one.take_back() for one in found)
 
+    def cancel(self) -> bool:
+        """End the future now, in `Cancelled`. Thread-safe.
+
+        Of a call: one that waits, here or at the worker that is called, is dropped; a function that
+        runs sees it by `rpc.cancelled()`, and the calls that it has made are cancelled with it. Of
+        `then` or of your own: only this future ends.
+
+        Returns:
+            False, without an effect, if the future is done.
+        """
+        if self.done():
+            return False
+        self._is_cancelled = True
+        if not self._cancel():
+            self._is_cancelled = False
+            return False
+        self._looked_at = True
+        return True
+
+    def _cancel(self) -> bool:
+        complete_with(self, Cancelled("the future was cancelled"))
+        return self._failed is not None
+
     def cancelled(self) -> bool:
-        """Return False: these can't be cancelled. `asyncio.wait` asks."""
-        return False
+        """Return whether `cancel` has ended the future."""
+        return self._is_cancelled
 
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()
@@ -249,7 +277,11 @@ class Future(torch.futures.Future[T]):
         # It stands back for no other callback: that would stop the loop.
         self._looked_at = True
         super().add_done_callback(on_done)
-        yield from bridge
+        try:
+            yield from bridge
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
         try:
             return self.value()
         except BaseException as error:
@@ -268,6 +300,12 @@ class FutureOfCall(Future[T]):
 
     # Of the leader that completes it.
     executor: Executor
+    made: Future[Any] | None = None  # of the call itself, if that was left until it could be made
+
+    def _cancel(self) -> bool:
+        if self.made is not None:
+            return self.made.cancel()
+        return bool(self.executor.handler.cancelling.call_of(self))
 
 
 def complete_with(future: Future[Any], error: BaseException) -> None:

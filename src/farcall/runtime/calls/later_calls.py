@@ -15,7 +15,7 @@ import torch
 
 from farcall.errors import CallError, FarcallError, Refused, RpcTimeout, SerializationError
 from farcall.ids import WorkerInfo
-from farcall.runtime.calls.future import FutureOfCall, complete_with
+from farcall.runtime.calls.future import Future, FutureOfCall, complete_with
 from farcall.runtime.calls.kept_bytes import KeptBytes
 from farcall.runtime.calls.outboxes import LOOK_AGAIN, OVERHEAD
 from farcall.runtime.context import CallContext, current_context, reset_context, set_context
@@ -34,7 +34,7 @@ from farcall.transport.uninterrupted import uninterrupted
 from farcall.wire.messages import OnDevice
 
 To = str | int | WorkerInfo | Peer  # the last in a call that has waited for it
-Call = Callable[..., torch.futures.Future[Any]]
+Call = Callable[..., Future[Any]]
 Make = Callable[[Peer, Sequence[Any], Mapping[str, Any], float], object]
 
 
@@ -113,13 +113,19 @@ class LaterCalls:
         """Make a call now, by `call_async`, and leave its outcome to a future. Never raises."""
 
         def hand_on(made: torch.futures.Future[Any]) -> None:
+            if future.done():
+                return
             try:
                 future.set_result(made.value())
             except BaseException as error:
                 complete_with(future, error)
 
         try:
-            self._call_async(*call).add_done_callback(hand_on)
+            made = self._call_async(*call)
+            future.made = made
+            if future.done():  # it was cancelled just now
+                made.cancel()
+            made.add_done_callback(hand_on)
         except BaseException as error:
             complete_with(future, error)
 
@@ -143,7 +149,8 @@ class LaterCalls:
         gradients = context.gradients if context else 0
         args, kwargs, handles, size = self._copy(args, kwargs or {}, gradients)
         if context is not None:
-            context = CallContext(context.agent, gradients=context.gradients, depth=context.depth)
+            gradients, depth, job = context.gradients, context.depth, context.job
+            context = CallContext(context.agent, gradients=gradients, depth=depth, job=job)
         deadline, seconds = limit
         grad = torch.is_grad_enabled()
         return LaterCall(to, args, kwargs, handles, deadline, seconds, context, grad, size=size)

@@ -66,10 +66,10 @@ def call_async(agent: Agent, name: str | None, call: Call, maker: FrameType) -> 
     return future
 
 
-def remote(agent: Agent, name: str | None, call: Call) -> RefHandle:
+def remote(agent: Agent, name: str | None, call: Call, concurrency: int = 0) -> RefHandle:
     """`Agent.remote` as an event."""
     with record_function(event_name(agent, "remote", name, call)):
-        return agent.remote(*call)
+        return agent.remote(*call, concurrency)
 
 
 def event_name(agent: Agent, kind: str, name: str | None, call: Call) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from farcall.errors import Cancelled
 from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.call_names import OF_METHODS, method_of
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.limits import Limits
 from farcall.runtime.calls.pickling import Pickling
-from farcall.runtime.context import current_context
+from farcall.runtime.context import CallBeingServed, current_context
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.peers import Peer, PendingCall
@@ -22,7 +23,7 @@ from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.status import Status
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Reference, Request
+from farcall.wire.messages import Reference, Request, Turns
 
 
 class IsSought(Exception):
@@ -62,17 +63,16 @@ class Requests:
         future: Future[Any] | None = None,
         created: RefHandle | None = None,
         sequence: int = 0,
+        concurrency: int = 0,
     ) -> tuple[PendingCall, Frame]:
         """A request that is counted as begun, and its frame."""
-        on: Sequence[RefHandle] = ()
-        if args and type(args[0]) is RefHandle:
-            on = args[:1]
+        on: Sequence[RefHandle] = args[:1] if args and type(args[0]) is RefHandle else ()
         name, dumped = self._pickling.dump_call(peer, function, args, kwargs or {}, len(on))
         handles = (*on, *dumped.references) if on else dumped.references
         # Only now: pickling may take any time, and is not remote.
         deadline, seconds, inherited = self._limits.of_call(timeout)
         context = current_context()
-        depth = 1 if context is None else context.depth + 1
+        depth, job = (1, None) if context is None else (context.depth + 1, context.job)
         created_ref = None if created is None else created.ref
         pending = PendingCall(peer, name, deadline, seconds, future, created_ref, depth, inherited)
         if name in OF_METHODS:
@@ -80,8 +80,9 @@ class Requests:
         references = tuple([handle.reference for handle in handles]) if handles else ()
         needs_pins = False
         if references or created is not None:
-            creates = created is not None
-            needs_pins = WorkerMachine.needs_pins(references, peer.incarnation, creates=creates)
+            needs_pins = WorkerMachine.needs_pins(
+                references, peer.incarnation, creates=created is not None
+            )
             if needs_pins:  # assigned only then: that takes as long as a small call of Python
                 pending.is_noted = True
                 if references:
@@ -92,7 +93,10 @@ class Requests:
             # After that: a peer that is lost from now on finds the call there, and fails it.
             if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
                 raise peer.loss()
-            request = Request(name, 0.0 if created else seconds, depth=depth)
+            turns = None
+            if job is not None or concurrency:
+                turns = _come_from(job, pending, concurrency)
+            request = Request(name, 0.0 if created else seconds, depth=depth, turns=turns)
             if context is not None and context.gradients:
                 request.no_grad = not torch.is_grad_enabled()
                 gradients = self._gradients
@@ -138,3 +142,17 @@ class Requests:
         except TimeoutError:
             raise self._completion.timeout(pending) from None
         return self._references.travelling(handles)
+
+
+def _come_from(job: CallBeingServed | None, pending: PendingCall, concurrency: int) -> Turns | None:
+    """Note whose function makes a call that was begun; return what its request says of turns.
+
+    Raises:
+        Cancelled: that call was cancelled, and perhaps before this one could be found.
+    """
+    held: tuple[tuple[int, int, int], ...] = ()
+    if job is not None:
+        pending.parent, held = job, job.held
+        if job.is_unwanted:
+            raise Cancelled("the call that is being served was cancelled by its caller")
+    return Turns(concurrency, held) if held or concurrency else None

@@ -24,6 +24,8 @@ from farcall.runtime.calls.answering import HOW_CALLERS_RAISE, Answering
 from farcall.runtime.calls.call_names import OF_METHODS, Served, method_of
 from farcall.runtime.calls.deferred import Deferred, result_of
 from farcall.runtime.context import CallContext, set_context
+from farcall.runtime.references.handles import RefHandle
+from farcall.runtime.references.method_gate import MethodGate
 from farcall.runtime.threads.isolation import put_back_anomaly_mode
 from farcall.serde import check_defined
 from farcall.wire.messages import Failure, Request
@@ -37,8 +39,13 @@ class ServerCall(Answering, eq=False):
     def start(self) -> None:
         """Accept the request, and run it as soon as its references may be used."""
         request = self.request
-        if not (request.references or request.creates) or self._admit(request):
+        if not (request.references or request.creates):
             if not self.serving.executor.run_here(self.run, request.depth, self.peer):
+                self._queue()
+        elif self._admit(request):
+            if self.gate is not None:
+                self._enter()
+            elif not self.serving.executor.run_here(self.run, request.depth, self.peer):
                 self._queue()
         else:
             self.serving.machine.arrive(self.key, request, self._admitted)
@@ -49,28 +56,86 @@ class ServerCall(Answering, eq=False):
         """Whether the function may run: all references of the request live here."""
         references = self.serving.references
         counted = request.references
-        if request.on_reference and len(counted) == 1:
-            # It is there, and the function gets the place itself: there is no use to be counted.
-            self.target = references.made_place(counted[0])
-            if self.target is not None:
-                if not request.creates:
-                    return True
-                counted = ()
+        if request.on_reference:
+            place_here = references.place_here(counted[0])
+            if place_here is not None:
+                if place_here.gate is not None:
+                    self._line_up(place_here.gate)
+                if len(counted) == 1 and place_here.is_ready:
+                    # The function gets the place itself: there is no use to be counted.
+                    self.target = place_here
+                    if not request.creates:
+                        return True
+                    counted = ()
         caller = self.peer.incarnation
         if request.creates:
             self.place = WorkerMachine.created_by(caller, request)
         call_id, place = self.frame.call_id, self.place
-        if not references.admit(caller, call_id, counted, place, request.sequence):
+        concurrency = 0 if request.turns is None else request.turns.concurrency
+        if not references.admit(caller, call_id, counted, place, request.sequence, concurrency):
             return False
         if counted:
-            self.handles = references.handles_of_own(counted)
+            self.handles = [RefHandle(references, one) for one in counted]  # counted just now
         return True
 
     def _admitted(self, error: CallError | None) -> None:
         if error is not None:
+            if self.gate is not None:
+                self.gate.give_up(self)
+                intake.begin(self)
             self._fail(error)
+        elif self.gate is not None:
+            self._enter()
         elif not self.serving.executor.run_here(self.run, self.request.depth, self.peer):
             self._queue()
+
+    # Of an object that lets only some calls of its methods run at once.
+
+    def _line_up(self, gate: MethodGate) -> None:
+        """Take a place in the line of the object, and count as queued until the turn comes."""
+        intake.queue(self)
+        self.gate = gate
+        gate.arrive(self, self._turns_here())
+
+    def _turns_here(self) -> list[int]:
+        """The turns at the object of the calls of its methods that this call comes from."""
+        request, turns = self.request, self.request.turns
+        if turns is None:
+            return []
+        reference = request.references[0]
+        here = (reference.minted_by, reference.number)
+        return [turn for *at, turn in turns.held if tuple(at) == here]
+
+    def _enter(self) -> None:
+        assert self.gate is not None
+        if self.gate.admit(self):
+            executor = self.serving.executor
+            if not executor.run_here(self._run_in_turn, self.request.depth, self.peer):
+                self.take_turn()
+
+    def take_turn(self) -> None:
+        """Run in another thread: the turn of the call has come."""
+        self.serving.executor.queue(self._run_in_turn, self.request.depth, self.peer)
+
+    def _run_in_turn(self) -> None:
+        intake.begin(self)
+        self.run()
+        if self.is_ended or not self.is_deferred:
+            self._leave_turn()
+
+    def _leave_turn(self) -> None:
+        if self.gate is not None:
+            self.gate.leave(self)
+
+    @property
+    def held(self) -> tuple[tuple[int, int, int], ...]:
+        """The turns that calls hold which this call's function makes, see `Turns`."""
+        turns = self.request.turns
+        held = () if turns is None else turns.held
+        if self.gate is None:
+            return held
+        reference = self.request.references[0]
+        return (*held, (reference.minted_by, reference.number, self.gate.turn(self)))
 
     def _queue(self) -> None:
         """Have it run when there is a thread for it."""
@@ -79,8 +144,12 @@ class ServerCall(Answering, eq=False):
 
     def run_queued(self) -> None:
         """Like `run`, of what was counted as queued."""
-        intake.begin(self)
-        self.run()
+        if self.gate is None:
+            intake.begin(self)
+            self.run()
+        else:  # its caller did not read, so it gave its turn to others
+            self.gate.arrive(self, self._turns_here())
+            self._enter()
 
     def run(self) -> None:
         """Run the function, and answer whatever happens. In a context of its own."""
@@ -207,19 +276,29 @@ class ServerCall(Answering, eq=False):
     def _no_longer_wanted(self) -> None:
         """Count no longer as going on. If the future fails after all, its error is still logged."""
         self._let_go()
+        self._leave_turn()
         self.serving.coordinator.end(self)
 
-    def cancel(self) -> None:
+    def cancel(self, by_user: bool = False) -> None:
         """Stop what can be stopped: the caller gave up, or is lost.
 
         A function that has not begun won't, and a future that a function has returned is waited for
         no longer. A function that runs goes on, unless it waits for a value of this worker.
+
+        Args:
+            by_user: the caller was asked to give up. Then the calls of the function end, too.
         """
         self.cancelled = True
+        if by_user:
+            # Written first, then the calls are looked for; `Requests.begin` does it the other way.
+            self.is_unwanted = True
+            self.serving.agent.cancelling.calls_of(self)
         if self.is_deferred:
             self._give_up()
         elif self.stop is not None:
             self._end_wait()
+        elif self.gate is not None and self.gate.give_up(self):
+            self.take_turn()  # where it is refused
         elif self.request.references:
             # No effect if the request does not wait for the owners of its references.
             gone = Cancelled(f"the caller gave up on {self.name} before it was run")
@@ -244,7 +323,8 @@ class ServerCall(Answering, eq=False):
     def _end_wait(self) -> None:
         """End a wait of the function, unless it ends by itself when the caller's time is over."""
         stop = self.stop
-        if stop is not None and (self.deadline == math.inf or self.peer.lost is not None):
+        ends_by_itself = self.deadline != math.inf and self.peer.lost is None
+        if stop is not None and (self.is_unwanted or not ends_by_itself):
             stop()
 
     def _give_up(self) -> None:
@@ -257,6 +337,7 @@ class ServerCall(Answering, eq=False):
                 self._answer_later(answer)
         finally:
             self._end()
+            self._leave_turn()
 
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
         if self.is_ended:
@@ -265,3 +346,5 @@ class ServerCall(Answering, eq=False):
             self._succeed(future.value())
         except BaseException as error:
             self._fail(error)
+        finally:
+            self._leave_turn()

@@ -17,6 +17,7 @@ from farcall.protocol.worker import Calls
 from farcall.runtime.calls.call_names import Served, readable
 from farcall.runtime.calls.future import Future, complete_with
 from farcall.runtime.calls.outboxes import Box
+from farcall.runtime.context import CallBeingServed
 from farcall.runtime.membership.hosts import host_name
 from farcall.serde import Only
 from farcall.transport.base import Link
@@ -50,6 +51,8 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     handles: Sequence[object] = ()  # of the references in it that are not pinned
     recording: Callable[[], None] | None = None  # to be done when the request was sent
     method: str = ""  # see `method_of`
+    parent: CallBeingServed | None = None  # the call whose function has made this one
+    cancelled: bool = False  # its end was asked for
 
     @property
     def name(self) -> str:
@@ -91,8 +94,8 @@ class IncomingCall(AnsweredCall, Protocol):
     def run_queued(self) -> None:
         """Run what was counted as queued."""
 
-    def cancel(self) -> None:
-        """Stop what can be stopped: the caller gave up, or is lost."""
+    def cancel(self, by_user: bool = False) -> None:
+        """Stop what can be stopped: the caller gave up, or is lost, or was asked to (`by_user`)."""
 
 
 class Peer:

@@ -225,6 +225,7 @@ class References:
         references: Sequence[Reference],
         created: RefId | None,
         sequence: int,
+        concurrency: int = 0,
     ) -> bool:
         """A request arrived that makes a reference or carries some: see `WorkerMachine.admit`."""
         if created is None:
@@ -233,6 +234,7 @@ class References:
         admit = self._machine.state.admit
         if caller != self.me.incarnation:
             self._values[created] = ValueSlot()
+        self._values[created].guard(concurrency)
         return self._machine.tell(admit, caller, call_id, references, created, sequence)
 
     def place_of(self, ref: RefId) -> ValueSlot | None:
@@ -327,12 +329,10 @@ class References:
             name = handle.reference.owner_name
             raise OwnerDied(name, cause) if owner is None else no_value(name, cause)
 
-    def made_place(self, reference: Reference) -> ValueSlot | None:
-        """The place of a value that lives here and has been made; else None."""
-        if reference.owner != self.me.incarnation:
-            return None
-        place = self._values.get(RefId(reference.minted_by, reference.number))
-        return place if place is not None and place.is_ready else None
+    def place_here(self, reference: Reference) -> ValueSlot | None:
+        """The place of a value that lives here; else None."""
+        is_mine = reference.owner == self.me.incarnation
+        return self._values.get(RefId(reference.minted_by, reference.number)) if is_mine else None
 
     def value_of(self, handle: RefHandle) -> ValueSlot:
         """The place of a value that lives here.
@@ -379,10 +379,6 @@ class References:
         self._machine.tell(self._refs.unpin, key)
 
     # Transfers in.
-
-    def handles_of_own(self, references: Sequence[Reference]) -> list[RefHandle]:
-        """Handles for the references of a request that was admitted: each is counted already."""
-        return [RefHandle(self, reference) for reference in references]
 
     def handles(self, references: Sequence[Reference]) -> list[RefHandle]:
         """Handles for the references of a message that may be rebuilt."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from farcall.runtime.references.method_gate import MethodGate
 from farcall.serde import StoredError
 
 
@@ -17,7 +18,7 @@ class ValueSlot:
     Set or failed once. Thread-safe.
     """
 
-    __slots__ = ("_callbacks", "_error", "_lock", "_value", "on_dropped")
+    __slots__ = ("_callbacks", "_error", "_lock", "_value", "gate", "on_dropped")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,6 +27,13 @@ class ValueSlot:
         self._error: StoredError | None = None
         # Called once if no reference is left before the value is there.
         self.on_dropped: Callable[[], None] | None = None
+        self.gate: MethodGate | None = None  # None: any number of its methods may run at once
+
+    def guard(self, concurrency: int) -> None:
+        """Let so many calls of its methods run at once (0: any). Before the first one arrives."""
+        if concurrency > 0:
+            self.gate = MethodGate(concurrency)
+            self.when_ready(self.gate.open)
 
     @property
     def is_ready(self) -> bool:
@@ -70,11 +78,32 @@ class ValueSlot:
         if on_dropped is not None:
             on_dropped()
 
+    def kill(self, error: BaseException) -> None:
+        """Let go of the value, made or not; `get` raises this. No effect after a failure."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = StoredError(error)  # first: `get` takes no lock
+            killed, self._value = self._value, None
+            callbacks, self._callbacks = self._callbacks or {}, None
+        del killed  # its destructor may run here
+        self.drop()
+        for callback in callbacks:
+            callback(self)
+        if self.gate is not None:
+            self.gate.end()
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether there will never be a value."""
+        return self._error is not None
+
     def get(self) -> Any:
         """Return the value, or raise what the function raised. Only when `is_ready`."""
+        value = self._value
         if self._error is not None:
             raise self._error.error()
-        return self._value
+        return value
 
     def described_state(self) -> str:
         """Return in a few words whether the value is there. Takes no lock, runs no user code."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from farcall.log import get_logger
 from farcall.transport.base import Endpoint, Event
@@ -14,6 +14,10 @@ logger = get_logger("farcall")
 
 class Handler(Protocol):
     """What the agent does with events and time."""
+
+    @property
+    def cancelling(self) -> Any:
+        """What cancels the calls of futures, see `calls.cancelling`."""
 
     def on_thread_start(self) -> None:
         """Called in every thread before its first work."""

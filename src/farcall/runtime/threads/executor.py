@@ -87,7 +87,7 @@ class Executor:
     ) -> None:
         self._name = name
         self._endpoint = endpoint
-        self._handler = handler
+        self.handler = handler
         self.collecting = Collecting()
         self._floats = float_control()
         self._source = EventSource(name, endpoint, handler)
@@ -359,7 +359,7 @@ class Executor:
                 self._followers.wake()
         has_work = function is not None or event is not None or leads
         if has_work and me not in self._isolations:
-            self._handler.on_thread_start()
+            self.handler.on_thread_start()
             self._isolations[me] = isolate_thread(self._floats)
         if function is not None:
             self._run(me, function)
@@ -382,7 +382,7 @@ class Executor:
         while not self._stopping:
             if event is not None:
                 try:  # `EventSource.handle`, without a frame for each event
-                    self._handler.handle(event)
+                    self.handler.handle(event)
                 except BaseException:
                     self._source.log_handling(event)
                 self._in_a_row += 1
@@ -447,4 +447,4 @@ class Executor:
             if not self._followers.find():
                 self._queue.held_at = time.monotonic()
         if self.shortage():
-            self._handler.on_shortage()
+            self.handler.on_shortage()

@@ -1,0 +1,11 @@
+"""Objects on other workers that are used as if they were here: `actor`, `spawn`, `Handle`."""
+
+from __future__ import annotations
+
+from farcall.actors.handles import Handle, Member, actor, handle, spawn
+
+__all__ = ["Handle", "Member", "actor", "handle", "spawn"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,170 @@
+"""Handles of objects on other workers, and how they are made. A handle is an RRef with a face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from farcall import rpc
+from farcall.objects import read_attribute, use_value
+from farcall.rref import RRef
+from farcall.runtime.calls.future import Future
+from farcall.runtime.calls.graph_breaks import breaks_graphs, methods_break_graphs
+from farcall.runtime.references.handles import RefHandle
+from farcall.serde import hide_own_frames, own_type
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+_CONCURRENCY = "__farcall_concurrency__"
+
+
+@overload
+def actor(cls: type[T], /) -> type[T]: ...
+@overload
+def actor(*, concurrency: int) -> Callable[[type[T]], type[T]]: ...
+@breaks_graphs
+def actor(cls: type[Any] | None = None, /, *, concurrency: int = 1) -> Any:
+    """Mark a class whose objects `spawn` makes, and say how many calls of one run at once.
+
+    The class stays as it is: made directly, its objects are ordinary ones.
+
+    Args:
+        cls: the class.
+        concurrency: how many methods of one object run at once; 1 if it is not given.
+    """
+
+    def mark(cls: type[T]) -> type[T]:
+        setattr(cls, _CONCURRENCY, concurrency)
+        return cls
+
+    return mark if cls is None else mark(cls)
+
+
+@breaks_graphs
+def spawn(
+    to: rpc.Worker,
+    cls: Callable[..., T],
+    /,
+    *args: Any,
+    name: str | None = None,
+    concurrency: int | None = None,
+    **kwargs: Any,
+) -> Handle[T]:
+    """Make an object on a worker and return its handle at once. See `rpc.remote`.
+
+    Args:
+        to: name, id or `WorkerInfo` of a worker; may be this one.
+        cls: its class, or a function that returns it.
+        args, kwargs: of the class. One that takes a `name` or `concurrency` itself: by position.
+        name: see `rpc.remote`.
+        concurrency: how many calls of its methods run at once; None for what `actor` says, or 1.
+
+    Raises:
+        ValueError, TypeError, UnknownWorker, NotInitialized: the call makes no sense.
+    """
+    at_once = getattr(cls, _CONCURRENCY, 1) if concurrency is None else concurrency
+    return handle(rpc.remote(to, cls, args, kwargs, name=name, concurrency=at_once))
+
+
+@breaks_graphs
+def handle(rref: RRef[T]) -> Handle[T]:
+    """Return a handle of what a reference leads to, such as `rpc.get_object` gives."""
+    return Handle.of(rref._handle)
+
+
+@methods_break_graphs
+class Handle(RRef[T]):
+    """A reference whose attributes are those of the object.
+
+    `handle.method(...)` is a future of the result, `handle.method.sync(...)` the result,
+    `await handle.attribute` or `handle.attribute.get()` an attribute. `len`, `in`, indexing and
+    iteration work, and wait, if the object has them. Attributes that an `RRef` has itself (`owner`,
+    `to_here` and so on) are those of the reference. Everything else is as of an `RRef`: it may be
+    passed in arguments and results, keeps the object, and raises what it raises. Thread-safe.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Member:
+        if name[:1] == "_":
+            raise AttributeError(f"{name!r} is private to the object that the handle leads to")
+        return Member(self, name)
+
+    def call(
+        self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
+        """`handle.method(...)` for type checkers: `handle.call(Buffer.sample, 3)`."""
+        return getattr(self.rpc_async(), method.__name__)(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return Handle.of, (self._handle,)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return int(self._use("len"))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._use("iter"))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._use("getitem", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._use("setitem", key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._use("delitem", key)
+
+    def __contains__(self, item: object) -> bool:
+        return bool(self._use("contains", item))
+
+    def _use(self, use: str, *args: Any) -> Any:
+        try:
+            return self._agent.call(self._handle.to, use_value, (self._handle, use, args))
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
+
+
+own_type(Handle, lambda made: made._handle, RefHandle, Handle.of)
+
+
+@methods_break_graphs
+class Member:
+    """A method or an attribute of an object on another worker. Made by `Handle`s."""
+
+    __slots__ = ("_handle", "_name")
+
+    def __init__(self, handle: Handle[Any], name: str) -> None:
+        self._handle = handle
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._name!r} of {self._handle!r}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it as a method, and return a future of the result."""
+        return getattr(self._handle.rpc_async(), self._name)(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def sync(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it as a method, and return the result."""
+        return getattr(self._handle.rpc_sync(), self._name)(*args, **kwargs)
+
+    def get(self) -> Any:
+        """Return a copy of it as an attribute."""
+        return self._read(self._handle._agent.call)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._read(self._handle._agent.call_async).__await__()  # type: ignore[no-any-return]
+
+    def _read(self, call: Callable[..., Any]) -> Any:
+        reference = self._handle._handle
+        try:
+            return call(reference.to, read_attribute, (reference, self._name))
+        except BaseException as error:
+            hide_own_frames(error)
+            raise

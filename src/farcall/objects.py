@@ -1,0 +1,287 @@
+"""Objects with a name, and their end by force: `remote(name=)`, `get_object`, `kill`."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from farcall.errors import (
+    Cancelled,
+    DuplicateName,
+    FarcallError,
+    PeerLost,
+    RpcTimeout,
+    UnknownObject,
+)
+from farcall.ids import RefId
+from farcall.rref import RRef, awaited, seconds_or_default
+from farcall.runtime.agent import Agent
+from farcall.runtime.calls.call_names import own_handler
+from farcall.runtime.calls.deferred import result_of
+from farcall.runtime.calls.graph_breaks import breaks_graphs
+from farcall.runtime.calls.policy import method_of
+from farcall.runtime.context import CallBeingServed, allowed_now, current_context, waiting
+from farcall.runtime.current import current_agent
+from farcall.runtime.membership.peers import Peer
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT
+from farcall.runtime.references.values import ValueSlot
+from farcall.serde import hide_own_frames, name_of_class
+from farcall.wire.messages import Reference
+
+MOST_CHARACTERS = 200
+GAP = 8  # so many ids of nobody, one after the other, and there are no more workers
+# What statements and builtins do with an object: the special method that it takes, and a function.
+_USES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "len": ("__len__", len),
+    "iter": ("__iter__", list),
+    "getitem": ("__getitem__", operator.getitem),
+    "setitem": ("__setitem__", operator.setitem),
+    "delitem": ("__delitem__", operator.delitem),
+    "contains": ("__contains__", operator.contains),
+}
+STORE_SECONDS = 1.0  # that the store has to say who has an id
+
+
+@breaks_graphs
+def get_object(name: str, timeout: float = UNSET_RPC_TIMEOUT) -> RRef[Any]:
+    """Return a reference to the object that was made with `remote(..., name=name)`.
+
+    The reference counts as any other: the object lives as long as somebody has one. All workers are
+    asked; neither rank 0 nor the store is needed for those that have met.
+
+    Args:
+        name: of the object.
+        timeout: seconds; 0 for no limit, -1 for the default given to `init_rpc`.
+
+    Raises:
+        UnknownObject: no worker has an object of that name.
+        RpcTimeout: no worker that answered in time has one; the message names the others.
+        NotInitialized: before `init_rpc` or after `shutdown`.
+    """
+    try:
+        agent = current_agent()
+        deadline, seconds, _ = agent.limits.of_call(seconds_or_default(timeout))
+        here = agent.names.find(_checked(name))
+        found = None if here is None else _reference_to(agent, here)
+        if found is not None:
+            return found
+        silent = []
+        for worker, answer in _ask_all(agent, find_object, (name,), deadline):
+            if isinstance(answer, RRef):
+                return answer
+            if isinstance(answer, RpcTimeout):
+                silent.append(worker)
+        if silent:
+            workers = ", ".join(map(repr, silent))
+            raise RpcTimeout(
+                f"no object of the name {name!r} was found within {seconds:g} s; no answer of "
+                f"{workers}"
+            )
+        raise UnknownObject(f"no worker has an object of the name {name!r}")
+    except BaseException as error:
+        hide_own_frames(error)
+        raise
+
+
+@breaks_graphs
+def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
+    """Drop the object of a reference at once, whoever has references to it.
+
+    Whoever uses a reference to it then gets `Cancelled`, which says by whom it was killed; so do
+    calls of its methods that wait for their turn. A method that runs goes on to its end. The name
+    of the object is free again. No effect if the object could not be made or was killed before.
+
+    Args:
+        rref: any reference to the object.
+        timeout: seconds; 0 for no limit, -1 for the default given to `init_rpc`.
+
+    Raises:
+        OwnerDied: its owner is gone, and the object with it.
+        RpcTimeout: the owner did not answer in time.
+        Refused: a policy of the owner does not list `rpc.kill`.
+    """
+    try:
+        seconds = seconds_or_default(timeout)
+        if not isinstance(rref, RRef):
+            raise TypeError(f"rref must be an RRef, not {type(rref).__name__}")
+        if rref.is_owner():
+            rref._place.kill(_killed_by(current_agent().me.name))
+        else:
+            agent = rref._agent
+            agent.references.check_usable(rref._handle)
+            agent.call(rref._handle.to, kill_object, ("", rref), None, seconds)
+    except BaseException as error:
+        hide_own_frames(error)
+        raise
+
+
+def _killed_by(name: str) -> Cancelled:
+    return Cancelled(f"the object of this reference was killed by {name}")
+
+
+def _checked(name: object) -> str:
+    """A name that a user gave.
+
+    Raises:
+        TypeError, ValueError: it can't be one.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of an object must be a str, not {type(name).__name__}")
+    if not 0 < len(name) <= MOST_CHARACTERS:
+        raise ValueError(f"the name of an object has 1 to {MOST_CHARACTERS} characters: {name!r}")
+    return name
+
+
+def named(
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The call that makes an object with a name: the function, and its arguments."""
+    return make_named, (_checked(name), function, tuple(args), dict(kwargs or {}))
+
+
+def _ask_all(
+    agent: Agent, function: Callable[..., Any], args: tuple[Any, ...], deadline: float
+) -> Iterator[tuple[str, Any]]:
+    """Ask all other workers. Yield what each answers, or its error, in the order of arrival."""
+    asked = {agent.me.incarnation}
+    for more in (agent.directory.live, partial(_unmet, agent)):
+        answers: SimpleQueue[tuple[Peer, torch.futures.Future[Any]]] = SimpleQueue()
+        to_come = 0
+        for peer in more():
+            if peer.worker.incarnation not in asked:
+                asked.add(peer.worker.incarnation)
+                left = max(deadline - time.monotonic(), 1e-3)
+                future = agent.call_async(peer.name, function, args, None, left)
+                future.add_done_callback(partial(_note, answers, peer))
+                to_come += 1
+        for _ in range(to_come):
+            with waiting():
+                peer, answered = answers.get()
+            try:
+                answer = answered.value()
+            except PeerLost:
+                continue  # and its objects with it
+            except FarcallError as error:
+                answer = error
+            yield peer.name, answer
+
+
+def _note(answers: SimpleQueue[Any], peer: Peer, future: torch.futures.Future[Any]) -> None:
+    answers.put((peer, future))
+
+
+def _unmet(agent: Agent) -> Iterator[Peer]:
+    """The workers of a group that is not fixed that are known to its store only."""
+    missing = 0
+    for id in count():
+        if missing == GAP or not agent.directory.can_ask(id):
+            return
+        try:
+            began = time.monotonic()
+            yield agent.directory.resolve(id, STORE_SECONDS)
+            missing = 0
+        except RpcTimeout:
+            return
+        except FarcallError:
+            if time.monotonic() - began >= STORE_SECONDS:
+                return  # the store is gone
+            missing += 1
+
+
+# What runs on the workers that are asked.
+
+
+def _call_being_served() -> CallBeingServed:
+    context = current_context()
+    assert context is not None
+    assert context.job is not None
+    return context.job
+
+
+@own_handler("the object of a name", checks_itself=True)
+def find_object(name: str) -> RRef[Any] | None:
+    """Handler of `get_object`."""
+    only = allowed_now()
+    if only is not None:
+        only.check("farcall.objects:get_object")
+    agent = current_agent()
+    ref = agent.names.find(name)
+    return None if ref is None else _reference_to(agent, ref)
+
+
+def _reference_to(agent: Agent, ref: RefId) -> RRef[Any] | None:
+    me = agent.me
+    reference = Reference(ref.minted_by, ref.number, me.incarnation, me.name, me.id)
+    (handle,) = agent.references.handles((reference,))
+    return RRef.of(handle) if agent.references.place_of(ref) is not None else None
+
+
+@own_handler("whether a name of objects is free", checks_itself=True)
+def is_free(name: str, rival: str, rival_id: int) -> bool:
+    """Asked by a worker that has taken the name."""
+    return current_agent().names.is_free(name, rival, rival_id)
+
+
+@own_handler("the making of an object with a name", checks_itself=True, users_arguments=2)
+def make_named(
+    name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Handler of `remote(name=)`."""
+    ref = _call_being_served().place
+    agent = current_agent()
+    assert ref is not None
+    agent.names.take(name, ref)
+    try:
+        _ask_for_name(agent, name)
+        agent.names.confirm(name, ref)
+    except BaseException:
+        agent.names.give_up(name, ref)
+        raise
+    return result_of(function, function(*args, **kwargs))
+
+
+def _ask_for_name(agent: Agent, name: str) -> None:
+    me = agent.me
+    deadline, _, _ = agent.limits.of_call(None)
+    for worker, answer in _ask_all(agent, is_free, (name, me.name, me.id), deadline):
+        if answer is False:
+            raise DuplicateName(f"the name {name!r} is in use by an object of worker {worker!r}")
+        if isinstance(answer, FarcallError):
+            raise answer
+
+
+@own_handler("the end of an object", checks_itself=True)
+def kill_object(_: str, rref: RRef[Any]) -> None:
+    """Handler of `kill`. The reference is not the first argument: so it waits for no turn."""
+    only = allowed_now()
+    if only is not None:
+        only.check("farcall.objects:kill")
+    rref._place.kill(_killed_by(_call_being_served().peer.name))
+
+
+@own_handler("the use of a remote value", checks_itself=True)
+def use_value(place: ValueSlot, use: str, args: tuple[Any, ...]) -> Any:
+    """Handler of the statements and builtins that take a handle of `farcall.actors`."""
+    method, function = _USES[use]
+    value = place.get() if place.is_ready else awaited(place)
+    only = allowed_now()
+    if only is not None:
+        method_of(only, value, method)
+    return function(value, *args)
+
+
+@own_handler("an attribute of a remote value", checks_itself=True)
+def read_attribute(place: ValueSlot, name: str) -> Any:
+    """Handler of the attributes of handles of `farcall.actors`."""
+    value = place.get() if place.is_ready else awaited(place)
+    only = allowed_now()
+    if only is not None:
+        only.check(f"{name_of_class(type(value))}.{name}")
+    return getattr(value, name)

@@ -1,0 +1,165 @@
+"""`farcall.actor`, `spawn` and the handles: objects on other workers that are used as if here."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any, assert_type
+
+import pytest
+
+import farcall
+from behaviour.helpers import Deaths, Gate, make_precious
+from farcall import rpc
+from farcall.actors import Handle, spawn
+from farcall.errors import Refused
+from farcall.runtime.agent import Agent
+
+
+@farcall.actor
+class Buffer:
+    def __init__(self, size: int, deaths: Deaths | None = None) -> None:
+        self.size = size
+        self.items: list[int] = []
+        self.precious = None if deaths is None else make_precious(deaths)
+
+    def put(self, item: int) -> int:
+        self.items.append(item)
+        return len(self.items)
+
+    def sample(self, count: int, *, start: int = 0) -> list[int]:
+        return self.items[start : start + count]
+
+    def wait(self, gate: Gate) -> int:
+        return gate.wait()
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.items)
+
+    def __getitem__(self, index: int) -> int:
+        return self.items[index]
+
+    def __setitem__(self, index: int, item: int) -> None:
+        self.items[index] = item
+
+    def __delitem__(self, index: int) -> None:
+        del self.items[index]
+
+    def __contains__(self, item: int) -> bool:
+        return item in self.items
+
+
+@farcall.actor(concurrency=2)
+class Pair:
+    def wait(self, gate: Gate) -> int:
+        return gate.wait()
+
+
+def use(buffer: farcall.Handle[Buffer]) -> farcall.Handle[Buffer]:
+    assert type(buffer) is farcall.Handle
+    buffer.put.sync(7)
+    return buffer
+
+
+def test_methods_are_futures_and_attributes_are_read(pair: list[Agent]) -> None:
+    buffer = farcall.spawn("w1", Buffer, 100)
+    assert [buffer.put(n).wait() for n in range(3)] == [1, 2, 3]
+    assert buffer.sample.sync(2, start=1) == [1, 2]
+    assert buffer.size.get() == 100
+
+    async def main() -> tuple[Any, ...]:
+        return await buffer.size, await buffer.sample(1)
+
+    assert asyncio.run(main()) == (100, [0])
+    assert buffer.call(Buffer.sample, 2).wait() == [0, 1]
+
+
+def test_statements_and_builtins_work_where_the_class_has_them(pair: list[Agent]) -> None:
+    buffer = farcall.spawn("w1", Buffer, 100)
+    assert buffer  # empty, but a handle
+    for number in range(3):
+        buffer.put.sync(number)
+    buffer[1] = 5
+    del buffer[0]
+    assert (len(buffer), list(buffer), buffer[-1], 5 in buffer, 9 in buffer) == (
+        2,
+        [5, 2],
+        2,
+        True,
+        False,
+    )
+    with pytest.raises(IndexError):
+        buffer[5]
+    plain = farcall.spawn("w1", Pair)
+    with pytest.raises(TypeError, match="has no len"):
+        len(plain)
+    with pytest.raises(TypeError, match="not iterable"):
+        list(plain)
+
+
+def test_handle_travels_and_keeps_the_object(trio: list[Agent]) -> None:
+    deaths = Deaths()
+    buffer = farcall.spawn("w1", Buffer, 1, deaths, name="replay")
+    back = rpc.rpc_sync("w2", use, args=(buffer,))
+    assert type(back) is farcall.Handle
+    del buffer
+    gc.collect()
+    assert list(back) == [7]
+    named = farcall.handle(rpc.get_object("replay"))
+    assert named.put.sync(8) == 2
+    del back
+    gc.collect()
+    assert not deaths.count
+    rpc.kill(named)
+    with pytest.raises(rpc.Cancelled, match="was killed by w0"):
+        named.put.sync(1)
+    deaths.wait_for()
+
+
+def test_one_call_at_a_time_unless_the_class_or_the_caller_says_otherwise(
+    pair: list[Agent], gate: Gate
+) -> None:
+    one = farcall.spawn("w1", Buffer, 1)
+    two = farcall.spawn("w1", Pair)
+    three = farcall.spawn("w1", Buffer, 1, concurrency=3)
+    calls = [handle.wait(gate) for handle in (one, two, three) for _ in range(4)]
+    gate.wait_for_arrivals(6)
+    gate.open()
+    for call in calls:
+        call.wait()
+    assert gate.most_inside == 6
+
+
+def test_handle_does_not_answer_for_what_it_is_not(pair: list[Agent]) -> None:
+    buffer = farcall.spawn("w1", Buffer, 1)
+    assert not hasattr(buffer, "_repr_html_")
+    assert not hasattr(buffer, "__array__")
+    assert "put" in repr(buffer.put)
+    assert "w1" in repr(buffer)
+    with pytest.raises(AttributeError):
+        buffer.missing.get()
+    with pytest.raises(farcall.errors.InvalidReference):
+        pickle.dumps(buffer)
+
+
+def test_policy_lists_methods_and_attributes(start: Callable[..., list[Agent]]) -> None:
+    listed = [Buffer, Buffer.put, Buffer.__len__, f"{__name__}:Buffer.size"]
+    start(2, policies={"w1": rpc.Only(functions=listed)})
+    buffer = farcall.spawn("w1", Buffer, 3)
+    assert (buffer.put.sync(1), len(buffer), buffer.size.get()) == (1, 1, 3)
+    for forbidden in (lambda: buffer[0], buffer.items.get, lambda: list(buffer)):
+        with pytest.raises(Refused):
+            forbidden()
+
+
+def type_checkers_know(buffer: Handle[Buffer]) -> None:
+    """Is not run: mypy, which runs over the tests, knows the arguments and the results."""
+    assert_type(spawn("w1", Buffer, 3), Handle[Buffer])
+    assert_type(buffer.call(Buffer.sample, 3, start=1), rpc.Future[list[int]])
+    buffer.call(Buffer.sample, "3")  # type: ignore[arg-type]
+    buffer.call(Pair.wait, Gate())  # type: ignore[arg-type]
