@@ -1,16 +1,19 @@
 """Listens on all addresses of an endpoint; one thread accepts, and shakes hands with all strangers.
 
-Nothing in that thread blocks. A connection whose peer has proven itself leaves it; for all others
-`visitors.py` has the bounds.
+Nothing in that thread blocks. A connection leaves it for what may block: deciding whether its peer
+is admitted, and making its link. One whose peer had nothing to prove comes back in between. For all
+that are here `visitors.py` has the bounds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from farcall.errors import LinkError
@@ -40,8 +43,8 @@ class Acceptor:
         listen: (host, port) to listen on; port 0 takes a free one.
         advertise: host names or addresses under which others reach us.
         greet: begins our side of a handshake; may raise an OSError.
-        on_proven: gets each connection whose peer is proven, and which is its own from then on: the
-            conversation waits for `go_on`. It must not block.
+        on_proven: gets each connection whose peer is proven, and which is its own from then on, or
+            until `take_back`: the conversation waits for `go_on`, or is over. It must not block.
         strangers: for lines about connections that come to nothing.
         unix: also listen on a Unix socket, where there are any.
 
@@ -64,6 +67,7 @@ class Acceptor:
         self._on_proven = on_proven
         self._strangers = strangers
         self._visitors = Visitors()
+        self._returned: deque[Visitor] = deque()
         tcp = addresses.listen_tcp(*listen)
         local = addresses.listen_unix() if unix else None
         self._listeners = [tcp] if local is None else [local, tcp]
@@ -90,6 +94,8 @@ class Acceptor:
         while not self._closed.is_set():
             end = self._visitors.next_end()
             ready = self._poller.wait(None if end is None else max(0.0, end - time.monotonic()))
+            while self._returned:
+                self._serve_again(self._returned.popleft())
             tokens = [token for token, _ in ready]
             for token in tokens:
                 if isinstance(token, Visitor):
@@ -132,11 +138,30 @@ class Acceptor:
             sock.close()
             self._strangers.log(origin, logging.WARNING, "refused a connection: %s", error)
             return
+        self._add(visitor)
+
+    def _add(self, visitor: Visitor) -> None:
         if (one := self._visitors.in_the_way(visitor)) is not None:
             self._make_way(one)
         self._visitors.add(visitor)
         self._poller.add(visitor.fd, visitor, READ)
         self._serve(visitor)
+
+    def take_back(self, visitor: Visitor) -> None:
+        """Have the rest of a handshake done here, with a peer that is a stranger still. Any thread.
+
+        Args:
+            visitor: whose conversation waits for the peer, or has something left to say to it.
+        """
+        self._returned.append(visitor)
+        if self._closed.is_set():
+            self._drop_returned()
+        else:
+            self._poller.wake()
+
+    def _serve_again(self, visitor: Visitor) -> None:
+        visitor.come_back(time.monotonic())
+        self._add(visitor)
 
     # Connections that are there.
 
@@ -159,10 +184,10 @@ class Acceptor:
                 self._say_refused(visitor, conversation.failure)
                 if not visitor.part(time.monotonic()):
                     self._close(visitor)
-        elif visitor.is_proven:
+        elif visitor.may_leave:
             self._visitors.remove(visitor)
             self._poller.remove(visitor.fd)
-            visitor.sock.setblocking(True)
+            visitor.leave(time.monotonic())
             self._on_proven(visitor)
             return
         if visitor.sock.fileno() >= 0:
@@ -174,8 +199,10 @@ class Acceptor:
                 visitor.origin, logging.DEBUG, "%s while it dialled: %s", visitor.who, error
             )
             return
+        # The agent's own decisions are nothing to warn of.
+        level = logging.WARNING if visitor.guest.reason is None else logging.DEBUG
         self._strangers.log(
-            visitor.origin, logging.WARNING, "refused a connection from %s: %s", visitor.who, error
+            visitor.origin, level, "refused a connection from %s: %s", visitor.who, error
         )
 
     def _make_way(self, visitor: Visitor) -> None:
@@ -186,6 +213,7 @@ class Acceptor:
         if self._visitors.remove(visitor):
             self._poller.remove(visitor.fd)
             visitor.sock.close()
+            visitor.guest.turn_away()
 
     # Ending.
 
@@ -194,12 +222,22 @@ class Acceptor:
         self._closed.set()
         self._poller.wake()
         self._thread.join_if_started()
+        self._drop_returned()
+        for visitor in self._visitors:
+            visitor.guest.turn_away()
         self.close_descriptors()
+
+    def _drop_returned(self) -> None:
+        while self._returned:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                visitor = self._returned.popleft()
+                visitor.sock.close()
+                visitor.guest.turn_away()
 
     def close_descriptors(self) -> None:
         """Close them here only: in a child that was forked, while the parent goes on listening."""
         for listener in self._listeners:
             listener.close()
-        for visitor in self._visitors:
+        for visitor in (*self._visitors, *self._returned):
             visitor.sock.close()
         self._poller.close()

@@ -111,7 +111,7 @@ class Channel:
 
     Attributes:
         stage: how far the peer has come, as the script says.
-        is_trusted: the peer has shown a certificate that is accepted.
+        is_trusted: the peer has shown that it has a credential.
     """
 
     def __init__(self) -> None:

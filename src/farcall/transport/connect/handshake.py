@@ -160,7 +160,8 @@ def accepting(
 ) -> Conversation[Met]:
     """Return the acceptor's side: learn who connected, make it prove itself, say who we are.
 
-    When the peer is proven the conversation waits for `go_on`, which asks `admit`.
+    When the peer is proven the conversation waits for `go_on`, which asks `admit`. A peer of which
+    no credential is asked is no more trusted then than before (`Conversation.is_trusted`).
 
     Args:
         me: this worker.
@@ -250,6 +251,7 @@ def _accept(
         mine = channel.send(answer)
         expected = _digest(terms.secret, "connector", theirs, mine)
         yield from _check_proof(channel, hello.identity, expected)
+        channel.is_trusted = True
         yield from _check_admitted(channel, peer, admit)
         channel.send(Proof(_digest(terms.secret, "acceptor", theirs, mine)))
     ready, _ = yield from channel.receive()

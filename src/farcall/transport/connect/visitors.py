@@ -52,6 +52,7 @@ class Visitor:
         self._unsent = b""
         self._has_spoken = False  # in answer to what came last
         self._parts_until: float | None = None
+        self._left = now
 
     @property
     def until(self) -> float:
@@ -62,9 +63,10 @@ class Visitor:
         return self._began + (HELLO_SECONDS if is_silent else PROOF_SECONDS)
 
     @property
-    def is_proven(self) -> bool:
-        """Whether the conversation waits for `go_on`, and nothing is left to be sent."""
-        return self.conversation.stage is Stage.PROVEN and not self._unsent
+    def may_leave(self) -> bool:
+        """Whether the next step may block, and nothing is left to be sent."""
+        is_proven = self.conversation.stage is Stage.PROVEN
+        return is_proven and not self.conversation.wants and not self._unsent
 
     @property
     def waits_to_send(self) -> bool:
@@ -75,6 +77,16 @@ class Visitor:
     def parts(self) -> bool:
         """Whether it was refused, and has yet to read why."""
         return self._parts_until is not None
+
+    def leave(self, now: float) -> None:
+        """Note that it goes to a thread that may block."""
+        self._left = now
+        self.sock.setblocking(True)
+
+    def come_back(self, now: float) -> None:
+        """Note that it is here again; the time that this worker took is none of its own."""
+        self._began += now - self._left
+        self.sock.setblocking(False)
 
     def advance(self) -> None:
         """Send and receive what can be without blocking.
