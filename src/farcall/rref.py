@@ -402,7 +402,13 @@ def _when_made(place: ValueSlot, read: Callable[[ValueSlot], Any]) -> Any:
         try:
             future.set_result(read(place))
         except BaseException as error:
-            future.set_exception(error)
+            failure = error
+        else:
+            return
+        try:
+            future.set_exception(failure)  # not in the handler, as in `ServerCall.run`
+        finally:
+            del failure
 
     place.when_ready(made)
     return Deferred(future, partial(place.remove_callback, made))

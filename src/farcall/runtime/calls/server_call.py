@@ -102,7 +102,14 @@ class ServerCall(Answering, eq=False):
             else:
                 self._succeed(result)
         except BaseException as error:
-            self._fail(error)
+            failure = error
+        else:
+            return
+        # Behind the handler: what waits for this would else raise it "during handling of" itself.
+        try:
+            self._fail(failure)
+        finally:
+            del failure  # its traceback has this frame
 
     def _call(self) -> Any:
         function, args, kwargs = self._load()
@@ -264,4 +271,10 @@ class ServerCall(Answering, eq=False):
         try:
             self._succeed(future.value())
         except BaseException as error:
-            self._fail(error)
+            failure = error
+        else:
+            return
+        try:
+            self._fail(failure)  # as in `run`
+        finally:
+            del failure
