@@ -26,6 +26,7 @@ from farcall.transport.connect import dialling, handshake
 from farcall.transport.connect.credentials import Terms
 from farcall.transport.connect.guests import Guest
 from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.knock import knock
 from farcall.transport.connect.listening import Listening
 from farcall.transport.connect.multi_stream import StreamRegistry
 from farcall.transport.connect.visitors import (
@@ -115,9 +116,14 @@ BEGINNINGS = {
 }
 
 
-def flood(url: str, beginning: bytes, stack: contextlib.ExitStack) -> list[socket.socket]:
+MEMBER = knock(SECRET) + b"\x16\x03\x01\x02\x00\x01"  # as a member begins
+
+
+def flood(
+    url: str, beginning: bytes, stack: contextlib.ExitStack, count: int = FLOOD
+) -> list[socket.socket]:
     made = []
-    for _ in range(FLOOD):
+    for _ in range(count):
         dialled = dialling.dial(url, PATIENCE, PATIENCE)
         assert dialled is not None
         made.append(stack.enter_context(dialled[0]))
@@ -175,6 +181,32 @@ def test_oldest_of_an_origin_goes_first(side: SideMaker) -> None:
                 sock.recv(1)
 
 
+def test_strangers_do_not_push_out_who_has_knocked(side: SideMaker) -> None:
+    distant = side("distant", secret=SECRET)
+    with contextlib.ExitStack() as stack:
+        (member,) = flood(distant.worker.addresses[-1], MEMBER, stack, count=1)
+        strangers = flood(distant.worker.addresses[-1], b"", stack)
+        strangers[-MOST_OF_ORIGIN].settimeout(PATIENCE)
+        assert strangers[-MOST_OF_ORIGIN].recv(1) == b""  # it went in the member's place
+        member.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            member.recv(1)
+
+
+def test_connections_that_are_closed_at_once_push_nobody_out(side: SideMaker) -> None:
+    distant = side("distant", secret=SECRET)
+    with contextlib.ExitStack() as stack:
+        (slow,) = flood(distant.worker.addresses[-1], b"", stack, count=1)
+        for _ in range(FLOOD):
+            dialled = dialling.dial(distant.worker.addresses[-1], PATIENCE, PATIENCE)
+            assert dialled is not None
+            dialled[0].close()
+        assert join(side, distant.worker, SECRET) < PATIENCE  # it comes after them
+        slow.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            slow.recv(1)
+
+
 def test_flood_is_one_line_in_the_log(target: Callable[..., Target]) -> None:
     attacked = target()
     with contextlib.ExitStack() as stack:
@@ -195,13 +227,13 @@ def how_long(sock: socket.socket) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("beginning", BEGINNINGS)
-def test_stranger_has_two_seconds_to_say_hello(side: SideMaker, beginning: str) -> None:
+@pytest.mark.parametrize("beginning", [b"", b"\x60\0\0\0\xdc", knock(SECRET)[:9], MEMBER])
+def test_stranger_has_two_seconds_to_say_hello(side: SideMaker, beginning: bytes) -> None:
     distant = side("distant", secret=SECRET)
     dialled = dialling.dial(distant.worker.addresses[-1], PATIENCE, PATIENCE)
     assert dialled is not None
     with dialled[0] as sock:
-        sock.sendall(BEGINNINGS[beginning])
+        sock.sendall(beginning)
         assert HELLO_SECONDS - 0.5 < how_long(sock) < PROOF_SECONDS
 
 

@@ -31,6 +31,7 @@ logger = get_logger("farcall.transport")
 
 PAUSE_SECONDS = 0.1
 AT_ONCE = 8  # connections that are accepted before those that are there are looked at
+MOST_AT_ONCE = 128  # with those that had left again
 
 OnProven = Callable[[Visitor], None]
 
@@ -111,9 +112,12 @@ class Acceptor:
     # Connections that are new.
 
     def _accept_some(self, listener: socket.socket) -> None:
+        stay = 0
         try:
-            for _ in range(AT_ONCE):
-                self._accept(listener)
+            for _ in range(MOST_AT_ONCE):
+                stay += self._accept(listener)
+                if stay == AT_ONCE:
+                    return
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -127,18 +131,24 @@ class Acceptor:
             else:
                 self._closed.wait(PAUSE_SECONDS)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> bool:
+        """Accept a connection; return whether it is one to serve."""
         sock, who, origin = addresses.accept(listener)
         try:
             sock.setblocking(False)
+            if _has_left(sock):  # a flood of such is nothing to anybody
+                sock.close()
+                self._strangers.log(origin, logging.DEBUG, "%s has left while it dialled", who)
+                return False
             if addresses.is_unix(sock):
                 addresses.check_user(sock)
             visitor = Visitor(sock, who, origin, self._greet(sock), time.monotonic())
         except OSError as error:
             sock.close()
             self._strangers.log(origin, logging.WARNING, "refused a connection: %s", error)
-            return
+            return False
         self._add(visitor)
+        return True
 
     def _add(self, visitor: Visitor) -> None:
         if (one := self._visitors.in_the_way(visitor)) is not None:
@@ -241,3 +251,13 @@ class Acceptor:
         for visitor in (*self._visitors, *self._returned):
             visitor.sock.close()
         self._poller.close()
+
+
+def _has_left(sock: socket.socket) -> bool:
+    """Return whether the peer has closed a connection before it said anything."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True

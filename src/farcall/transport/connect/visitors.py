@@ -146,11 +146,13 @@ class Visitors:
         return self._all.pop(visitor.fd, None) is not None
 
     def oldest(self, origin: str = "") -> Visitor | None:
-        """Return the one that has to go first, of an origin or of all; none that is trusted."""
-        for visitor in self._all.values():
-            if origin in ("", visitor.origin) and not visitor.conversation.is_trusted:
-                return visitor
-        return None
+        """Return the one that has to go first, of an origin or of all; none that is trusted.
+
+        One that has knocked goes after all others.
+        """
+        some = (v for v in self._all.values() if origin in ("", v.origin))
+        strangers = [visitor for visitor in some if not visitor.conversation.is_trusted]
+        return min(strangers, key=lambda visitor: visitor.conversation.is_known, default=None)
 
     def in_the_way(self, newcomer: Visitor) -> Visitor | None:
         """Return the one that has to go since a newcomer is there, which is not among them yet."""
