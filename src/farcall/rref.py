@@ -400,7 +400,8 @@ def _when_made(place: ValueSlot, read: Callable[[ValueSlot], Any]) -> Any:
 
     def made(place: ValueSlot) -> None:
         try:
-            return future.set_result(read(place))
+            future.set_result(read(place))
+            return
         except BaseException as error:
             failure = StoredError(error)
         future.set_exception(failure.error())  # not in the handler, as in `ServerCall.run`
