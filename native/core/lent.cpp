@@ -35,7 +35,8 @@ void LentReader::learn(std::uint64_t number, std::uint64_t offset, const Descrip
   const struct stat status = status_of(descriptor);
   const bool has_holes =
       static_cast<std::uint64_t>(status.st_blocks) * 512 < static_cast<std::uint64_t>(status.st_size);
-  lent_.push_back({number, offset, map(descriptor, status), has_holes});
+  const auto whole = static_cast<std::size_t>(status.st_size);
+  lent_.push_back({number, offset, whole, map(descriptor, status), has_holes});
   last_ = number;
   if (lent_.size() > kMaxLent) lent_.pop_front();  // no frame that names it can come any more
 }
@@ -93,11 +94,10 @@ BlockRef LentReader::open(std::uint64_t number, std::size_t size) {
   }
   const Lent lent = std::move(lent_.front());
   lent_.pop_front();
-  const std::size_t whole = lent.memory->size();
-  if (lent.offset > whole || size > whole - lent.offset) {
+  if (lent.offset > lent.whole || size > lent.whole - lent.offset) {
     throw BadFrame("a lent tensor of " + std::to_string(size) + " bytes at " +
                    std::to_string(lent.offset) + " is not within its shared memory of " +
-                   std::to_string(whole) + " bytes");
+                   std::to_string(lent.whole) + " bytes");
   }
   if (lent.has_holes && !lent.memory->touch(lent.offset, size)) {
     throw BadFrame("the system has no memory for a lent tensor of " + std::to_string(size) +

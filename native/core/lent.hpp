@@ -3,7 +3,8 @@
 // the same bytes.
 //
 // Segments are the link's own and nobody can make them smaller. Here whoever has the file can: then
-// to touch what is gone kills this process (SIGBUS). So both workers have to ask for it.
+// to touch what is gone kills this process (SIGBUS). So both workers have to ask for it. torch's files
+// can't be sealed.
 #pragma once
 
 #include <sys/stat.h>
@@ -47,6 +48,7 @@ class LentReader {
   struct Lent {
     std::uint64_t number;
     std::uint64_t offset;
+    std::size_t whole;  // of the file now: what is mapped may be what it was
     std::shared_ptr<SharedMemory> memory;
     bool has_holes;
   };

@@ -211,6 +211,19 @@ void test_few_are_kept() {
   CHECK(SharedMemory::count() == before);
 }
 
+// The mapping is kept, and what it had beyond the end of the file is gone: to read it is SIGBUS.
+void test_file_that_became_smaller_is_refused() {
+  LentReader reader;
+  const Descriptor file = file_of(2 * kSize);
+  reader.learn(1, kSize, file);
+  BlockRef whole = reader.open(1, kSize);
+  CHECK(ftruncate(file.get(), static_cast<off_t>(kSize)) == 0);
+  reader.learn(2, kSize, file);
+  CHECK_THROWS(reader.open(2, kSize), BadFrame);
+  reader.learn(3, 0, file);
+  CHECK(reader.open(3, kSize)->data() + kSize == whole->data());
+}
+
 void test_lies() {
   LentReader reader;
   const Descriptor file = file_of(kSize);
@@ -306,6 +319,7 @@ int main() {
   test_frames_that_are_not_sent();
   test_nothing_is_left();
   test_few_are_kept();
+  test_file_that_became_smaller_is_refused();
   test_lies();
   test_files_that_change();
   test_peer_that_lends_unasked();

@@ -30,7 +30,7 @@ from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.references.handles import RefHandle
 from farcall.runtime.references.sought import SOUGHT
 from farcall.runtime.references.values import ValueSlot
-from farcall.serde import hide_own_frames, own_type
+from farcall.serde import StoredError, hide_own_frames, own_type
 
 T = TypeVar("T")
 
@@ -401,9 +401,10 @@ def _when_made(place: ValueSlot, read: Callable[[ValueSlot], Any]) -> Any:
 
     def made(place: ValueSlot) -> None:
         try:
-            future.set_result(read(place))
+            return future.set_result(read(place))
         except BaseException as error:
-            future.set_exception(error)
+            failure = StoredError(error)
+        future.set_exception(failure.error())  # not in the handler, as in `ServerCall.run`
 
     place.when_ready(made)
     return Deferred(future, partial(place.remove_callback, made))

@@ -8,12 +8,14 @@ attack fails for want of an attacker who speaks the protocol.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import pickle
 import secrets
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -42,6 +44,9 @@ from farcall.wire.frames import VERSION as FRAME_VERSION
 from farcall.wire.messages import Failure, Kind, Message, Reference, Reply, Request
 
 _message = msgspec.msgpack.Encoder().encode
+
+
+MADV_REMOVE = 9
 
 
 class Trap:
@@ -309,6 +314,23 @@ def _exchange(to: str, frame: Frame) -> Outcome:
     if isinstance(message, Failure):
         return Outcome("Failure", message.type_name, message.message)
     return Outcome(type(message).__name__, "", "")
+
+
+def punch_holes(least: int) -> int:
+    """Free the pages of this worker's segments of so many bytes or more; return how many those are.
+
+    They are sealed, so nobody can make them smaller. But no seal that leaves them writable keeps
+    their pages.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    count = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if "memfd:farcall" in line and end - start >= least:
+            size = ctypes.c_size_t(end - start)
+            assert libc.madvise(ctypes.c_void_p(start), size, MADV_REMOVE) == 0
+            count += 1
+    return count
 
 
 # Values that a strict reader must refuse, as bytes of either format: a pickle, and strict values

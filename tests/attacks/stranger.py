@@ -7,8 +7,11 @@ import itertools
 import os
 import socket
 import ssl
+from collections import deque
+from pathlib import Path
 
 import attacker
+from patience import PATIENCE
 
 NOBODY = 65534
 
@@ -56,3 +59,49 @@ def _over_tls(sock: socket.socket) -> socket.socket:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context.wrap_socket(sock)
+
+
+def _hello_of_tls() -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    outgoing = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="w0").do_handshake()
+    return outgoing.read()
+
+
+BEGINNINGS = {
+    "leaves": None,
+    "silent": b"",
+    "half a hello of TLS": b"\x16\x03\x01\x02\x00\x01",
+    "garbage": b"GET / HTTP/1.1\r\n\r\n",
+    "a hello of TLS": _hello_of_tls(),
+}
+
+
+def flood(port: int, kind: str, begun: str, stop: str) -> int:
+    """Connect as fast as possible until a file is there; return how often.
+
+    Args:
+        port: of the worker on this host.
+        kind: one of BEGINNINGS.
+        begun: path of a file that is made after the first hundred.
+        stop: path of the file that ends it.
+    """
+    beginning, count = BEGINNINGS[kind], 0
+    there: deque[socket.socket] = deque()
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: [sock.close() for sock in there])
+        while not (count % 100 == 0 and os.path.exists(stop)):
+            sock = socket.socket()
+            sock.settimeout(PATIENCE)
+            with contextlib.suppress(OSError):
+                sock.connect(("127.0.0.1", port))
+                if beginning:
+                    sock.sendall(beginning)
+            there.append(sock)
+            if beginning is None or len(there) > 100:
+                there.popleft().close()
+            count += 1
+            if count == 100:
+                Path(begun).touch()
+    return count

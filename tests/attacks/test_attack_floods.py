@@ -9,9 +9,11 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import honest
 import pytest
+import stranger as stranger_steps
 from crew import Crew, Member, call, join, leave_all
 from patience import PATIENCE
 
@@ -110,6 +112,30 @@ def test_many_strangers_take_neither_descriptors_nor_threads_nor_the_log(
                 assert sock.recv(4096) is not None
     said = victim.run(lines)
     assert len(said) <= 2 * (MANY // 16 + 1), said
+    leave_all(victim, first, second)
+
+
+@pytest.mark.parametrize("beginning", stranger_steps.BEGINNINGS)
+def test_member_gets_in_while_strangers_flood(
+    crew: Crew, transport: str, beginning: str, tmp_path: Path
+) -> None:
+    """From the member's own address, by processes that go on as fast as they can."""
+    victim, first, second = start(crew, transport)
+    port = victim.run(honest.tcp_port)
+    stop = tmp_path / "stop"
+    flooders = [crew.member(f"stranger{number}") for number in range(4)]
+    alone = first.run(first_call, "w0")
+    for number, flooder in enumerate(flooders):
+        begun = tmp_path / str(number)
+        flooder.start(stranger_steps.flood, port, beginning, str(begun), str(stop))
+        honest.wait_for(str(begun))
+    delay = second.run(first_call, "w0")
+    assert victim.run(honest.open_files, 32) == 32
+    stop.touch()
+    for flooder in flooders:
+        assert flooder.result() > 0
+    # It takes a tenth of a second at best, and every core has more to do than it can.
+    assert delay < max(BEFORE / 2, 20 * alone)
     leave_all(victim, first, second)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 
 import attacker
 import honest
 import pytest
+import torch
 from crew import Crew, call, leave_all
+
+from farcall import rpc
 
 MOST_MEMORY = 256 << 20  # bytes; 60,000 announced buffers took over 2 GB
 
@@ -48,3 +52,58 @@ def test_announced_buffers_take_no_memory(
     assert victim.run(honest.call_until_it_succeeds, "w1", operator.add, 1, 2) == 3
     assert victim.run(call, "w0", operator.add, 1, 2) == 3
     leave_all(victim, member)
+
+
+# Shared memory: what its sender still can do to it.
+
+ELEMENTS = 1 << 20  # far more than goes through a ring
+
+_kept: list[torch.Tensor] = []
+
+
+def keep(tensor: torch.Tensor) -> None:
+    _kept.append(tensor)
+
+
+def total_of_kept() -> float:
+    return sum(float(tensor.sum()) for tensor in _kept)
+
+
+def lend_and_cut_off(to: str) -> float:
+    """Have a worker keep a tensor that torch shares, make its file empty, and have it read."""
+    tensor = torch.ones(ELEMENTS).share_memory_()
+    descriptor, _ = tensor.untyped_storage()._share_fd_cpu_()
+    call(to, keep, tensor)
+    os.ftruncate(descriptor, 0)
+    return float(call(to, total_of_kept))
+
+
+def send_and_punch_holes(to: str) -> int:
+    call(to, keep, torch.ones(ELEMENTS))
+    return attacker.punch_holes(4 * ELEMENTS)
+
+
+def test_shared_tensor_that_is_cut_off_kills_no_worker_with_a_policy(
+    crew: Crew, transport: str
+) -> None:
+    options = {"policy": rpc.Only([keep, total_of_kept]), "shared_tensors": "handle"}
+    member, victim = honest.pair(crew, transport, **options)
+    assert member.run(lend_and_cut_off, "w1") == ELEMENTS
+    leave_all(member, victim)
+
+
+def test_shared_tensor_that_is_cut_off_kills_a_worker_without_a_policy(crew: Crew) -> None:
+    """The control, and what the guide says of the option."""
+    pytest.importorskip("farcall._native")
+    member, _ = honest.pair(crew, "native", shared_tensors="handle")
+    member.start(lend_and_cut_off, "w1")
+    assert isinstance(member.fails(), rpc.PeerLost)
+
+
+def test_holes_in_a_segment_are_zeros_and_kill_nobody(crew: Crew) -> None:
+    pytest.importorskip("farcall._native")
+    member, victim = honest.pair(crew, "native")
+    assert member.run(send_and_punch_holes, "w1") > 0
+    assert victim.run(total_of_kept) == 0.0
+    assert member.run(call, "w1", operator.add, 1, 2) == 3
+    leave_all(member, victim)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from behaviour.helpers import WAYS
+from behaviour.helpers import WAYS, Gate, in_threads, wait_until
 from farcall import autograd, nn, rpc
 from farcall.optim import DistributedOptimizer
 from farcall.runtime.agent import Agent
 from farcall.serde import RemoteTraceback
+from farcall.testing.cluster import acting_as
 
 Way = Callable[..., Any]
 each_way = pytest.mark.parametrize("call", WAYS)
@@ -270,6 +271,29 @@ def test_tracebacks_show_the_users_frames_of_both_sides(
     assert shown.count("in raise_\n") == 1 or full
     assert ("/src/farcall/" in shown) is full
     assert ("/src/farcall/" in raised.value.remote_traceback) is full if entry in REMOTE else True
+
+
+def fail_at(gate: Gate) -> None:
+    gate.wait()
+    fail()
+
+
+def test_error_that_a_caller_waits_for_is_shown_once(pair: list[Agent], gate: Gate) -> None:
+    """Its answer is made where the function ends, which handles that very error."""
+    rref = rpc.remote("w1", fail_at, args=(gate,))
+    gate.wait_for_arrivals()
+
+    def ask() -> str:
+        with acting_as(pair[0]), pytest.raises(KeyError) as raised:
+            rref.to_here()
+        return "".join(traceback.format_exception(raised.value))
+
+    with in_threads(ask) as shown:
+        place = pair[1].references.place_of(rref._handle.ref)
+        assert place is not None
+        wait_until(lambda: bool(place._callbacks))
+        gate.open()
+    assert shown[0].count("in raise_\n") == 1, shown
 
 
 REMOTE = ("rpc_sync", "rpc_async", "proxy", "async proxy", "RemoteModule")

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from stations import soon
 
 from farcall.protocol.connecting import Failure
-from farcall.transport.connect import addresses
+from farcall.transport.connect import addresses, race
 from farcall.transport.connect.dialling import dial, failure_of
 
 Place = tuple[str, int]
@@ -79,3 +80,23 @@ def test_a_host_all_of_whose_addresses_refuse_is_absent(
 @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL])
 def test_a_name_that_can_not_be_resolved_proves_nothing(code: int) -> None:
     assert failure_of(socket.gaierror(code, "says the name server")) is Failure.NO_ANSWER
+
+
+def test_full_listener_is_asked_more_often_than_the_system_does() -> None:
+    made: list[socket.socket] = []
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.enter_context(socket.create_connection(server.getsockname()))  # and it is full
+
+        def make() -> socket.socket:
+            made.append(socket.socket())
+            if len(made) == 2:  # the first is on its way, and the system won't ask for a second
+                stack.enter_context(server.accept()[0])
+            return made[-1]
+
+        winner = stack.enter_context(race.connect(make, server.getsockname(), soon()))
+        assert winner is made[1]
+        assert made[0].fileno() < 0
+        assert winner.getpeername() == server.getsockname()

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,13 +21,20 @@ import pytest
 from sides import SideMaker
 from stations import PATIENCE, soon
 
-from farcall.ids import Worker
-from farcall.transport.connect import dialling
+from farcall.ids import Worker, new_incarnation
+from farcall.transport.connect import dialling, handshake
+from farcall.transport.connect.credentials import Terms
+from farcall.transport.connect.guests import Guest
+from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.knock import knock
+from farcall.transport.connect.listening import Listening
+from farcall.transport.connect.multi_stream import StreamRegistry
 from farcall.transport.connect.visitors import (
     HELLO_SECONDS,
     MOST_OF_ORIGIN,
     PROOF_SECONDS,
     SPARE_DESCRIPTORS,
+    Visitor,
 )
 
 SECRET = bytes(range(32))
@@ -108,9 +116,14 @@ BEGINNINGS = {
 }
 
 
-def flood(url: str, beginning: bytes, stack: contextlib.ExitStack) -> list[socket.socket]:
+MEMBER = knock(SECRET) + b"\x16\x03\x01\x02\x00\x01"  # as a member begins
+
+
+def flood(
+    url: str, beginning: bytes, stack: contextlib.ExitStack, count: int = FLOOD
+) -> list[socket.socket]:
     made = []
-    for _ in range(FLOOD):
+    for _ in range(count):
         dialled = dialling.dial(url, PATIENCE, PATIENCE)
         assert dialled is not None
         made.append(stack.enter_context(dialled[0]))
@@ -168,6 +181,32 @@ def test_oldest_of_an_origin_goes_first(side: SideMaker) -> None:
                 sock.recv(1)
 
 
+def test_strangers_do_not_push_out_who_has_knocked(side: SideMaker) -> None:
+    distant = side("distant", secret=SECRET)
+    with contextlib.ExitStack() as stack:
+        (member,) = flood(distant.worker.addresses[-1], MEMBER, stack, count=1)
+        strangers = flood(distant.worker.addresses[-1], b"", stack)
+        strangers[-MOST_OF_ORIGIN].settimeout(PATIENCE)
+        assert strangers[-MOST_OF_ORIGIN].recv(1) == b""  # it went in the member's place
+        member.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            member.recv(1)
+
+
+def test_connections_that_are_closed_at_once_push_nobody_out(side: SideMaker) -> None:
+    distant = side("distant", secret=SECRET)
+    with contextlib.ExitStack() as stack:
+        (slow,) = flood(distant.worker.addresses[-1], b"", stack, count=1)
+        for _ in range(FLOOD):
+            dialled = dialling.dial(distant.worker.addresses[-1], PATIENCE, PATIENCE)
+            assert dialled is not None
+            dialled[0].close()
+        assert join(side, distant.worker, SECRET) < PATIENCE  # it comes after them
+        slow.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            slow.recv(1)
+
+
 def test_flood_is_one_line_in_the_log(target: Callable[..., Target]) -> None:
     attacked = target()
     with contextlib.ExitStack() as stack:
@@ -188,11 +227,64 @@ def how_long(sock: socket.socket) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("beginning", BEGINNINGS)
-def test_stranger_has_two_seconds_to_say_hello(side: SideMaker, beginning: str) -> None:
+@pytest.mark.parametrize("beginning", [b"", b"\x60\0\0\0\xdc", knock(SECRET)[:9], MEMBER])
+def test_stranger_has_two_seconds_to_say_hello(side: SideMaker, beginning: bytes) -> None:
     distant = side("distant", secret=SECRET)
     dialled = dialling.dial(distant.worker.addresses[-1], PATIENCE, PATIENCE)
     assert dialled is not None
     with dialled[0] as sock:
-        sock.sendall(BEGINNINGS[beginning])
+        sock.sendall(beginning)
         assert HELLO_SECONDS - 0.5 < how_long(sock) < PROOF_SECONDS
+
+
+def greeted(worker: Worker, stack: contextlib.ExitStack) -> socket.socket:
+    """Return a connection of somebody without a credential who was admitted, and says no more."""
+    dialled = dialling.dial(worker.addresses[-1], PATIENCE, PATIENCE)
+    assert dialled is not None
+    me = Identity("stranger", 7, new_incarnation())
+    handshake.ask(dialled[0], me, Terms(), expects=worker.incarnation, deadline=soon())
+    return stack.enter_context(dialled[0])
+
+
+def test_strangers_who_need_prove_nothing_hold_no_thread(side: SideMaker) -> None:
+    insecure = side("insecure")
+    with contextlib.ExitStack() as stack:
+        for _ in range(3 * MOST_OF_ORIGIN):
+            greeted(insecure.worker, stack)
+        until = soon()
+        while names := handshakes_under_way():
+            assert time.monotonic() < until, names
+            time.sleep(0.01)
+        assert join(side, insecure.worker, None) < HELLO_SECONDS / 2
+
+
+def handshakes_under_way() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("farcall-handshake-insecure")]
+
+
+def test_stranger_who_need_prove_nothing_has_five_seconds(side: SideMaker) -> None:
+    insecure = side("insecure")
+    with contextlib.ExitStack() as stack:
+        assert HELLO_SECONDS < how_long(greeted(insecure.worker, stack)) < 3 * PROOF_SECONDS
+
+
+def test_strangers_who_need_prove_nothing_do_not_hold_up_closing(side: SideMaker) -> None:
+    insecure = side("insecure")
+    with contextlib.ExitStack() as stack:
+        strangers = [greeted(insecure.worker, stack) for _ in range(3)]
+        insecure.close()
+        for sock in strangers:
+            assert how_long(sock) < PROOF_SECONDS
+
+
+def test_time_that_admission_takes_is_not_the_strangers() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        me = Identity("insecure", 1, new_incarnation())
+        guest = Guest(me, Terms(), Listening(), StreamRegistry())
+        visitor = Visitor(here, "somebody", "somewhere", guest, 10.0)
+        before = visitor.until
+        visitor.leave(11.0)
+        visitor.come_back(111.0)
+        assert visitor.until == before + 100.0

@@ -34,6 +34,7 @@ from farcall.transport.connect.credentials import (
 )
 from farcall.transport.connect.handshake import Met
 from farcall.transport.connect.handshake_messages import Hello, Identity, NotHere, Refuse
+from farcall.transport.connect.knock import knock
 
 LEFT = Identity("left", 0, 11)
 RIGHT = Identity("right", 1, 22)
@@ -227,10 +228,21 @@ def test_impostor_without_tls_can_not_tell_of_an_absence(pair: Pair, terms: Term
 def test_what_is_not_farcall_raises_bad_frame(
     pair: Pair, terms: Terms, data: bytes, dials: bool
 ) -> None:
-    pair[1].sendall(data)
+    pair[1].sendall(data if dials else knock(SECRET) + data)
     side = partial(handshake.connect, me=LEFT, expects=0, deadline=soon()) if dials else accept
     with pytest.raises(BadFrame, match="not farcall"):
         side(pair[0], terms=terms)
+
+
+@pytest.mark.parametrize("beginning", [b"", knock(bytes(32))], ids=["no knock", "a wrong one"])
+def test_no_tls_is_begun_with_who_has_not_shown_the_secret(
+    pair: Pair, terms: Terms, beginning: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "TlsStream", None)
+    pair[0].sendall(beginning + b"\x16\x03\x03\xff\xff" + bytes(20))
+    pair[0].shutdown(socket.SHUT_WR)
+    with pytest.raises(AuthenticationFailed, match="could not show that it knows our secret"):
+        accept(pair[1], terms)
 
 
 def test_connection_to_itself_is_nobody(terms: Terms) -> None:

@@ -105,7 +105,7 @@ def start_agent(
             incarnation,
             host_id(),
             main_fingerprint(),
-            zero_copy=options.shared_tensors == "handle",
+            zero_copy=options.shared_tensors == "handle" and not policy.is_strict,
             versions=versions(),
             strict=policy.is_strict,
         )

@@ -118,7 +118,13 @@ class LaterCalls:
             try:
                 future.set_result(made.value())
             except BaseException as error:
-                complete_with(future, error)
+                failure = error
+            else:
+                return
+            try:
+                complete_with(future, failure)  # not in the handler, as in `ServerCall.run`
+            finally:
+                del failure
 
         try:
             made = self._call_async(*call)

@@ -171,7 +171,14 @@ class ServerCall(Answering, eq=False):
             else:
                 self._succeed(result)
         except BaseException as error:
-            self._fail(error)
+            failure = error
+        else:
+            return
+        # Behind the handler: what waits for this would else raise it "during handling of" itself.
+        try:
+            self._fail(failure)
+        finally:
+            del failure  # its traceback has this frame
 
     def _call(self) -> Any:
         function, args, kwargs = self._load()
@@ -342,9 +349,14 @@ class ServerCall(Answering, eq=False):
     def _finish_later(self, future: torch._C.Future[Any]) -> None:
         if self.is_ended:
             return  # given up; or a future of the user's own class calls back twice, or then raises
+        failure: BaseException | None = None
         try:
             self._succeed(future.value())
         except BaseException as error:
-            self._fail(error)
+            failure = error
+        try:
+            if failure is not None:
+                self._fail(failure)  # as in `run`
         finally:
+            del failure
             self._leave_turn()

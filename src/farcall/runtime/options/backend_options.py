@@ -116,8 +116,8 @@ class RpcBackendOptions:
             (`Tensor.share_memory_()`, what the workers of a DataLoader give) on their way to a
             worker of the same host. "copy": they are copied, as all others are. "handle": if both
             workers say so and the path is "shm", the receiver's tensor lies over the same memory,
-            and both see what either writes from then on. Default: `FARCALL_SHARED_TENSORS` of the
-            environment; else "copy".
+            and both see what either writes from then on. A worker with a policy says "copy".
+            Default: `FARCALL_SHARED_TENSORS` of the environment; else "copy".
         keep_freed_memory: how many freed bytes malloc keeps for this process before it gives memory
             back to the system, for the rest of its life (glibc's only, and only where neither
             `MALLOC_*_` nor `GLIBC_TUNABLES` tells it what to do). All threads that start later

@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -117,7 +118,7 @@ def accept(listener: socket.socket) -> tuple[socket.socket, str, str]:
     """
     sock, address = listener.accept()
     keep_from_children(sock)
-    if is_unix(sock):
+    if not isinstance(address, tuple):  # of a Unix socket
         pid, uid = _credentials(sock)
         return sock, f"pid {pid} (uid {uid})", f"uid {uid}"
     # A listener for both gives IPv4 addresses as "::ffff:10.0.0.1".
@@ -125,6 +126,7 @@ def accept(listener: socket.socket) -> tuple[socket.socket, str, str]:
     return sock, join(host, address[1]), origin_of(host)
 
 
+@lru_cache(1024)  # a flood comes from few
 def origin_of(address: str) -> str:
     """Return what counts as one origin: an IPv4 address, or a network of IPv6, which a host has."""
     found = ipaddress.ip_address(address.partition("%")[0])

@@ -7,8 +7,8 @@ Workers of one host use Unix sockets where there are any (`addresses.py`): that 
 when it fails, TCP.
 
 One connection per direction of calling: the dialler sends requests, the other answers. A thread
-accepts connections, and shakes hands with all strangers at once; for the rest, which may block, a
-proven one gets a thread. For large buffers a link over TCP may have several (`multi_stream.py`).
+accepts connections, and shakes hands with all strangers at once; for what may block, such as making
+a link, one gets a thread. For large buffers a link over TCP may have several (`multi_stream.py`).
 """
 
 from __future__ import annotations
@@ -254,21 +254,22 @@ class Connections(Generic[L]):
         return Guest(self.me, terms, self._listening, self._joinable)
 
     def _on_proven(self, visitor: Visitor) -> None:
-        sock = visitor.sock
         with self._lock:
-            if self._closed:
-                sock.close()
-                return
-            self._shaking.add(sock)
-        if not self._background.run(partial(self._take_in, visitor)):
-            sock.close()  # shut down between the check and here
+            self._shaking.add(visitor.sock)
+        if self._closed or not self._background.run(partial(self._take_in, visitor)):
+            visitor.sock.close()
+            visitor.guest.turn_away()
 
     def _take_in(self, visitor: Visitor) -> None:
-        sock, guest = visitor.sock, visitor.guest
+        sock, guest, conversation = visitor.sock, visitor.guest, visitor.conversation
         try:
-            guest.conversation.go_on()
+            if not conversation.is_over:
+                conversation.go_on()
+                if not conversation.is_trusted:
+                    self._acceptor.take_back(visitor)
+                    return
             until = time.monotonic() + ESTABLISH_SECONDS
-            worker, keys = drive(sock, guest.conversation, until)
+            worker, keys = drive(sock, conversation, until)
             if worker.asks:
                 self._listening.answer(sock, keys)
                 return
@@ -284,8 +285,7 @@ class Connections(Generic[L]):
                 self._joinable.opened(worker.link, link)
         except OSError as error:  # LinkError is one
             sock.close()
-            if guest.expects:
-                self._joinable.failed(guest.expects)
+            guest.turn_away()
             # The agent's own decisions are nothing to warn of, nor is one that died or gave up.
             is_usual = guest.reason is not None or self._closed or isinstance(error, Ended)
             self._strangers.log(

@@ -111,13 +111,15 @@ class Channel:
 
     Attributes:
         stage: how far the peer has come, as the script says.
-        is_trusted: the peer has shown a certificate that is accepted.
+        is_known: the peer has knocked as those do who have the secret.
+        is_trusted: the peer has shown that it has a credential.
     """
 
     def __init__(self) -> None:
         self.wire = Wire()
         self.stream: Stream = self.wire
         self.stage = Stage.SILENT
+        self.is_known = False
         self.is_trusted = False
 
     def send(self, message: Message) -> bytes:
@@ -176,6 +178,11 @@ class Conversation(Generic[T]):
     def stage(self) -> Stage:
         """How far the peer has come."""
         return self._channel.stage
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the peer has knocked, which is less than a proof."""
+        return self._channel.is_known
 
     @property
     def is_trusted(self) -> bool:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from farcall.errors import BadFrame, LinkError
@@ -31,7 +32,7 @@ from farcall.protocol.connecting import (
     Wait,
 )
 from farcall.transport.base import NotSent, Silent
-from farcall.transport.connect import addresses, dark_hosts
+from farcall.transport.connect import addresses, dark_hosts, race
 from farcall.transport.connect.addresses import UNIX
 from farcall.transport.connect.handshake_messages import Identity, NotHere, Unfinished
 from farcall.transport.connect.listening import Listening
@@ -104,22 +105,28 @@ def _dial_tcp(host: str, port: int, deadline: float, bound: float) -> socket.soc
     for left, (family, kind, protocol, _, address) in zip(
         range(len(found), 0, -1), found, strict=True
     ):
-        sock = socket.socket(family, kind, protocol)
+        until = time.monotonic() + max(0.001, (deadline - time.monotonic()) / left)
+        make = partial(_tcp_socket, family, kind, protocol, bound)
         try:
-            keep_from_children(sock)
-            addresses.tune(sock)
-            dark_hosts.limit(sock, bound)
-            sock.settimeout(max(0.001, (deadline - time.monotonic()) / left))
-            sock.connect(address)
+            sock = race.connect(make, address, until)
+            sock.settimeout(max(0.001, until - time.monotonic()))
             return sock
         except OSError as error:
-            sock.close()
             if failure is None or isinstance(failure, ConnectionRefusedError):
                 failure = error
-        except BaseException:
-            sock.close()
-            raise
     raise failure or OSError(f"{host} has no address")
+
+
+def _tcp_socket(family: int, kind: int, protocol: int, bound: float) -> socket.socket:
+    sock = socket.socket(family, kind, protocol)
+    try:
+        keep_from_children(sock)
+        addresses.tune(sock)
+        dark_hosts.limit(sock, bound)
+        return sock
+    except BaseException:
+        sock.close()
+        raise
 
 
 class Dialled(NamedTuple):

@@ -49,3 +49,8 @@ class Guest:
             if self.reason is None and not peer.joins:
                 self.expects = peer.link
         return self.reason
+
+    def turn_away(self) -> None:
+        """No link comes of it: let nobody wait for that."""
+        if self.expects:
+            self._joinable.failed(self.expects)

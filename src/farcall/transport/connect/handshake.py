@@ -5,6 +5,7 @@ unpickled. It knows no sockets, no frames, no worker state: each side is a scrip
 `conversation.py`. The connector leads:
 
     connector                        acceptor
+    (a knock, over TCP, if there is a secret)
     (TLS 1.3, mutual, over TCP, if there are credentials: all that follows is inside)
     Hello                      ->    checks version, secret or none, incarnation, name
                                <-    Hello
@@ -68,6 +69,8 @@ from farcall.transport.connect.handshake_messages import (
     printable,
 )
 from farcall.transport.connect.keys import KEY_LENGTH, Keys, keys_of
+from farcall.transport.connect.knock import LENGTH as LENGTH_OF_KNOCK
+from farcall.transport.connect.knock import is_knock, is_right, knock
 from farcall.transport.connect.listening import first_meeting
 from farcall.transport.connect.tls import BEGINNING, NotTls, TlsStream, is_tls
 
@@ -160,7 +163,8 @@ def accepting(
 ) -> Conversation[Met]:
     """Return the acceptor's side: learn who connected, make it prove itself, say who we are.
 
-    When the peer is proven the conversation waits for `go_on`, which asks `admit`.
+    When the peer is proven the conversation waits for `go_on`, which asks `admit`. A peer of which
+    no credential is asked is no more trusted then than before (`Conversation.is_trusted`).
 
     Args:
         me: this worker.
@@ -196,6 +200,8 @@ def _secure(channel: Channel, terms: Terms) -> Script[None]:
     """Begin TLS at the connector, if there are credentials for it."""
     if terms.certificates is None:
         return
+    if terms.secret is not None:
+        channel.wire.write(knock(terms.secret))
     stream = TlsStream(channel.wire, terms.certificates, dials=True)
     try:
         yield from stream.shake()
@@ -206,7 +212,7 @@ def _secure(channel: Channel, terms: Terms) -> Script[None]:
         except BadFrame:
             raise
         except LinkError as error:
-            raise AuthenticationFailed(f"the peer does not encrypt: {error}") from None
+            raise AuthenticationFailed(f"the peer does not begin TLS: {error}") from None
         raise AuthenticationFailed(f"the peer does not encrypt: {CHECK_SECRET}") from None
     channel.stream = stream
 
@@ -230,6 +236,10 @@ def _accept(
     meeting: Meeting,
 ) -> Script[Met]:
     beginning = yield from channel.wire.peek(BEGINNING)
+    if is_knock(beginning):
+        data = yield from channel.wire.read(LENGTH_OF_KNOCK)
+        channel.is_known = terms.secret is not None and is_right(terms.secret, data)
+        beginning = yield from channel.wire.peek(BEGINNING)
     if is_tls(beginning):
         yield from _secured(channel, terms)
     hello, theirs = yield from channel.receive()
@@ -252,6 +262,7 @@ def _accept(
         mine = channel.send(answer)
         expected = _digest(terms.secret, "connector", theirs, mine)
         yield from _check_proof(channel, hello.identity, expected)
+        channel.is_trusted = True
         yield from _check_admitted(channel, peer, admit)
         channel.send(Proof(_digest(terms.secret, "acceptor", theirs, mine)))
     ready, _ = yield from channel.receive()
@@ -269,6 +280,12 @@ def _secured(channel: Channel, terms: Terms) -> Script[None]:
             f"the peer encrypts, and this worker has neither a secret nor certificates: "
             f"{CHECK_SECRET}",
             f"the other worker has neither a secret nor certificates: {CHECK_SECRET}",
+        )
+    if terms.secret is not None and not channel.is_known:
+        raise Refusal(  # before TLS, which is what a flood would have us spend our time on
+            AuthenticationFailed,
+            f"the peer could not show that it knows our secret: {CHECK_SECRET}",
+            f"your worker could not show that it knows the secret: {CHECK_SECRET}",
         )
     stream = TlsStream(channel.wire, terms.certificates, dials=False)
     try:

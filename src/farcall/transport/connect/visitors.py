@@ -52,6 +52,7 @@ class Visitor:
         self._unsent = b""
         self._has_spoken = False  # in answer to what came last
         self._parts_until: float | None = None
+        self._left = now
 
     @property
     def until(self) -> float:
@@ -62,9 +63,10 @@ class Visitor:
         return self._began + (HELLO_SECONDS if is_silent else PROOF_SECONDS)
 
     @property
-    def is_proven(self) -> bool:
-        """Whether the conversation waits for `go_on`, and nothing is left to be sent."""
-        return self.conversation.stage is Stage.PROVEN and not self._unsent
+    def may_leave(self) -> bool:
+        """Whether the next step may block, and nothing is left to be sent."""
+        is_proven = self.conversation.stage is Stage.PROVEN
+        return is_proven and not self.conversation.wants and not self._unsent
 
     @property
     def waits_to_send(self) -> bool:
@@ -75,6 +77,16 @@ class Visitor:
     def parts(self) -> bool:
         """Whether it was refused, and has yet to read why."""
         return self._parts_until is not None
+
+    def leave(self, now: float) -> None:
+        """Note that it goes to a thread that may block."""
+        self._left = now
+        self.sock.setblocking(True)
+
+    def come_back(self, now: float) -> None:
+        """Note that it is here again; the time that this worker took is none of its own."""
+        self._began += now - self._left
+        self.sock.setblocking(False)
 
     def advance(self) -> None:
         """Send and receive what can be without blocking.
@@ -134,11 +146,13 @@ class Visitors:
         return self._all.pop(visitor.fd, None) is not None
 
     def oldest(self, origin: str = "") -> Visitor | None:
-        """Return the one that has to go first, of an origin or of all; none that is trusted."""
-        for visitor in self._all.values():
-            if origin in ("", visitor.origin) and not visitor.conversation.is_trusted:
-                return visitor
-        return None
+        """Return the one that has to go first, of an origin or of all; none that is trusted.
+
+        One that has knocked goes after all others.
+        """
+        some = (v for v in self._all.values() if origin in ("", v.origin))
+        strangers = [visitor for visitor in some if not visitor.conversation.is_trusted]
+        return min(strangers, key=lambda visitor: visitor.conversation.is_known, default=None)
 
     def in_the_way(self, newcomer: Visitor) -> Visitor | None:
         """Return the one that has to go since a newcomer is there, which is not among them yet."""
