@@ -401,7 +401,8 @@ def _when_made(place: ValueSlot, read: Callable[[ValueSlot], Any]) -> Any:
 
     def made(place: ValueSlot) -> None:
         try:
-            return future.set_result(read(place))
+            future.set_result(read(place))
+            return
         except BaseException as error:
             failure = StoredError(error)
         future.set_exception(failure.error())  # not in the handler, as in `ServerCall.run`
@@ -419,9 +420,8 @@ def run_backward(place: ValueSlot, context: int, retain_graph: bool) -> None:
 def _backward(place: ValueSlot, agent: Agent, context: int, retain_graph: bool) -> None:
     value = _value(place)
     if not isinstance(value, torch.Tensor):
-        raise RuntimeError(
-            f"RRef should contain a tensor for .backward(), not {type(value).__name__}"
-        )
+        found = type(value).__name__
+        raise RuntimeError(f"RRef should contain a tensor for .backward(), not {found}")
     if context == -1:
         value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
     else:
