@@ -34,7 +34,8 @@ from farcall.errors import (
     RemoteError,
     RpcTimeout,
 )
-from farcall.ids import WorkerInfo, check_name
+from farcall.groups import membership, on_join, on_leave, wait_for, workers
+from farcall.ids import Member, WorkerInfo, check_name
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent
@@ -43,6 +44,8 @@ from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.current import current_agent, default_agent, set_default_agent
 from farcall.runtime.heap import keep_freed_memory
+from farcall.runtime.membership.roster import MemberEvent
+from farcall.runtime.membership.subscriptions import Membership, Subscription
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.credential import Credentials
 from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions, check_backend
@@ -61,6 +64,9 @@ __all__ = [
     "Cancelled",
     "FarcallError",
     "Future",
+    "Member",
+    "MemberEvent",
+    "Membership",
     "NotInitialized",
     "Only",
     "OwnerDied",
@@ -71,16 +77,22 @@ __all__ = [
     "RpcBackendOptions",
     "RpcTimeout",
     "Secret",
+    "Subscription",
     "TensorPipeRpcBackendOptions",
     "TlsConfig",
     "WorkerInfo",
     "functions",
     "get_worker_info",
     "init_rpc",
+    "membership",
+    "on_join",
+    "on_leave",
     "remote",
     "rpc_async",
     "rpc_sync",
     "shutdown",
+    "wait_for",
+    "workers",
 ]
 
 Worker = str | int | WorkerInfo

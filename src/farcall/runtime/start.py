@@ -23,7 +23,7 @@ from farcall.runtime.calls.policy import Policy
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.membership.endpoints import ListeningEndpoint, Place
 from farcall.runtime.membership.hosts import host_id, host_name, main_fingerprint, versions
-from farcall.runtime.membership.lookup import Lookup, Reminder
+from farcall.runtime.membership.lookup import EVERYBODY, Answer, Lookup, Reminder
 from farcall.runtime.membership.losses import Reception
 from farcall.runtime.membership.reachability import advertised
 from farcall.runtime.membership.records import WORKER
@@ -107,6 +107,8 @@ def start_agent(
             zero_copy=options.shared_tensors == "handle",
             versions=versions(),
             strict=policy.is_strict,
+            role=options.role,
+            pid=os.getpid(),
         )
     )
     reception = Reception()
@@ -130,7 +132,10 @@ def start_agent(
     def is_gone(other: Worker) -> bool:
         return endpoint.is_gone(other, patience)
 
-    lookup = Lookup(name, rendezvous.find, lambda: rendezvous.reopen(me))
+    def ask(key: str | int) -> Answer:
+        return rendezvous.roll() if key == EVERYBODY else rendezvous.find(key)
+
+    lookup = Lookup(name, ask, lambda: rendezvous.reopen(me))
     reminder = Reminder(name, lookup.find)
 
     def leave() -> None:
@@ -144,9 +149,10 @@ def start_agent(
             incarnation=incarnation,
             addresses=endpoint.addresses,
             host=identity.host,
-            pid=os.getpid(),
+            pid=identity.pid,
             main=identity.main,
             strict=identity.strict,
+            role=identity.role,
         )
 
         def join() -> list[Worker]:
@@ -170,6 +176,7 @@ def start_agent(
             endpoint,
             workers=[worker for worker in workers if worker is not me],
             find=None if size else lookup.find,
+            everybody=None if size else lookup.everybody,
             rpc_timeout=options.rpc_timeout,
             num_worker_threads=options.num_worker_threads,
             max_threads=options.max_threads,

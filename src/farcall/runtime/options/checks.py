@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall.ids import is_name
 from farcall.runtime.options.secret import Secret
 from farcall.serde import Only
 from farcall.transport.connect.credentials import TlsConfig
@@ -57,6 +58,16 @@ def switch(what: str, given: bool | None, variable: str, default: bool) -> bool:
     if said not in ("", "0", "1"):
         raise ValueError(f"{variable} must be 1 or 0, not {said!r}")
     return said == "1" if said else default
+
+
+def role(given: str | None) -> str:
+    """As given, or as the environment says; "": neither."""
+    what = "role"
+    if given is None:
+        given, what = os.environ.get("FARCALL_ROLE", "").strip(), "FARCALL_ROLE"
+    if text(what, given) and not is_name(given):
+        raise ValueError(f"{what} must be of letters, digits, '_', ':' and '-', not {given!r}")
+    return given
 
 
 def store(given: Store | None) -> Store | None:

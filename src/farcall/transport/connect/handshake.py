@@ -65,6 +65,7 @@ from farcall.transport.connect.handshake_messages import (
     NotHere,
     Proof,
     Ready,
+    Unwanted,
     printable,
 )
 from farcall.transport.connect.keys import KEY_LENGTH, Keys, keys_of
@@ -319,6 +320,8 @@ def _hello(me: Identity, terms: Terms, wanted: _Wanted) -> Hello:
         membership=me.membership,
         expects_address=wanted.address,
         strict=me.strict,
+        role=me.role,
+        pid=me.pid,
     )
 
 
@@ -379,7 +382,7 @@ def _check_admitted(
     yield 0
     reason = admit(peer)
     if reason is not None:
-        raise Refusal(LinkError, f"refused worker {printable(peer.name)!r}: {reason}", reason)
+        raise Refusal(Unwanted, f"refused worker {printable(peer.name)!r}: {reason}", reason)
 
 
 def _check_proof(channel: Channel, peer: Identity, expected: bytes) -> Script[None]:
@@ -405,5 +408,5 @@ def _transcript(*parts: bytes) -> bytes:
     return b"".join(LENGTH.pack(len(part)) + part for part in parts)
 
 
-def _refuse(reason: str, error: type[LinkError] = LinkError) -> NoReturn:
+def _refuse(reason: str, error: type[LinkError] = Unwanted) -> NoReturn:
     raise Refusal(error, reason, reason)

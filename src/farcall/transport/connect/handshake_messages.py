@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from farcall.errors import AuthenticationFailed, LinkError
-from farcall.ids import MAX_MEETINGS
+from farcall.ids import MAX_MEETINGS, MAX_NAME_LENGTH
 from farcall.transport.connect.keys import KEY_LENGTH
 
 PROTOCOL = "farcall"
@@ -31,6 +31,7 @@ Address = Annotated[str, msgspec.Meta(max_length=300)]
 MeetingNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEETINGS)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
 Membership = Annotated[bytes, msgspec.Meta(max_length=512)]
+Role = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -66,6 +67,8 @@ class Identity(msgspec.Struct, frozen=True):
     meeting: MeetingNumber = 0
     membership: Membership = b""
     strict: bool = False
+    role: Role = ""
+    pid: Count = 0
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -104,6 +107,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     membership: Membership = b""
     expects_address: Address = ""
     strict: bool = False
+    role: Role = ""
+    pid: Count = 0
 
     @property
     def identity(self) -> Identity:
@@ -123,6 +128,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
             meeting=self.meeting,
             membership=self.membership,
             strict=self.strict,
+            role=self.role,
+            pid=self.pid,
         )
 
 
@@ -152,6 +159,10 @@ class Unfinished(LinkError):
     """The handshake came to no end, which says nothing about the peer: it may be alive and busy."""
 
 
+class Unwanted(LinkError):
+    """One side does not want this link, and says why: both are there."""
+
+
 class NotHere(LinkError):
     """Another worker than the one that was wanted answers at this address."""
 
@@ -163,7 +174,7 @@ class Ended(Unfinished):
 ERRORS: dict[Code, type[LinkError]] = {
     "authentication": AuthenticationFailed,
     "absent": NotHere,
-    "link": LinkError,
+    "link": Unwanted,
 }
 """What a refusal raises at the side that is refused."""
 
