@@ -5,17 +5,29 @@ As those of `farcall.rpc` they may be called from any thread, and timeouts are i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from farcall.ids import Member, check_name
+from farcall.ids import Member, WorkerInfo, check_name
 from farcall.runtime.agent import Agent
+from farcall.runtime.calls.deferred import Deferred
 from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.current import current_agent
+from farcall.runtime.membership.gatherings import Ident
 from farcall.runtime.membership.roster import Listener, MemberEvent
 from farcall.runtime.membership.subscriptions import Membership, Subscription
 from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
 
-__all__ = ["membership", "on_join", "on_leave", "wait_for", "workers"]
+__all__ = [
+    "all_gather",
+    "barrier",
+    "gather",
+    "membership",
+    "on_join",
+    "on_leave",
+    "wait_for",
+    "workers",
+]
 
 
 def __dir__() -> list[str]:
@@ -153,3 +165,118 @@ def membership(*, present: bool = False) -> Membership:
     agent = current_agent()
     agent.executor.collecting.refuse("membership")
     return Membership(agent.group.roster, present=present)
+
+
+GRACE_SECONDS = 0.5  # that the leader of a gathering has beyond its end, to say who is missing
+
+
+@breaks_graphs
+def all_gather(
+    value: object,
+    workers: Sequence[str | WorkerInfo] | None = None,
+    *,
+    role: str | None = None,
+    key: str = "",
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> dict[str, Any]:
+    """Return what each of some workers passes, by name, once all of them have called this.
+
+        losses = rpc.all_gather(loss, role="trainer")
+
+    All name the same workers, this one among them. They may do so again and again: the first call
+    of each belongs together, then the second, and so on, whatever other workers do. Threads of one
+    worker that gather at the same time, with the same others, each need a `key`.
+
+    Args:
+        value: anything that a call can take.
+        workers: who takes part; None: the workers with the role.
+        role: without `workers`: all that have this role now; None: all that are there. Where they
+            come and go, `wait_for` them first: two workers that see different ones never meet.
+        key: tells gatherings of the same workers apart.
+        timeout: seconds; 0 for no limit.
+
+    Raises:
+        RpcTimeout: not all have come in time, at any of them; the message names those.
+        PeerLost: one of them died or left; all hear of it.
+        UnknownWorker, Cancelled, SerializationError: as for a call.
+        ValueError, TypeError, NotInitialized: the call makes no sense.
+    """
+    gathered: dict[str, Any] = _gather("all_gather", value, workers, role, key, None, timeout)
+    return gathered
+
+
+@breaks_graphs
+def gather(
+    value: object,
+    to: str | WorkerInfo,
+    workers: Sequence[str | WorkerInfo] | None = None,
+    *,
+    role: str | None = None,
+    key: str = "",
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> dict[str, Any] | None:
+    """Like `all_gather`, but only one of the workers gets the values; the others get None.
+
+    Args:
+        to: who gets them, one of the workers that take part.
+    """
+    gathered: dict[str, Any] | None = _gather("gather", value, workers, role, key, to, timeout)
+    return gathered
+
+
+@breaks_graphs
+def barrier(
+    workers: Sequence[str | WorkerInfo] | None = None,
+    *,
+    role: str | None = None,
+    key: str = "",
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> None:
+    """Block until all of some workers have called this. Arguments and errors: see `all_gather`."""
+    _gather("barrier", None, workers, role, key, None, timeout)
+
+
+def _gather(
+    kind: str,
+    value: object,
+    workers: Sequence[str | WorkerInfo] | None,
+    role: str | None,
+    key: str,
+    to: str | WorkerInfo | None,
+    timeout: float,
+) -> Any:
+    agent = current_agent()
+    agent.executor.collecting.refuse(kind)
+    seconds = _seconds_of(agent, timeout)
+    names = _names(agent, workers, role)
+    leader = min(names) if to is None else _name_of(to)
+    for name in (agent.me.name, leader):
+        if name not in names:
+            raise ValueError(f"{kind}: {name!r} is none of {', '.join(sorted(names))}")
+    ident = agent.group.gatherings.begin(f"{kind} {key}", names, leader)
+    wants_all = kind == "all_gather" or (kind == "gather" and leader == agent.me.name)
+    arguments = (tuple(ident), agent.me.name, value, seconds, wants_all)
+    return agent.call(leader, arrive, arguments, None, seconds and seconds + GRACE_SECONDS)
+
+
+def _names(
+    agent: Agent, workers: Sequence[str | WorkerInfo] | None, role: str | None
+) -> Sequence[str]:
+    if workers is None:
+        return [member.name for member in agent.group.roster.workers(role)]
+    if isinstance(workers, str) or role is not None:
+        raise TypeError("pass a list of workers, or role=, which is one word")
+    names = [_name_of(worker) for worker in workers]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a worker is named twice: {', '.join(names)}")
+    return names
+
+
+def _name_of(worker: str | WorkerInfo) -> str:
+    return worker.name if isinstance(worker, WorkerInfo) else check_name(worker)
+
+
+def arrive(ident: Any, name: str, value: object, seconds: float, wants_all: bool) -> Deferred:
+    """At the leader of a gathering: somebody has come. Called remotely by this module alone."""
+    gatherings = current_agent().group.gatherings
+    return Deferred(gatherings.arrive(Ident(*ident), name, value, seconds, wants_all=wants_all))

@@ -34,7 +34,16 @@ from farcall.errors import (
     RemoteError,
     RpcTimeout,
 )
-from farcall.groups import membership, on_join, on_leave, wait_for, workers
+from farcall.groups import (
+    all_gather,
+    barrier,
+    gather,
+    membership,
+    on_join,
+    on_leave,
+    wait_for,
+    workers,
+)
 from farcall.ids import Member, WorkerInfo, check_name
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.advice import Advice
@@ -81,7 +90,10 @@ __all__ = [
     "TensorPipeRpcBackendOptions",
     "TlsConfig",
     "WorkerInfo",
+    "all_gather",
+    "barrier",
     "functions",
+    "gather",
     "get_worker_info",
     "init_rpc",
     "membership",

@@ -77,6 +77,8 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "rpc.Membership": rpc.membership,
     "rpc.Subscription": lambda: rpc.on_leave(print),
     "rpc.membership": rpc.membership,
+    "rpc.all_gather": lambda: rpc.all_gather(1, ["w0"]),
+    "rpc.gather": lambda: rpc.gather(1, "w0", ["w0"]),
     "rpc.on_join": lambda: rpc.on_join(linear),
     "rpc.on_leave": lambda: rpc.on_leave(print),
     "rpc.wait_for": lambda: rpc.wait_for("w1"),
@@ -110,7 +112,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "testing.Violation": lambda: testing.Violation("R1", "a value was lost"),
     "testing.simulate": simulated,
 }
-GIVES_NOTHING = {"init_rpc", "shutdown", "functions", "FUNCTIONS"}  # or functions
+GIVES_NOTHING = {"barrier", "init_rpc", "shutdown", "functions", "FUNCTIONS"}  # or functions
 
 
 @pytest.mark.parametrize("name", OBJECTS)

@@ -1,10 +1,11 @@
-"""What an agent's users do with the group as a whole: see who is there."""
+"""What an agent's users do with the group as a whole: see who is there, and exchange values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from farcall.runtime.membership.directory import Directory, Find
+from farcall.runtime.membership.gatherings import Gatherings
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.losses import Losses
 from farcall.runtime.membership.roll_call import Everybody, RollCall
@@ -22,6 +23,7 @@ class Group:
 
     Attributes:
         roster: who is there.
+        gatherings: exchanges of values.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class Group:
     ) -> None:
         roll_call = RollCall(status.me.name, everybody, find, endpoint, directory, links, losses)
         self.roster = Roster(status, directory, roll_call, enter)
+        self.gatherings = Gatherings(status, directory, losses, roll_call)
 
     def close(self) -> None:
         """The agent has shut down."""
         self.roster.close()
+        self.gatherings.close()
