@@ -27,7 +27,7 @@ LAYERS = {
     "runtime": 5,
     "rref": 6,
     "functions": 6,
-    "groups": 6,
+    "members": 6,
     "autograd": 7,
     "nn": 8,
     "optim": 8,

@@ -34,7 +34,8 @@ from farcall.errors import (
     RemoteError,
     RpcTimeout,
 )
-from farcall.groups import (
+from farcall.ids import Member, WorkerInfo, check_name
+from farcall.members import (
     all_gather,
     barrier,
     gather,
@@ -44,7 +45,6 @@ from farcall.groups import (
     wait_for,
     workers,
 )
-from farcall.ids import Member, WorkerInfo, check_name
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent

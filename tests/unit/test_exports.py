@@ -20,7 +20,7 @@ EXPORTS = {
     "farcall": ["__version__"],
     "farcall.autograd": ["backward", "context", "get_gradients"],
     "farcall.functions": ["async_execution"],
-    "farcall.groups": [
+    "farcall.members": [
         "all_gather",
         "barrier",
         "gather",
