@@ -29,6 +29,7 @@ LAYERS = {
     "monitor": 6,
     "rref": 6,
     "functions": 6,
+    "members": 6,
     "autograd": 7,
     "objects": 7,
     "nn": 8,

@@ -17,7 +17,7 @@ import re
 import secrets
 import struct
 from functools import lru_cache
-from typing import NamedTuple, NewType, Self
+from typing import Any, NamedTuple, NewType, Self
 
 import msgspec
 
@@ -105,7 +105,7 @@ class WorkerInfo:
     def __setattr__(self, key: str, value: object) -> None:
         raise AttributeError(f"WorkerInfo is immutable; can't set {key!r}")
 
-    def __reduce__(self) -> tuple[type[WorkerInfo], tuple[str, int]]:
+    def __reduce__(self) -> tuple[type[WorkerInfo], tuple[Any, ...]]:
         return WorkerInfo, (self.name, self.id)
 
     def __eq__(self, other: object) -> bool:
@@ -118,6 +118,37 @@ class WorkerInfo:
 
     def __repr__(self) -> str:
         return f"WorkerInfo(id={self.id}, name={self.name})"
+
+
+class Member(WorkerInfo):
+    """A worker with what it is for and where it runs, as `farcall.rpc.workers` returns it.
+
+    Equal to the `WorkerInfo` of the same worker, and accepted wherever that is.
+
+    Attributes:
+        role: see `RpcBackendOptions`; "" if it has none.
+        host: the name of its machine.
+        pid: its process there.
+    """
+
+    __slots__ = ("host", "pid", "role")
+
+    role: str
+    host: str
+    pid: int
+
+    def __init__(self, name: str, id: int, role: str = "", host: str = "", pid: int = 0) -> None:
+        super().__init__(name, id)
+        object.__setattr__(self, "role", role)
+        object.__setattr__(self, "host", host)
+        object.__setattr__(self, "pid", pid)
+
+    def __reduce__(self) -> tuple[type[Member], tuple[Any, ...]]:
+        return Member, (self.name, self.id, self.role, self.host, self.pid)
+
+    def __repr__(self) -> str:
+        more = f", role={self.role}" if self.role else ""
+        return f"Member(id={self.id}, name={self.name}{more}, pid={self.pid} on {self.host})"
 
 
 # The same object for the same worker: comparing objects is quicker than comparing what is in them.
@@ -138,6 +169,7 @@ class Worker(msgspec.Struct, frozen=True):
         main: fingerprint of the program that runs as `__main__`, or "" when it has none. Workers
             with equal fingerprints may name functions of `__main__` to each other.
         strict: it has a policy: it takes no pickles, and is sent strict values.
+        role: what it is for, in the words of its group; "" for nothing in particular.
     """
 
     name: str
@@ -148,6 +180,7 @@ class Worker(msgspec.Struct, frozen=True):
     pid: int = 0
     main: str = ""
     strict: bool = False
+    role: str = ""
 
     @property
     def info(self) -> WorkerInfo:

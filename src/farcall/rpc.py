@@ -34,7 +34,17 @@ from farcall.errors import (
     RemoteError,
     RpcTimeout,
 )
-from farcall.ids import WorkerInfo, check_name
+from farcall.ids import Member, WorkerInfo, check_name
+from farcall.members import (
+    all_gather,
+    barrier,
+    gather,
+    membership,
+    on_join,
+    on_leave,
+    wait_for,
+    workers,
+)
 from farcall.objects import get_object, kill, named
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.advice import Advice
@@ -45,6 +55,8 @@ from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent, set_default_agent
 from farcall.runtime.heap import keep_freed_memory
+from farcall.runtime.membership.roster import MemberEvent
+from farcall.runtime.membership.subscriptions import Membership, Subscription
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.credential import Credentials
 from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions, check_backend
@@ -63,6 +75,9 @@ __all__ = [
     "Cancelled",
     "FarcallError",
     "Future",
+    "Member",
+    "MemberEvent",
+    "Membership",
     "NotInitialized",
     "Only",
     "OwnerDied",
@@ -73,19 +88,28 @@ __all__ = [
     "RpcBackendOptions",
     "RpcTimeout",
     "Secret",
+    "Subscription",
     "TensorPipeRpcBackendOptions",
     "TlsConfig",
     "WorkerInfo",
+    "all_gather",
+    "barrier",
     "cancelled",
     "functions",
+    "gather",
     "get_object",
     "get_worker_info",
     "init_rpc",
     "kill",
+    "membership",
+    "on_join",
+    "on_leave",
     "remote",
     "rpc_async",
     "rpc_sync",
     "shutdown",
+    "wait_for",
+    "workers",
 ]
 
 Worker = str | int | WorkerInfo

@@ -72,6 +72,17 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "rpc.BackendType": lambda: list(rpc.BackendType),
     "rpc.Future": rpc.Future,
     "rpc.Future chained": lambda: rpc.rpc_async("w1", abs, args=(-1,)).then(lambda done: 1),
+    "rpc.Member": lambda: rpc.workers()[0],
+    "rpc.MemberEvent": lambda: rpc.MemberEvent("joined", rpc.Member("w9", 9, "ps")),
+    "rpc.Membership": rpc.membership,
+    "rpc.Subscription": lambda: rpc.on_leave(print),
+    "rpc.membership": rpc.membership,
+    "rpc.all_gather": lambda: rpc.all_gather(1, ["w0"]),
+    "rpc.gather": lambda: rpc.gather(1, "w0", ["w0"]),
+    "rpc.on_join": lambda: rpc.on_join(linear),
+    "rpc.on_leave": lambda: rpc.on_leave(print),
+    "rpc.wait_for": lambda: rpc.wait_for("w1"),
+    "rpc.workers": rpc.workers,
     "rpc.ProcessGroupRpcBackendOptions": rpc.ProcessGroupRpcBackendOptions,
     "rpc.Only": lambda: rpc.Only([linear, "torch:add"], [Config]),
     "rpc.RRef": lambda: rpc.RRef(5),
@@ -101,7 +112,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "testing.Violation": lambda: testing.Violation("R1", "a value was lost"),
     "testing.simulate": simulated,
 }
-GIVES_NOTHING = {"init_rpc", "shutdown", "functions", "FUNCTIONS"}  # or functions
+GIVES_NOTHING = {"barrier", "init_rpc", "shutdown", "functions", "FUNCTIONS"}  # or functions
 
 
 @pytest.mark.parametrize("name", OBJECTS)

@@ -30,6 +30,7 @@ from farcall.transport.connect.handshake_messages import (
     Proof,
     Ready,
     Refuse,
+    Unwanted,
 )
 
 LEFT = Identity("left", 0, 11, "host-a", "main-a", shm=3)
@@ -217,8 +218,8 @@ def test_hello_without_the_fields_that_came_last_has_none_of_that(
 ) -> None:
     hello = a_hello(secured=False, shm=1, zero_copy=True, streams=2, link=b"", joins=b"")
     items = msgspec.msgpack.decode(msgspec.msgpack.encode(hello))
-    assert items[-13:] == [1, True, 2, b"", b"", "", [], 0, b"", True, b"", "", False]
-    del items[-missing - 3 :]
+    assert items[-15:] == [1, True, 2, b"", b"", "", [], 0, b"", True, b"", "", False, "", 0]
+    del items[-missing - 5 :]
 
     def older() -> Identity:
         say(pair[0], items)
@@ -418,7 +419,7 @@ def test_other_version_is_refused_on_both_sides(pair: Pair) -> None:
 @pytest.mark.parametrize("secret", [None, SECRET])
 def test_peer_that_is_not_admitted_is_told_why(pair: Pair, secret: bytes | None) -> None:
     left, right = meet(pair, secret, secret, admit=lambda peer: f"{peer.name} was declared lost")
-    assert type(left) is type(right) is LinkError
+    assert type(left) is type(right) is Unwanted
     assert "left was declared lost" in str(left)
     assert "refused worker 'left': left was declared lost" in str(right)
 

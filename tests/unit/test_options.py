@@ -369,6 +369,16 @@ def test_with_a_secret_a_worker_listens_everywhere(monkeypatch: pytest.MonkeyPat
     assert listens_at(RpcBackendOptions()) == ("::", 0)
 
 
+def test_environment_says_the_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RpcBackendOptions().role == ""
+    monkeypatch.setenv("FARCALL_ROLE", "trainer")
+    assert RpcBackendOptions().role == "trainer"
+    assert RpcBackendOptions(role="").role == ""
+    monkeypatch.setenv("FARCALL_ROLE", "two words")
+    with pytest.raises(ValueError, match=r"^FARCALL_ROLE must be"):
+        RpcBackendOptions()
+
+
 def test_environment_says_where_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARCALL_LISTEN", "localhost:5000")
     assert listens_at(RpcBackendOptions()) == ("localhost", 5000)
@@ -431,6 +441,7 @@ WRONG: dict[str, list[object]] = {
     "rpc_timeout": ["1", None, True, -1, math.nan, [1]],
     "init_method": [None, 5, b"env://"],
     "store": ["file:///x", 5, True],
+    "role": ["two words", 5, b"ps", True, "x" * 128],
     "max_threads": [0, 1, 2**16 + 1, "4", 4.0, True],
     "num_worker_threads": [0, -1, 1.5, "4", None, True],
     "max_in_flight_bytes": [-1, 2**63, "1", 1.5, True],

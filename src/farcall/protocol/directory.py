@@ -38,6 +38,9 @@ DIR-6  Forgetting: a lost incarnation leaves this directory after `FORGET_SECOND
        forgotten everywhere, once, after as much again: by then all has been handled that was told
        of it while it was known.
 
+DIR-7  News: of each name it is told in turn that a worker with it is here, and that this worker is
+       gone. The last that was told of a name is the worker that has it and lives, if there is one.
+
 Pure; not thread-safe but for `of_incarnation`, `known` and `newest`: the owner of a directory holds
 a lock around the other methods. Times are seconds on any one monotonic clock.
 """
@@ -54,6 +57,7 @@ import msgspec
 from farcall.ids import (
     MAX_MEETINGS,
     MET_AGAIN,
+    Member,
     Worker,
     WorkerInfo,
     meeting_of,
@@ -65,7 +69,7 @@ from farcall.ids import (
 FORGET_SECONDS = 600.0  # after which a lost worker is forgotten, where workers come and go
 
 Key = str | int | WorkerInfo
-KEY_TYPES = frozenset((str, int, WorkerInfo))  # not bool: True would be found as worker 1
+KEY_TYPES = frozenset((str, int, WorkerInfo, Member))  # not bool: True would be found as worker 1
 
 
 class Party(Protocol):
@@ -111,6 +115,13 @@ class Found(NamedTuple, Generic[P]):
     party: P | None
 
 
+class News(NamedTuple, Generic[P]):
+    """A worker is here, or is gone."""
+
+    party: P
+    is_here: bool
+
+
 class DirectoryMachine(Generic[P]):
     """The directory of one worker.
 
@@ -120,6 +131,7 @@ class DirectoryMachine(Generic[P]):
 
     Attributes:
         of_incarnation: the record of an incarnation, or None.
+        news: what nobody has been told of yet, in order; see DIR-7. The owner takes it out.
     """
 
     def __init__(self, make: Callable[[Worker], P], *, is_open: bool) -> None:
@@ -130,6 +142,8 @@ class DirectoryMachine(Generic[P]):
         self._met_again: dict[int, int] = {}  # by the original incarnation: that of now
         self._lost: deque[tuple[float, P]] = deque()  # each with when that was
         self._forgotten: deque[tuple[float, int]] = deque()
+        self._present: dict[str, P] = {}  # by name: who is here, by the news
+        self.news: deque[News[P]] = deque()
         # Of each message: without a step of Python.
         self.of_incarnation: Callable[[int], P | None] = self._by_incarnation.get
 
@@ -180,6 +194,10 @@ class DirectoryMachine(Generic[P]):
     def parties(self) -> list[P]:
         """Return every incarnation that was met and is not forgotten."""
         return list(self._by_incarnation.values())
+
+    def present(self) -> list[P]:
+        """Return the workers that are here, as the news says."""
+        return list(self._present.values())
 
     def verdict(self, incarnation: int, meeting: int) -> Verdict:
         """Return what a handshake in a meeting means; `incarnation` is the original one."""
@@ -244,7 +262,20 @@ class DirectoryMachine(Generic[P]):
             is_free = holder is None or holder.lost is not None
             if holder is None or (party.lost is None and (takes_keys or is_free)):
                 self._by_key[key] = party
+        self._tell_of(worker.name)
         return party
+
+    def _tell_of(self, name: str) -> None:
+        """Put what is new of a name into the news."""
+        holder, before = self._by_key.get(name), self._present.get(name)
+        now = None if holder is None or holder.lost is not None else holder
+        if now is before:
+            return
+        if before is not None:
+            self.news.append(News(self._present.pop(name), is_here=False))
+        if now is not None:
+            self._present[name] = now
+            self.news.append(News(now, is_here=True))
 
     def meet_again(self, incarnation: int, meeting: int, now: float) -> bool:
         """Hear that a worker which is lost, or was forgotten, is here again.
@@ -281,6 +312,7 @@ class DirectoryMachine(Generic[P]):
             The incarnations that are to be forgotten everywhere now.
         """
         self._pass_keys_on(party)
+        self._tell_of(party.worker.name)
         if self.is_open:  # else nobody takes their places
             self._lost.append((now, party))
         before = now - FORGET_SECONDS

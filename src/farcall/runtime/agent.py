@@ -43,10 +43,12 @@ from farcall.runtime.control_routes import ControlRoutes
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory, Find
+from farcall.runtime.membership.group import Group
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.losses import Loss, Losses
 from farcall.runtime.membership.members import Members
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
+from farcall.runtime.membership.roll_call import Everybody
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.quirks import Quirks
 from farcall.runtime.references.handles import References, RefHandle
@@ -61,15 +63,7 @@ from farcall.transport.base import Arrived, Endpoint, Event, Link
 from farcall.transport.loopback import LoopbackLink
 from farcall.transport.uninterrupted import uninterrupted
 from farcall.wire.frames import Frame
-from farcall.wire.messages import (
-    Accepted,
-    Cancel,
-    Failure,
-    Leaving,
-    Message,
-    Reply,
-    Request,
-)
+from farcall.wire.messages import Accepted, Cancel, Failure, Leaving, Message, Reply, Request
 from farcall.wire.messages import Gradients as GradientsMessage
 
 logger = get_logger("farcall")
@@ -86,7 +80,7 @@ class Agent:
         me: this worker.
         endpoint: where it listens already; the agent closes it.
         workers: the workers known so far.
-        find: looks up workers that join later; None for a fixed group.
+        find, everybody: look up one worker that joins later, or all; None for a fixed group.
         rpc_timeout: seconds that a call may take by default; 0 for no limit.
         num_worker_threads: how many functions may run here at once.
         max_threads: how many threads may serve calls at most; None for the default.
@@ -96,7 +90,7 @@ class Agent:
             down is lost. 0: none is.
         limit_openmp_spin: idle OpenMP threads sleep soon while calls are frequent, see `IdleTeam`.
         device_maps: peer's name -> where its tensors of each of our devices go.
-        on_close: called once at the end.
+        on_close: called once, before anything ends.
         quirks: where it behaves as another system; None: nowhere.
         gradients: makes this agent's distributed autograd.
     """
@@ -108,6 +102,7 @@ class Agent:
         *,
         workers: Iterable[Worker] = (),
         find: Find | None = None,
+        everybody: Everybody | None = None,
         rpc_timeout: float = 60.0,
         num_worker_threads: int = 16,
         max_threads: int | None = None,
@@ -214,6 +209,8 @@ class Agent:
             shortage,
             quirks.on_raised,
         )
+        enter = self.on_thread_start
+        self.group = Group(status, endpoint, directory, links, losses, find, everybody, enter)
         self._routes = ControlRoutes(self.gradients, self.members, coordinator, references)
         self._closing = threading.Lock()
         self._on_close = on_close
@@ -250,9 +247,7 @@ class Agent:
     ) -> Any:
         """Run a function on another worker, or this one, and wait: see `rpc.rpc_sync`.
 
-        Args:
-            timeout: seconds; 0 for no limit, None for the agent's default.
-            meanwhile: called when the request was sent, before the wait. Must not raise.
+        `meanwhile` is called when the request was sent, before the wait. It must not raise.
         """
         return self._client.call(to, function, args, kwargs, timeout, meanwhile)
 
@@ -395,9 +390,7 @@ class Agent:
     def close(self, reason: str = "it has shut down", patience: float = STOP_SECONDS) -> None:
         """Leave at once: calls in flight end as Cancelled here and as PeerLost elsewhere.
 
-        Args:
-            reason: what the others are told.
-            patience: seconds to wait for functions that are still running.
+        The others are told the reason; `patience` is seconds for functions that still run.
         """
         if not self.status.is_closed:
             # All of it or nothing: what Ctrl-C left undone would never be done.
@@ -407,8 +400,13 @@ class Agent:
         with self._closing:
             if self.status.is_closed:
                 return
-            self.status.is_closed = True
+            try:
+                # First: others take one that they can't reach for dead, unless the store says else.
+                self._on_close()
+            finally:
+                self.status.is_closed = True
         self.losses.close()
+        self.group.close()
         try:
             self._end_calls(reason)
         finally:
@@ -418,11 +416,8 @@ class Agent:
                     logger.warning("%s: shut down while functions are still running", self.me.name)
             finally:
                 self.completion.fail_queued(self.status.closed_error())
-                try:
-                    self.endpoint.close()
-                    self.outboxes.close(patience)
-                finally:
-                    self._on_close()
+                self.endpoint.close()
+                self.outboxes.close(patience)
 
     def _end_calls(self, reason: str) -> None:
         error = self.status.closed_error()

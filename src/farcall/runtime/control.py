@@ -120,7 +120,7 @@ class ControlMessages:
         try:
             return self._links.connect(peer, deadline)
         except LinkError as error:
-            self._losses.lose(peer, str(error))
+            self._losses.unreachable(peer, error)
             return None
 
     def report(self, peer: Peer, message: Message) -> None:
@@ -160,7 +160,7 @@ class ControlMessages:
                 with waiting():
                     link.send(frame, deadline)
         except LinkError as error:
-            self._losses.lose(peer, str(error))
+            self._losses.unreachable(peer, error)
             raise self._status.ended(peer) from error
         except NotSent as error:
             what = type(frame.message).__name__
@@ -217,7 +217,7 @@ class ControlMessages:
             try:
                 self._links.connect(peer, min(deadline, time.monotonic() + SEND_SECONDS))
             except LinkError as error:
-                self._losses.lose(peer, str(error))
+                self._losses.unreachable(peer, error)
             except TimeoutError:
                 if time.monotonic() < deadline:
                     continue

@@ -108,6 +108,8 @@ def start_agent(
             zero_copy=options.shared_tensors == "handle" and not policy.is_strict,
             versions=versions(),
             strict=policy.is_strict,
+            role=options.role,
+            pid=os.getpid(),
         )
     )
     reception = Reception()
@@ -150,9 +152,10 @@ def start_agent(
             incarnation=incarnation,
             addresses=endpoint.addresses,
             host=identity.host,
-            pid=os.getpid(),
+            pid=identity.pid,
             main=identity.main,
             strict=identity.strict,
+            role=identity.role,
         )
 
         def join() -> list[Worker]:
@@ -176,6 +179,7 @@ def start_agent(
             endpoint,
             workers=[worker for worker in workers if worker is not me],
             find=None if size else lookup.find,
+            everybody=None if size else lookup.everybody,
             rpc_timeout=options.rpc_timeout,
             num_worker_threads=options.num_worker_threads,
             max_threads=options.max_threads,

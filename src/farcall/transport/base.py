@@ -184,6 +184,15 @@ class Endpoint(Protocol):
         held, or its host is dark. True where that can't be asked.
         """
 
+    def is_gone(self, worker: Worker, deadline: float) -> bool:
+        """Return whether a worker is no longer where it listened: another may have its name.
+
+        When in doubt it is there. Blocks the calling thread.
+
+        Args:
+            deadline: on `time.monotonic()`, in seconds; ends the search.
+        """
+
     def next(self, timeout: float | None) -> Event | None:
         """The next event, or None: after `timeout` seconds, after a `wake`, or for no reason.
 

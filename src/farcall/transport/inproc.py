@@ -14,6 +14,7 @@ import msgspec
 from farcall.errors import LinkError
 from farcall.ids import Worker, nth_incarnation
 from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, Meeting
+from farcall.transport.connect.handshake_messages import Unwanted
 from farcall.transport.connect.listening import admit_all, first_meeting
 from farcall.transport.dispatched_link import DispatchedLink, Gate
 from farcall.transport.waiter import Waiter
@@ -106,6 +107,9 @@ class InprocEndpoint:
     def answers(self, worker: Worker, deadline: float) -> bool:
         return True
 
+    def is_gone(self, worker: Worker, deadline: float) -> bool:
+        return not any(map(self._network.find, worker.addresses))
+
     def connect(self, worker: Worker, deadline: float) -> InprocLink:
         link = self._dialled.get(worker.incarnation)
         if link is not None and link.lost is None:
@@ -119,7 +123,7 @@ class InprocEndpoint:
         if reason is None and meeting:
             reason = self._admit(they.name, they.incarnation, meeting)
         if reason is not None:
-            raise LinkError(f"worker {worker.name!r} refused: {reason}")
+            raise Unwanted(f"worker {worker.name!r} refused: {reason}")
         link = self._dial(other, meeting)
         if link.peer.incarnation != worker.incarnation:
             raise LinkError(f"worker {worker.name!r} had given this one up; both begin anew")

@@ -114,7 +114,7 @@ class CallCompletion:
         elif isinstance(error, AuthenticationFailed | BadFrame):
             ended = error
         else:
-            self._losses.lose(pending.peer, str(error))
+            self._losses.unreachable(pending.peer, error)
             return self._status.ended(pending.peer)
         self._retract(pending, ended)
         return ended

@@ -5,15 +5,16 @@ The rules are those of `protocol/directory.py`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from farcall.errors import OwnerDied, RpcTimeout, UnknownWorker
 from farcall.ids import Worker, WorkerInfo, original
 from farcall.log import get_logger
 from farcall.protocol.admission import Bounds
-from farcall.protocol.directory import KEY_TYPES, DirectoryMachine, Standing, Verdict
+from farcall.protocol.directory import KEY_TYPES, DirectoryMachine, News, Standing, Verdict
 from farcall.protocol.worker import Calls
 from farcall.runtime.membership.lookup import LOOKUP_SECONDS, NotAsked
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
@@ -29,6 +30,9 @@ class Directory:
 
     `find` asks the rendezvous about workers that joined later, up to a deadline. `allowed` says
     what a worker of a name may do here, see `Policy.of`.
+
+    Attributes:
+        on_news: called when there may be news to `take`. It must not wait.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Directory:
         self.bounds = bounds
         self._allowed = allowed
         self._find = find
+        self.on_news: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._machine = machine = DirectoryMachine(self._new_peer, is_open=find is not None)
         # Of each message, and of each call: without a further step of Python.
@@ -67,17 +72,17 @@ class Directory:
 
     def add(self, worker: Worker) -> Peer:
         """Learn of a worker, or more about one. A new incarnation takes its name over."""
-        with self._lock:
+        with self._changing():
             return self._machine.add(worker)
 
     def told(self, worker: Worker) -> Peer:
         """Learn of a worker from another one. It takes no name from one that lives."""
-        with self._lock:
+        with self._changing():
             return self._machine.told(worker)
 
     def heard(self, worker: Worker) -> Peer | None:
         """Return the sender of what a link brings, or None if it is of an earlier meeting."""
-        with self._lock:
+        with self._changing():
             return self._machine.heard(worker)
 
     def meeting(self, incarnation: int) -> int:
@@ -92,13 +97,28 @@ class Directory:
 
     def meet_again(self, incarnation: int, meeting: int, now: float) -> bool:
         """Hear that a worker is here again; return whether it was lost, and that is news here."""
-        with self._lock:
+        with self._changing():
             return self._machine.meet_again(incarnation, meeting, now)
 
     def note_lost(self, peer: Peer, now: float) -> list[int]:
         """Hear that a peer is lost; return the incarnations that are to be forgotten everywhere."""
-        with self._lock:
+        with self._changing():
             return self._machine.note_lost(peer, now)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock:
+            yield
+            has_news = bool(self._machine.news)
+        if has_news:
+            self.on_news()
+
+    def take(self) -> tuple[list[News[Peer]], list[Peer]]:
+        """Return the news that nobody has taken, and who is here after that."""
+        with self._lock:
+            news = list(self._machine.news)
+            self._machine.news.clear()
+            return news, self._machine.present()
 
     # Questions.
 

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
-from farcall.ids import Worker
 from farcall.log import get_logger
 from farcall.runtime.options.credential import Credential
 from farcall.transport.base import Admit, Endpoint, Meeting
@@ -36,16 +35,6 @@ class ListeningEndpoint(Endpoint, Protocol):
 
     me: Identity
     """What it says of itself in handshakes that begin from now on."""
-
-    def is_gone(self, worker: Worker, deadline: float) -> bool:
-        """Return whether a worker is no longer where it listened: another may have its name.
-
-        When in doubt it is there. Blocks the calling thread.
-
-        Args:
-            deadline: on `time.monotonic()`, in seconds; ends the search.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

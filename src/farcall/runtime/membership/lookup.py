@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from farcall.ids import Worker
@@ -23,7 +23,10 @@ RENEW_SECONDS = 1.0  # between two looks at whether there is a new certificate
 LOOKUP_SECONDS = 60.0  # for a rendezvous, where no call says how long
 LOOK_AGAIN = 1.0  # seconds between looks at what a bell should have told
 
-Ask = Callable[[str | int], Worker | None]
+EVERYBODY = -1  # the key of the question who is there; no worker has such an id
+
+Answer = Worker | Sequence[Worker] | None
+Ask = Callable[[str | int], Answer]
 
 
 class NotAsked(Exception):
@@ -91,7 +94,7 @@ class _Question:
     def __init__(self, key: str | int) -> None:
         self.key = key
         self.bell = Bell()
-        self.answer: Worker | None = None
+        self.answer: Answer = None
         self.error: Exception | None = None
 
 
@@ -104,7 +107,8 @@ class Lookup:
 
     Args:
         name: of this worker.
-        ask: asks the store, and may take any time. Raises RuntimeError, as torch's stores do, if
+        ask: asks the store for the worker with a name or id, or for all (`EVERYBODY`), and may take
+            any time. Raises RuntimeError, as torch's stores do, if
             the store is gone.
         reopen: connects to the store again. Raises RuntimeError or OSError if that fails.
     """
@@ -130,6 +134,17 @@ class Lookup:
         Raises:
             NotAsked: the store is gone, or has not answered by the deadline.
         """
+        answer = self._answer_to(key, deadline)
+        assert answer is None or isinstance(answer, Worker)
+        return answer
+
+    def everybody(self, deadline: float) -> Sequence[Worker]:
+        """The workers that are there. Arguments and errors as for `find`."""
+        answer = self._answer_to(EVERYBODY, deadline)
+        assert isinstance(answer, Sequence)
+        return answer
+
+    def _answer_to(self, key: str | int, deadline: float) -> Answer:
         question = uninterrupted(partial(self._question, key), f"farcall-ask-{self._name}")
         while not question.bell.wait(max(0.0, min(deadline - time.monotonic(), LOOK_AGAIN))):
             if time.monotonic() >= deadline:
@@ -168,20 +183,21 @@ class Lookup:
                 step = self._machine.begins(question, connection, time.monotonic())
             if step is Step.DROP:
                 return
-            answer: Worker | None = None
+            answer: Answer = None
             failure: Exception | None = None
             try:
                 answer = self._ask_store(question.key, reopen=step is Step.REOPEN)
             except Exception as error:
                 failure = error
-            found = None if failure is not None else answer is not None
+            # Of all workers it is never said that all are found: see LOOK-6.
+            found = None if failure is not None else isinstance(answer, Worker)
             with self._lock:
                 is_over = self._machine.ends(question, connection, found=found)
                 if is_over:
                     question.answer, question.error = answer, failure
         question.bell.ring()
 
-    def _ask_store(self, key: str | int, *, reopen: bool) -> Worker | None:
+    def _ask_store(self, key: str | int, *, reopen: bool) -> Answer:
         if not reopen:
             try:
                 return self._ask(key)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from farcall.errors import PeerLost
+from farcall.errors import AuthenticationFailed, LinkError, PeerLost
 from farcall.ids import meeting_of, next_incarnation
 from farcall.log import get_logger
 from farcall.protocol.directory import Verdict
@@ -27,7 +27,7 @@ from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
 from farcall.runtime.membership.searching import Search
 from farcall.runtime.status import Status
 from farcall.transport.base import Endpoint
-from farcall.transport.connect.handshake_messages import Unfinished
+from farcall.transport.connect.handshake_messages import Unfinished, Unwanted
 from farcall.transport.uninterrupted import uninterrupted
 
 logger = get_logger("farcall")
@@ -139,6 +139,11 @@ class Losses:
         finally:
             with self._lock:
                 self._hearers = tuple(one for one in self._hearers if one is not tell)
+
+    def unreachable(self, peer: Peer, error: LinkError) -> None:
+        """Declare an incarnation gone, since there is no link to it."""
+        peer.refused = isinstance(error, AuthenticationFailed | Unwanted)
+        self.lose(peer, str(error))
 
     def lose(self, peer: Peer, cause: str) -> None:
         """Declare an incarnation gone for good, and end everything that waits for it."""

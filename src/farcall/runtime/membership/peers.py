@@ -121,6 +121,7 @@ class Peer:
         self.outgoing = calls.outgoing
         self.incoming = calls.incoming
         self.lost: str | None = None
+        self.refused = False  # it was lost since one of the two did not want the other
         self.left: str | None = None  # it said goodbye; links that end now are no crash
         self.linked = False  # we have dialled it
         self.outbox: Box = Outbox(bounds.in_flight_bytes)  # for the link that we dial

@@ -46,6 +46,7 @@ def is_possible(worker: Worker) -> bool:
     texts = (*worker.addresses, worker.host, worker.main)
     return (
         is_name(worker.name)
+        and (not worker.role or is_name(worker.role))
         and 0 <= worker.id <= MAX_ID
         and worker.incarnation > 0
         and original(worker.incarnation) == worker.incarnation

@@ -7,6 +7,7 @@ store. Under the prefix are
     name/<name>, rank/<id>   the record of the worker that has this name, this id: up or left
     members, member/<n>      the log of all names there ever were, in order
     next_id                  counter for workers that come without a rank
+    joined                   counter of those that have joined a group whose workers come and go
     confirmed/<id>, gate     of a group of fixed size: see `fixed_group.py`
     board                    see `signed_store.py`, also for which of these are signed
 
@@ -34,6 +35,7 @@ from farcall.ids import Worker, is_name
 from farcall.log import get_logger
 from farcall.runtime.membership.fixed_group import FixedGroup
 from farcall.runtime.membership.hosts import host_name
+from farcall.runtime.membership.lookup import EVERYBODY, Answer
 from farcall.runtime.membership.records import MAX_ID, RECORD, Record
 from farcall.runtime.membership.signed_store import MOST_TRIES, SignedStore, StoreFailed
 from farcall.runtime.membership.signing import Signer, Unsigned
@@ -79,6 +81,7 @@ class Rendezvous:
         self._claimed_until: dict[str | int, float] = {}
         self._is_file = isinstance(store, FileStore)
         self._given_up = threading.Event()
+        self._roll: tuple[int | None, list[Worker]] | None = None  # of when so many had joined
 
     def join(
         self,
@@ -122,6 +125,7 @@ class Rendezvous:
             if world_size is not None:
                 group = FixedGroup(self._board, worker, world_size)
                 return group.wait(timeout, deadline, self._given_up)
+            self._board.add("joined", 1)
             others = self.workers(deadline)
             if me in others:
                 return others
@@ -158,16 +162,30 @@ class Rendezvous:
             RuntimeError, OSError: there is no store any more.
         """
         anew = copy(self)
+        anew._roll = None
         anew._board = self._board.at(reopened(self._board.store))
         name = f"name/{worker.name}"
         if not anew._board.are_there([name]) or anew._read(name) is None:
             anew._register_again(worker)
         # Only now: other threads ask by it, and would find nothing amiss at a store that was
         # started again and breaks before this worker is known there.
-        self._board = anew._board
+        self._board, self._roll = anew._board, None
 
-    def ask(self, me: Worker, name_or_id: str | int) -> Worker | None:
-        """As `find`, for a worker that has joined. One that asks for its own name signs anew.
+    def roll(self) -> list[Worker]:
+        """Return all workers that are up; some may have left since this was last asked.
+
+        Cheap if nobody has joined since then.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        joined, roll = self._board.counted("joined"), self._roll
+        if roll is None or roll[0] != joined:
+            roll = self._roll = joined, self.workers()
+        return roll[1]
+
+    def ask(self, me: Worker, name_or_id: str | int) -> Answer:
+        """As `find` or `roll`, for a worker that has joined. One that asks for itself signs anew.
 
         It does so if `is_outdated`. A record that is not believed, of somebody who has a
         certificate, too, may be signed anew soon: this waits for it, a few seconds at most.
@@ -175,6 +193,8 @@ class Rendezvous:
         Raises:
             RuntimeError: the store is gone.
         """
+        if name_or_id == EVERYBODY:
+            return self.roll()
         if name_or_id == me.name:
             if self.is_outdated():
                 self._sign_again(me)
@@ -296,6 +316,7 @@ class Rendezvous:
                 holder.name,
                 worker.id,
             )
+        self._board.add("joined", 1)
         missing = worker.id + 1 - self._board.add("next_id", 0)
         if missing > 0:
             self._board.add("next_id", missing)

@@ -18,7 +18,7 @@ from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.keys import KEY_LENGTH, hkdf
 
 _LABEL = b"farcall store records"
-_MEMBER = b"farcall member 1"
+_MEMBER = b"farcall member 2"
 _LENGTH = struct.Struct("<I")
 
 
@@ -109,7 +109,8 @@ class Membership:
 
     def _said(self, one: Identity) -> bytes:
         number = one.incarnation.to_bytes(8, "little")
-        return signed_parts(_MEMBER, self._prefix.encode(), one.name.encode(), number)
+        parts = (self._prefix, one.name, one.role)
+        return signed_parts(_MEMBER, *(part.encode() for part in parts), number)
 
 
 def signed_parts(*parts: bytes) -> bytes:

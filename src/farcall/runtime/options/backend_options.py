@@ -57,6 +57,8 @@ class RpcBackendOptions:
         init_method: where the workers meet: "env://", "tcp://host:port" or "file:///path".
         store: a store of torch.distributed that is open already, where they meet instead. Rank and
             world size are then the arguments of `init_rpc` alone.
+        role: what this worker is for, such as "trainer"; a name like that of a worker. See
+            `rpc.workers`. Default: `FARCALL_ROLE` of the environment; else "".
         num_worker_threads: how many functions may run at once. If there are two or more, a quarter
             more may run (at least one), each for a caller that would have none.
         max_threads: how many threads may serve calls at most, 2 to 65536. A handler that waits for
@@ -146,6 +148,7 @@ class RpcBackendOptions:
     rpc_timeout: float
     init_method: str
     store: Store | None
+    role: str
     num_worker_threads: int
     max_threads: int | None
     max_in_flight_bytes: int
@@ -180,6 +183,7 @@ class RpcBackendOptions:
         ),
         "init_method": partial(check.text, "init_method"),
         "store": check.store,
+        "role": check.role,
         "num_worker_threads": partial(check.thread_count, "num_worker_threads"),
         "max_threads": partial(
             check.whole_number,
@@ -270,6 +274,7 @@ class RpcBackendOptions:
         init_method: str = DEFAULT_INIT_METHOD,
         *,
         store: Store | None = None,
+        role: str | None = None,
         num_worker_threads: int = DEFAULT_WORKER_THREADS,
         max_threads: int | None = None,
         max_in_flight_bytes: int | None = None,
@@ -303,6 +308,7 @@ class RpcBackendOptions:
             rpc_timeout=rpc_timeout,
             init_method=init_method,
             store=store,
+            role=role,
             num_worker_threads=num_worker_threads,
             max_threads=max_threads,
             max_in_flight_bytes=max_in_flight_bytes,

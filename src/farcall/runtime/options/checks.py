@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall.ids import is_name
 from farcall.runtime.options.secret import Secret
 from farcall.serde import Only
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
@@ -38,6 +39,16 @@ def text(what: str, given: str) -> str:
     """As given."""
     if not isinstance(given, str):
         raise TypeError(f"{what} must be a str, not {type(given).__name__}")
+    return given
+
+
+def role(given: str | None) -> str:
+    """As given, or as the environment says; "": neither."""
+    what = "role"
+    if given is None:
+        given, what = os.environ.get("FARCALL_ROLE", "").strip(), "FARCALL_ROLE"
+    if text(what, given) and not is_name(given):
+        raise ValueError(f"{what} must be of letters, digits, '_', ':' and '-', not {given!r}")
     return given
 
 

@@ -31,6 +31,7 @@ class FarcallOptions(TypedDict, total=False):
     """The keywords of `RpcBackendOptions` that torch.distributed.rpc has not."""
 
     store: Store | None
+    role: str | None
     max_threads: int | None
     max_in_flight_bytes: int | None
     max_queued_requests: int | None

@@ -1,4 +1,4 @@
-"""The oracle of the directory: sees all workers, and judges what each says by DIR-1 to DIR-6."""
+"""The oracle of the directory: sees all workers, and judges what each says by DIR-1 to DIR-7."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class DirectoryOracle:
         # Of each worker: when it noted the loss of a record, and when it dropped an incarnation.
         self._lost: defaultdict[Node, dict[Record, float]] = defaultdict(dict)
         self._dropped: defaultdict[Node, dict[int, float]] = defaultdict(dict)
+        self._here: defaultdict[Node, dict[str, Record]] = defaultdict(dict)  # by the news
         self._ended: defaultdict[Node, dict[int, int]] = defaultdict(dict)  # the last meeting
 
     def violate(self, invariant: str, text: str) -> None:
@@ -49,6 +50,25 @@ class DirectoryOracle:
                     found = holder(key)
                     if found is None or found.lost is not None:
                         self.violate("DIR-1", f"{node} has {key!r} for the lost, and one lives")
+        self._read_news(node)
+
+    def _read_news(self, node: Node) -> None:
+        here, machine = self._here[node], node.machine
+        while machine.news:
+            record, is_here = machine.news.popleft()
+            name = record.worker.name
+            if here.get(name) is not (None if is_here else record):
+                self.violate(
+                    "DIR-7", f"{node} is told out of turn that {record.worker} is {is_here}"
+                )
+            if is_here:
+                here[name] = record
+            else:
+                here.pop(name, None)
+        if not node.unnoted:
+            for name in {record.worker.name for record in machine.parties()}:
+                if here.get(name) is not machine.known(name):
+                    self.violate("DIR-7", f"{node} was not told who has {name!r} now")
 
     def noted(
         self, node: Node, record: Record, before: list[Record], gone: list[int], now: float

@@ -30,6 +30,12 @@ class _LostKeepsNames(_Machine):  # *
         pass
 
 
+class _TellsOfNewcomersOnly(_Machine):
+    def _tell_of(self, name: str) -> None:
+        if self._present.get(name) is None:
+            super()._tell_of(name)
+
+
 class _UnknownMeetAtFirst(_Machine):  # *
     def meet_again(self, incarnation: int, meeting: int, now: float) -> bool:
         if self.newest(incarnation) is None:
@@ -194,6 +200,7 @@ class DirectoryBug(StrEnum):
     NEVER_UNSTUCK = "never-unstuck"
     NEVER_MORE_PATIENT = "never-more-patient"
     ANSWERS_WHO_JOINS = "answers-who-joins"
+    TELLS_OF_NEWCOMERS_ONLY = "tells-of-newcomers-only"
 
 
 _DIRECTORIES: dict[DirectoryBug | None, type[_Machine]] = {
@@ -212,6 +219,7 @@ _DIRECTORIES: dict[DirectoryBug | None, type[_Machine]] = {
     DirectoryBug.FORGETS_AT_ONCE_EVERYWHERE: _ForgetsAtOnceEverywhere,
     DirectoryBug.KEEPS_EARLIER_MEETINGS: _KeepsEarlierMeetings,
     DirectoryBug.DOES_NOT_ASK: _DoesNotAsk,
+    DirectoryBug.TELLS_OF_NEWCOMERS_ONLY: _TellsOfNewcomersOnly,
 }
 _LOOKUPS: dict[DirectoryBug | None, type[_Lookup]] = {
     DirectoryBug.ASKS_FOR_EACH: _AsksForEach,

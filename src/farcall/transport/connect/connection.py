@@ -66,6 +66,8 @@ class Connection(NamedTuple):
             peer.incarnation,
             peer.addresses,
             peer.host,
+            peer.pid,
             main=peer.main,
             strict=peer.strict,
+            role=peer.role,
         )

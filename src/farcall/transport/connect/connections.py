@@ -41,6 +41,7 @@ from farcall.transport.connect.handshake_messages import (
     Ended,
     Identity,
     Unfinished,
+    Unwanted,
 )
 from farcall.transport.connect.keys import Keys
 from farcall.transport.connect.listening import Listening
@@ -195,7 +196,7 @@ class Connections(Generic[L]):
         if peer.meeting:
             reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
             if reason is not None:
-                raise LinkError(f"this worker does not want worker {peer.name!r}: {reason}")
+                raise Unwanted(f"this worker does not want worker {peer.name!r}: {reason}")
         # Keep the link even if the caller has timed out: the peer has it now, and would take its
         # end for our death.
         until = max(deadline, time.monotonic() + ESTABLISH_SECONDS)
@@ -229,8 +230,7 @@ class Connections(Generic[L]):
         # Over loopback the memory is what is slow, and several connections make it slower.
         if self._listening.streams is not None:
             return True
-        is_near = worker.host != "" and worker.host == self.me.host
-        return not is_near and not addresses.is_loopback(sock)
+        return not (worker.host and worker.host == self.me.host) and not addresses.is_loopback(sock)
 
     def is_gone(self, worker: Worker, deadline: float) -> bool:
         """See `presence.is_gone`."""

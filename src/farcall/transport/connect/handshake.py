@@ -66,6 +66,7 @@ from farcall.transport.connect.handshake_messages import (
     NotHere,
     Proof,
     Ready,
+    Unwanted,
     printable,
 )
 from farcall.transport.connect.keys import KEY_LENGTH, Keys, keys_of
@@ -339,6 +340,8 @@ def _hello(me: Identity, terms: Terms, wanted: _Wanted) -> Hello:
         expects_address=wanted.address,
         strict=me.strict,
         asks=me.asks,
+        role=me.role,
+        pid=me.pid,
     )
 
 
@@ -399,7 +402,7 @@ def _check_admitted(
     yield 0
     reason = admit(peer)
     if reason is not None:
-        raise Refusal(LinkError, f"refused worker {printable(peer.name)!r}: {reason}", reason)
+        raise Refusal(Unwanted, f"refused worker {printable(peer.name)!r}: {reason}", reason)
 
 
 def _check_proof(channel: Channel, peer: Identity, expected: bytes) -> Script[None]:
@@ -425,5 +428,5 @@ def _transcript(*parts: bytes) -> bytes:
     return b"".join(LENGTH.pack(len(part)) + part for part in parts)
 
 
-def _refuse(reason: str, error: type[LinkError] = LinkError) -> NoReturn:
+def _refuse(reason: str, error: type[LinkError] = Unwanted) -> NoReturn:
     raise Refusal(error, reason, reason)

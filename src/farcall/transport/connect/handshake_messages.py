@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from farcall.errors import AuthenticationFailed, LinkError
-from farcall.ids import MAX_MEETINGS
+from farcall.ids import MAX_MEETINGS, MAX_NAME_LENGTH
 from farcall.transport.connect.keys import KEY_LENGTH
 
 PROTOCOL = "farcall"
@@ -32,6 +32,7 @@ MeetingNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEETINGS)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
 MAX_MEMBERSHIP = 8 << 10
 Membership = Annotated[bytes, msgspec.Meta(max_length=MAX_MEMBERSHIP)]
+Role = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -69,6 +70,8 @@ class Identity(msgspec.Struct, frozen=True):
     membership: Membership = b""
     strict: bool = False
     asks: bool = False
+    role: Role = ""
+    pid: Count = 0
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
@@ -108,6 +111,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     expects_address: Address = ""
     strict: bool = False
     asks: bool = False
+    role: Role = ""
+    pid: Count = 0
 
     @property
     def identity(self) -> Identity:
@@ -128,6 +133,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
             membership=self.membership,
             strict=self.strict,
             asks=self.asks,
+            role=self.role,
+            pid=self.pid,
         )
 
 
@@ -157,6 +164,10 @@ class Unfinished(LinkError):
     """The handshake came to no end, which says nothing about the peer: it may be alive and busy."""
 
 
+class Unwanted(LinkError):
+    """One side does not want this link, and says why: both are there."""
+
+
 class NotHere(LinkError):
     """Another worker than the one that was wanted answers at this address."""
 
@@ -168,7 +179,7 @@ class Ended(Unfinished):
 ERRORS: dict[Code, type[LinkError]] = {
     "authentication": AuthenticationFailed,
     "absent": NotHere,
-    "link": LinkError,
+    "link": Unwanted,
 }
 """What a refusal raises at the side that is refused."""
 
