@@ -227,7 +227,11 @@ def how_long(sock: socket.socket) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("beginning", [b"", b"\x60\0\0\0\xdc", knock(SECRET)[:9], MEMBER])
+@pytest.mark.parametrize(
+    "beginning",
+    [b"", b"\x60\0\0\0\xdc", knock(SECRET)[:9], MEMBER],
+    ids=["nothing", "a length", "half a knock", "a knock"],
+)
 def test_stranger_has_two_seconds_to_say_hello(side: SideMaker, beginning: bytes) -> None:
     distant = side("distant", secret=SECRET)
     dialled = dialling.dial(distant.worker.addresses[-1], PATIENCE, PATIENCE)
