@@ -57,7 +57,7 @@ def tables(agent: Agent) -> dict[str, int]:
         "creation errors": len(references._creation_errors),
         "parked": len(agent.machine._parked),
         "confirmations": len(agent.machine._confirmations),
-        "waiting for references": len(agent.completion._waiting),
+        "waiting for references": len(agent.completion.waiting),
         "active": agent.coordinator.active,
     }
     for peer in agent.directory.all():

@@ -13,7 +13,7 @@ from torch.distributed import HashStore, PrefixStore
 
 from farcall.ids import Worker, new_incarnation
 from farcall.runtime.membership.fixed_group import FixedGroup
-from farcall.runtime.membership.records import CONFIRMATION, RECORD, Record
+from farcall.runtime.membership.records import CONFIRMATION, RECORD, Confirmation, Record
 from farcall.runtime.membership.signed_store import SignedStore
 from farcall.runtime.membership.signing import SecretSigner
 
@@ -60,7 +60,7 @@ def test_worker_that_has_confirmed_asks_often_again(
         if pauses == alone + together:
             confirmed = store.read("confirmed/0", CONFIRMATION).value
             for one in workers[1:]:
-                store.put(f"confirmed/{one.id}", confirmed)
+                store.put(f"confirmed/{one.id}", Confirmation(one.name, confirmed.members))
 
     pauses = Pauses(step)
     group = FixedGroup(store, workers[0], size)

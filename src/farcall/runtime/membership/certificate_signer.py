@@ -137,12 +137,14 @@ class CertificateSigner:
     def sign(self, data: bytes) -> bytes:
         """See `Signer`."""
         files = self._files.get()
-        return _encode(_Signature(files.chain, sign(files.key, self._signed(data))))
+        return _encode(_Signature(files.chain, sign(files.key, self._signed(files.chain, data))))
 
     def objection(self, data: bytes, signature: bytes, name: str) -> str | None:
         """See `Signer`."""
         try:
             said = _decode(signature)
+            if _encode(said) != signature:
+                raise ValueError("there is another way to say the same")
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return (
                 "it is not signed with a certificate: set FARCALL_TLS_CERT, _KEY and _CA on all "
@@ -152,7 +154,7 @@ class CertificateSigner:
             believed = self._files.get().believed(said.chain)
             if self._config.names:
                 check_name(believed.names, name)
-            check_signature(believed.key, self._signed(data), said.proof)
+            check_signature(believed.key, self._signed(said.chain, data), said.proof)
         except NotBelieved as error:
             return str(error)
         return None
@@ -171,8 +173,9 @@ class CertificateSigner:
                 f"{config.ca}: {error}"
             ) from error
 
-    def _signed(self, data: bytes) -> bytes:
-        return signed_parts(_LABEL, self._seal(data))
+    def _signed(self, chain: tuple[bytes, ...], data: bytes) -> bytes:
+        # With the chain: not every bit of a certificate is under its issuer's signature.
+        return signed_parts(_LABEL, signed_parts(*chain), self._seal(data))
 
 
 def _signing_key(pem: bytes) -> SigningKey:

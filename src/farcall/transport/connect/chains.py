@@ -16,6 +16,10 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -27,6 +31,12 @@ _LEAST_RSA_BITS = 2048
 _LEAST_DIGEST = 28  # bytes: SHA-224; what SHA-1 signs can be forged
 _PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
 _BOTH = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
+_SIGN = (
+    ec.EllipticCurvePublicKey,
+    rsa.RSAPublicKey,
+    ed25519.Ed25519PublicKey,
+    ed448.Ed448PublicKey,
+)
 _KNOWN = (
     x509.BasicConstraints,
     x509.ExtendedKeyUsage,
@@ -193,15 +203,17 @@ def sign(key: SigningKey, data: bytes) -> bytes:
 
 def check_signature(key: CertificatePublicKeyTypes, data: bytes, signature: bytes) -> None:
     """Raise NotBelieved if a signature of some bytes is not by the key of a certificate."""
+    if not isinstance(key, _SIGN):
+        raise NotBelieved("the key of its certificate signs nothing")
     try:
         match key:
             case ec.EllipticCurvePublicKey():
+                if encode_dss_signature(*decode_dss_signature(signature)) != signature:
+                    raise InvalidSignature  # another way to write the same numbers
                 key.verify(signature, data, ec.ECDSA(SHA256()))
             case rsa.RSAPublicKey():
                 key.verify(signature, data, _PSS, SHA256())
             case ed25519.Ed25519PublicKey() | ed448.Ed448PublicKey():
                 key.verify(signature, data)
-            case _:
-                raise NotBelieved("the key of its certificate signs nothing")
-    except InvalidSignature:
+    except (InvalidSignature, ValueError):
         raise NotBelieved("what was signed has been altered since") from None
