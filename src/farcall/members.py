@@ -143,7 +143,7 @@ def _subscribe(
     if not callable(function):
         raise TypeError(f"a function is needed, not {type(function).__name__}")
     agent = current_agent()
-    agent.executor.collecting.refuse("a subscription")
+    agent.executor.collecting.refuse("on_join" if joins else "on_leave")
     listener = Listener(function, joins=joins, leaves=leaves)
     agent.group.roster.listen(listener, present=present)
     return Subscription(agent.group.roster, listener)

@@ -67,6 +67,7 @@ def get_object(name: str, timeout: float = UNSET_RPC_TIMEOUT) -> RRef[Any]:
     """
     try:
         agent = current_agent()
+        agent.executor.collecting.refuse("get_object")
         deadline, seconds, _ = agent.limits.of_call(seconds_or_default(timeout))
         here = agent.names.find(_checked(name))
         found = None if here is None else _reference_to(agent, here)
@@ -111,6 +112,7 @@ def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
         seconds = seconds_or_default(timeout)
         if not isinstance(rref, RRef):
             raise TypeError(f"rref must be an RRef, not {type(rref).__name__}")
+        rref._agent.executor.collecting.refuse("kill")
         if rref.is_owner():
             rref._place.kill(_killed_by(current_agent().me.name))
         else:

@@ -70,9 +70,20 @@ def test_collected_destructor_can_not_wait(pair: list[Agent], gate: Gate) -> Non
         "get_worker_info": lambda: rpc.get_worker_info("w1"),
         "farcall.autograd": autograd.context().__enter__,
         "shutdown": rpc.shutdown,
+        "workers": rpc.workers,
+        "wait_for": lambda: rpc.wait_for("w1"),
+        "on_join": lambda: rpc.on_join(echo),
+        "on_leave": lambda: rpc.on_leave(echo),
+        "membership": rpc.membership,
+        "all_gather": lambda: rpc.all_gather(1, ["w0"]),
+        "gather": lambda: rpc.gather(1, "w0", ["w0"]),
+        "barrier": lambda: rpc.barrier(["w0"]),
+        "get_object": lambda: rpc.get_object("it"),
+        "kill": lambda: rpc.kill(ready),
     }
     functions = {name for name in rpc.__all__ if inspect.isfunction(getattr(rpc, name))}
-    assert functions - uses.keys() == {"rpc_async", "init_rpc"}  # the second has no agent
+    # The first two don't wait, the last one has no agent.
+    assert functions - uses.keys() == {"rpc_async", "cancelled", "init_rpc"}
     refused: list[str] = []
 
     def try_all() -> None:

@@ -28,8 +28,17 @@ class Config:
 MODULES = ("autograd", "functions", "nn", "optim", "rpc", "testing")
 
 
+KEPT: list[Any] = []  # objects with names
+
+
 def linear() -> Any:
     return rpc.remote("w1", torch.nn.Linear, args=(1, 1))
+
+
+def named(name: str) -> str:
+    """The name of an object that there is."""
+    KEPT.append(rpc.remote("w1", torch.nn.Linear, args=(1, 1), name=name))
+    return name
 
 
 def module() -> RemoteModule:
@@ -79,6 +88,8 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "rpc.membership": rpc.membership,
     "rpc.all_gather": lambda: rpc.all_gather(1, ["w0"]),
     "rpc.gather": lambda: rpc.gather(1, "w0", ["w0"]),
+    "rpc.cancelled": rpc.cancelled,
+    "rpc.get_object": lambda: rpc.get_object(named("it")),
     "rpc.on_join": lambda: rpc.on_join(linear),
     "rpc.on_leave": lambda: rpc.on_leave(print),
     "rpc.wait_for": lambda: rpc.wait_for("w1"),
@@ -112,7 +123,8 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "testing.Violation": lambda: testing.Violation("R1", "a value was lost"),
     "testing.simulate": simulated,
 }
-GIVES_NOTHING = {"barrier", "init_rpc", "shutdown", "functions", "FUNCTIONS"}  # or functions
+# Or functions.
+GIVES_NOTHING = {"barrier", "kill", "init_rpc", "shutdown", "functions", "FUNCTIONS"}
 
 
 @pytest.mark.parametrize("name", OBJECTS)

@@ -21,7 +21,11 @@ def sources_of(page: Path) -> list[str]:
     return [file.read_text(encoding="utf-8") for file in files]
 
 
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if sources_of(page)]
+PAGES = [
+    page
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    if sources_of(page) and page.stem != "launch"  # that is about a command
+]
 
 
 def quotes_of(page: Path) -> list[str]:

@@ -21,7 +21,13 @@ from farcall.runtime.threads import openmp
 from farcall.runtime.threads.openmp import FREQUENT_CALLS, FREQUENT_SECONDS, IdleTeam, find_libgomp
 from farcall.transport.connect.credentials import shown_as_it_is
 from farcall.transport.connect.handshake_messages import Identity
-from farcall.transport.connect.listening import Listening, admit_all, first_meeting, vouch_for_all
+from farcall.transport.connect.listening import (
+    Listening,
+    admit_all,
+    answer_nothing,
+    first_meeting,
+    vouch_for_all,
+)
 
 needs_libgomp = pytest.mark.skipif(
     find_libgomp() is None, reason="torch computes without libgomp here"
@@ -147,6 +153,7 @@ def test_a_worker_keeps_cores_awake_only_where_torch_leaves_some(
         vouch=vouch_for_all,
         shown=shown_as_it_is,
         meeting=first_meeting,
+        answer=answer_nothing,
         credential=Credential(None, confined=False),
         listen=("127.0.0.1", 0),
         advertise=(),

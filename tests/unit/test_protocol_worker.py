@@ -175,10 +175,10 @@ def test_request_with_references_that_live_elsewhere_has_to_wait():
 def test_cancelled_call_gives_its_record_while_it_runs_and_is_answered_else():
     machine: Machine = WorkerMachine(OWNER)
     machine.calls_with(CALLER).incoming.request(1, "job")
-    assert machine.cancelled(CALLER, 1) == "job"
+    assert machine.cancelled(CALLER, 1, waits=False) == "job"
     assert machine.take() == []
     assert machine.answer(CALLER, 1, ())
-    assert machine.cancelled(CALLER, 1) is None
+    assert machine.cancelled(CALLER, 1, waits=False) is None
     assert kinds(machine.take()) == [(Answer, Failure)]
 
 
@@ -193,7 +193,7 @@ def test_the_lost_are_not_heard_and_nothing_is_sent_to_them():  # WRK-5
     assert machine.take() == [Drop(RefId(CALLER, 1))]  # but no ACCEPTED
     assert not machine.calls_with(CALLER).incoming.request(3, "late job")
     machine.on_message(CALLER, Register(((CALLER, 1, 2),)), 0)
-    assert machine.cancelled(CALLER, 2) is None
+    assert machine.cancelled(CALLER, 2, waits=False) is None
     assert machine.take() == []
 
 

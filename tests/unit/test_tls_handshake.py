@@ -506,7 +506,7 @@ def test_files_that_can_not_be_used_are_named(authority: Authority, tmp_path: Pa
 
 def test_unix_sockets_stay_plain(pair: Pair) -> None:
     credentials = LinkCredentials(SECRET)
-    assert credentials.over(pair[0]) == Terms(SECRET)
+    assert credentials.over(pair[0]) == Terms(SECRET, is_local=True)
     with socket.socket() as tcp:
         assert credentials.over(tcp).certificates is not None
         assert LinkCredentials().over(tcp) == Terms()

@@ -12,6 +12,7 @@ from farcall.groups.in_process import Threads
 from farcall.groups.joining import DRIVER, check
 from farcall.groups.program import NoGuard
 from farcall.ids import check_name
+from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent
 
@@ -27,6 +28,7 @@ stand behind this line, which is true in the driver only:
 """
 
 
+@breaks_graphs
 def local(
     n: int, *, names: Sequence[str] | None = None, processes: bool = True, **options: Any
 ) -> Group:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,6 +18,7 @@ from farcall.runtime.inspection.reports import MAX_REPORT, MemberReport, Questio
 from farcall.runtime.options import switches
 from farcall.runtime.options.credential import Credentials
 from farcall.runtime.options.secret import Secret
+from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.connect import handshake
 from farcall.transport.connect.addresses import UNIX, resolve, tcp_of
 from farcall.transport.connect.credentials import LinkCredentials, Terms, TlsConfig
@@ -23,8 +26,12 @@ from farcall.transport.connect.handshake_messages import Identity
 
 SECONDS = 1.0
 SILENT = "it does not answer"
-_AT_ONCE = 32
+_MOST = 32  # questions at once
+Urls = tuple[str, ...]
+T = TypeVar("T")
+
 _ASKER = Identity("", -1, 0, asks=True)
+
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(WorkerReport).decode
@@ -94,15 +101,14 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
     credentials = LinkCredentials(credential.key, credential.tls)
     question = Question(stacks)
 
-    def ask(urls: tuple[str, ...]) -> WorkerReport | str:
+    def ask(urls: Urls) -> WorkerReport | str:
         return _ask(urls, question, credentials, timeout)
 
     found = workers_here()
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        near = list(pool.map(ask, [(one.url,) for one in found]))
-        reports = [one for one in near if isinstance(one, WorkerReport)]
-        far = _others(reports, [one.url for one in found])
-        told = list(pool.map(ask, [tuple(filter(tcp_of, one.addresses)) for one in far]))
+    near = _at_once(ask, [(one.url,) for one in found])
+    reports = [one for one in near if isinstance(one, WorkerReport)]
+    far = _others(reports, [one.url for one in found])
+    told = _at_once(ask, [tuple(filter(tcp_of, one.addresses)) for one in far])
     told_names = {member.pid: member.name for report in reports for member in report.members}
     silent = [
         Silent(one.pid, told_names.get(one.pid, ""), answer, state_of(one.pid))
@@ -115,6 +121,21 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
         else:
             reports.append(answer)
     return Answer(sorted(reports, key=lambda one: (one.id, one.name)), silent)
+
+
+def _at_once(ask: Callable[[Urls], T], asked: list[Urls]) -> list[T]:
+    """Return the answers to all questions, each asked in a thread of its own."""
+    answers: SimpleQueue[tuple[int, T]] = SimpleQueue()
+
+    def one(number: int) -> None:
+        answers.put((number, ask(asked[number])))
+
+    threads = BriefThreads("farcall-ask", _MOST)
+    for number in range(len(asked)):
+        threads.run(partial(one, number))
+    found = dict(answers.get() for _ in asked)
+    threads.close()
+    return [found[number] for number in range(len(asked))]
 
 
 def _others(reports: list[WorkerReport], asked: list[str]) -> list[MemberReport]:
@@ -130,7 +151,7 @@ def _others(reports: list[WorkerReport], asked: list[str]) -> list[MemberReport]
 
 
 def _ask(
-    urls: tuple[str, ...], question: Question, credentials: LinkCredentials, timeout: float
+    urls: Urls, question: Question, credentials: LinkCredentials, timeout: float
 ) -> WorkerReport | str:
     """Ask one worker; why it gave no answer, if it gave none."""
     until = time.monotonic() + timeout

@@ -134,10 +134,9 @@ class Refs(RefTables):
     def accept_creation(self, ref: RefId, holder: int, sequence: int) -> None:
         """Register the caller of a `remote()` request that arrived at the owner."""
         owned = self._owned[ref] = Owned()
-        if holder in self.losses:
-            self._drop_if_free(ref, owned)
-        else:
+        if holder not in self.losses:
             owned.note(holder, sequence, holds=True)
+        self._drop_if_free(ref, owned)
 
     def accepted(self, ref: RefId) -> None:
         """Hear, as the holder, that the owner has made the value's slot."""

@@ -268,10 +268,10 @@ class WorkerMachine(Generic[Call, Job]):
     def ask_to_end(self, peer: int, call_id: int, call: Call) -> None:
         """Ask the callee to end a call that was sent, and go on waiting for its answer."""
         if self.calls_with(peer).outgoing.peek(call_id) is call:
-            self._cancel(peer, call_id, call)
+            self._cancel(peer, call_id, call, waits=True)
 
-    def _cancel(self, peer: int, call_id: int, call: Call) -> None:
-        self._to_do.say(Follow(peer, Cancel(call.cancelled), call_id))
+    def _cancel(self, peer: int, call_id: int, call: Call, *, waits: bool = False) -> None:
+        self._to_do.say(Follow(peer, Cancel(call.cancelled, waits), call_id))
         if call.is_noted:
             # If the request was not written after all, the callee has heard of the call now, and
             # says that it needs no pins.
@@ -343,12 +343,17 @@ class WorkerMachine(Generic[Call, Job]):
             self._to_do.say(Answer(peer, Accepted(), call_id))
         return may_run
 
-    def cancelled(self, peer: int, call_id: int) -> Job | None:
-        """CANCEL arrived. The record of the call if it is queued or runs, to be stopped."""
+    def cancelled(self, peer: int, call_id: int, *, waits: bool) -> Job | None:
+        """CANCEL arrived. The record of the call if it is queued or runs, to be stopped.
+
+        Args:
+            waits: whether the caller takes the answer nevertheless.
+        """
         found, job = self.calls_with(peer).incoming.cancel(call_id)
         if found is CancelResult.ANSWER:
             # If it has ended with references: its caller, interrupted, may have dropped the answer.
-            self.refs.unpin(TransferKey(peer, call_id, True))
+            if not waits:
+                self.refs.unpin(TransferKey(peer, call_id, True))
             answer = Failure("farcall.errors.Cancelled", "the call was cancelled", "")
             self._to_do.say(Answer(peer, answer, call_id))
         return job

@@ -128,7 +128,7 @@ class Agent:
             num_worker_threads,
             max_threads_of(max_threads, num_worker_threads),
         )
-        self.loopback = LoopbackLink(me, executor.post)
+        loopback = LoopbackLink(me, executor.post)
         state: WorkerMachine[PendingCall, IncomingCall] = WorkerMachine(
             me.incarnation, UnguessableNumbers()
         )
@@ -136,7 +136,7 @@ class Agent:
         self.directory = directory = Directory(
             me, [*workers, me], asks, bounds, state.meet, (policy or Policy()).of
         )
-        self.links = links = Links(endpoint, self.loopback, directory)
+        self.links = links = Links(endpoint, loopback, directory)
         self.losses = losses = Losses(status, endpoint, directory)
         self.control = control = ControlMessages(
             status, endpoint, directory, links, losses, self.outboxes, self._deliver
@@ -310,7 +310,7 @@ class Agent:
             case GradientsMessage():
                 self.gradients.arrived(peer, frame)
             case Cancel():
-                self._on_cancel(peer, link, frame.call_id, message.by_user)
+                self._on_cancel(peer, link, frame.call_id, message)
             case _:
                 self._deliver(peer, message, frame.call_id)
 
@@ -329,12 +329,13 @@ class Agent:
         self.coordinator.begin(job)
         job.start()
 
-    def _on_cancel(self, peer: Peer, link: Link, call_id: int, by_user: bool) -> None:
+    def _on_cancel(self, peer: Peer, link: Link, call_id: int, message: Cancel) -> None:
         peer.back_link = link
-        job = self.machine.tell(self.machine.state.cancelled, peer.incarnation, call_id)
+        cancelled = self.machine.state.cancelled
+        job = self.machine.tell(cancelled, peer.incarnation, call_id, waits=message.waits)
         if job is not None:
             self.executor.may_pass_lead()
-            job.cancel(by_user)
+            job.cancel(message.by_user)
 
     def _deliver(self, peer: Peer, message: Message, call_id: int) -> None:
         self._routes.deliver(peer, message, call_id)
@@ -436,7 +437,7 @@ class Agent:
                     link.send(Frame(Leaving(reason)), until)
         finally:
             # First everything that threads of ours may wait for, then the threads.
-            self.loopback.lose(str(error))
+            self.links.loopback.lose(str(error))
             for peer in self.directory.all():
                 self.endpoint.drop(peer.incarnation, str(error))
             self.completion.fail(cancelled, error)

@@ -228,6 +228,11 @@ class _NeverCancelsLateSent(WorkerMachine[Any, Any]):
         self.refs.tick()
 
 
+class _UnpinsWhatIsAwaited(WorkerMachine[Any, Any]):
+    def cancelled(self, peer: int, call_id: int, *, waits: bool) -> Any:
+        return super().cancelled(peer, call_id, waits=False)
+
+
 class _LeavesCreationsOpen(WorkerMachine[Any, Any]):
     def admit(
         self,
@@ -327,6 +332,7 @@ class PlantedBug(StrEnum):
     LETS_GO_WHEN_SENT = "lets-go-when-sent"
     KEEPS_FOR_ABANDONED = "keeps-for-abandoned"
     UNPINS_ABANDONED = "unpins-abandoned"
+    UNPINS_WHAT_IS_AWAITED = "unpins-what-is-awaited"  # farcall's own once
     FORGETS_OWN_OF_CANCELLED = "forgets-own-of-cancelled"
     PINS_FOR_NOBODY = "pins-for-nobody"
     PINS_FOR_NO_REMOTE = "pins-for-no-remote"
@@ -365,6 +371,7 @@ _PLANTS: dict[PlantedBug, Machines] = {
     PlantedBug.TAKES_OWN_ONCE: Machines(refs=_TakesOwnOnce),
     PlantedBug.COUNTS_BEFORE_IT_LOOKS: Machines(refs=_CountsBeforeItLooks),
     PlantedBug.UNPINS_ABANDONED: Machines(worker=_UnpinsAbandoned),
+    PlantedBug.UNPINS_WHAT_IS_AWAITED: Machines(worker=_UnpinsWhatIsAwaited),
     PlantedBug.PINS_FOR_NOBODY: Machines(worker=_PinsForNobody),
     PlantedBug.PINS_FOR_NO_REMOTE: Machines(worker=_PinsForNoRemote),
     PlantedBug.KEEPS_PINS_OF_UNSENT: Machines(worker=_KeepsPinsOfUnsent),

@@ -170,6 +170,16 @@ class Program:
             worker.abandon(peer, call_id)
         return True
 
+    def ask_to_end(self, worker: SimWorker) -> bool:
+        """Cancel a call, and wait for its outcome nevertheless."""
+        calls = [(p, c) for p, outgoing in worker.outgoing.items() for c in outgoing.open_ids()]
+        if not calls:
+            return False
+        peer, call_id = self.pick(calls)
+        self._note(worker.label, "asks", self.name(peer), "to end call", call_id)
+        worker.ask_to_end(peer, call_id)
+        return True
+
     def open_box(self, worker: SimWorker) -> bool:
         """Send what waits for a link."""
         if not worker.boxes:
@@ -238,6 +248,7 @@ ACTS: list[Act] = [
         (1, Program.copy),
         (7, Program.discard),
         (3, Program.abandon),
+        (1, Program.ask_to_end),
         (2, Program.open_box),
         (3, Program.rebuild),
         (2, Program.tick),

@@ -151,6 +151,14 @@ class SimWorker:
                 self._end(peer, call)
             self.pump()
 
+    def ask_to_end(self, peer: int, call_id: int) -> None:
+        """The program cancels a call, and a thread goes on waiting for its outcome."""
+        call = self.calls.get((peer, call_id))
+        if call is not None and call.sent and call.created is None:
+            call.cancelled = True
+            self.machine.ask_to_end(peer, call_id, call)
+            self.pump()
+
     def finish(self, task: Task, results: Sequence[Handle], fails: bool) -> None:
         """A function returns these references, or raises an exception that has them."""
         self.tasks.remove(task)
@@ -194,7 +202,7 @@ class SimWorker:
             case Reply() | Failure() | Accepted():
                 self._on_answer(peer, message, call_id)
             case Cancel():
-                self._on_cancel(peer, call_id)
+                self._on_cancel(peer, call_id, message)
             case _:
                 self.machine.on_message(peer, message, call_id)
         self.pump()
@@ -375,8 +383,8 @@ class SimWorker:
         else:
             self._arrive(key, task, request.references)
 
-    def _on_cancel(self, peer: int, call_id: int) -> None:
-        task = self.machine.cancelled(peer, call_id)
+    def _on_cancel(self, peer: int, call_id: int, message: Cancel) -> None:
+        task = self.machine.cancelled(peer, call_id, waits=message.waits)
         if task is not None and (not task.is_started or task.is_deferred):
             self._answer(task, Failure, ())  # a deferred one's future may complete later: `finish`
 

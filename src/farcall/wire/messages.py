@@ -144,10 +144,11 @@ class Cancel(Message):
     """The caller gave up on the call. It is answered like any other outcome.
 
     With `by_user` that was asked for, and not for want of time: what the call waits for and has
-    called ends, too.
+    called ends, too. With `waits` the caller takes the answer nevertheless.
     """
 
     by_user: bool = False
+    waits: bool = False
 
 
 class Accepted(Message):

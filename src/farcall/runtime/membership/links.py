@@ -19,13 +19,13 @@ class Links:
 
     def __init__(self, endpoint: Endpoint, loopback: LoopbackLink, directory: Directory) -> None:
         self._endpoint = endpoint
-        self._loopback = loopback
+        self.loopback = loopback
         self._directory = directory
         self._me = loopback.peer
 
     def linked(self, peer: Peer) -> Link | None:
         """Return the link for calls to a peer, if there is one already. Never waits."""
-        return self._loopback if peer.worker is self._me else self._endpoint.linked(peer.worker)
+        return self.loopback if peer.worker is self._me else self._endpoint.linked(peer.worker)
 
     def connect(self, peer: Peer, deadline: float) -> Link:
         """Return the link for calls to a peer, dialled on first use; may be the loopback.
@@ -38,7 +38,7 @@ class Links:
             TimeoutError: it does not answer by the deadline.
         """
         if peer.worker is self._me:
-            return self._loopback
+            return self.loopback
         if not peer.worker.addresses:
             # It joined later and dialled us first: where it listens the rendezvous knows.
             self._directory.find(peer.name, deadline)

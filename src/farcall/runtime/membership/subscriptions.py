@@ -11,9 +11,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from farcall.runtime.calls.graph_breaks import methods_break_graphs
 from farcall.runtime.membership.roster import Listener, MemberEvent, Roster
 
 
+@methods_break_graphs
 class Subscription:
     """Ends the calls of a function: call it, or leave its `with` block. Thread-safe, at any time.
 
@@ -79,6 +81,7 @@ class _Events:
             return None
 
 
+@methods_break_graphs
 class Membership:
     """An asynchronous iterator over events; see `farcall.rpc.membership`."""
 
