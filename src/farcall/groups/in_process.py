@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # as in stores.py
@@ -18,6 +18,7 @@ from farcall.runtime.membership.endpoints import ListeningEndpoint, Place
 from farcall.runtime.options.credential import Credential, Credentials
 from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
+from farcall.transport.brief_threads import Several
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 
 
@@ -61,15 +62,16 @@ class Threads:
     def start(self) -> Agent:
         """Start all agents, of which the driver's becomes this process's own; return that."""
         size = len(self._names) + 1
-        with ThreadPoolExecutor(size) as pool:  # each waits for the others
-            starting = [
-                pool.submit(self._start_worker, rank, name, size)
-                for rank, name in enumerate(self._names)
-            ]
+        starts = [
+            partial(self._start_worker, rank, name, size) for rank, name in enumerate(self._names)
+        ]
+        starting = Several("farcall-group", starts, size)  # each waits for the others
+        try:
             driver = rpc.start_default_agent(
                 DRIVER, size - 1, size, self._options, Quirks(), GENERATION
             )
-            self._agents = [one.result() for one in starting]
+        finally:
+            self._agents = starting.results()
         for agent in (driver, *self._agents):
             agent.status.rpc_timeout = self._limit
         return driver
@@ -100,13 +102,12 @@ class Threads:
         Raises:
             RpcTimeout: functions are still running after these seconds.
         """
-        with ThreadPoolExecutor(len(self._agents) + 1) as pool:
-            others = [pool.submit(agent.shutdown, True, patience) for agent in self._agents]
-            try:
-                rpc.shutdown(timeout=patience)
-            finally:
-                for one in others:
-                    one.exception()
+        ends = [partial(agent.shutdown, True, patience) for agent in self._agents]
+        ending = Several("farcall-group", ends, len(ends))
+        try:
+            rpc.shutdown(timeout=patience)
+        finally:
+            ending.results()
 
     def close(self, patience: float) -> None:
         """Shut all agents down that are still there."""

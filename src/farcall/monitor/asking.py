@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +16,7 @@ from farcall.runtime.inspection.reports import MAX_REPORT, MemberReport, Questio
 from farcall.runtime.options import switches
 from farcall.runtime.options.credential import Credentials
 from farcall.runtime.options.secret import Secret
-from farcall.transport.brief_threads import BriefThreads
+from farcall.transport.brief_threads import Several
 from farcall.transport.connect import handshake
 from farcall.transport.connect.addresses import UNIX, resolve, tcp_of
 from farcall.transport.connect.credentials import LinkCredentials, Terms, TlsConfig
@@ -26,9 +24,9 @@ from farcall.transport.connect.handshake_messages import Identity
 
 SECONDS = 1.0
 SILENT = "it does not answer"
+_THREADS = "farcall-monitor"
 _MOST = 32  # questions at once
 Urls = tuple[str, ...]
-T = TypeVar("T")
 
 _ASKER = Identity("", -1, 0, asks=True)
 
@@ -105,10 +103,11 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
         return _ask(urls, question, credentials, timeout)
 
     found = workers_here()
-    near = _at_once(ask, [(one.url,) for one in found])
+    near = Several(_THREADS, [partial(ask, (one.url,)) for one in found], _MOST).results()
     reports = [one for one in near if isinstance(one, WorkerReport)]
     far = _others(reports, [one.url for one in found])
-    told = _at_once(ask, [tuple(filter(tcp_of, one.addresses)) for one in far])
+    ways = [tuple(filter(tcp_of, one.addresses)) for one in far]
+    told = Several(_THREADS, [partial(ask, urls) for urls in ways], _MOST).results()
     told_names = {member.pid: member.name for report in reports for member in report.members}
     silent = [
         Silent(one.pid, told_names.get(one.pid, ""), answer, state_of(one.pid))
@@ -121,21 +120,6 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
         else:
             reports.append(answer)
     return Answer(sorted(reports, key=lambda one: (one.id, one.name)), silent)
-
-
-def _at_once(ask: Callable[[Urls], T], asked: list[Urls]) -> list[T]:
-    """Return the answers to all questions, each asked in a thread of its own."""
-    answers: SimpleQueue[tuple[int, T]] = SimpleQueue()
-
-    def one(number: int) -> None:
-        answers.put((number, ask(asked[number])))
-
-    threads = BriefThreads("farcall-ask", _MOST)
-    for number in range(len(asked)):
-        threads.run(partial(one, number))
-    found = dict(answers.get() for _ in asked)
-    threads.close()
-    return [found[number] for number in range(len(asked))]
 
 
 def _others(reports: list[WorkerReport], asked: list[str]) -> list[MemberReport]:

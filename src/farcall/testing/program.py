@@ -248,7 +248,7 @@ ACTS: list[Act] = [
         (1, Program.copy),
         (7, Program.discard),
         (3, Program.abandon),
-        (1, Program.ask_to_end),
+        (3, Program.ask_to_end),
         (2, Program.open_box),
         (3, Program.rebuild),
         (2, Program.tick),

@@ -6,14 +6,18 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
+from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 from farcall.log import get_logger
 from farcall.threads import FarcallThread
 
 logger = get_logger("farcall.transport")
 
+T = TypeVar("T")
 Work = Callable[[], None]
 
 
@@ -93,3 +97,35 @@ class BriefThreads:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, min(until - time.monotonic(), threading.TIMEOUT_MAX)))
+
+
+class Several(Generic[T]):
+    """Runs functions at once, each in a thread of its own. For one thread.
+
+    Args:
+        name: of the threads.
+        functions: begin to run when this is made.
+        most: how many run at once.
+    """
+
+    def __init__(self, name: str, functions: Sequence[Callable[[], T]], most: int) -> None:
+        self._ended: SimpleQueue[tuple[int, T | None, BaseException | None]] = SimpleQueue()
+        self._count = len(functions)
+        self._threads = BriefThreads(name, most)
+        for number, function in enumerate(functions):
+            self._threads.run(partial(self._run, number, function))
+
+    def _run(self, number: int, function: Callable[[], T]) -> None:
+        try:
+            self._ended.put((number, function(), None))
+        except BaseException as error:
+            self._ended.put((number, None, error))
+
+    def results(self) -> list[T]:
+        """Wait for all, and return what each returned, or raise what the first one raised."""
+        ended = sorted((self._ended.get() for _ in range(self._count)), key=itemgetter(0))
+        self._threads.close()
+        for _, _, error in ended:
+            if error is not None:
+                raise error
+        return [result for _, result, _ in ended]  # type: ignore[misc]  # all have one
