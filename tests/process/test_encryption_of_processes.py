@@ -77,16 +77,15 @@ def test_workers_call_each_other_over_tcp(
     leave_all(first, second)
 
 
-def test_worker_with_the_certificate_of_another_is_refused(crew: Crew, certificates: Path) -> None:
-    first, second = start(
-        crew, "socket", of_files(certificates, "w0"), of_files(certificates, "w0")
-    )
-    for member, to in ((first, "w1"), (second, "w0")):
-        member.start(call, to, operator.add, 1, 2)
-        error = member.fails()
-        assert type(error) is AuthenticationFailed
-        assert "subjectAltName=DNS:w1" in str(error)
-    leave_all(first, second)
+def test_worker_with_the_certificate_of_another_does_not_start(
+    crew: Crew, certificates: Path
+) -> None:
+    crew.member()
+    second = crew.member(**of_files(certificates, "w0"))
+    second.start(join, second.name, 1, 2, crew.init_method, listen="127.0.0.1")
+    error = second.fails()
+    assert type(error) is ValueError
+    assert "subjectAltName=DNS:w1" in str(error)
 
 
 def test_worker_that_does_not_encrypt_is_told_so(crew: Crew) -> None:

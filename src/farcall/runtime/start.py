@@ -93,7 +93,7 @@ def start_agent(
         check_place(rank, world_size or -1, "store")
         store, size = options.store, world_size if world_size and world_size > 0 else None
     prefix = f"farcall/{generation}" if size else "farcall/open"
-    signer = signer_of(credential.key, credential.tls)
+    signer = signer_of(credential.key, credential.tls, name)
     membership = Membership(prefix, signer)
     rendezvous = Rendezvous(store, prefix, signer)
     kinds = SignedStore(PrefixStore("farcall", store), "farcall", signer)

@@ -87,6 +87,7 @@ class _Files:
             own = self.believed(self.chain)
         except NotBelieved as error:
             raise ValueError(f"other workers would not believe this one: {error}") from error
+        self.names = own.names
         if _bytes_of(own.key) != _bytes_of(self.key.public_key()):
             raise ValueError("the key of TlsConfig does not belong to the certificate")
 
@@ -124,14 +125,18 @@ class CertificateSigner:
         config: names the files. They are read again when they have changed.
         seal: makes of data what is signed in its place; with a secret beside the certificates, what
             only those who know that can make.
+        name: of the worker, for which its certificate must be if names are bound; None: of no one.
 
     Raises:
         ValueError: the files can't be used.
     """
 
-    def __init__(self, config: TlsConfig, seal: Callable[[bytes], bytes]) -> None:
+    def __init__(
+        self, config: TlsConfig, seal: Callable[[bytes], bytes], name: str | None = None
+    ) -> None:
         self._config = config
         self._seal = seal
+        self._name = name
         self._files = Renewed(config, "signatures", self._read)
 
     def sign(self, data: bytes) -> bytes:
@@ -166,7 +171,10 @@ class CertificateSigner:
     def _read(self, cert: bytes, key: bytes, ca: bytes) -> _Files:
         config = self._config
         try:
-            return _Files(cert, key, ca)
+            files = _Files(cert, key, ca)
+            if config.names and self._name is not None:
+                check_name(files.names, self._name)
+            return files
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ValueError(
                 f"can't sign with the certificate {config.cert}, the key {config.key} and the CA "

@@ -118,17 +118,20 @@ def signed_parts(*parts: bytes) -> bytes:
     return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
 
 
-def signer_of(secret: bytes | None, tls: TlsConfig | None) -> Signer:
+def signer_of(secret: bytes | None, tls: TlsConfig | None, name: str | None = None) -> Signer:
     """Return what a group with that secret and those certificates, or neither, signs with.
 
+    Args:
+        name: of the worker that signs.
+
     Raises:
-        ValueError: the files of the certificates can't be used; the message says why.
+        ValueError: the certificates can't be used, or are not for that name; the message says why.
     """
     if tls is None:
         return Unsigned() if secret is None else SecretSigner(secret)
     # Imported when it is needed: X.509 takes long.
     module = importlib.import_module("farcall.runtime.membership.certificate_signer")
     made: Signer = module.CertificateSigner(
-        tls, bytes if secret is None else SecretSigner(secret).sign
+        tls, bytes if secret is None else SecretSigner(secret).sign, name
     )
     return made
