@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import random
 import re
 import threading
@@ -531,6 +532,7 @@ def test_a_newcomer_waits_for_a_worker_that_is_about_to_sign_with_a_new_certific
     renewed = new.issue("w1")
     for path, other in zip(files, (renewed.cert, renewed.key, renewed.ca), strict=True):
         Path(path).write_bytes(Path(other).read_bytes())
+        os.utime(path, (1, 1))  # the clock of a file system may stand for some milliseconds
     found: list[Worker | None] = []
     looked = threading.Event()
     read = second._board.read
