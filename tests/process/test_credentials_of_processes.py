@@ -265,7 +265,7 @@ def run_cli(*arguments: str, **more: Any) -> str:
 
 @pytest.mark.parametrize("how", ["alone", "spawn"])
 @pytest.mark.parametrize("given", ["variable", "file"])
-def test_farcall_run_hands_a_secret_on_that_is_not_to_be_seen(
+def test_farcall_launch_hands_a_secret_on_that_is_not_to_be_seen(
     tmp_path: Path, how: str, given: str
 ) -> None:
     file = tmp_path / "secret"
@@ -273,7 +273,14 @@ def test_farcall_run_hands_a_secret_on_that_is_not_to_be_seen(
     said = {"FARCALL_SECRET_FILE": str(file)}
     if given == "variable":
         said = {"FARCALL_SECRET": file.read_text().strip()}
-    command = ("run", str(PROGRAMS / "keeps_secret.py"), str(tmp_path), str(file), how)
+    command = (
+        "launch",
+        "--compat",
+        str(PROGRAMS / "keeps_secret.py"),
+        str(tmp_path),
+        str(file),
+        how,
+    )
     assert run_cli(*command, env=environment(tmp_path, **said)) == "nothing is shown\n"
     assert not (tmp_path / "state").exists()
 
