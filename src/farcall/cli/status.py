@@ -53,7 +53,7 @@ def _shown(answer: Answer) -> Group | Text:
     if not (answer.reports or answer.silent):
         return Text("no workers of this user on this machine")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("worker", "rank", "host", "pid", "state", "age"):
+    for title in ("worker", "role", "rank", "host", "pid", "state", "age"):
         table.add_column(title)
     for title in ("out", "in", "queued", "memory", "files", "refs"):
         table.add_column(title, justify="right")
@@ -62,7 +62,7 @@ def _shown(answer: Answer) -> Group | Text:
         table.add_row(*_row(report))
     for one in answer.silent:
         why = one.state if one.state.startswith("is stopped") else one.why
-        table.add_row(one.name or "?", "", "", str(one.pid or ""), Text(why, style="red"))
+        table.add_row(one.name or "?", "", "", "", str(one.pid or ""), Text(why, style="red"))
     return Group(table, Text(f"versions: {', '.join(sorted(_versions(answer)))}", style="dim"))
 
 
@@ -75,6 +75,7 @@ def _row(report: WorkerReport) -> list[str]:
     paths = {one.path.partition(" ")[0] for one in report.members if one.path and not one.lost}
     return [
         report.name,
+        report.role,
         str(report.id),
         report.host,
         str(report.pid),

@@ -82,6 +82,7 @@ def _any_state(me: Worker | Identity, began: float) -> WorkerReport:
         age=time.monotonic() - began,
         memory=_memory(),
         descriptors=_descriptors(),
+        role=me.role,
     )
 
 

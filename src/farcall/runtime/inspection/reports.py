@@ -89,6 +89,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
         age: seconds since it began.
         memory: bytes, resident.
         descriptors: how many are open, and how many may be.
+        role: as its options say, or "".
         world_size: of its group; 0: workers come and go.
         state: "works", "starts" (it waits for others of its group) or "leaves" (in `shutdown`).
         waits_for: in `shutdown`: names of the workers that it waits for, as far as it knows.
@@ -110,6 +111,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     age: float
     memory: int
     descriptors: tuple[int, int]
+    role: str = ""
     world_size: int = 0
     state: Literal["starts", "works", "leaves"] = "starts"
     waits_for: list[str] = []
