@@ -141,7 +141,7 @@ void test_records() {
     CHECK(!channels.back()->look());
     peers.push_back(std::move(other));
   }
-  CHECK(growth() < 100 * (128 << 10));  // AddressSanitizer notes an eighth of what may be used
+  CHECK(growth() < 100 * (192 << 10));  // AddressSanitizer notes an eighth of what may be used
 }
 
 }  // namespace
