@@ -167,7 +167,7 @@ def membership(*, present: bool = False) -> Membership:
     return Membership(agent.group.roster, present=present)
 
 
-GRACE_SECONDS = 0.5  # that the leader of a gathering has beyond its end, to say who is missing
+GRACE_SECONDS = 0.5  # that the leader of a gathering has beyond its end, to name those that are missing
 
 
 @breaks_graphs

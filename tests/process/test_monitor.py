@@ -16,6 +16,7 @@ from patience import PATIENCE
 
 from farcall.errors import LinkError
 from farcall.monitor import Answer, ask_all, explain
+from farcall.monitor.asking import credentials_of_this_process
 from farcall.runtime.inspection.reports import WorkerReport
 from farcall.runtime.options.secret import Secret
 from farcall.transport.connect import handshake
@@ -150,6 +151,15 @@ def test_whoever_asks_can_not_call(tmp_path: Path) -> None:
             assert sock.recv(1) == b""
         assert met.peer.name == "w1"
         assert report_of("w1", pid).served  # and does not hold the GIL
+
+
+def test_who_asks_leaves_the_secret_to_a_worker_that_starts_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = secrets.token_hex(16)
+    monkeypatch.setenv("FARCALL_SECRET", secret)
+    credentials_of_this_process()
+    assert os.environ["FARCALL_SECRET"] == secret
 
 
 def test_stacks_refuse_a_worker_that_is_not_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from functools import partial
@@ -14,7 +15,7 @@ from farcall.monitor.finding import state_of, workers_here
 from farcall.runtime.inspection.exchange import Exchange
 from farcall.runtime.inspection.reports import MAX_REPORT, MemberReport, Question, WorkerReport
 from farcall.runtime.options import switches
-from farcall.runtime.options.credential import Credentials
+from farcall.runtime.options.credential import VARIABLE, Credentials
 from farcall.runtime.options.secret import Secret
 from farcall.transport.brief_threads import Several
 from farcall.transport.connect import handshake
@@ -95,19 +96,21 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
     Raises:
         ValueError: the credentials of this process can't be used; the message says why.
     """
-    credential = Credentials().choose(_AsWorkers(switches.tls(None)))
-    credentials = LinkCredentials(credential.key, credential.tls)
     question = Question(stacks)
 
-    def ask(urls: Urls) -> WorkerReport | str:
+    def ask(urls: Urls, credentials: LinkCredentials) -> WorkerReport | str:
         return _ask(urls, question, credentials, timeout)
 
     found = workers_here()
-    near = Several(_THREADS, [partial(ask, (one.url,)) for one in found], _MOST).results()
+    none = LinkCredentials()  # the system says whose processes these are
+    near = Several(_THREADS, [partial(ask, (one.url,), none) for one in found], _MOST).results()
     reports = [one for one in near if isinstance(one, WorkerReport)]
     far = _others(reports, [one.url for one in found])
-    ways = [tuple(filter(tcp_of, one.addresses)) for one in far]
-    told = Several(_THREADS, [partial(ask, urls) for urls in ways], _MOST).results()
+    told: list[WorkerReport | str] = []
+    if far:
+        ways = [tuple(filter(tcp_of, one.addresses)) for one in far]
+        ours = credentials_of_this_process()
+        told = Several(_THREADS, [partial(ask, urls, ours) for urls in ways], _MOST).results()
     told_names = {member.pid: member.name for report in reports for member in report.members}
     silent = [
         Silent(one.pid, told_names.get(one.pid, ""), answer, state_of(one.pid))
@@ -122,8 +125,23 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
     return Answer(sorted(reports, key=lambda one: (one.id, one.name)), silent)
 
 
+def credentials_of_this_process() -> LinkCredentials:
+    """Return what a worker that is started here would prove itself with.
+
+    Raises:
+        ValueError: it can't be used; the message says why.
+    """
+    said = os.environ.get(VARIABLE)
+    try:
+        credential = Credentials().choose(_AsWorkers(switches.tls(None)))
+    finally:
+        if said is not None:
+            os.environ[VARIABLE] = said  # a worker may yet be started here, and take it
+    return LinkCredentials(credential.key, credential.tls)
+
+
 def _others(reports: list[WorkerReport], asked: list[str]) -> list[MemberReport]:
-    """Members that live and were not asked: of other machines, or without a Unix socket."""
+    """Return members that live and were not asked: elsewhere, or without a Unix socket."""
     known = {report.incarnation for report in reports}
     others = {
         member.incarnation: member
@@ -137,7 +155,7 @@ def _others(reports: list[WorkerReport], asked: list[str]) -> list[MemberReport]
 def _ask(
     urls: Urls, question: Question, credentials: LinkCredentials, timeout: float
 ) -> WorkerReport | str:
-    """Ask one worker; why it gave no answer, if it gave none."""
+    """Ask one worker, and return its answer, or why it gave none."""
     until = time.monotonic() + timeout
     why = "it has no address"
     for url in urls:

@@ -74,7 +74,7 @@ def busy_threads(pid: int) -> list[int]:
 
 
 def _processes() -> Iterator[int]:
-    """Those of this user, the oldest first."""
+    """Yield those of this user, the oldest first."""
     me = os.geteuid()
     for name in sorted(filter(str.isdigit, os.listdir("/proc")), key=int):
         with suppress(OSError):

@@ -63,7 +63,7 @@ class _Graph:
         self._silent = {one.name: one for one in answer.silent}
 
     def chains(self) -> Iterator[_Chain]:
-        """One for each thread that waits for a call and serves none, which nobody waits for."""
+        """Yield the chain of each call, but for calls that a served function waits for."""
         for report in self._reports.values():
             served = [one.waits_for for one in report.threads if one.serves is not None]
             for call in report.calls:

@@ -130,7 +130,7 @@ def _member(agent: Agent, peer: Peer) -> MemberReport:
 
 
 def _memory() -> int:
-    """Bytes, resident; where the system does not say, the most there ever were."""
+    """Return resident bytes; the most there ever were where the system says no more."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

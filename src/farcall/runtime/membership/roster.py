@@ -229,7 +229,7 @@ class Roster:
             seconds: how long to wait; 0 for no limit.
 
         Raises:
-            RpcTimeout: they are not; says who is missing.
+            RpcTimeout: they are not; the message names the missing.
             UnknownWorker, PeerLost: they never will be, in a group of fixed size.
             Cancelled: the agent was shut down.
         """
@@ -264,7 +264,7 @@ class Roster:
     def _find(
         self, names: tuple[str, ...], role: str | None, count: int
     ) -> tuple[list[Peer], list[str]]:
-        """Return those who are here, and who is missing, in words."""
+        """Return those that are here, and in words those that are missing."""
         here = self._of(role)
         if not names:
             lacking = count - len(here)
