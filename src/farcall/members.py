@@ -167,7 +167,7 @@ def membership(*, present: bool = False) -> Membership:
     return Membership(agent.group.roster, present=present)
 
 
-GRACE_SECONDS = 0.5  # that the leader of a gathering has beyond its end, to name those that are missing
+GRACE_SECONDS = 0.5  # of the leader of a gathering beyond its end, to name the missing
 
 
 @breaks_graphs
