@@ -306,6 +306,17 @@ def test_leaves_in_a_fixed_group(trio: list[Agent]) -> None:
     assert kinds(box, 1) == [("left", "w2")]
 
 
+@pytest.mark.usefixtures("boss")
+def test_one_that_leaves_while_its_link_is_made_has_left(group: OpenGroup) -> None:
+    box = Box()
+    rpc.on_leave(box.put)
+    late = group.join("late")
+    rpc.rpc_sync("late", echo, args=(0,))
+    late._on_close()  # its record is gone, and the new link hears no goodbye
+    die(late)
+    assert kinds(box, 1) == [("left", "late")]
+
+
 # membership
 
 

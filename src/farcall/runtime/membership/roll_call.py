@@ -99,7 +99,7 @@ class RollCall:
         def ask(peer: Peer) -> None:
             try:
                 if self._endpoint.is_gone(peer.worker, deadline):
-                    self._note_goodbye(peer)
+                    self.note_goodbye(peer)
                     self._losses.lose(peer, "it is not at its addresses any more")
             finally:
                 open_questions.release()
@@ -133,15 +133,18 @@ class RollCall:
         except TimeoutError:
             pass  # it is asked again
         except LinkError as error:
-            self._note_goodbye(peer)
+            self.note_goodbye(peer)
             self._losses.unreachable(peer, error)
         finally:
             with self._lock:
                 self._watched.discard(peer.incarnation)
 
-    def _note_goodbye(self, peer: Peer) -> None:
-        """Take down that a worker has left, if the store says so: it said goodbye to its links."""
-        if self._find is None or peer.left is not None:
+    def note_goodbye(self, peer: Peer) -> None:
+        """Note that a worker has left, if it said no goodbye here but took its record away.
+
+        Waits for the store, for half a second at most.
+        """
+        if self._find is None or peer.refused or peer.left is not None:
             return
         try:
             found = self._find(peer.name, time.monotonic() + PIECE)

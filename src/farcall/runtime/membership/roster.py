@@ -92,9 +92,9 @@ class Listener:
         self.leaves = leaves
         self.is_open = True
 
-    def wants(self, event: MemberEvent) -> bool:
-        """Return whether it is told of an event."""
-        return self.is_open and (self.joins if event.kind == "joined" else self.leaves)
+    def wants(self, news: News[Peer]) -> bool:
+        """Return whether it is told of some news."""
+        return self.is_open and (self.joins if news.is_here else self.leaves)
 
     def silence(self) -> None:
         """Be told of nothing more. Never waits."""
@@ -123,7 +123,7 @@ class Roster:
         self._here: list[Peer] = []
         self._listeners: list[Listener] = []
         self._awaited = 0  # calls of `wait_for` that go on
-        self._untold: deque[tuple[MemberEvent, list[Listener]]] = deque()
+        self._untold: deque[tuple[News[Peer], list[Listener]]] = deque()
         self._is_telling = False
         self._is_looking = False
         self._doubt = ""  # why the store could not be asked
@@ -139,17 +139,17 @@ class Roster:
         with self._changed:
             news, self._here = self._directory.take()
             for one in news:
-                self._enqueue(_event_of(one), self._listeners)
+                self._enqueue(one, self._listeners)
             self._changed.notify_all()
             begins = bool(self._untold) and not self._is_telling
             self._is_telling = self._is_telling or begins
         if begins and not self._tellers.run(self._tell, needed=False):
             self._is_telling = False  # the system has no thread; the next event tries again
 
-    def _enqueue(self, event: MemberEvent, listeners: Iterable[Listener]) -> None:
-        told = [listener for listener in listeners if listener.wants(event)]
-        if told and event.worker.name != self._me.name:
-            self._untold.append((event, told))
+    def _enqueue(self, news: News[Peer], listeners: Iterable[Listener]) -> None:
+        told = [listener for listener in listeners if listener.wants(news)]
+        if told and news.party.name != self._me.name:
+            self._untold.append((news, told))
 
     def _tell(self) -> None:
         self._enter()
@@ -159,7 +159,11 @@ class Roster:
                     self._untold.clear()
                     self._is_telling = False
                     return
-                event, listeners = self._untold.popleft()
+                news, listeners = self._untold.popleft()
+            if not news.is_here:
+                # A link that came up while the other left ended without a goodbye.
+                self._roll_call.note_goodbye(news.party)
+            event = _event_of(news)
             for listener in listeners:
                 try:
                     if listener.is_open:
@@ -183,10 +187,10 @@ class Roster:
                 raise self._status.closed_error()
             news, self._here = self._directory.take()
             for one in news:
-                self._enqueue(_event_of(one), self._listeners)
+                self._enqueue(one, self._listeners)
             self._listeners = [*self._listeners, listener]
             for peer in self._here if present else ():
-                self._enqueue(MemberEvent("joined", member_of(peer)), [listener])
+                self._enqueue(News(peer, is_here=True), [listener])
         self._take()
         self._look()
 
