@@ -15,9 +15,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import struct
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple, NewType, Self
+from itertools import count
+from typing import Annotated, Any, NamedTuple, NewType, Self
 
 import msgspec
 
@@ -187,22 +188,31 @@ class Worker(msgspec.Struct, frozen=True):
         return worker_info(self.name, self.id)
 
 
-class RefId(NamedTuple):
-    """Identity of a remote value: who minted it, and its number there.
+NUMBER_BYTES = 16
 
-    Whoever knows it may use the value, so agents draw the numbers at random: see
+# Of a reference; b"" stands for none.
+RefNumber = Annotated[bytes, msgspec.Meta(max_length=NUMBER_BYTES)]
+
+
+class RefId(NamedTuple):
+    """Identity of a remote value: the incarnation that minted it, and its number there.
+
+    A member that knows it may use the value, so agents draw the numbers at random: see
     `UnguessableNumbers`.
     """
 
     minted_by: int
-    number: int
+    number: RefNumber
+
+    def __str__(self) -> str:
+        return f"{self.minted_by}.{int.from_bytes(self.number, 'big'):x}"
 
 
-_BLOCK = struct.Struct("=256Q")
+_BLOCK_BYTES = 256 * NUMBER_BYTES
 
 
 class UnguessableNumbers:
-    """Numbers of 63 random bits, for references; never 0. Thread-safe; Ctrl-C does not end them.
+    """Numbers of 128 random bits, for references. Thread-safe; Ctrl-C does not end them.
 
     They are drawn in blocks: the system's generator lets another thread of Python run each time
     that it is asked.
@@ -211,15 +221,21 @@ class UnguessableNumbers:
     __slots__ = ("_drawn",)
 
     def __init__(self) -> None:
-        self._drawn: list[int] = []
+        self._drawn: list[bytes] = []
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> int:
+    def __next__(self) -> bytes:
         while True:
             try:
                 return self._drawn.pop()
             except IndexError:
-                block = _BLOCK.unpack(os.urandom(_BLOCK.size))
-                self._drawn.extend([number >> 1 for number in block if number >> 1])
+                block = os.urandom(_BLOCK_BYTES)
+                starts = range(0, _BLOCK_BYTES, NUMBER_BYTES)
+                self._drawn.extend([block[start : start + NUMBER_BYTES] for start in starts])
+
+
+def counted_numbers() -> Iterator[bytes]:
+    """Return the numbers 1, 2, 3 and so on for references, where nobody guesses: in simulations."""
+    return (number.to_bytes(NUMBER_BYTES, "big") for number in count(1))

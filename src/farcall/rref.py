@@ -78,10 +78,9 @@ class RRef(Generic[T]):
             return "<RRef that was not made>"
         kind = "OwnerRRef" if handle.is_owner else "UserRRef"
         reference = handle.reference
-        return (
-            f"{kind}(RRefId(created_on={reference.minted_by:x}, local_id={reference.number}), "
-            f"owner={handle.to!r}, {handle.references.described_state(handle)})"
-        )
+        identity = f"RRefId(created_on={reference.minted_by:x}, local_id={reference.number.hex()})"
+        state = handle.references.described_state(handle)
+        return f"{kind}({identity}, owner={handle.to!r}, {state})"
 
     @property
     def _agent(self) -> Agent:

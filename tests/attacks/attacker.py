@@ -265,7 +265,11 @@ def guess_references(to: str, count: int) -> list[Any]:
     for maker in agent.directory.live():
         for number in range(1, count + 1):
             guess = Reference(
-                maker.worker.incarnation, number, owner.incarnation, owner.name, owner.id
+                maker.worker.incarnation,
+                number.to_bytes(16, "big"),
+                owner.incarnation,
+                owner.name,
+                owner.id,
             )
             fields = {"references": (guess,), "on_reference": True}
             outcome = ask(to, "farcall.rref:fetch", pickle.dumps(((), {})), **fields)

@@ -17,7 +17,7 @@ from behaviour.helpers import WAYS, Account, echo, fail_with, worker_name
 from farcall import autograd as dist_autograd
 from farcall import rpc
 from farcall.errors import Refused, RemoteError, SerializationError
-from farcall.ids import RefId
+from farcall.ids import NUMBER_BYTES, RefId
 from farcall.nn import FUNCTIONS as OF_MODULES
 from farcall.nn import RemoteModule
 from farcall.optim import FUNCTIONS as OF_OPTIMIZERS
@@ -222,8 +222,9 @@ def test_a_reference_is_not_found_by_its_number(start: Start) -> None:
     agents = start(2)
     secret = rpc.RRef("secret")
     number = secret._handle.reference.number
-    assert number > 2**32
-    guesses = [RefId(agents[0].me.incarnation, n) for n in range(100)]
+    assert len(number) == NUMBER_BYTES
+    incarnation = agents[0].me.incarnation
+    guesses = [RefId(incarnation, n.to_bytes(NUMBER_BYTES, "big")) for n in range(100)]
     assert not any(agents[0].references.place_of(guess) for guess in guesses)
 
 

@@ -15,7 +15,9 @@ from farcall import rpc
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
 
-SHAPE = re.compile(r"(Owner|User)RRef\(RRefId\(created_on=\w+, local_id=\d+\), owner='w\d', (.+)\)")
+SHAPE = re.compile(
+    r"(Owner|User)RRef\(RRefId\(created_on=\w+, local_id=[0-9a-f]{32}\), owner='w\d', (.+)\)"
+)
 
 
 def state_in(rref: rpc.RRef[Any]) -> str:

@@ -190,14 +190,17 @@ def handshake(data: bytes) -> None:
 
 
 def messages() -> Iterable[Message]:
-    reference = Reference(1, 2, 3, "w1", 1)
+    reference = Reference(1, b"0123456789abcdef", 3, "w1", 1)
     frames = (("a.py", "f", 3), ("b.py", "g", 4))
     earlier = ((True, "ValueError", "no", frames, b""), (False, "KeyError", "'k'", frames, b"x"))
-    yield from (Request("torch:add", 1.5, 1, 2, (reference,), 3, 4, True, True, 2), Request("a:b"))
+    yield from (
+        Request("torch:add", 1.5, b"1", 2, (reference,), 3, 4, True, True, 2),
+        Request("a:b"),
+    )
     yield from (Reply((reference, reference), 1, 2), Reply(), Cancel(), Accepted(), Dismiss())
     yield Failure("ValueError", "no", "trace", (reference,), frames, ("note",), earlier)
-    yield from (Register(((1, 2, 3),)), Registered(((1, 2, 3, True), (4, 5, 6, False))))
-    yield from (Release(((1, 2, 3), (4, 5, 6))), Released(((1, 2, 3),)))
+    yield from (Register(((1, b"2", 3),)), Registered(((1, b"2", 3, True), (4, b"5", 6, False))))
+    yield from (Release(((1, b"2", 3), (4, b"5", 6))), Released(((1, b"2", 3),)))
     yield from (Received(True), Pinned(False), Leaving("why"), Crowded("why"))
     yield from (Drain(1), Drained(1, 2), ReleaseContext(1, 2), HoldContext(1))
     yield from (Gradients(1, 2, 3, 4, True, False, True, "w0", 5), CreditReturned(1, 2, 3, 4))

@@ -90,7 +90,7 @@ def test_what_comes_during_an_exchange_goes_to_next_in_order(near: Station, far:
 
     def answer(event: Arrived) -> None:
         link = event.link
-        link.send(Frame(Register(((1, 2, 3),)), 21), soon())
+        link.send(Frame(Register(((1, b"2", 3),)), 21), soon())
         link.send(Frame(Reply(), 22, b"somebody else's"), soon())
         link.send(Frame(Reply(), event.frame.call_id, b"own"), soon())
         link.send(Frame(Leaving(), 23), soon())

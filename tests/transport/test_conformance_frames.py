@@ -116,7 +116,7 @@ def test_mixed_sizes_one_after_the_other_arrive_whole(
 
 
 def test_meta_that_is_larger_than_one_read_arrives_whole(pair: tuple[Station, Station]) -> None:
-    entries = tuple((1 << 62, number, 1) for number in range(20_000))
+    entries = tuple((1 << 62, b"%d" % number, 1) for number in range(20_000))
     sent_and_arrived(pair, Frame(Register(entries), 0))
 
 

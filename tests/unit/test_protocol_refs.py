@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from farcall.ids import RefId, UnguessableNumbers, next_incarnation
+from farcall.ids import NUMBER_BYTES, RefId, UnguessableNumbers, next_incarnation
 from farcall.protocol.instructions import (
     MAX_ENTRIES,
     Drop,
@@ -36,8 +36,15 @@ from farcall.wire.messages import (
 )
 
 OWNER, HOLDER, THIRD = 1, 2, 3
-REF = RefId(OWNER, 1)
-ENTRY = (OWNER, 1)
+
+
+def numbered(minted_by: int, number: int) -> RefId:
+    """Return the identity that `Refs` mints as that one of its own."""
+    return RefId(minted_by, number.to_bytes(NUMBER_BYTES, "big"))
+
+
+REF = numbered(OWNER, 1)
+ENTRY = tuple(REF)
 REQUEST = TransferKey(OWNER, 7, False)
 FROM_THIRD = TransferKey(THIRD, 7, False)
 
@@ -139,7 +146,7 @@ def test_release_of_a_dropped_value_is_answered():
 
 
 def test_accepted_creation_registers_its_caller():
-    refs, ref = Refs(OWNER), RefId(HOLDER, 1)
+    refs, ref = Refs(OWNER), numbered(HOLDER, 1)
     refs.accept_creation(ref, HOLDER, 1)
     assert refs.take() == []
     refs.on_release(HOLDER, [(*ref, 2)])
@@ -147,7 +154,7 @@ def test_accepted_creation_registers_its_caller():
 
 
 def test_creation_by_a_lost_caller_is_dropped_at_once():
-    refs, ref = Refs(OWNER), RefId(HOLDER, 1)
+    refs, ref = Refs(OWNER), numbered(HOLDER, 1)
     refs.on_peer_lost(HOLDER, "gone")
     refs.accept_creation(ref, HOLDER, 1)
     assert refs.take() == [Drop(ref)]
@@ -284,7 +291,7 @@ def test_message_is_refused_when_the_owner_does_not_know_a_reference():
 
 
 def test_refused_message_gives_up_its_other_references_too():
-    refs, other = Refs(HOLDER), RefId(OWNER, 2)
+    refs, other = Refs(HOLDER), numbered(OWNER, 2)
     refs.arrive(FROM_THIRD, [wire(), wire(other)])
     refs.take()
     refs.on_registered([(*ENTRY, 1, True), (*other, 2, False)])
@@ -316,7 +323,7 @@ def test_owner_keeps_a_value_that_arrives_until_it_is_taken_over():  # REF-1
 
 
 def test_request_with_own_references_uses_each_once_more_and_asks_for_nothing():  # REF-1, REF-2
-    refs, other = owning(), RefId(OWNER, 2)
+    refs, other = owning(), numbered(OWNER, 2)
     refs.own(refs.mint())
     assert refs.take_own([wire(), wire(other), wire()])
     assert refs.is_settled
@@ -345,7 +352,7 @@ def test_own_references_outlive_a_release_by_their_sender():  # REF-1
 @pytest.mark.parametrize("is_first", [True, False])
 def test_own_references_are_left_alone_if_another_is_not_there(unfit, is_first):
     refs = owning()
-    other = wire(refs.mint()) if unfit == "dropped" else wire(RefId(THIRD, 1), THIRD)
+    other = wire(refs.mint()) if unfit == "dropped" else wire(numbered(THIRD, 1), THIRD)
     if unfit == "held elsewhere":
         refs.arrive(TransferKey(THIRD, 7, True), [other])
     refs.take()
@@ -378,7 +385,7 @@ def test_request_that_the_release_overtook_is_refused_and_leaves_nothing():  # R
 
 
 def test_message_waits_for_all_of_its_references():
-    refs, other = Refs(HOLDER), RefId(OWNER, 2)
+    refs, other = Refs(HOLDER), numbered(OWNER, 2)
     refs.arrive(FROM_THIRD, [wire(), wire(other), wire()])
     refs.take()
     refs.on_registered([(*ENTRY, 1, True)])
@@ -753,6 +760,7 @@ def test_agents_draw_the_numbers_of_references_at_random() -> None:
     numbers = UnguessableNumbers()
     drawn = [next(numbers) for _ in range(1000)]
     assert len(set(drawn)) == 1000
-    assert all(0 < number < 2**63 for number in drawn)
-    assert sum(number >= 2**62 for number in drawn) > 300
-    assert Refs(5, numbers=iter([7])).mint() == (5, 7)
+    assert all(len(number) == 16 for number in drawn)
+    for place in range(16):  # no byte is the same in all
+        assert len({number[place] for number in drawn}) > 200
+    assert Refs(5, numbers=iter([b"7"])).mint() == (5, b"7")

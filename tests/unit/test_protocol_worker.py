@@ -96,7 +96,7 @@ def test_reference_in_the_making_goes_to_its_owner_only():  # WRK-1
     ],
 )
 def test_what_is_pinned(owners, creates, pins):  # WRK-2
-    references = [reference(RefId(owner, 1), owner) for owner in owners]
+    references = [reference(RefId(owner, b"1"), owner) for owner in owners]
     assert WorkerMachine.needs_pins(references, OWNER, creates=creates) is pins
 
 
@@ -137,7 +137,7 @@ def test_references_in_an_answer_that_comes_too_late():  # WRK-4
     machine: Machine = WorkerMachine(CALLER)
     call_id = machine.calls_with(OWNER).outgoing.begin(Call())
     assert machine.calls_with(OWNER).outgoing.outcome(call_id) is not None  # timed out, say
-    late = Reply((reference(RefId(OWNER, 1), OWNER),))
+    late = Reply((reference(RefId(OWNER, b"1"), OWNER),))
     assert machine.answered(OWNER, call_id, None, late) is False
     assert kinds(machine.take()) == [(Send, Received)]
 
@@ -147,7 +147,7 @@ def test_answer_of_a_call_that_is_not_noted_changes_nothing(carries):
     machine: Machine = WorkerMachine(CALLER)
     outgoing = machine.calls_with(OWNER).outgoing
     call_id = outgoing.begin(Call())
-    references = (reference(RefId(OWNER, 1), OWNER),) if carries else ()
+    references = (reference(RefId(OWNER, b"1"), OWNER),) if carries else ()
     before = machine.refs.statistics()
     arrives = machine.answered(OWNER, call_id, outgoing.outcome(call_id), Reply(references))
     assert arrives is carries
@@ -158,16 +158,16 @@ def test_answer_of_a_call_that_is_not_noted_changes_nothing(carries):
 def test_request_that_makes_a_reference_is_accepted_at_once():
     machine: Machine = WorkerMachine(OWNER)
     assert machine.calls_with(CALLER).incoming.request(1, "job")
-    assert machine.admit(CALLER, 1, (), RefId(CALLER, 1), 1)
+    assert machine.admit(CALLER, 1, (), RefId(CALLER, b"1"), 1)
     assert kinds(machine.take()) == [(Answer, Accepted)]
-    assert machine.refs.owns(RefId(CALLER, 1))
+    assert machine.refs.owns(RefId(CALLER, b"1"))
     assert len(machine.calls_with(CALLER).incoming) == 0
 
 
 def test_request_with_references_that_live_elsewhere_has_to_wait():
     machine: Machine = WorkerMachine(OWNER)
     machine.calls_with(CALLER).incoming.request(1, "job")
-    request = Request("f", references=(reference(RefId(THIRD, 1), THIRD),))
+    request = Request("f", references=(reference(RefId(THIRD, b"1"), THIRD),))
     assert machine.admit(CALLER, 1, request.references) is False
     assert machine.refs.statistics()["held"] == 0  # not before `arrive`
 
@@ -185,14 +185,14 @@ def test_cancelled_call_gives_its_record_while_it_runs_and_is_answered_else():
 def test_the_lost_are_not_heard_and_nothing_is_sent_to_them():  # WRK-5
     machine: Machine = WorkerMachine(OWNER)
     machine.calls_with(CALLER).incoming.request(1, "job")
-    machine.admit(CALLER, 1, (), RefId(CALLER, 1), 1)
+    machine.admit(CALLER, 1, (), RefId(CALLER, b"1"), 1)
     machine.calls_with(CALLER).incoming.request(2, "other job")
     call = Call()
     machine.calls_with(CALLER).outgoing.begin(call)
     assert machine.on_peer_lost(CALLER, "it died") == ([call], ["other job"])
-    assert machine.take() == [Drop(RefId(CALLER, 1))]  # but no ACCEPTED
+    assert machine.take() == [Drop(RefId(CALLER, b"1"))]  # but no ACCEPTED
     assert not machine.calls_with(CALLER).incoming.request(3, "late job")
-    machine.on_message(CALLER, Register(((CALLER, 1, 2),)), 0)
+    machine.on_message(CALLER, Register(((CALLER, b"1", 2),)), 0)
     assert machine.cancelled(CALLER, 2, waits=False) is None
     assert machine.take() == []
 
@@ -227,11 +227,11 @@ def test_whoever_is_met_again_is_another_incarnation():  # WRK-6
 
 def test_what_a_third_one_sends_means_the_incarnation_of_now():  # WRK-6
     machine, again = lost_and_met()
-    ref = RefId(OWNER, 1)
+    ref = RefId(OWNER, b"1")
     (local,) = machine.localized((reference(ref, OWNER),))
     assert local.owner == again
     machine.refs.arrive(TransferKey(THIRD, 1, False), [local])
-    assert machine.take() == [Send(again, Register(((OWNER, 1, 1),)))]
+    assert machine.take() == [Send(again, Register(((OWNER, b"1", 1),)))]
 
 
 def test_a_creation_belongs_to_the_incarnation_with_which_its_caller_began():
@@ -239,15 +239,15 @@ def test_a_creation_belongs_to_the_incarnation_with_which_its_caller_began():
     machine.on_peer_lost(CALLER, "silent")
     again = next_incarnation(CALLER)
     machine.meet(again)
-    created = machine.created_by(again, Request("f", creates=1, sequence=1))
+    created = machine.created_by(again, Request("f", creates=b"1", sequence=1))
     assert machine.admit(again, 1, (), created, 1)
-    assert machine.refs.owns(RefId(CALLER, 1))
+    assert machine.refs.owns(RefId(CALLER, b"1"))
 
 
 def test_a_meeting_before_the_last_changes_nothing():
     machine, again = lost_and_met()
     machine.meet(OWNER)
-    (local,) = machine.localized((reference(RefId(OWNER, 1), OWNER),))
+    (local,) = machine.localized((reference(RefId(OWNER, b"1"), OWNER),))
     assert local.owner == again
 
 
@@ -255,6 +255,6 @@ def test_whoever_was_met_again_and_is_forgotten_begins_at_the_start():
     machine, again = lost_and_met()
     machine.on_peer_lost(again, "silent")
     machine.discard([OWNER, again])
-    (local,) = machine.localized((reference(RefId(OWNER, 1), OWNER),))
+    (local,) = machine.localized((reference(RefId(OWNER, b"1"), OWNER),))
     assert local.owner == OWNER
     assert not machine.is_lost(OWNER)

@@ -345,7 +345,7 @@ def test_lines_that_no_schedule_reaches_are_printed(capsys):
 
 
 def test_log_says_what_matters_of_a_message():
-    message = Request("f", creates=2, references=(Reference(1, 3, 1, "w0", 0),))
+    message = Request("f", creates=b"\2", references=(Reference(1, b"\3", 1, "w0", 0),))
     assert told(message) == "Request(function=f, creates=2, references=[1.3 of w0])"
     assert told(TransferKey(2, 7, True)) == "answer 7 of 2"
-    assert told([RefId(1, 2), "x"]) == "[1.2, x]"
+    assert told([RefId(1, b"\2"), "x"]) == "[1.2, x]"

@@ -38,7 +38,7 @@ from farcall.wire.messages import (
     encode_message,
 )
 
-REFERENCE = Reference(1 << 62, 5, 1 << 61, "owner", 3)
+REFERENCE = Reference(1 << 62, b"0123456789abcdef", 1 << 61, "owner", 3)
 
 
 def joined(frame: Frame) -> bytes:
@@ -68,11 +68,11 @@ def test_header_is_32_bytes_and_kinds_keep_their_numbers() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Request("module:qualname", 2.5, 7, 8, (REFERENCE, REFERENCE)),
+        Request("module:qualname", 2.5, b"7", 8, (REFERENCE, REFERENCE)),
         Request(""),
         Reply((REFERENCE,)),
         Failure("builtins.ValueError", "no", "Traceback ...", (REFERENCE,)),
-        Register(((1, 2, 3), (1 << 63, 5, 6))),
+        Register(((1, b"2", 3), (1 << 63, b"5", 6))),
         Leaving("enough"),
         Cancel(),
     ],
@@ -89,7 +89,7 @@ def test_message_comes_back(message: Request) -> None:
 
 
 def test_fields_that_a_later_version_adds_are_ignored_and_missing_ones_have_defaults() -> None:
-    later = b"\x9b\xa1f\x00\x00\x00\x90\x00\x00\xc2\xc2\x01\xc0"
+    later = b"\x9b\xa1f\x00\xc4\x00\x00\x90\x00\x00\xc2\xc2\x01\xc0"
     assert decode_message(Kind.REQUEST, later) == Request("f")
     assert decode_message(Kind.REQUEST, b"\x91\xa1f") == Request("f")
 
@@ -169,7 +169,8 @@ def test_table_that_lies_is_refused(body: int, lengths: list[int], complaint: st
         b"\x92\xa1f\xa1f",
         b"\xa1f",
         b"\x91\xa1\xff",  # text that is not UTF-8
-        b"\x96\xa1f\x00\x00\x00\x90" + b"\x91" * 100_000,  # very deep
+        b"\x96\xa1f\x00\xc4\x00\x00\x90" + b"\x91" * 100_000,  # very deep
+        b"\x93\xa1f\x00\xc4\x11" + b"n" * 17,  # a reference's number has 16 bytes at most
     ],
 )
 def test_metadata_that_is_no_request_is_refused(meta: bytes) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from farcall.ids import RefId
-from farcall.wire.messages import Message, Register, Release
+from farcall.wire.messages import Entry, Message, Register, Release
 
 
 class TransferKey(NamedTuple):
@@ -65,8 +65,6 @@ class Unavailable(msgspec.Struct, frozen=True, gc=False):
 
 
 Instruction = Send | Follow | Answer | Drop | Ready | Unavailable
-
-Entry = tuple[int, int, int]  # minted_by, number, sequence
 
 # A message of all entries there are, and the answer, could be larger than a frame may be.
 MAX_ENTRIES = 1 << 16

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 
-from farcall.ids import RefId
+from farcall.ids import RefId, counted_numbers
 from farcall.protocol.instructions import Instructions, TransferKey
 from farcall.protocol.ref_entries import Arrival, Held, HeldState, Owned
 
@@ -20,14 +19,14 @@ class RefTables:
     Args:
         me: the incarnation.
         to_do: where instructions are collected; its own if None.
-        numbers: of the references that it makes up, no two the same and none 0.
+        numbers: of the references that it makes up, no two the same.
     """
 
     def __init__(
-        self, me: int, to_do: Instructions | None = None, numbers: Iterator[int] | None = None
+        self, me: int, to_do: Instructions | None = None, numbers: Iterator[bytes] | None = None
     ) -> None:
         self._me = me
-        self._numbers = count(1) if numbers is None else numbers
+        self._numbers = counted_numbers() if numbers is None else numbers
         self._sequence = 0
         self._owned: dict[RefId, Owned] = {}
         self._held: dict[RefId, Held] = {}

@@ -65,7 +65,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from farcall.ids import RefId
+from farcall.ids import RefId, RefNumber
 from farcall.protocol.instructions import (
     Drop,
     Instruction,
@@ -76,7 +76,7 @@ from farcall.protocol.instructions import (
 )
 from farcall.protocol.ref_entries import Arrival, Held, HeldState, Owned
 from farcall.protocol.ref_tables import PARTED, RefTables
-from farcall.wire.messages import Pinned, Received, Reference, Registered, Released
+from farcall.wire.messages import Entry, Pinned, Received, Reference, Registered, Released
 
 
 class Refs(RefTables):
@@ -260,7 +260,7 @@ class Refs(RefTables):
 
     # Messages of the protocol.
 
-    def on_register(self, holder: int, entries: Iterable[tuple[int, int, int]]) -> None:
+    def on_register(self, holder: int, entries: Iterable[Entry]) -> None:
         """Handle REGISTER, as the owner."""
         if holder in self.losses:
             return
@@ -274,7 +274,7 @@ class Refs(RefTables):
         if answers:
             self._to_do.say(Send(holder, Registered(tuple(answers))))
 
-    def on_release(self, holder: int, entries: Sequence[tuple[int, int, int]]) -> None:
+    def on_release(self, holder: int, entries: Sequence[Entry]) -> None:
         """Handle RELEASE, as the owner."""
         if holder in self.losses:
             return
@@ -285,7 +285,7 @@ class Refs(RefTables):
                 self._drop_if_free(ref, owned)
         self._to_do.say(Send(holder, Released(tuple(entries))))
 
-    def on_registered(self, entries: Iterable[tuple[int, int, int, bool]]) -> None:
+    def on_registered(self, entries: Iterable[tuple[int, RefNumber, int, bool]]) -> None:
         """Handle REGISTERED, as the holder."""
         for minted_by, number, sequence, known in entries:
             ref = RefId(minted_by, number)
@@ -297,7 +297,7 @@ class Refs(RefTables):
             else:
                 self._void(ref, held, held.cause or "it has dropped the value")
 
-    def on_released(self, entries: Iterable[tuple[int, int, int]]) -> None:
+    def on_released(self, entries: Iterable[Entry]) -> None:
         """Handle RELEASED, as the holder."""
         for minted_by, number, sequence in entries:
             ref = RefId(minted_by, number)

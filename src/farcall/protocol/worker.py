@@ -135,7 +135,7 @@ class WorkerMachine(Generic[Call, Job]):
     def __init__(
         self,
         me: int,
-        numbers: Iterator[int] | None = None,
+        numbers: Iterator[bytes] | None = None,
         *,
         refs: type[Refs] = Refs,
         outgoing: type[Outgoing[Call]] = Outgoing,

@@ -13,6 +13,7 @@ import msgspec
 from farcall.ids import RefId
 from farcall.runtime.calls.call_names import Served
 from farcall.serde import Only
+from farcall.wire.messages import Turn
 
 
 class WaitingPlace(Protocol):
@@ -67,7 +68,7 @@ class CallBeingServed(Protocol):
         """Where the result goes, of a `remote()` call."""
 
     @property
-    def held(self) -> tuple[tuple[int, int, int], ...]:
+    def held(self) -> tuple[Turn, ...]:
         """The turns at objects that calls hold which are made here, see `wire.messages.Turns`."""
 
     def limit(self) -> tuple[float, float, Served]:

@@ -352,7 +352,7 @@ class Oracle:
 
 
 def _name(ref: RefId) -> str:
-    return f"reference {ref.minted_by}.{ref.number}"
+    return f"reference {ref}"
 
 
 def _describe(transfer: Transfer) -> str:

@@ -18,20 +18,20 @@ from farcall.protocol.refs import Refs
 from farcall.protocol.worker import WorkerMachine
 from farcall.testing.sim_records import Call, Handle, Machines
 from farcall.testing.sim_worker import SimWorker
-from farcall.wire.messages import Accepted, Message, Pinned, Received, Reference
+from farcall.wire.messages import Accepted, Entry, Message, Pinned, Received, Reference
 
 
 class _IgnoresSequences(Refs):
-    def on_register(self, holder: int, entries: Iterable[tuple[int, int, int]]) -> None:
+    def on_register(self, holder: int, entries: Iterable[Entry]) -> None:
         entries = tuple(entries)
         self._forget_sequences(holder, entries)
         super().on_register(holder, entries)
 
-    def on_release(self, holder: int, entries: Sequence[tuple[int, int, int]]) -> None:
+    def on_release(self, holder: int, entries: Sequence[Entry]) -> None:
         self._forget_sequences(holder, entries)
         super().on_release(holder, entries)
 
-    def _forget_sequences(self, holder: int, entries: Iterable[tuple[int, int, int]]) -> None:
+    def _forget_sequences(self, holder: int, entries: Iterable[Entry]) -> None:
         for minted_by, number, _ in entries:
             owned = self._owned.get(RefId(minted_by, number))
             if owned is not None and holder in owned.holders:
@@ -85,7 +85,7 @@ class _KeepsDeadHolders(Refs):
 
 
 class _ReleaseIgnoresPins(Refs):
-    def on_release(self, holder: int, entries: Sequence[tuple[int, int, int]]) -> None:
+    def on_release(self, holder: int, entries: Sequence[Entry]) -> None:
         for minted_by, number, _ in entries:
             owned = self._owned.get(RefId(minted_by, number))
             if owned is not None:
@@ -162,7 +162,7 @@ class _RunsForTheDead(Incoming[Any]):
 
 
 class _ListensToTheDead(Refs):
-    def on_register(self, holder: int, entries: Iterable[tuple[int, int, int]]) -> None:
+    def on_register(self, holder: int, entries: Iterable[Entry]) -> None:
         losses, self.losses = self.losses, {}
         super().on_register(holder, entries)
         self.losses = losses

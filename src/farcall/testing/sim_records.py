@@ -90,4 +90,4 @@ class Task:
 
     @property
     def is_creation(self) -> bool:
-        return self.request.creates != 0
+        return self.request.creates != b""

@@ -317,7 +317,7 @@ class SimWorker:
         else:
             if arguments:
                 self._oracle.sent(self._transfer_to(peer, call_id, of_reply=False), arguments)
-            number = 0 if ref is None else ref.number
+            number = b"" if ref is None else ref.number
             request = Request("f", 0.0, number, sequence, references)
             if how == "waits":
                 self.boxes[peer]  # there is no link

@@ -12,16 +12,16 @@ from farcall.wire.messages import Message, Reference
 
 def told(part: object) -> str:
     """Return what a part of a line says: a message, a reference, or anything else."""
-    if isinstance(part, RefId):
-        return f"{part.minted_by}.{part.number}"
     if isinstance(part, Handle):
         return told(part.ref) + "'" * meeting_of(part.owner)
     if isinstance(part, Reference):
-        return f"{part.minted_by}.{part.number} of {part.owner_name}"
+        return f"{RefId(part.minted_by, part.number)} of {part.owner_name}"
     if isinstance(part, TransferKey):
         return f"{'answer' if part.of_reply else 'request'} {part.call_id} of {part.peer}"
     if isinstance(part, Message):
         return _told_message(part)
+    if isinstance(part, bytes):  # the number of a reference
+        return f"{int.from_bytes(part, 'big'):x}"
     if isinstance(part, list | tuple) and not hasattr(part, "_fields"):
         return "[" + ", ".join(told(one) for one in part) + "]"
     return str(part)
@@ -32,6 +32,6 @@ def _told_message(message: Message) -> str:
     fields = []
     for field in msgspec.structs.fields(message):
         value = getattr(message, field.name)
-        if value != field.default and value not in ((), "", 0):
+        if value != field.default and value not in ((), "", b"", 0):
             fields.append(f"{field.name}={told(value)}")
     return f"{type(message).__name__}({', '.join(fields)})"

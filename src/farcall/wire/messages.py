@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from farcall.errors import BadFrame
-from farcall.ids import Worker
+from farcall.ids import RefNumber, Worker
 
 Buffer = bytes | bytearray | memoryview
 
@@ -69,11 +69,18 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     """
 
 
+# Of a reference that somebody holds: minted_by, number, sequence.
+Entry = tuple[int, RefNumber, int]
+
+# Of a call that an object runs: minted_by and number of the object's reference, and the turn.
+Turn = tuple[int, RefNumber, int]
+
+
 class Reference(Message):
     """A reference inside a message: which value, and who owns it."""
 
     minted_by: int
-    number: int
+    number: RefNumber
     owner: int
     owner_name: str
     owner_id: int
@@ -83,31 +90,30 @@ class Turns(Message):
     """What a request says of objects whose methods take turns.
 
     `concurrency` is how many calls of methods of the value that it makes may run at once, 0 for any
-    number. `held` are the turns of those calls of methods that the request comes from:
-    (minted_by, number) of the object's reference and the number of the turn.
+    number. `held` are the turns of those calls of methods that the request comes from.
     """
 
     concurrency: int = 0
-    held: tuple[tuple[int, int, int], ...] = ()
+    held: tuple[Turn, ...] = ()
 
 
 class Request(Message):
     """Run a function. The body is pickled (args, kwargs), or (function, args, kwargs).
 
-    `function` is "module:qualname", or "" when the function itself is in the body. `timeout` is
-    in seconds from sending, 0 for none. `creates` is the number of the reference that shall hold
-    the result (0: the caller wants the result itself), `sequence` the caller's registration of it.
+    `function` is "module:qualname", or "" when the function itself is in the body. `timeout` is in
+    seconds from sending, 0 for none. `creates` is the number of the reference that shall hold the
+    result (b"": the caller wants the result itself), `sequence` the caller's registration of it.
     `context` is the autograd context of the caller (0: none), `sent` the sender's number for the
-    tensors requiring grad in the body (0: it recorded none). With `no_grad` the function runs
-    under `torch.no_grad`, as the call was made. With `on_reference` the function gets the
-    value of the first reference first; that is not in the body, which numbers the others from 0.
-    `depth` is 1 for a call that no remote function makes, and one more than the depth of the call
-    that makes it otherwise. `turns` is nothing for nearly every request.
+    tensors requiring grad in the body (0: it recorded none). With `no_grad` the function runs under
+    `torch.no_grad`, as the call was made. With `on_reference` the function gets the value of the
+    first reference first; that is not in the body, which numbers the others from 0. `depth` is 1
+    for a call that no remote function makes, and one more than the depth of the call that makes it
+    otherwise. `turns` is nothing for nearly every request.
     """
 
     function: str
     timeout: float = 0.0
-    creates: int = 0
+    creates: RefNumber = b""
     sequence: int = 0
     references: tuple[Reference, ...] = ()
     context: int = 0
@@ -158,27 +164,27 @@ class Accepted(Message):
 
 
 class Register(Message):
-    """The sender holds these references: (minted_by, number, sequence) each."""
+    """The sender holds these references."""
 
-    entries: tuple[tuple[int, int, int], ...]
+    entries: tuple[Entry, ...]
 
 
 class Registered(Message):
     """The owner's answer to Register: (minted_by, number, sequence, known) each."""
 
-    entries: tuple[tuple[int, int, int, bool], ...]
+    entries: tuple[tuple[int, RefNumber, int, bool], ...]
 
 
 class Release(Message):
-    """The sender no longer holds these references: (minted_by, number, sequence) each."""
+    """The sender no longer holds these references."""
 
-    entries: tuple[tuple[int, int, int], ...]
+    entries: tuple[Entry, ...]
 
 
 class Released(Message):
-    """The owner's answer to Release: (minted_by, number, sequence) each."""
+    """The owner's answer to Release."""
 
-    entries: tuple[tuple[int, int, int], ...]
+    entries: tuple[Entry, ...]
 
 
 class Received(Message):

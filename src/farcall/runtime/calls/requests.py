@@ -23,7 +23,7 @@ from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.status import Status
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Reference, Request, Turns
+from farcall.wire.messages import Reference, Request, Turn, Turns
 
 
 class IsSought(Exception):
@@ -150,7 +150,7 @@ def _come_from(job: CallBeingServed | None, pending: PendingCall, concurrency: i
     Raises:
         Cancelled: that call was cancelled, and perhaps before this one could be found.
     """
-    held: tuple[tuple[int, int, int], ...] = ()
+    held: tuple[Turn, ...] = ()
     if job is not None:
         pending.parent, held = job, job.held
         if job.is_unwanted:

@@ -28,7 +28,7 @@ from farcall.runtime.references.handles import RefHandle
 from farcall.runtime.references.method_gate import MethodGate
 from farcall.runtime.threads.isolation import put_back_anomaly_mode
 from farcall.serde import check_defined
-from farcall.wire.messages import Failure, Request
+from farcall.wire.messages import Failure, Request, Turn
 
 logger = get_logger("farcall")
 
@@ -128,7 +128,7 @@ class ServerCall(Answering, eq=False):
             self.gate.leave(self)
 
     @property
-    def held(self) -> tuple[tuple[int, int, int], ...]:
+    def held(self) -> tuple[Turn, ...]:
         """The turns that calls hold which this call's function makes, see `Turns`."""
         turns = self.request.turns
         held = () if turns is None else turns.held
