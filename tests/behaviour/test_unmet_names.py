@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
@@ -18,6 +19,8 @@ from farcall import rpc
 from farcall.errors import PeerLost, RpcTimeout, UnknownWorker
 from farcall.protocol.admission import Bounds
 from farcall.runtime.agent import Agent
+from farcall.runtime.current import current_agent
+from farcall.runtime.membership.peers import PendingCall
 
 
 @pytest.fixture
@@ -55,6 +58,73 @@ def test_each_call_ends_at_its_own_deadline(agents: list[Agent], store: Store) -
     store.answers.set()
     assert patient.wait() == 1
     wait_until(lambda: "w1" not in agents[0].machine.inquiries.open)
+
+
+def seconds_left() -> float:
+    return current_agent().limits.of_call(0)[1]
+
+
+def by_sync(timeout: float) -> float:
+    return rpc.rpc_sync("w1", seconds_left, timeout=timeout)
+
+
+def by_async(timeout: float) -> float:
+    return rpc.rpc_async("w1", seconds_left, timeout=timeout).wait()
+
+
+def by_async_at_once(timeout: float) -> float:
+    """The arguments can't be kept, so the calling thread looks for the callee."""
+    return rpc.rpc_async("w1", drop, args=(Unkeepable(),), timeout=timeout).wait()
+
+
+def by_remote(timeout: float) -> float:
+    rpc.remote("w1", seconds_left, timeout=timeout).to_here()
+    return 0.0
+
+
+def by_remote_at_once(timeout: float) -> float:
+    rpc.remote("w1", drop, args=(Unkeepable(),), timeout=timeout).to_here()
+    return 0.0
+
+
+class Unkeepable:
+    """It can be sent, and is made where w1 is only."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made_by_w1, ()
+
+
+def made_by_w1() -> int:
+    if current_agent().me.name != "w1":
+        raise RuntimeError("not here")
+    return 1
+
+
+def drop(_: Any) -> float:
+    return seconds_left()
+
+
+@pytest.mark.parametrize(
+    "call", [by_sync, by_async, by_async_at_once, by_remote, by_remote_at_once]
+)
+def test_what_the_store_takes_is_of_the_time_of_the_call(
+    agents: list[Agent], store: Store, call: Callable[[float], float]
+) -> None:
+    begun: list[tuple[PendingCall, float]] = []
+    begin = agents[0].coordinator.begin
+
+    def note(call: Any) -> None:
+        if isinstance(call, PendingCall):
+            begun.append((call, time.monotonic()))
+        begin(call)
+
+    agents[0].coordinator.begin = note  # type: ignore[method-assign]
+    delay, timeout = 0.3, 2 * PATIENCE
+    threading.Timer(delay, store.answers.set).start()
+    assert call(timeout) < timeout - 0.9 * delay
+    pending, now = begun[0]
+    assert pending.timeout == timeout
+    assert pending.deadline - now < timeout - 0.9 * delay
 
 
 @pytest.mark.usefixtures("agents")

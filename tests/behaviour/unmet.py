@@ -17,8 +17,10 @@ class Store:
         self.workers: dict[str | int, Worker] = {}
         self.answers = threading.Event()
         self.is_gone = False
+        self.deadlines: list[float] = []  # of the questions
 
     def find(self, name: str | int, deadline: float) -> Worker | None:
+        self.deadlines.append(deadline)
         if self.is_gone:
             raise NotAsked("nobody hosts it")
         if not self.answers.wait(max(0.0, deadline - time.monotonic())):

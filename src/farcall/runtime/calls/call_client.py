@@ -26,7 +26,7 @@ from farcall.errors import (
 from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.future import Future, FutureOfCall, complete_with
 from farcall.runtime.calls.later_calls import LaterCalls, NotKept, To, key_of
-from farcall.runtime.calls.limits import Limits
+from farcall.runtime.calls.limits import Limit, Limits
 from farcall.runtime.calls.outboxes import GRACE
 from farcall.runtime.calls.pickling import Pickling
 from farcall.runtime.calls.requests import IsSought, Requests
@@ -115,8 +115,11 @@ class CallClient:
         """See `Agent.call`."""
         if self._collecting.thread:
             self._collecting.refuse("rpc_sync")
-        peer = self._known(to, args) or self._look_up(to, args, timeout)
-        pending, frame = self._requests.begin(peer, function, args, kwargs, timeout)
+        limit = None
+        peer = self._known(to, args)
+        if peer is None:
+            peer, limit = self._look_up(to, args, timeout)
+        pending, frame = self._requests.begin(peer, function, args, kwargs, timeout, limit=limit)
         link: Link | None = None
         try:
             record = pending.recording
@@ -166,8 +169,13 @@ class CallClient:
         kwargs: Kwargs | None = None,
         timeout: float | None = None,
         maker: FrameType | None = None,
+        limit: Limit | None = None,
     ) -> Future[Any]:
-        """See `Agent.call_async`."""
+        """See `Agent.call_async`.
+
+        Args:
+            limit: of a call that has begun before, and was left.
+        """
         if self._collecting.thread and self._collecting.is_here:
             return self._call_soon(to, function, args, kwargs, timeout)
         executor = self._executor
@@ -182,13 +190,15 @@ class CallClient:
                 if self._directory.can_ask(to):
                     with contextlib.suppress(NotKept):
                         return self._leave(future, to, function, args, kwargs, timeout)
-                peer = self._look_up(to, args, timeout)
-            pending, frame = self._requests.begin(peer, function, args, kwargs, timeout, future)
+                peer, limit = self._look_up(to, args, timeout)
+            pending, frame = self._requests.begin(
+                peer, function, args, kwargs, timeout, future, limit=limit
+            )
         except (PeerLost, RpcTimeout, Cancelled) as error:
             complete_with(future, error)
             return future
         except IsSought:
-            return self._leave(future, to, function, args, kwargs, timeout)
+            return self._leave(future, to, function, args, kwargs, timeout, limit)
         link: Link | None = None
         is_left = False
         try:
@@ -237,11 +247,13 @@ class CallClient:
         timeout: float | None = None,
         concurrency: int = 0,
         handle: RefHandle | None = None,
+        limit: Limit | None = None,
     ) -> RefHandle:
         """See `Agent.remote`. Sending may take `SECONDS_TO_SEND`, or the timeout if longer.
 
         Args:
             handle: of a call that was left until its owner was known.
+            limit: likewise.
         """
         if self._collecting.thread:
             self._collecting.refuse("remote")
@@ -250,7 +262,7 @@ class CallClient:
             if self._directory.can_ask(to):
                 with contextlib.suppress(NotKept):
                     return self._remote_later(to, function, args, kwargs, timeout, concurrency)
-            peer = self._look_up(to, args, timeout)
+            peer, limit = self._look_up(to, args, timeout)
         sequence = 0
         if handle is not None:
             sequence = self._references.found(handle, peer.worker)
@@ -268,11 +280,12 @@ class CallClient:
                 created=handle,
                 sequence=sequence,
                 concurrency=concurrency,
+                limit=limit,
             )
         except BaseException as error:
             self._references.never_sent(handle, of_unmade(error))
             if type(error) is IsSought:
-                return self._remote_later(to, function, args, kwargs, timeout, concurrency)
+                return self._remote_later(to, function, args, kwargs, timeout, concurrency, limit)
             # As in PyTorch: what happens to the call is told to whoever uses the reference.
             if not issubclass(type(error), CallError):
                 raise
@@ -312,6 +325,7 @@ class CallClient:
         kwargs: Kwargs | None,
         timeout: float | None,
         concurrency: int,
+        limit: Limit | None = None,
     ) -> RefHandle:
         """`remote` when what it needs is known: its callee, or the owners of its references.
 
@@ -319,13 +333,13 @@ class CallClient:
             NotKept: the arguments can't be kept.
         """
         references = self._references
-        call = self._later.keep(to, args, kwargs, self._limits.of_call(timeout)[:2])
+        call = self._later.keep(to, args, kwargs, limit or self._limits.of_call(timeout))
         owner = self._directory.known(to)
         is_mine = owner is not None and owner.worker is self._status.me
         call.created = handle = references.own()[0] if is_mine else references.seek(key_of(to))
 
-        def make(peer: Peer, args: Sequence[Any], kwargs: Kwargs, left: float) -> None:
-            self.remote(peer, function, args, kwargs, left, concurrency, handle)
+        def make(peer: Peer, args: Sequence[Any], kwargs: Kwargs, limit: Limit) -> None:
+            self.remote(peer, function, args, kwargs, None, concurrency, handle, limit)
             references.sent(handle, peer.worker)
 
         def fail(error: BaseException) -> None:
@@ -364,6 +378,7 @@ class CallClient:
         args: Sequence[Any],
         kwargs: Kwargs | None,
         timeout: float | None,
+        limit: Limit | None = None,
     ) -> Future[Any]:
         """`call_async` when what it needs is known.
 
@@ -371,12 +386,12 @@ class CallClient:
             NotKept: the arguments can't be kept.
         """
 
-        def make(peer: Peer, args: Sequence[Any], kwargs: Kwargs, left: float) -> None:
+        def make(peer: Peer, args: Sequence[Any], kwargs: Kwargs, limit: Limit) -> None:
             if not future.done():  # else it was cancelled
-                self._later.complete(future, peer, function, args, kwargs, left)
+                self._later.complete(future, peer, function, args, kwargs, None, None, limit)
 
         try:
-            call = self._later.keep(to, args, kwargs, self._limits.of_call(timeout)[:2])
+            call = self._later.keep(to, args, kwargs, limit or self._limits.of_call(timeout))
         except (PeerLost, RpcTimeout) as error:
             complete_with(future, error)
             return future
@@ -384,8 +399,10 @@ class CallClient:
         self._later.leave(call)
         return future
 
-    def _look_up(self, to: To, args: Sequence[Any], timeout: float | None) -> Peer:
-        deadline, _, _ = self._limits.of_call(timeout)
+    def _look_up(self, to: To, args: Sequence[Any], timeout: float | None) -> tuple[Peer, Limit]:
+        """Return a callee that is not known here, and the limit of the call, which has begun."""
+        limit = self._limits.of_call(timeout)
+        deadline = limit[0]
         if self._directory.can_ask(to) and key_of(to) in self._asked:
             on = args[:1] if args and type(args[0]) is RefHandle else ()
             look = partial(self._directory.look_up, to)
@@ -397,7 +414,7 @@ class CallClient:
                 raise self._status.closed_error()
             self._references.travelling(on)  # it may have been sought in vain
         with waiting():
-            return self._directory.look_up(to, deadline)
+            return self._directory.look_up(to, deadline), limit
 
 
 def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:

@@ -4,7 +4,6 @@ whoever asked must not wait.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from farcall.errors import CallError, FarcallError, Refused, RpcTimeout, Seriali
 from farcall.ids import WorkerInfo
 from farcall.runtime.calls.future import Future, FutureOfCall, complete_with
 from farcall.runtime.calls.kept_bytes import KeptBytes
+from farcall.runtime.calls.limits import Limit
 from farcall.runtime.calls.outboxes import LOOK_AGAIN, OVERHEAD
 from farcall.runtime.context import CallContext, current_context, reset_context, set_context
 from farcall.runtime.gradients import Gradients
@@ -35,7 +35,7 @@ from farcall.wire.messages import OnDevice
 
 To = str | int | WorkerInfo | Peer  # the last in a call that has waited for it
 Call = Callable[..., Future[Any]]
-Make = Callable[[Peer, Sequence[Any], Mapping[str, Any], float], object]
+Make = Callable[[Peer, Sequence[Any], Mapping[str, Any], Limit], object]
 
 
 class NotKept(SerializationError):
@@ -49,12 +49,11 @@ class LaterCall(msgspec.Struct, eq=False):
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     handles: Sequence[RefHandle]  # of the references among the arguments
-    deadline: float  # `time.monotonic()` seconds
-    seconds: float  # what it had at the beginning
+    limit: Limit
     context: CallContext | None  # the depth and the autograd context of whoever asked for it
     grad: bool  # whether grad was enabled there
     # One of these two is called in the end; the second also with what the first raises.
-    make: Make | None = None  # makes it, with the seconds that are left
+    make: Make | None = None  # makes it
     fail: Callable[[BaseException], object] | None = None
     created: RefHandle | None = None  # the reference that it makes
     peer: Peer | None = None  # its callee
@@ -140,12 +139,12 @@ class LaterCalls:
         to: To,
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
-        limit: tuple[float, float],
+        limit: Limit,
     ) -> LaterCall:
         """A call that is to be left, with copies of its arguments: they may be changed meanwhile.
 
         Args:
-            limit: when the call must end, in `time.monotonic()` seconds, and how long that is.
+            limit: of the call.
 
         Raises:
             NotKept: that can't be.
@@ -157,9 +156,8 @@ class LaterCalls:
         if context is not None:
             gradients, depth, job = context.gradients, context.depth, context.job
             context = CallContext(context.agent, gradients=gradients, depth=depth, job=job)
-        deadline, seconds = limit
         grad = torch.is_grad_enabled()
-        return LaterCall(to, args, kwargs, handles, deadline, seconds, context, grad, size=size)
+        return LaterCall(to, args, kwargs, handles, limit, context, grad, size=size)
 
     def leave(self, call: LaterCall) -> None:
         """Make a call when what it needs is known. Waits only while too many bytes are kept."""
@@ -168,10 +166,11 @@ class LaterCalls:
         while (
             full := uninterrupted(step, f"farcall-inquire-{self._references.me.name}")
         ) is not None:
-            left = call.deadline - time.monotonic()
+            deadline, seconds, _ = call.limit
+            left = deadline - time.monotonic()
             if left <= 0:
                 assert call.fail is not None
-                call.fail(self._kept.refusal(key_of(call.to), call.seconds))
+                call.fail(self._kept.refusal(key_of(call.to), seconds))
                 return
             full.wait(min(left, LOOK_AGAIN))
 
@@ -207,7 +206,7 @@ class LaterCalls:
 
     def _wait(self, call: LaterCall, key: object, look: Look) -> None:
         call.key = key
-        created, deadline = call.created, call.deadline
+        created, deadline = call.created, call.limit[0]
         if created is not None and created.owner == SOUGHT:
             self._references.sought_at(created, Sought(key, look, deadline))
         place = self._references.where_sought(call.handles)
@@ -218,10 +217,11 @@ class LaterCalls:
         """What a call waited for is there, or never will be, or it is time to look."""
         try:
             if isinstance(error, RpcTimeout):
-                if time.monotonic() < call.deadline:
+                deadline, seconds, _ = call.limit
+                if time.monotonic() < deadline:
                     error = None
                 else:
-                    error = RpcTimeout(f"the call took longer than {call.seconds:g} s: {error}")
+                    error = RpcTimeout(f"the call took longer than {seconds:g} s: {error}")
             if error is not None:
                 raise error
             self._references.travelling(call.handles)  # one may have been sought in vain
@@ -265,13 +265,10 @@ class LaterCalls:
 
     def _make(self, call: LaterCall, peer: Peer) -> None:
         assert call.make is not None
-        left = 0.0
-        if call.deadline != math.inf:
-            left = max(call.deadline - time.monotonic(), 1e-3)
         token = set_context(call.context)
         try:
             with torch.set_grad_enabled(call.grad):
-                call.make(peer, call.args, call.kwargs, left)
+                call.make(peer, call.args, call.kwargs, call.limit)
         finally:
             reset_context(token)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +15,7 @@ from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.call_names import OF_METHODS, method_of
 from farcall.runtime.calls.future import Future
-from farcall.runtime.calls.limits import Limits
+from farcall.runtime.calls.limits import Limit, Limits
 from farcall.runtime.calls.pickling import Pickling
 from farcall.runtime.context import CallBeingServed, current_context
 from farcall.runtime.gradients import Gradients
@@ -24,6 +26,8 @@ from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.status import Status
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Reference, Request, Turn, Turns
+
+LEAST_SECONDS = 1e-3  # that a callee is told to have; 0 would be no limit
 
 
 class IsSought(Exception):
@@ -64,13 +68,18 @@ class Requests:
         created: RefHandle | None = None,
         sequence: int = 0,
         concurrency: int = 0,
+        limit: Limit | None = None,
     ) -> tuple[PendingCall, Frame]:
-        """A request that is counted as begun, and its frame."""
+        """A request that is counted as begun, and its frame.
+
+        Args:
+            limit: of a call that has begun, since its callee was sought; None: it begins now.
+        """
         on: Sequence[RefHandle] = args[:1] if args and type(args[0]) is RefHandle else ()
         name, dumped = self._pickling.dump_call(peer, function, args, kwargs or {}, len(on))
         handles = (*on, *dumped.references) if on else dumped.references
         # Only now: pickling may take any time, and is not remote.
-        deadline, seconds, inherited = self._limits.of_call(timeout)
+        deadline, seconds, inherited = limit or self._limits.of_call(timeout)
         context = current_context()
         depth, job = (1, None) if context is None else (context.depth + 1, context.job)
         created_ref = None if created is None else created.ref
@@ -93,20 +102,21 @@ class Requests:
             # After that: a peer that is lost from now on finds the call there, and fails it.
             if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
                 raise peer.loss()
-            turns = None
-            if job is not None or concurrency:
-                turns = _come_from(job, pending, concurrency)
+            turns = _come_from(job, pending, concurrency) if job or concurrency else None
+            if limit is not None:
+                seconds = _left(deadline)
             request = Request(name, 0.0 if created else seconds, depth=depth, turns=turns)
             if context is not None and context.gradients:
                 request.no_grad = not torch.is_grad_enabled()
-                gradients = self._gradients
                 tensors = dumped.tensors
                 # Who waits for the answer records before, and changes nothing meanwhile.
                 waits = future is None and created is None
-                sent = gradients.send(context.gradients, peer, tensors, waits)
+                sent = self._gradients.send(context.gradients, peer, tensors, waits)
                 request.context, request.sent = sent
                 if request.sent:
-                    pending.recording = partial(gradients.record, request.context, request.sent)
+                    pending.recording = partial(
+                        self._gradients.record, request.context, request.sent
+                    )
             elif dumped.tensors and self._status.advice.pending and torch.is_grad_enabled():
                 self._status.advice.warn_of_gradients(peer.name, name)
             if created is not None:
@@ -142,6 +152,11 @@ class Requests:
         except TimeoutError:
             raise self._completion.timeout(pending) from None
         return self._references.travelling(handles)
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds up to a deadline; 0 for no limit."""
+    return 0.0 if deadline == math.inf else max(deadline - time.monotonic(), LEAST_SECONDS)
 
 
 def _come_from(job: CallBeingServed | None, pending: PendingCall, concurrency: int) -> Turns | None:
