@@ -287,3 +287,14 @@ def read_attribute(place: ValueSlot, name: str) -> Any:
     if only is not None:
         only.check(f"{name_of_class(type(value))}.{name}")
     return getattr(value, name)
+
+
+@own_handler("what a remote value has", checks_itself=True)
+def describe_value(_: str, rref: RRef[Any]) -> tuple[type[Any], tuple[str, ...]]:
+    """Handler of `dir` of a handle: its class, and the public attributes that the value itself has.
+
+    The reference is not the first argument: so it waits for no turn.
+    """
+    value = awaited(rref._place)
+    names = () if allowed_now() is not None else tuple(getattr(value, "__dict__", ()))
+    return type(value), tuple(name for name in names if name[:1] != "_")
