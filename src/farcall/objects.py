@@ -131,8 +131,9 @@ def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
 
 def _end(rref: RRef[Any], killer: str) -> None:
     """Drop an object of this worker, and stop what is to make it."""
+    jobs = rref._agent.coordinator.going_on  # before the drop: it ends the wait for a future
     rref._place.kill(Cancelled(f"the object of this reference was killed by {killer}"))
-    for job in rref._agent.coordinator.going_on:
+    for job in jobs:
         if isinstance(job, ServerCall) and job.place == rref._handle.ref:
             job.cancel(by_user=True)
 

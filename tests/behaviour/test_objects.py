@@ -25,6 +25,11 @@ def until_cancelled(gate: Gate, ended: Box) -> None:
     ended.put(rpc.get_worker_info().name)
 
 
+@rpc.functions.async_execution
+def until_cancelled_at_w2(gate: Gate, ended: Box) -> torch.futures.Future[None]:
+    return rpc.rpc_async("w2", until_cancelled, args=(gate, ended))
+
+
 class Buffer:
     def __init__(self, size: int = 0, deaths: Deaths | None = None) -> None:
         self.size = size
@@ -188,12 +193,15 @@ def test_object_is_killed_before_it_is_made_and_by_its_owner(pair: list[Agent], 
         own.local_value()
 
 
-def test_function_that_makes_a_killed_object_sees_it(pair: list[Agent], gate: Gate) -> None:
+@pytest.mark.parametrize("function", [until_cancelled, until_cancelled_at_w2])
+def test_function_that_makes_a_killed_object_sees_it_and_so_do_its_calls(
+    trio: list[Agent], gate: Gate, function: Callable[..., Any]
+) -> None:
     ended = Box()
-    made = rpc.remote("w1", until_cancelled, args=(gate, ended))
+    made = rpc.remote("w1", function, args=(gate, ended))
     gate.wait_for_arrivals()
     rpc.kill(made)
-    assert ended.wait_for() == ["w1"]
+    assert ended.wait_for() == ["w1" if function is until_cancelled else "w2"]
     with pytest.raises(rpc.Cancelled, match="was killed by w0"):
         made.to_here()
 

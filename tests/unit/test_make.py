@@ -63,7 +63,10 @@ def checkout(tmp_path: Path) -> Path:
         ("nothing at all", ""),
         ("tests/unit", "tests/unit tests/behaviour tests/transport tests/typing"),
         ("tests/process", "tests/process tests/attacks"),
-        ("pytest", "tests/unit tests/behaviour tests/transport tests/typing tests/process tests/attacks"),
+        (
+            "pytest",
+            "tests/unit tests/behaviour tests/transport tests/typing tests/process tests/attacks",
+        ),
     ],
 )
 def test_both_halves_of_the_tests_run_whatever_the_first_gives(
