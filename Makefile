@@ -102,7 +102,7 @@ demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one param
 # 920 in tests/process: somewhat later the process ends with the stacks of its threads, and the run
 # soon after. No other process takes its place: with loadfile, xdist's runs may then never end.
 # Files with many tests come first, but for tests/process: there a single test may take minutes.
-IN_PARALLEL = tests/unit tests/behaviour tests/transport
+IN_PARALLEL = tests/unit tests/behaviour tests/transport tests/typing
 OF_PROCESSES = tests/process tests/attacks
 HANGS = --max-worker-restart=0 -o faulthandler_exit_on_timeout=true -o faulthandler_timeout=
 test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"

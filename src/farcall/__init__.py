@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from farcall.version import VERSION
+
+if TYPE_CHECKING:  # for editors and type checkers: what `__getattr__` gives
+    from farcall import actors as actors
+    from farcall import autograd as autograd
+    from farcall import errors as errors
+    from farcall import functions as functions
+    from farcall import groups as groups
+    from farcall import monitor as monitor
+    from farcall import nn as nn
+    from farcall import optim as optim
+    from farcall import rpc as rpc
+    from farcall.actors import Handle as Handle
+    from farcall.actors import actor as actor
+    from farcall.actors import handle as handle
+    from farcall.actors import spawn as spawn
+    from farcall.groups.local import local as local
 
 __version__ = VERSION
 __all__ = ["__version__"]
@@ -21,7 +37,7 @@ _FROM = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _MODULES or name in _OTHER_MODULES:
         return import_module(f"farcall.{name}")
     if name in _FROM:

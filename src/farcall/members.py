@@ -1,4 +1,4 @@
-"""`farcall.rpc`'s functions for the group as a whole: who is there, who comes and goes.
+"""`farcall.rpc`'s functions for the group as a whole: its workers, and their joins and leaves.
 
 As those of `farcall.rpc` they may be called from any thread, and timeouts are in seconds.
 """
@@ -189,7 +189,7 @@ def all_gather(
 
     Args:
         value: anything that a call can take.
-        workers: who takes part; None: the workers with the role.
+        workers: those that take part; None: the workers with the role.
         role: without `workers`: all that have this role now; None: all that are there. Where they
             come and go, `wait_for` them first: two workers that see different ones never meet.
         key: tells gatherings of the same workers apart.
@@ -218,7 +218,7 @@ def gather(
     """Like `all_gather`, but only one of the workers gets the values; the others get None.
 
     Args:
-        to: who gets them, one of the workers that take part.
+        to: the worker that gets them, one of those that take part.
     """
     gathered: dict[str, Any] | None = _gather("gather", value, workers, role, key, to, timeout)
     return gathered

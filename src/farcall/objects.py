@@ -27,6 +27,7 @@ from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.deferred import result_of
 from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.calls.policy import method_of
+from farcall.runtime.calls.server_call import ServerCall
 from farcall.runtime.context import CallBeingServed, allowed_now, current_context, waiting
 from farcall.runtime.current import current_agent
 from farcall.runtime.membership.peers import Peer
@@ -99,6 +100,10 @@ def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
     calls of its methods that wait for their turn. A method that runs goes on to its end. The name
     of the object is free again. No effect if the object could not be made or was killed before.
 
+    So what `remote` makes is cancelled: if the function or class has not been called yet, it is not
+    called any more; one that runs can see it by `rpc.cancelled()`, and the calls that it has made
+    are cancelled with it. Its result is dropped.
+
     Args:
         rref: any reference to the object.
         timeout: seconds; 0 for no limit, -1 for the default given to `init_rpc`.
@@ -114,7 +119,7 @@ def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
             raise TypeError(f"rref must be an RRef, not {type(rref).__name__}")
         rref._agent.executor.collecting.refuse("kill")
         if rref.is_owner():
-            rref._place.kill(_killed_by(current_agent().me.name))
+            _end(rref, current_agent().me.name)
         else:
             agent = rref._agent
             agent.references.check_usable(rref._handle)
@@ -124,8 +129,13 @@ def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
         raise
 
 
-def _killed_by(name: str) -> Cancelled:
-    return Cancelled(f"the object of this reference was killed by {name}")
+def _end(rref: RRef[Any], killer: str) -> None:
+    """Drop an object of this worker, and stop what is to make it."""
+    jobs = rref._agent.coordinator.going_on  # before the drop: it ends the wait for a future
+    rref._place.kill(Cancelled(f"the object of this reference was killed by {killer}"))
+    for job in jobs:
+        if isinstance(job, ServerCall) and job.place == rref._handle.ref:
+            job.cancel(by_user=True)
 
 
 def _checked(name: object) -> str:
@@ -265,7 +275,7 @@ def kill_object(_: str, rref: RRef[Any]) -> None:
     only = allowed_now()
     if only is not None:
         only.check("farcall.objects:kill")
-    rref._place.kill(_killed_by(_call_being_served().peer.name))
+    _end(rref, _call_being_served().peer.name)
 
 
 @own_handler("the use of a remote value", checks_itself=True)
@@ -287,3 +297,14 @@ def read_attribute(place: ValueSlot, name: str) -> Any:
     if only is not None:
         only.check(f"{name_of_class(type(value))}.{name}")
     return getattr(value, name)
+
+
+@own_handler("what a remote value has", checks_itself=True)
+def describe_value(_: str, rref: RRef[Any]) -> tuple[type[Any], tuple[str, ...]]:
+    """Handler of `dir` of a handle: its class, and the public attributes that the value itself has.
+
+    The reference is not the first argument: so it waits for no turn.
+    """
+    value = awaited(rref._place)
+    names = () if allowed_now() is not None else tuple(getattr(value, "__dict__", ()))
+    return type(value), tuple(name for name in names if name[:1] != "_")

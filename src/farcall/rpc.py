@@ -350,7 +350,7 @@ def remote(
     If the function raises, using the reference raises that. `timeout` bounds the making of the
     reference, not the function: if the worker has not accepted the call in time, using the
     reference raises RpcTimeout. In a group whose workers come and go it raises UnknownWorker if
-    there is no such worker; in a group of fixed size this does.
+    there is no such worker; in a group of fixed size this does. `kill` cancels what is being made.
 
     Args:
         to, func, args, kwargs: as of `rpc_sync`.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import pickle
+import pydoc
 from collections.abc import Callable, Iterator
-from typing import Any, assert_type
+from typing import Any
 
 import pytest
 
 import farcall
 from behaviour.helpers import Deaths, Gate, make_precious
 from farcall import rpc
-from farcall.actors import Handle, spawn
 from farcall.errors import Refused
 from farcall.runtime.agent import Agent
 
@@ -30,10 +31,19 @@ class Buffer:
         return len(self.items)
 
     def sample(self, count: int, *, start: int = 0) -> list[int]:
+        """Return items."""
         return self.items[start : start + count]
 
     def wait(self, gate: Gate) -> int:
         return gate.wait()
+
+    @staticmethod
+    def twice(number: int) -> int:
+        return 2 * number
+
+    @classmethod
+    def named(cls, name: str) -> str:
+        return name
 
     def __len__(self) -> int:
         return len(self.items)
@@ -138,6 +148,7 @@ def test_one_call_at_a_time_unless_the_class_or_the_caller_says_otherwise(
 def test_handle_does_not_answer_for_what_it_is_not(pair: list[Agent]) -> None:
     buffer = farcall.spawn("w1", Buffer, 1)
     assert not hasattr(buffer, "_repr_html_")
+    assert not hasattr(buffer, "getdoc")  # IPython calls it, if it is there
     assert not hasattr(buffer, "__array__")
     assert "put" in repr(buffer.put)
     assert "w1" in repr(buffer)
@@ -145,6 +156,42 @@ def test_handle_does_not_answer_for_what_it_is_not(pair: list[Agent]) -> None:
         buffer.missing.get()
     with pytest.raises(farcall.errors.InvalidReference):
         pickle.dumps(buffer)
+
+
+def test_dir_signature_and_help_tell_what_the_object_has(trio: list[Agent]) -> None:
+    spawned = farcall.spawn("w1", Buffer, 1, name="replay")
+    spawned.put.sync(1)
+    found = farcall.handle(rpc.get_object("replay"))
+    for buffer in (spawned, found):
+        names = dir(buffer)
+        assert {"put", "sample", "size", "items", "owner", "call", "__len__"} <= set(names)
+        signature = inspect.signature(buffer.sample)
+        assert list(signature.parameters) == ["count", "start"]
+        text = pydoc.plain(pydoc.render_doc(buffer.sample))
+        assert "sample(count: 'int', *, start: 'int' = 0) -> 'list[int]'" in text
+        assert "Return items." in text
+        assert list(inspect.signature(buffer.twice).parameters) == ["number"]
+        assert list(inspect.signature(buffer.named).parameters) == ["name"]
+
+
+def test_dir_waits_neither_for_a_turn_nor_for_the_dead(pair: list[Agent], gate: Gate) -> None:
+    busy = farcall.spawn("w1", Buffer, 1, name="busy")
+    call = busy.wait(gate)
+    gate.wait_for_arrivals(1)
+    assert "put" in dir(farcall.handle(rpc.get_object("busy")))
+    gate.open()
+    call.wait()
+    rpc.kill(busy)
+    assert {"put", "owner"} <= set(dir(busy))
+
+
+def test_member_learns_the_class_alone_of_a_handle_under_a_policy(
+    start: Callable[..., list[Agent]],
+) -> None:
+    start(2, policies={"w1": rpc.Only(functions=[Buffer])})
+    buffer = farcall.spawn("w1", Buffer, 3)
+    assert "put" in dir(buffer)
+    assert "items" not in dir(buffer)
 
 
 def test_policy_lists_methods_and_attributes(start: Callable[..., list[Agent]]) -> None:
@@ -155,11 +202,3 @@ def test_policy_lists_methods_and_attributes(start: Callable[..., list[Agent]]) 
     for forbidden in (lambda: buffer[0], buffer.items.get, lambda: list(buffer)):
         with pytest.raises(Refused):
             forbidden()
-
-
-def type_checkers_know(buffer: Handle[Buffer]) -> None:
-    """Is not run: mypy, which runs over the tests, knows the arguments and the results."""
-    assert_type(spawn("w1", Buffer, 3), Handle[Buffer])
-    assert_type(buffer.call(Buffer.sample, 3, start=1), rpc.Future[list[int]])
-    buffer.call(Buffer.sample, "3")  # type: ignore[arg-type]
-    buffer.call(Pair.wait, Gate())  # type: ignore[arg-type]

@@ -53,6 +53,10 @@ class Worker:
         """Call another method of the same object, through other workers."""
         return ring(me, workers)
 
+    def meet(self, other: rpc.RRef[Worker], gate: Gate) -> list[int]:
+        gate.wait()
+        return other.rpc_sync(timeout=0.3).note(1)  # type: ignore[no-any-return]
+
     def start(self, me: rpc.RRef[Worker], gate: Gate, box: Box) -> None:
         rpc.rpc_async("w0", wait_and_note, args=(me, gate, box))
 
@@ -139,6 +143,22 @@ def test_object_that_calls_itself_round_a_ring_is_served_at_once(
 ) -> None:
     worker = rpc.remote("w1", Worker, concurrency=1)
     assert worker.rpc_sync(PATIENCE).through(worker, workers) == [1]
+
+
+def test_two_objects_that_call_each_other_at_once_end_by_their_timeouts(
+    pair: list[Agent], gate: Gate
+) -> None:
+    first, second = (rpc.remote(to, Worker, concurrency=1) for to in ("w0", "w1"))
+    calls = [
+        first.rpc_async(PATIENCE).meet(second, gate),
+        second.rpc_async(PATIENCE).meet(first, gate),
+    ]
+    gate.wait_for_arrivals(2)
+    gate.open()
+    for call in calls:
+        with pytest.raises(rpc.RpcTimeout, match="note"):
+            call.wait()
+    assert first.rpc_sync().note(2) == [2]  # neither hangs
 
 
 def test_call_that_comes_from_one_that_has_ended_waits_as_others_do(pair: list[Agent]) -> None:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from behaviour.helpers import PATIENCE, Deaths, Gate, make_precious
+from behaviour.helpers import PATIENCE, Box, Deaths, Gate, make_precious, wait_at
 from farcall import rpc
 from farcall.errors import DuplicateName, Refused, UnknownObject
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
+
+
+def until_cancelled(gate: Gate, ended: Box) -> None:
+    gate.announce()
+    waiting = threading.Event()
+    while not rpc.cancelled():
+        waiting.wait(0.005)
+    ended.put(rpc.get_worker_info().name)
+
+
+@rpc.functions.async_execution
+def until_cancelled_at_w2(gate: Gate, ended: Box) -> torch.futures.Future[None]:
+    return rpc.rpc_async("w2", until_cancelled, args=(gate, ended))
 
 
 class Buffer:
@@ -177,6 +191,36 @@ def test_object_is_killed_before_it_is_made_and_by_its_owner(pair: list[Agent], 
         made.to_here()
     with pytest.raises(rpc.Cancelled, match="was killed by w0"):
         own.local_value()
+
+
+@pytest.mark.parametrize("function", [until_cancelled, until_cancelled_at_w2])
+def test_function_that_makes_a_killed_object_sees_it_and_so_do_its_calls(
+    trio: list[Agent], gate: Gate, function: Callable[..., Any]
+) -> None:
+    ended = Box()
+    made = rpc.remote("w1", function, args=(gate, ended))
+    gate.wait_for_arrivals()
+    rpc.kill(made)
+    assert ended.wait_for() == ["w1" if function is until_cancelled else "w2"]
+    with pytest.raises(rpc.Cancelled, match="was killed by w0"):
+        made.to_here()
+
+
+def test_object_that_is_killed_in_the_queue_is_never_made(
+    start: Callable[..., list[Agent]],
+) -> None:
+    gate, box = Gate(), Box()
+    start(3, num_worker_threads=2)
+    running = [rpc.rpc_async("w1", wait_at, args=(gate,)) for _ in range(2)]
+    gate.wait_for_arrivals(2)
+    first, second = (rpc.remote("w1", box.put, args=(number,)) for number in range(2))
+    rpc.rpc_sync("w2", rpc.kill, args=(first,))  # a caller of its own has a place for one call
+    gate.open()
+    torch.futures.wait_all(running)
+    second.to_here()
+    assert box.things == [1]
+    with pytest.raises(rpc.Cancelled, match="was killed by w2"):
+        first.to_here()
 
 
 def test_policy_has_to_list_what_others_may_do_with_named_objects(

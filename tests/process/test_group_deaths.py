@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,10 @@ def end(code: int) -> None:
 
 def kill(number: int) -> None:
     os.kill(os.getpid(), number)
+
+
+def stay() -> None:
+    threading.Event().wait()
 
 
 def kill_at_two(number: int) -> int:
@@ -101,6 +106,18 @@ def test_a_lost_worker_is_told_of_in_words(mortals: Group) -> None:
     with pytest.raises(errors.PeerLost, match="killed by SIGKILL") as caught:
         mortals.all.call(my_name)
     assert any("on 'worker0'" in note for note in caught.value.__notes__)
+
+
+def test_every_way_to_wait_for_a_lost_worker_is_told_in_words(mortals: Group) -> None:
+    pending = rpc.rpc_async("worker0", stay)
+    value = rpc.remote("worker0", stay)
+    with pytest.raises(errors.PeerLost, match="its process ended: killed by SIGKILL: out of mem"):
+        rpc.rpc_sync("worker0", kill, args=(signal.SIGKILL,))
+    for ask in (pending.wait, value.to_here, lambda: rpc.rpc_sync("worker0", my_name)):
+        with pytest.raises(errors.PeerLost, match="its process ended: killed by SIGKILL"):
+            ask()
+    with pytest.raises(errors.PeerLost, match="its process ended: exit code 3"):
+        rpc.rpc_sync("worker1", end, args=(3,))
 
 
 def test_map_fails_definitely_when_a_worker_dies(mortals: Group) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -70,6 +73,31 @@ def train(owners: list[str]) -> list[float]:
             optimizer.step(context)
     _kept["references"] = references
     return [rpc.rpc_sync(one.owner(), value_of, (one,))[0].item() for one in references]
+
+
+def train_through_a_death(owners: list[str], dies: str) -> list[float]:
+    """Three steps as of `train`. A worker that has no part in it dies during the second."""
+    rpc.wait_for(*owners, dies)
+    gone = threading.Event()
+    rpc.on_leave(lambda event: gone.set() if event.worker.name == dies else None)
+    references = [rpc.remote(owner, parameter, (10.0,)) for owner in owners]
+    optimizer = DistributedOptimizer(torch.optim.SGD, references, lr=1.0)
+    for step in range(3):
+        with dist_autograd.context() as context:
+            parts = [
+                rpc.rpc_sync(reference.owner(), times, (reference, torch.full((2,), 3.0)))
+                for reference in references
+            ]
+            if step == 1:
+                rpc.rpc_async(dies, die)
+            dist_autograd.backward(context, [sum(part.sum() for part in parts)])
+            optimizer.step(context)
+        assert step == 0 or gone.wait(PATIENCE)
+    return [rpc.rpc_sync(one.owner(), value_of, (one,))[0].item() for one in references]
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def lost_owner(owner: str) -> str:
@@ -168,3 +196,9 @@ def test_others_train_on_when_the_store_goes_with_rank_0(crew: Crew, how: str) -
     assert others[1].run(train, ["w1", "w2"]) == [4.0, 4.0]
     assert others[1].run(who) == [("w1", ""), ("w2", "")]
     leave_all(*others)
+
+
+def test_others_train_on_while_rank_0_dies(crew: Crew) -> None:
+    start(crew, "boss", 0)
+    trainer, *_ = [start(crew, name) for name in ("a", "b", "c")]
+    assert trainer.run(train_through_a_death, ["b", "c"], "boss") == [1.0, 1.0]

@@ -94,8 +94,7 @@ seen.append(api._invoke_rpc("alone", max, internal.RPCExecMode.SYNC, (1, 2)).wai
 proxy = rpc.rref_proxy.RRefProxy(rpc.RRef([3]), rpc.rpc_sync)
 seen.append(proxy.index(3))
 seen.append(sorted(api._ALL_WORKER_NAMES))
-api._all_gather(None)
-seen.append(list(api._all_gather_sequence_id.items()))
+seen.append(api._all_gather(None))
 rpc._validate_rpc_args(
     rpc.BackendType.TENSORPIPE, dist.HashStore(), "a", 0, 1, rpc.TensorPipeRpcBackendOptions()
 )
@@ -118,7 +117,7 @@ print(json.dumps(seen))
         2,
         0,
         ["alone"],
-        [["alone", 1]],
+        {"alone": None},
         "Argument 3",
         [],
         [True, 7],

@@ -61,9 +61,12 @@ def checkout(tmp_path: Path) -> Path:
     ("fails", "failed"),
     [
         ("nothing at all", ""),
-        ("tests/unit", "tests/unit tests/behaviour tests/transport"),
+        ("tests/unit", "tests/unit tests/behaviour tests/transport tests/typing"),
         ("tests/process", "tests/process tests/attacks"),
-        ("pytest", "tests/unit tests/behaviour tests/transport tests/process tests/attacks"),
+        (
+            "pytest",
+            "tests/unit tests/behaviour tests/transport tests/typing tests/process tests/attacks",
+        ),
     ],
 )
 def test_both_halves_of_the_tests_run_whatever_the_first_gives(
@@ -72,7 +75,7 @@ def test_both_halves_of_the_tests_run_whatever_the_first_gives(
     done = run("make", "test", cwd=checkout, FAILS=fails)
     called = (checkout / "called").read_text().splitlines()
     assert len(called) == 2, called
-    assert "tests/unit tests/behaviour tests/transport" in called[0]
+    assert "tests/unit tests/behaviour tests/transport tests/typing" in called[0]
     assert "tests/process" in called[1]
     assert (done.returncode != 0) == bool(failed), done.stderr
     if failed:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from patience import PATIENCE
+
+import farcall
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -20,6 +24,23 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_modules_are_there_after_import_farcall() -> None:
     code = "import farcall; print(farcall.rpc.rpc_sync.__name__, farcall.optim.__name__)"
     assert run("-c", code).stdout.split() == ["rpc_sync", "farcall.optim"]
+
+
+def test_type_checkers_and_editors_know_what_is_imported_when_it_is_used() -> None:
+    block = next(
+        node
+        for node in ast.parse(Path(farcall.__file__).read_text()).body
+        if isinstance(node, ast.If)
+    )
+    known = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted([*known, "__version__"]) == sorted({*dir(farcall), "groups", "monitor"})
+    for name, module in known.items():
+        assert getattr(import_module(module or ""), name) is getattr(farcall, name)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from farcall.actors.handles import Handle, Member, actor, handle, spawn
+from farcall.actors.handles import Handle, actor, handle, spawn
+from farcall.actors.members import Member
 
 __all__ = ["Handle", "Member", "actor", "handle", "spawn"]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from farcall import rpc
-from farcall.objects import read_attribute, use_value
+from farcall.actors.members import Member
+from farcall.objects import describe_value, use_value
 from farcall.rref import RRef
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs, methods_break_graphs
@@ -18,6 +19,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 _CONCURRENCY = "__farcall_concurrency__"
+DESCRIBE_SECONDS = 1.0  # that the owner has to say what the object has, for `dir` and the like
 
 
 @overload
@@ -42,7 +44,31 @@ def actor(cls: type[Any] | None = None, /, *, concurrency: int = 1) -> Any:
     return mark if cls is None else mark(cls)
 
 
-@breaks_graphs
+@overload
+def spawn(
+    to: rpc.Worker,
+    cls: Callable[..., T],
+    /,
+    *args: Any,
+    name: str | None,
+    concurrency: int | None = None,
+    **kwargs: Any,
+) -> Handle[T]: ...
+@overload
+def spawn(
+    to: rpc.Worker,
+    cls: Callable[..., T],
+    /,
+    *args: Any,
+    name: str | None = None,
+    concurrency: int | None,
+    **kwargs: Any,
+) -> Handle[T]: ...
+@overload
+def spawn(
+    to: rpc.Worker, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+) -> Handle[T]: ...
+@breaks_graphs  # type: ignore[misc]  # mypy sees no place for a `ParamSpec` in `Any`
 def spawn(
     to: rpc.Worker,
     cls: Callable[..., T],
@@ -65,7 +91,9 @@ def spawn(
         ValueError, TypeError, UnknownWorker, NotInitialized: the call makes no sense.
     """
     at_once = getattr(cls, _CONCURRENCY, 1) if concurrency is None else concurrency
-    return handle(rpc.remote(to, cls, args, kwargs, name=name, concurrency=at_once))
+    made = handle(rpc.remote(to, cls, args, kwargs, name=name, concurrency=at_once))
+    made._class = cls if isinstance(cls, type) else None
+    return made
 
 
 @breaks_graphs
@@ -83,14 +111,51 @@ class Handle(RRef[T]):
     iteration work, and wait, if the object has them. Attributes that an `RRef` has itself (`owner`,
     `to_here` and so on) are those of the reference. Everything else is as of an `RRef`: it may be
     passed in arguments and results, keeps the object, and raises what it raises. Thread-safe.
+
+    `dir(handle)` lists the public attributes of the object, too. It asks the owner, for a second at
+    most; without an answer it lists those of the class, if this worker knows it.
     """
 
-    __slots__ = ()
+    __slots__ = ("_class",)
+    _class: type[Any] | None  # of the object, if it is known here
 
-    def __getattr__(self, name: str) -> Member:
+    @classmethod
+    def of(cls, handle: RefHandle) -> Self:
+        """The handle for a reference's handle of an agent."""
+        made = super().of(handle)
+        made._class = None
+        return made
+
+    def __getattr__(self, name: str) -> Member[..., Any]:
         if name[:1] == "_":
             raise AttributeError(f"{name!r} is private to the object that the handle leads to")
+        if name == "getdoc" and not hasattr(self._class, name):
+            raise AttributeError("'getdoc' is what IPython calls on all objects, if they have it")
         return Member(self, name)
+
+    def __dir__(self) -> list[str]:
+        names = set(super().__dir__())
+        names.update(self._describe())
+        if self._class is not None:
+            names.update(name for name in dir(self._class) if name[0] != "_")
+        return sorted(names)
+
+    def _describe(self) -> tuple[str, ...]:
+        """Ask the owner for the object's class, and its other public attributes."""
+        try:
+            asked = self._agent.call(
+                self._handle.to, describe_value, ("", self), None, DESCRIBE_SECONDS
+            )
+        except Exception:
+            return ()  # whoever completes a name wants no error
+        self._class, names = asked
+        return names  # type: ignore[no-any-return]
+
+    def _find_class(self) -> type[Any] | None:
+        """The class of the object, for the signatures and texts of its members."""
+        if self._class is None:
+            self._describe()
+        return self._class
 
     def call(
         self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs
@@ -131,40 +196,3 @@ class Handle(RRef[T]):
 
 
 own_type(Handle, lambda made: made._handle, RefHandle, Handle.of)
-
-
-@methods_break_graphs
-class Member:
-    """A method or an attribute of an object on another worker. Made by `Handle`s."""
-
-    __slots__ = ("_handle", "_name")
-
-    def __init__(self, handle: Handle[Any], name: str) -> None:
-        self._handle = handle
-        self._name = name
-
-    def __repr__(self) -> str:
-        return f"<{self._name!r} of {self._handle!r}>"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it as a method, and return a future of the result."""
-        return getattr(self._handle.rpc_async(), self._name)(*args, **kwargs)  # type: ignore[no-any-return]
-
-    def sync(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it as a method, and return the result."""
-        return getattr(self._handle.rpc_sync(), self._name)(*args, **kwargs)
-
-    def get(self) -> Any:
-        """Return a copy of it as an attribute."""
-        return self._read(self._handle._agent.call)
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._read(self._handle._agent.call_async).__await__()  # type: ignore[no-any-return]
-
-    def _read(self, call: Callable[..., Any]) -> Any:
-        reference = self._handle._handle
-        try:
-            return call(reference.to, read_attribute, (reference, self._name))
-        except BaseException as error:
-            hide_own_frames(error)
-            raise

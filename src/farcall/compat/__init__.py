@@ -29,7 +29,6 @@ from farcall.compat.rpc import (
     constants,
     debugging,
     functions,
-    gathering,
     internal,
     options,
     quirks,
@@ -59,7 +58,7 @@ _THEIRS = {name: sys.modules[name] for name in _MODULES}
 _SERVER_PROFILER = "torch.distributed.rpc.server_process_global_profiler"
 _ENABLE_PROFILER = "_enable_server_process_global_profiler"
 _TESTING = "torch.distributed.rpc._testing"
-for _module in (api, autograd, backend_registry, debugging, gathering, quirks, scripts, starting):
+for _module in (api, autograd, backend_registry, debugging, quirks, scripts, starting):
     module_breaks_graphs(_module)
 names.complete(_MODULES)
 _swap = Swap()

@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from farcall import rpc
-from farcall.groups.joining import DRIVER, GENERATION, abort, settings
+from farcall.groups.joining import DRIVER, GENERATION, OBITUARY_SECONDS, abort, settings
 from farcall.groups.program import LEAVE, READY, Plan, main_of_this_process, threads_of_each
 from farcall.processes.exits import MemoryKills, in_words
 from farcall.processes.forkserver import KILL, WARM, Place, command
@@ -120,6 +120,7 @@ class Crew:
                 raise self._failure(number, self._said(number)) from error
             raise
         self._has_joined = True
+        agent.losses.obituary = self._obituary
         agent.status.rpc_timeout = self._limit
         return agent
 
@@ -174,6 +175,11 @@ class Crew:
             self._changed.wait_for(lambda: self._is_over or number in self._exits, seconds)
             code = self._exits.get(number)
         return None if code is None else in_words(code, self._kills.since())
+
+    def _obituary(self, name: str) -> str | None:
+        if name not in self._names:
+            return None
+        return self.how_it_ended(self._names.index(name), OBITUARY_SECONDS)
 
     def show_output(self) -> None:
         """Show what workers have printed so far."""

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
 from farcall import rpc
 from farcall.errors import NotInitialized, PeerLost, RpcTimeout
+from farcall.groups.joining import OBITUARY_SECONDS
 from farcall.groups.mapping import each_or_raise, hand_out
 from farcall.log import get_logger
 from farcall.rref import RRef
@@ -22,7 +23,6 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 CLOSE_SECONDS = 5.0  # that calls in flight have when a group ends
-OBITUARY_SECONDS = 1.0  # between the loss of a worker and the news of how its process ended
 
 logger = get_logger("farcall")
 
@@ -253,7 +253,11 @@ class Group:
         self._crew.show_output()
 
     def explain(self, error: PeerLost) -> None:
-        """Add to an error how the process of the lost worker ended, if that is known soon."""
+        """Add to an error how the process of the lost worker ended, if that is known soon.
+
+        The driver's own errors say it already (`Losses.obituary`), those that other workers met
+        with do not.
+        """
         number = self._numbers.get(error.worker)
         if number is None or "its process" in error.cause:
             return

@@ -18,6 +18,7 @@ from farcall.runtime.options.timeouts import validate_timeout
 
 DRIVER = "main"
 GENERATION = 0  # of the only group at its store
+OBITUARY_SECONDS = 1.0  # between the loss of a worker and the news of how its process ended
 START_SECONDS = 60.0  # that all have to meet, once each has imported the user's program
 NOT_OPTIONS = {
     "init_method": "the workers meet in a private folder",

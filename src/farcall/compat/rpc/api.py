@@ -11,15 +11,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.autograd import profiler
+from torch.distributed.rpc.api import AllGatherStates
 
 from farcall import rpc as farcall_rpc
-from farcall.compat.rpc import gathering
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from farcall.compat.rpc.gathering import AllGatherStates
 from farcall.compat.rpc.internal import PythonUDF, RPCExecMode, _internal_rpc_pickler
 from farcall.compat.rpc.quirks import note_timeout, serialize
 from farcall.compat.rpc.scripts import check_arguments
+from farcall.errors import RpcTimeout
 from farcall.ids import WorkerInfo
 from farcall.log import get_logger
 from farcall.rref import RRef, seconds_or_default
@@ -50,12 +50,7 @@ PyRRef = RRef
 _ignore_rref_leak = True
 _default_pickler: Any = _internal_rpc_pickler
 _thread_local_var = threading.local()
-_ALL_WORKER_NAMES = gathering.all_worker_names
-_all_gather_dict_lock = gathering.lock
-_all_gather_sequence_id = gathering.numbers
-_all_gather_sequence_id_to_states = gathering.states_by_id
-_gather_to_leader = gathering.gather_to_leader
-_broadcast_to_followers = gathering.broadcast_to_followers
+_ALL_WORKER_NAMES: set[str] = set()
 
 # The agent of this process, as torch.distributed.rpc shows it. Of another make than farcall's if
 # a backend of the user's own was registered.
@@ -89,7 +84,8 @@ def _reset_current_rpc_agent() -> None:
 
 
 def _init_rpc_states(agent: Any) -> None:
-    gathering.begin({info.name for info in agent.get_worker_infos()})
+    _ALL_WORKER_NAMES.clear()
+    _ALL_WORKER_NAMES.update(info.name for info in agent.get_worker_infos())
     _set_and_start_rpc_agent(agent)
 
 
@@ -251,17 +247,27 @@ def _all_gather(
 ) -> dict[str, Any]:
     """What each of the workers passes, by name, when all of them have called this.
 
-    The first by name collects, and tells the others.
+    See `farcall.rpc.all_gather`.
 
     Args:
-        timeout: seconds; unset: calls have the agent's, and others are waited for without limit.
+        timeout: seconds; unset: late workers are waited for without limit, and once all have come
+            the exchange has the agent's limit of a call.
 
     Raises:
-        RuntimeError: some did not come, or can't be told, in time; or one died.
+        RuntimeError: some did not come, or the exchange was not done, in time; or one died.
     """
-    call_seconds = get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
-    is_limited = timeout not in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT)
-    return gathering.gather(obj, worker_names, call_seconds, timeout if is_limited else None)
+    names = sorted(worker_names or _ALL_WORKER_NAMES)
+    seconds = timeout
+    try:
+        if timeout == UNSET_RPC_TIMEOUT:
+            farcall_rpc.barrier(names, key="_all_gather", timeout=0)
+            seconds = get_rpc_timeout()
+        return farcall_rpc.all_gather(obj, names, key="_all_gather", timeout=seconds)
+    except RpcTimeout as error:
+        raise RpcTimeout(
+            f"RPC ran for more than set timeout ({seconds * 1000:.0f} ms): some of {names} timed "
+            f"out in _all_gather after {seconds:.2f} seconds. {error}"
+        ) from error
 
 
 @_require_initialized
@@ -325,7 +331,6 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         farcall_rpc.shutdown(graceful, timeout)
     finally:
         _reset_current_rpc_agent()
-        gathering.end()
 
 
 # Types of references' values.

@@ -99,7 +99,14 @@ class Losses:
     """The losses of one agent. Thread-safe.
 
     Nobody can be lost before `start`.
+
+    Attributes:
+        obituary: says in words how the process of a worker ended, if this process knows that, as
+            the one that has started it does. It may wait a little for the news; those who wait for
+            the lost worker wait for it, too.
     """
+
+    obituary: Callable[[str], str | None]
 
     def __init__(self, status: Status, endpoint: Endpoint, directory: Directory) -> None:
         self._status = status
@@ -109,6 +116,7 @@ class Losses:
         self._lock = threading.Lock()  # around changes of what follows
         self._hearers: tuple[Callable[[PeerLost], None], ...] = ()
         self._search = Search(status.me.name, self._reach)
+        self.obituary = lambda _: None
 
     def start(
         self, end_calls: EndCalls, parties: Sequence[Party], discard: Callable[[list[int]], None]
@@ -152,6 +160,9 @@ class Losses:
             uninterrupted(lambda: self._lose(peer, cause), f"farcall-loss-{self._me.name}")
 
     def _lose(self, peer: Peer, cause: str) -> None:
+        if peer.left is None and not self._status.is_closed:
+            words = self.obituary(peer.name)
+            cause = f"{cause}; its process ended: {words}" if words else cause
         with peer.lock:
             if peer.lost is not None or peer.worker is self._me:
                 return

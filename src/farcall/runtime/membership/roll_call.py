@@ -1,4 +1,4 @@
-"""Learns who is there: asks the store for all, and those without a link whether they still are."""
+"""Learns which workers are there: asks the store, and workers without a link whether they live."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Everybody = Callable[[float], Sequence[Worker]]  # up to a deadline; raises `Not
 
 
 class RollCall:
-    """Learns who is in an agent's group. Thread-safe.
+    """Learns which workers are in an agent's group. Thread-safe.
 
     Args:
         name: of this worker.
@@ -88,7 +88,7 @@ class RollCall:
         return ""
 
     def weed(self, peers: Iterable[Peer], deadline: float) -> None:
-        """Lose those who are gone, of workers to which there is no link. Waits for the answers.
+        """Lose the workers that are gone, of those without a link. Waits for the answers.
 
         Args:
             deadline: `time.monotonic()` seconds; a worker that has not answered by then stays.

@@ -1,7 +1,7 @@
-"""Who is there, and who is told of it: `rpc.workers`, `wait_for`, `on_join`, `on_leave`.
+"""The workers that are there, and news of them: `rpc.workers`, `wait_for`, `on_join`, `on_leave`.
 
-The directory says in which order workers came and went (DIR-7 in `protocol/directory.py`). Whoever
-listens is told of that in the same order, by a thread of its own, without locks.
+The directory says in which order workers came and went (DIR-7 in `protocol/directory.py`). A
+thread of its own tells listeners of that in the same order, without locks.
 
 A worker of an open group is known here when it has dialled this one, was called, or the store was
 asked. So while somebody waits or listens a thread looks, several times a second, whether anybody
@@ -43,7 +43,7 @@ class MemberEvent(NamedTuple):
     Attributes:
         kind: "joined"; "left": it has shut down; "lost": it died, or was cut off; "refused": one of
             the two workers does not want a link with the other.
-        worker: who.
+        worker: the one that has come or gone.
         why: of one that has gone: what is known of that, in words.
     """
 
@@ -69,7 +69,7 @@ def _event_of(news: News[Peer]) -> MemberEvent:
 
 
 class Listener:
-    """Whoever is told of events, until it is closed.
+    """A receiver of events, until it is closed.
 
     Args:
         hear: called with each event.
@@ -102,12 +102,12 @@ class Listener:
 
 
 class Roster:
-    """Who is in an agent's group. Thread-safe.
+    """The workers in an agent's group. Thread-safe.
 
     Args:
         status: of the agent.
         directory: tells the news.
-        roll_call: finds out who is there.
+        roll_call: finds out which workers are there.
         enter: called in each thread that runs functions of users, before them.
     """
 
@@ -205,7 +205,7 @@ class Roster:
     # Questions.
 
     def workers(self, role: str | None) -> list[Member]:
-        """Return who is here; waits some seconds at most for the store, and for silent workers."""
+        """Return the workers that are here. Waits two seconds at most for the store and them."""
         deadline = time.monotonic() + ROLL_CALL_SECONDS
         self._refresh(deadline)
         return [member_of(peer) for peer in self._of(role)]

@@ -61,6 +61,11 @@ class ShutdownCoordinator:
         if self._leaving:  # else `leave`, which says so first, looks after us and finds the call
             self._epoch += 1
 
+    @property
+    def going_on(self) -> list[object]:
+        """The calls that `active` counts."""
+        return list(self._going_on)
+
     def end(self, what: object) -> None:
         """Count a call out that has ended. No effect if that was said before."""
         self._going_on.discard(what)

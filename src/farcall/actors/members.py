@@ -1,0 +1,123 @@
+"""What `handle.name` gives: a method, or an attribute, of an object on another worker."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from farcall.objects import read_attribute
+from farcall.runtime.agent import Agent
+from farcall.runtime.calls.future import Future
+from farcall.runtime.calls.graph_breaks import methods_break_graphs
+from farcall.runtime.references.handles import RefHandle
+from farcall.serde import hide_own_frames
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Handle(Protocol):
+    """What a member uses of its handle."""
+
+    _handle: RefHandle
+
+    @property
+    def _agent(self) -> Agent: ...
+    def rpc_sync(self) -> Any: ...
+    def rpc_async(self) -> Any: ...
+    def _find_class(self) -> type[Any] | None: ...
+
+
+class _OfTheMember:
+    """An attribute that members have by their names, and the class `Member` has not, or as it is.
+
+    Args:
+        read: what a member has.
+        of_class: what the class has; None for nothing.
+    """
+
+    def __init__(self, read: Callable[[Member[..., Any]], Any], of_class: str | None) -> None:
+        self._read = read
+        self._of_class = of_class
+
+    def __get__(self, member: Member[..., Any] | None, owner: type[Any]) -> Any:
+        found = self._of_class if member is None else self._read(member)
+        if found is None and member is None:
+            raise AttributeError("it belongs to members, not to their class")
+        return found
+
+
+def _signature_of(member: Member[..., Any]) -> inspect.Signature | None:
+    """The parameters of the method; None where they are not known."""
+    function = _function_of(member)
+    try:
+        return None if function is None else inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _text_of(member: Member[..., Any]) -> str | None:
+    """How the method is called, and its docstring."""
+    function = _function_of(member)
+    if function is None:
+        return Member.__doc__
+    signature = _signature_of(member) or "(...)"
+    return f"{member._name}{signature}\n\n{inspect.getdoc(function) or ''}".rstrip()
+
+
+def _function_of(member: Member[..., Any]) -> Any:
+    """The method, as if bound to an object, by its class; None for an attribute."""
+    cls = member._handle._find_class()
+    found = inspect.getattr_static(cls, member._name, None)
+    if not callable(found) and not isinstance(found, classmethod | staticmethod):
+        return None
+    try:
+        return found.__get__(object(), cls)  # as an object has it: without `self`
+    except (AttributeError, TypeError):
+        return found
+
+
+@methods_break_graphs
+class Member(Generic[P, R]):
+    """A method or an attribute of an object on another worker. Made by `Handle`s.
+
+    `inspect.signature` and `help` tell of the method if its class can be imported here. They may
+    ask the owner for that class, for a second at most.
+    """
+
+    __slots__ = ("_handle", "_name")
+    __signature__ = _OfTheMember(_signature_of, None)
+
+    def __init__(self, handle: _Handle, name: str) -> None:
+        self._handle = handle
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._name!r} of {self._handle!r}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call it as a method, and return a future of the result."""
+        return getattr(self._handle.rpc_async(), self._name)(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call it as a method, and return the result."""
+        return getattr(self._handle.rpc_sync(), self._name)(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def get(self) -> R:
+        """Return a copy of it as an attribute."""
+        return self._read(self._handle._agent.call)  # type: ignore[no-any-return]
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._read(self._handle._agent.call_async).__await__()  # type: ignore[no-any-return]
+
+    def _read(self, call: Callable[..., Any]) -> Any:
+        reference = self._handle._handle
+        try:
+            return call(reference.to, read_attribute, (reference, self._name))
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
+
+
+Member.__doc__ = _OfTheMember(_text_of, Member.__doc__)  # type: ignore[assignment]
