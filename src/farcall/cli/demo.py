@@ -76,6 +76,42 @@ def make_folder(path: Path) -> None:
         raise click.BadParameter(reason, param_hint="'--out'") from None
 
 
+def unrest_options(switch: str, says: str, deaths: int) -> Option:
+    """A switch that has workers killed, `--every` and `--deaths`."""
+    options = (
+        click.option(switch, is_flag=True, help=says),
+        click.option(
+            "--every",
+            type=RealRange(0.0, 3600.0, min_open=True),
+            default=10.0,
+            show_default=True,
+            help=f"With {switch}: seconds from one death to the next. That one also waits until "
+            "all are back.",
+        ),
+        click.option(
+            "--deaths",
+            type=click.IntRange(min=1),
+            default=deaths,
+            show_default=True,
+            help=f"With {switch}: how many there have to be before the run may end as solved.",
+        ),
+    )
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def refuse_unrest_without(switch: str, ctx: click.Context) -> None:
+    """Says that `--every` and `--deaths` mean nothing, where they were given."""
+    for name in ("every", "deaths"):
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise click.BadParameter(f"it is for {switch}", param_hint=f"'--{name}'")
+
+
 @demo.command(short_help="Balance a pole: one agent learns, observers play.")
 @click.option(
     "--observers",
@@ -100,6 +136,12 @@ def make_folder(path: Path) -> None:
     show_default=True,
     help="Give up after this many, with exit code 3.",
 )
+@click.option(
+    "--goal",
+    type=RealRange(0.0, 500.0, max_open=True),
+    help="Running reward at which the run ends as solved.  [default: 475, the environment's]",
+)
+@unrest_options("--elastic", "Kill observers while they play; each comes back.", deaths=2)
 @out_option("demo-out/cartpole", "summary.json and reward.png")
 @click.pass_context
 def cartpole(
@@ -110,16 +152,27 @@ def cartpole(
     gamma: float,
     log_interval: int,
     max_episodes: int,
+    goal: float | None,
+    elastic: bool,
+    every: float,
+    deaths: int,
     out: Path,
 ) -> None:
     """Balance a pole: one agent learns, observers in other processes play.
 
+    With --elastic, observers are killed (SIGKILL) while they play, and started again.
+
     Exit codes: 0 solved, 1 a worker failed, 3 not solved in --max-episodes, 130 Ctrl-C.
     """
     runner = load("farcall.demos.run_cartpole", extra="demos", needs=("gymnasium", "matplotlib"))
-    options = runner.cartpole.Options(observers, seed, gamma, max_episodes)
+    goal = runner.cartpole.threshold() if goal is None else goal
+    options = runner.cartpole.Options(observers, seed, gamma, max_episodes, goal)
+    if not elastic:
+        refuse_unrest_without("--elastic", ctx)
+        make_folder(out)
+        ctx.exit(runner.run(options, log_interval, out))
     make_folder(out)
-    ctx.exit(runner.run(options, log_interval, out))
+    ctx.exit(runner.run_elastic(options, runner.Unrest(every, deaths, seed), log_interval, out))
 
 
 def size_option(
