@@ -32,6 +32,7 @@ LAYERS = {
     "members": 6,
     "autograd": 7,
     "objects": 7,
+    "supervision": 8,
     "nn": 8,
     "optim": 8,
     "rpc": 9,

@@ -1,4 +1,4 @@
-"""Objects with a name, and their end by force: `remote(name=)`, `get_object`, `kill`."""
+"""Objects with a name, and their end by force: `remote(name=)`, `kill`."""
 
 from __future__ import annotations
 
@@ -49,46 +49,25 @@ _USES: dict[str, tuple[str, Callable[..., Any]]] = {
 STORE_SECONDS = 1.0  # that the store has to say who has an id
 
 
-@breaks_graphs
-def get_object(name: str, timeout: float = UNSET_RPC_TIMEOUT) -> RRef[Any]:
-    """Return a reference to the object that was made with `remote(..., name=name)`.
-
-    The reference counts as any other: the object lives as long as somebody has one. All workers are
-    asked; neither rank 0 nor the store is needed for those that have met.
-
-    Args:
-        name: of the object.
-        timeout: seconds; 0 for no limit, -1 for the default given to `init_rpc`.
-
-    Raises:
-        UnknownObject: no worker has an object of that name.
-        RpcTimeout: no worker that answered in time has one; the message names the others.
-        NotInitialized: before `init_rpc` or after `shutdown`.
-    """
-    try:
-        agent = current_agent()
-        agent.executor.collecting.refuse("get_object")
-        deadline, seconds, _ = agent.limits.of_call(seconds_or_default(timeout))
-        here = agent.names.find(_checked(name))
-        found = None if here is None else _reference_to(agent, here)
-        if found is not None:
-            return found
-        silent = []
-        for worker, answer in _ask_all(agent, find_object, (name,), deadline):
-            if isinstance(answer, RRef):
-                return answer
-            if isinstance(answer, RpcTimeout):
-                silent.append(worker)
-        if silent:
-            workers = ", ".join(map(repr, silent))
-            raise RpcTimeout(
-                f"no object of the name {name!r} was found within {seconds:g} s; no answer of "
-                f"{workers}"
-            )
-        raise UnknownObject(f"no worker has an object of the name {name!r}")
-    except BaseException as error:
-        hide_own_frames(error)
-        raise
+def look_up_object(agent: Agent, name: str, seconds: float | None) -> RRef[Any]:
+    """`rpc.get_object`. The timeout is in seconds; 0 for no limit, None for the default."""
+    deadline, seconds, _ = agent.limits.of_call(seconds)
+    here = agent.names.find(checked(name))
+    found = None if here is None else _reference_to(agent, here)
+    if found is not None:
+        return found
+    silent = []
+    for worker, answer in ask_all(agent, find_object, (name,), deadline):
+        if isinstance(answer, RRef):
+            return answer
+        if isinstance(answer, RpcTimeout):
+            silent.append(worker)
+    if silent:
+        workers = ", ".join(map(repr, silent))
+        raise RpcTimeout(
+            f"no object of the name {name!r} was found within {seconds:g} s; no answer of {workers}"
+        )
+    raise UnknownObject(f"no worker has an object of the name {name!r}")
 
 
 @breaks_graphs
@@ -114,7 +93,7 @@ def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
             raise TypeError(f"rref must be an RRef, not {type(rref).__name__}")
         rref._agent.executor.collecting.refuse("kill")
         if rref.is_owner():
-            rref._place.kill(_killed_by(current_agent().me.name))
+            _kill(rref, current_agent().me.name)
         else:
             agent = rref._agent
             agent.references.check_usable(rref._handle)
@@ -124,11 +103,12 @@ def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
         raise
 
 
-def _killed_by(name: str) -> Cancelled:
-    return Cancelled(f"the object of this reference was killed by {name}")
+def _kill(rref: RRef[Any], by: str) -> None:
+    rref._place.kill(Cancelled(f"the object of this reference was killed by {by}"))
+    rref._agent.names.on_killed(rref._handle.ref)
 
 
-def _checked(name: object) -> str:
+def checked(name: object) -> str:
     """A name that a user gave.
 
     Raises:
@@ -145,10 +125,10 @@ def named(
     name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The call that makes an object with a name: the function, and its arguments."""
-    return make_named, (_checked(name), function, tuple(args), dict(kwargs or {}))
+    return make_named, (checked(name), function, tuple(args), dict(kwargs or {}))
 
 
-def _ask_all(
+def ask_all(
     agent: Agent, function: Callable[..., Any], args: tuple[Any, ...], deadline: float
 ) -> Iterator[tuple[str, Any]]:
     """Ask all other workers. Yield what each answers, or its error, in the order of arrival."""
@@ -209,10 +189,10 @@ def _call_being_served() -> CallBeingServed:
 
 @own_handler("the object of a name", checks_itself=True)
 def find_object(name: str) -> RRef[Any] | None:
-    """Handler of `get_object`."""
+    """Handler of `look_up_object`."""
     only = allowed_now()
     if only is not None:
-        only.check("farcall.objects:get_object")
+        only.check("farcall.supervision.api:get_object")
     agent = current_agent()
     ref = agent.names.find(name)
     return None if ref is None else _reference_to(agent, ref)
@@ -241,7 +221,7 @@ def make_named(
     assert ref is not None
     agent.names.take(name, ref)
     try:
-        _ask_for_name(agent, name)
+        ask_for_name(agent, name)
         agent.names.confirm(name, ref)
     except BaseException:
         agent.names.give_up(name, ref)
@@ -249,10 +229,16 @@ def make_named(
     return result_of(function, function(*args, **kwargs))
 
 
-def _ask_for_name(agent: Agent, name: str) -> None:
+def ask_for_name(agent: Agent, name: str) -> None:
+    """Ask all other workers for a name that was taken here.
+
+    Raises:
+        DuplicateName: one of them has it.
+        RpcTimeout: one of them does not say.
+    """
     me = agent.me
     deadline, _, _ = agent.limits.of_call(None)
-    for worker, answer in _ask_all(agent, is_free, (name, me.name, me.id), deadline):
+    for worker, answer in ask_all(agent, is_free, (name, me.name, me.id), deadline):
         if answer is False:
             raise DuplicateName(f"the name {name!r} is in use by an object of worker {worker!r}")
         if isinstance(answer, FarcallError):
@@ -265,7 +251,7 @@ def kill_object(_: str, rref: RRef[Any]) -> None:
     only = allowed_now()
     if only is not None:
         only.check("farcall.objects:kill")
-    rref._place.kill(_killed_by(_call_being_served().peer.name))
+    _kill(rref, _call_being_served().peer.name)
 
 
 @own_handler("the use of a remote value", checks_itself=True)

@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch.autograd import profiler
@@ -45,13 +46,14 @@ from farcall.members import (
     wait_for,
     workers,
 )
-from farcall.objects import get_object, kill, named
+from farcall.objects import kill, named
 from farcall.rref import RRef, seconds_or_default
 from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent
-from farcall.runtime.calls import profiling
+from farcall.runtime.calls import profiling, retrying
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs
+from farcall.runtime.calls.retrying import Attempts, Retry
 from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent, set_default_agent
 from farcall.runtime.heap import keep_freed_memory
@@ -68,11 +70,13 @@ from farcall.runtime.program_end import keep_exit_code
 from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
 from farcall.serde import Only, hide_own_frames
+from farcall.supervision import Child, Snapshot, get_object, supervise
 from farcall.transport.connect.credentials import TlsConfig
 
 __all__ = [
     "BackendType",
     "Cancelled",
+    "Child",
     "FarcallError",
     "Future",
     "Member",
@@ -85,9 +89,11 @@ __all__ = [
     "ProcessGroupRpcBackendOptions",
     "RRef",
     "RemoteError",
+    "Retry",
     "RpcBackendOptions",
     "RpcTimeout",
     "Secret",
+    "Snapshot",
     "Subscription",
     "TensorPipeRpcBackendOptions",
     "TlsConfig",
@@ -108,6 +114,7 @@ __all__ = [
     "rpc_async",
     "rpc_sync",
     "shutdown",
+    "supervise",
     "wait_for",
     "workers",
 ]
@@ -278,6 +285,8 @@ def rpc_sync(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    retry: int | Retry | None = None,
 ) -> Any:
     """Run a function on a worker and return its result.
 
@@ -287,7 +296,11 @@ def rpc_sync(
             operators such as `torch.add`, TorchScript functions. Lambdas and closures go by value.
         args: positional arguments.
         kwargs: keyword arguments.
-        timeout: seconds; 0 for no limit.
+        timeout: seconds, for all attempts together; 0 for no limit.
+        retry: of a function that may run more than once: how often the call is made again if the
+            worker is lost meanwhile or, where workers come and go, is not there. Each repetition is
+            logged, and the last error says how many there were. What the function raises is never
+            a reason. Not for tensors that need gradients.
 
     Raises:
         The exception that the function raised, with the remote traceback as its cause
@@ -300,6 +313,10 @@ def rpc_sync(
     """
     try:
         seconds = _check_call(func, args, kwargs, timeout)
+        if retry is not None:
+            agent = current_agent()
+            made = partial(agent.call, to, func, args or (), kwargs)
+            return retrying.call(_attempts(agent, func, to, retry, seconds), made)
         if profiler._is_profiler_enabled:
             call = to, func, args or (), kwargs, seconds
             return profiling.call(current_agent(), None, call)
@@ -316,15 +333,22 @@ def rpc_async(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    retry: int | Retry | None = None,
 ) -> Future[Any]:
     """Like `rpc_sync`, but returns a future at once.
 
     The future is a `torch.futures.Future` that can also be awaited. Errors of the call end up in
     it; only what is wrong with the arguments is raised here. The arguments' memory may be changed
-    as soon as this returns.
+    as soon as this returns; with `retry` when the future is done.
     """
     try:
         seconds = _check_call(func, args, kwargs, timeout)
+        if retry is not None:
+            agent = current_agent()
+            made = partial(agent.call_async, to, func, args or (), kwargs)
+            attempts = _attempts(agent, func, to, retry, seconds)
+            return retrying.call_async(agent, attempts, made, sys._getframe(1))
         if profiler._is_profiler_enabled:
             call = to, func, args or (), kwargs, seconds
             return profiling.call_async(current_agent(), None, call, sys._getframe(1))
@@ -382,6 +406,13 @@ def remote(
     except BaseException as error:
         hide_own_frames(error)
         raise
+
+
+def _attempts(
+    agent: Agent, func: object, to: object, retry: object, seconds: float | None
+) -> Attempts:
+    what = f"{getattr(func, '__qualname__', func)!r} on {to!r}"
+    return Attempts(agent, what, Retry.of(retry), seconds)
 
 
 def _check_concurrency(concurrency: object) -> int:

@@ -60,7 +60,7 @@ class BriefThreads:
             else:
                 return True
         if needed:
-            self._do(work)
+            self.do(work)
         return needed
 
     def _has_started(self, work: Work) -> bool:
@@ -76,13 +76,14 @@ class BriefThreads:
     def _work(self, first: Work) -> None:
         work: Work | None = first
         while work is not None:
-            self._do(work)
+            self.do(work)
             with self._lock:
                 work = self._queue.popleft() if self._queue else None
                 if work is None:
                     self._threads.discard(threading.current_thread())
 
-    def _do(self, work: Work) -> None:
+    def do(self, work: Callable[[], object]) -> None:
+        """Do work in the caller's thread. What it raises is logged."""
         try:
             work()
         except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -29,6 +29,9 @@ class Names:
     Args:
         my_id: of this worker.
         values: the objects that live here.
+
+    Attributes:
+        on_killed: called when a user has killed an object that lives here.
     """
 
     def __init__(self, my_id: int, values: Mapping[RefId, ValueSlot]) -> None:
@@ -36,6 +39,7 @@ class Names:
         self._values = values
         self._lock = threading.Lock()
         self._named: dict[str, _Named] = {}
+        self.on_killed: Callable[[RefId], object] = lambda _: None
 
     def _in_use(self, name: str) -> _Named | None:
         named = self._named.get(name)

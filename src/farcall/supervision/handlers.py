@@ -1,0 +1,126 @@
+"""What workers that supervise ask of others, and what a worker knows of supervisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farcall.objects import ask_for_name
+from farcall.rref import RRef
+from farcall.runtime.agent import Agent
+from farcall.runtime.calls.call_names import own_handler
+from farcall.runtime.calls.deferred import Deferred
+from farcall.runtime.calls.future import Future, complete_with
+from farcall.runtime.calls.policy import method_of
+from farcall.runtime.context import allowed_now, current_context
+from farcall.runtime.current import current_agent
+from farcall.runtime.references.values import ValueSlot
+from farcall.supervision.leader import Number, Remote
+from farcall.supervision.plans import Spec, State
+from farcall.supervision.supervisors import Supervisors
+
+SUPERVISE = "farcall.supervision.api:supervise"  # what a policy lists
+
+
+def supervisors_of(agent: Agent) -> Supervisors:
+    """Return what an agent knows of supervisions."""
+    return agent.group.extension(Supervisors, lambda: Supervisors(agent, REMOTE))
+
+
+def _here() -> Supervisors:
+    only = allowed_now()
+    if only is not None:
+        only.check(SUPERVISE)
+    return supervisors_of(current_agent())
+
+
+@own_handler("the making of a supervised object", checks_itself=True)
+def make(
+    at: tuple[int, int, int, str, str],
+    factory: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    saved: tuple[bool, Any],
+) -> Any:
+    """Make a child: with a factory, or from its last snapshot."""
+    key, child, generation, name, load = at
+    context = current_context()
+    assert context is not None
+    assert context.job is not None
+    ref = context.job.place
+    assert ref is not None
+    here, agent = _here(), current_agent()
+    here.note_made(key, child, generation, ref)
+    agent.names.take(name, ref)
+    try:
+        if generation == 1:  # later ones follow an object that had the name
+            ask_for_name(agent, name)
+        agent.names.confirm(name, ref)
+        is_saved, state = saved
+        if is_saved and not load:
+            return state
+        made = factory(*args, **kwargs)
+        if is_saved:
+            method_of(allowed_now(), made, load)(state)
+    except BaseException:
+        agent.names.give_up(name, ref)
+        raise
+    return made
+
+
+@own_handler("the making of a supervised object", checks_itself=True)
+def wait_until_made(_: str, rref: RRef[Any]) -> Any:
+    """Return when a child is made; raise why it could not be. The reference waits for no turn."""
+    future: Future[None] = Future()
+
+    def made(place: ValueSlot) -> None:
+        try:
+            place.get()
+        except BaseException as error:
+            complete_with(future, error)
+        else:
+            future.set_result(None)
+
+    rref._place.when_ready(made)
+    return Deferred(future)
+
+
+@own_handler("a snapshot of a supervised object", checks_itself=True)
+def save(place: ValueSlot, method: str) -> Any:
+    """Return the state of a child. In its turn, if the object lets only some calls run at once."""
+    _here()
+    value = place.get()
+    return method_of(allowed_now(), value, method)() if method else value
+
+
+@own_handler("a snapshot of a supervised object", checks_itself=True)
+def keep(key: int, child: int, number: Number, state: Any) -> None:
+    """Keep a snapshot, in case the supervisor dies."""
+    _here().snapshots.put(key, child, (number[0], number[1], number[2]), state)
+
+
+@own_handler("a supervision", checks_itself=True)
+def adopt(spec: tuple[Any, ...], state: tuple[Any, ...]) -> None:
+    """Keep what is needed to supervise."""
+    _here().hear(State.of(state), Spec.of(spec))
+
+
+@own_handler("a supervision", checks_itself=True)
+def hear(state: tuple[Any, ...]) -> None:
+    """Hear how a supervision is."""
+    _here().hear(State.of(state))
+
+
+@own_handler("a supervision", checks_itself=True)
+def killed(key: int, child: int, generation: int) -> None:
+    """Hear that the user has killed a child."""
+    _here().killed(key, child, generation)
+
+
+@own_handler("a supervision", checks_itself=True)
+def state_of(name: str) -> tuple[Any, ...] | None:
+    """Return how the supervision of an object is, if it is known here."""
+    state = _here().state_of(name)
+    return None if state is None else state.plain()
+
+
+REMOTE = Remote(make, wait_until_made, save, keep, adopt, hear, killed)

@@ -1,0 +1,397 @@
+"""Supervises: the first keeper of a supervision makes its children, and makes them again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from farcall.ids import original
+from farcall.log import get_logger
+from farcall.protocol.supervision import Candidate, Phase, choose
+from farcall.rref import RRef
+from farcall.runtime.agent import Agent
+from farcall.runtime.calls.future import Future, complete_with
+from farcall.runtime.membership.peers import Peer
+from farcall.supervision.plans import ChildState, Keeper, Spec, State, is_usable
+
+logger = get_logger("farcall")
+
+Handler = Callable[..., Any]
+Number = tuple[int, int, int]  # of a snapshot: its generation, the epoch, and how many before it
+ADOPTION_SECONDS = 2.0  # that others have to say that they could take over, before it starts
+SNAPSHOT_KEEPERS = 2  # that have each snapshot, beside the owner and the supervisor
+
+
+class Remote(NamedTuple):
+    """What runs on other workers. See `handlers`."""
+
+    make: Handler
+    wait_until_made: Handler
+    save: Handler
+    keep: Handler
+    adopt: Handler
+    hear: Handler
+    killed: Handler
+
+
+class Snapshots:
+    """The snapshots that one worker keeps, by supervision and child. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[int, int], tuple[Number, Any]] = {}
+
+    def put(self, key: int, child: int, number: Number, state: Any) -> None:
+        """Keep a snapshot, unless there is a newer one.
+
+        Args:
+            number: larger than that of the one before.
+        """
+        with self._lock:
+            old = self._kept.get((key, child))
+            if old is None or old[0] < number:
+                self._kept[key, child] = (number, state)
+        del old  # its destructor does not run under the lock
+
+    def get(self, key: int, child: int) -> tuple[Number, Any] | None:
+        """Return the newest snapshot of a child, with its number."""
+        return self._kept.get((key, child))
+
+    def discard(self, key: int) -> None:
+        """Drop all snapshots of a supervision."""
+        with self._lock:
+            dropped = [self._kept.pop(at) for at in list(self._kept) if at[0] == key]
+        del dropped
+
+
+def is_alive(agent: Agent, keeper: Keeper) -> bool:
+    """Return whether a worker has not been lost, as far as is known here."""
+    if keeper[1] == agent.me.incarnation:
+        return True
+    peer = agent.directory.newest(keeper[1])
+    return peer is not None and peer.lost is None
+
+
+class Leader:
+    """Supervises, for as long as it is the first keeper. All methods run in one thread.
+
+    Args:
+        state: as it was before.
+        heard_at: when the state was heard of, in `time.monotonic()` seconds.
+        publish: hears of each change.
+        started: completes when all children are there for the first time, or can't be made; None of
+            a worker that has taken over.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        spec: Spec,
+        state: State,
+        heard_at: float,
+        remote: Remote,
+        snapshots: Snapshots,
+        publish: Callable[[State, Spec], None],
+        started: Future[None] | None,
+    ) -> None:
+        self._agent = agent
+        self._me: Keeper = (agent.me.name, agent.me.incarnation)
+        self._spec = spec
+        self._state = state
+        self._remote = remote
+        self._snapshots = snapshots
+        self._publish = publish
+        self._started = started
+        self._is_starting = started is not None
+        self._later = agent.group.later
+        self._is_retired = False
+        self._is_patient = True  # with those that were asked to be keepers
+        self._children = list(state.children)
+        # Those that were asked to be keepers, in the order in which they take over.
+        self._asked: dict[int, None] = {agent.me.incarnation: None}
+        self._to_come = 0  # answers of those
+        self._keepers = [keeper for keeper in state.keepers if is_alive(agent, keeper)]
+        self._asked.update(dict.fromkeys(number for _, number in self._keepers))
+        self._unplaced: dict[int, tuple[int, float]] = {}  # child -> generation, since when
+        self._counts = [0] * len(self._children)  # of snapshots, of this generation
+        self._machine = spec.machine()
+        if started is None:
+            self._state = state._replace(epoch=state.epoch + 1, leader_id=agent.me.id, version=0)
+            phases = [Phase(child.phase) for child in state.children]
+            generations = [child.generation for child in state.children]
+            self._machine.resume(phases, generations, [heard_at - age for age in state.ages])
+            for child, before in enumerate(state.children):
+                if before.is_running:
+                    self._begin_snapshots(child, before.generation)
+            self._tell()
+        else:
+            self._machine.begin()
+            self._post(self._wait_no_longer, ADOPTION_SECONDS)
+
+    def retire(self) -> None:
+        """Do nothing any more: another worker supervises."""
+        self._is_retired = True
+
+    def leads(self, state: State) -> bool:
+        """Return whether this is who supervises in a state."""
+        return (state.epoch, state.leader_id) == (self._state.epoch, self._state.leader_id)
+
+    # Events.
+
+    def look(self) -> None:
+        """Look who is there: somebody has come or gone, or time has passed."""
+        if self._machine.is_over:
+            return
+        self._enlist()
+        gone = [
+            child
+            for child, state in enumerate(self._children)
+            if self._machine.phases[child] is Phase.RUNNING
+            and (state.rref is None or not is_usable(state.rref))
+        ]
+        if gone:
+            owners = ", ".join(sorted({repr(self._children[child].owner) for child in gone}))
+            names = ", ".join(repr(self._spec.children[child].name) for child in gone)
+            self._machine.lost(gone, f"{names} was lost with {owners}", time.monotonic())
+        self._go_on()
+
+    def ended(self, child: int, generation: int) -> None:
+        """The user has killed a child."""
+        self._machine.ended(child, generation)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._machine.is_over:
+            self._unplaced.clear()
+        for child, generation in self._machine.take():
+            self._unplaced[child] = (generation, time.monotonic())
+        for child, (generation, since) in list(self._unplaced.items()):
+            self._place(child, generation, since)
+        self._tell()
+
+    # Keepers.
+
+    def _enlist(self) -> None:
+        """Have all that are there keep what is needed to take over."""
+        for peer in self._others():
+            number = original(peer.incarnation)
+            if number not in self._asked:
+                self._asked[number] = None
+                self._to_come += 1
+                call = self._remote.adopt, (self._spec.plain(), self._state.plain())
+                self._call(peer.name, *call, partial(self._adopted, (peer.name, number)))
+
+    def _others(self) -> list[Peer]:
+        live = self._agent.directory.live()
+        return [peer for peer in live if peer.worker is not self._agent.me]
+
+    def _adopted(self, keeper: Keeper, answer: torch.futures.Future[Any]) -> None:
+        self._to_come -= 1
+        try:
+            answer.value()
+        except Exception as error:
+            logger.info("%s: %r does not keep a supervision: %s", self._me[0], keeper[0], error)
+        else:
+            order = list(self._asked)
+            self._keepers = sorted([*self._keepers, keeper], key=lambda one: order.index(one[1]))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell everybody how it is now, if that is news."""
+        machine, now = self._machine, time.monotonic()
+        for child, state in enumerate(self._children):
+            phase, generation = machine.phases[child].value, machine.generations[child]
+            rref = state.rref if machine.phases[child] is Phase.RUNNING else None
+            self._children[child] = ChildState(phase, generation, state.owner, rref)
+        self._keepers = [keeper for keeper in self._keepers if is_alive(self._agent, keeper)]
+        news = self._state._replace(
+            keepers=tuple(self._keepers),
+            given_up=machine.given_up,
+            children=tuple(self._children),
+        )
+        if news != self._state or not news.version:
+            ages = tuple(now - time for time in machine.times)
+            self._state = news._replace(version=news.version + 1, ages=ages)
+            if machine.given_up and not self._is_starting:
+                names = ", ".join(map(repr, news.names))
+                logger.error("%s: gives %s up: %s", self._me[0], names, machine.given_up)
+            self._publish(self._state, self._spec)
+            plain = self._state.plain()
+            for peer in self._others():
+                self._call(peer.name, self._remote.hear, (plain,), _ignore)
+        self._note_start()
+
+    def _wait_no_longer(self) -> None:
+        self._is_patient = False
+        self._note_start()
+
+    def _note_start(self) -> None:
+        is_there = all(phase is Phase.RUNNING for phase in self._machine.phases)
+        if self._to_come and self._is_patient:
+            return
+        if is_there and self._started is not None and self._is_starting:
+            self._is_starting = False
+            if not self._started.done():
+                self._started.set_result(None)
+
+    # Children.
+
+    def _place(self, child: int, generation: int, since: float) -> None:
+        """Make a child on a worker, if there is one for it."""
+        spec = self._spec.children[child]
+        target = spec.where()
+        waited = time.monotonic() - since
+        is_open = bool(target.name) and self._agent.directory.can_ask(target.name)
+        waits = is_open and generation > 1 and waited < self._spec.wait
+        live = self._agent.directory.live()
+        there = [Candidate(p.name, p.worker.id, p.worker.role) for p in live]
+        load = Counter(state.owner for state in self._children if state.is_running)
+        chosen = choose(target, there, load, self._me[0], waits=waits)
+        if chosen is not None:
+            del self._unplaced[child]
+            self._make(child, generation, chosen.name)
+        elif waits:
+            self._post(self._go_on, self._spec.wait - waited)
+        elif not self._agent.directory.can_ask(self._me[0]):  # nobody will come
+            del self._unplaced[child]
+            why = f"no worker of the role {target.role!r} is left"
+            self._post(partial(self._made, child, generation, None, why))
+
+    def _make(self, child: int, generation: int, owner: str) -> None:
+        spec = self._spec.children[child]
+        found = self._snapshots.get(self._spec.key, child)
+        if generation > 1:
+            logger.warning(
+                "%s: makes %r again on %r, %s",
+                self._me[0],
+                spec.name,
+                owner,
+                "from its last snapshot" if found else "without a snapshot",
+            )
+        self._children[child] = self._children[child]._replace(owner=owner)
+        saved = (False, None) if found is None else (True, found[1])
+        at = (self._spec.key, child, generation, spec.name, spec.load)
+        made = (spec.factory, spec.args, spec.kwargs, saved)
+        try:
+            call = self._remote.make, (at, *made), None, None, spec.concurrency
+            rref: RRef[Any] = RRef.of(self._agent.remote(owner, *call))
+        except Exception as error:
+            self._post(partial(self._made, child, generation, None, error))
+            return
+        done = partial(self._made, child, generation, rref)
+        self._call(owner, self._remote.wait_until_made, ("", rref), done)
+
+    def _made(self, child: int, generation: int, rref: RRef[Any] | None, answer: Any) -> None:
+        """A child was made, or could not be: the answer says so."""
+        try:
+            if rref is None:
+                raise answer if isinstance(answer, Exception) else LookupError(answer)
+            answer.value()
+        except Exception as error:
+            self._not_made(child, generation, error)
+            return
+        self._children[child] = self._children[child]._replace(rref=rref)
+        if self._machine.made(child, generation):
+            self._begin_snapshots(child, generation)
+            self._spread(child)
+        self._go_on()
+
+    def _not_made(self, child: int, generation: int, error: Exception) -> None:
+        name, owner = self._spec.children[child].name, self._children[child].owner
+        if self._is_starting:
+            self.fail_start(error)
+            return
+        why = f"{name!r} could not be made on {owner!r}: {type(error).__name__}: {error}"
+        logger.warning("%s: %s", self._me[0], why)
+        self._machine.failed(child, generation, why, time.monotonic())
+        self._go_on()
+
+    def fail_start(self, error: Exception) -> None:
+        """Give up, unless all was made before. The caller of `supervise` hears of this."""
+        if self._is_starting and not self._machine.is_over:
+            assert self._started is not None
+            complete_with(self._started, error)
+            self._machine.given_up = f"it could not be made: {error}"
+            self._go_on()
+
+    # Snapshots.
+
+    def _begin_snapshots(self, child: int, generation: int) -> None:
+        self._counts[child] = 0
+        every = self._spec.children[child].every
+        if every:
+            self._post(partial(self._take, child, generation), every)
+
+    def _take(self, child: int, generation: int) -> None:
+        """Take a snapshot of a child, unless it is another by now."""
+        rref = self._children[child].rref
+        is_same = self._machine.generations[child] == generation
+        if rref is None or not is_same or self._machine.is_over:
+            return
+        spec, handle = self._spec.children[child], rref._handle
+        done = partial(self._taken, child, generation)
+        self._call(str(handle.to), self._remote.save, (handle, spec.save), done)
+
+    def _taken(self, child: int, generation: int, answer: torch.futures.Future[Any]) -> None:
+        every = self._spec.children[child].every
+        self._post(partial(self._take, child, generation), every)
+        try:
+            state = answer.value()
+        except Exception as error:
+            name = self._spec.children[child].name
+            logger.warning("%s: no snapshot of %r: %s", self._me[0], name, error)
+            return
+        self._counts[child] += 1
+        number = (generation, self._state.epoch, self._counts[child])
+        self._snapshots.put(self._spec.key, child, number, state)
+        self._spread(child)
+
+    def _spread(self, child: int) -> None:
+        """Have others keep the last snapshot of a child, too."""
+        found = self._snapshots.get(self._spec.key, child)
+        if found is None:
+            return
+        owner = self._children[child].owner
+        others = [name for name, _ in self._keepers if name not in (self._me[0], owner)]
+        for name in others[:SNAPSHOT_KEEPERS]:
+            call = self._remote.keep, (self._spec.key, child, *found)
+            self._call(name, *call, _ignore)
+
+    # Calls.
+
+    def _call(
+        self,
+        to: str,
+        function: Handler,
+        args: tuple[Any, ...],
+        done: Callable[[torch.futures.Future[Any]], None],
+    ) -> None:
+        """Call a function; what is done with the answer is done in this thread, later."""
+        try:
+            future = self._agent.call_async(to, function, args)
+        except Exception as error:
+            future = Future()
+            future.set_exception(error)
+        if done is _ignore:
+            future.add_done_callback(done)
+        else:
+            future.add_done_callback(lambda answer: self._post(partial(done, answer)))
+
+    def _post(self, work: Callable[[], object], delay: float = 0.0) -> None:
+        """Do something later, in this thread, if this worker still supervises then."""
+
+        def do() -> None:
+            if not (self._is_retired or self._agent.status.is_leaving):
+                work()
+
+        self._later.post(do, delay)
+
+
+def _ignore(_: object) -> None:
+    """Nobody needs the answer: who has not heard hears of the next change, or is gone."""

@@ -1,0 +1,136 @@
+"""What workers tell each other of a supervision: how it is to be, and how it is.
+
+Both travel as plain tuples, so that workers with a policy take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+from farcall.protocol.supervision import Phase, Strategy, SupervisionMachine, Target
+from farcall.rref import RRef
+
+
+class ChildSpec(NamedTuple):
+    """How a child is made."""
+
+    name: str
+    factory: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: tuple[str, str]  # the fields of a `Target`
+    concurrency: int  # 0: any number
+    every: float  # seconds between snapshots; 0: none are taken
+    save: str
+    load: str
+
+    def where(self) -> Target:
+        return Target(*self.target)
+
+
+class Spec(NamedTuple):
+    """A supervision as the user wants it. It never changes."""
+
+    key: int  # of the supervision; unlike its names, it is never used again
+    children: tuple[ChildSpec, ...]
+    strategy: str
+    restarts: int
+    per: float
+    wait: float  # seconds for a worker of the wanted name to come back
+
+    @classmethod
+    def of(cls, plain: tuple[Any, ...]) -> Self:
+        """Return what another worker has sent."""
+        key, children, *rest = plain
+        return cls(key, tuple(ChildSpec(*child) for child in children), *rest)
+
+    def plain(self) -> tuple[Any, ...]:
+        return (self.key, tuple(tuple(child) for child in self.children), *self[2:])
+
+    def machine(self) -> SupervisionMachine:
+        strategy = Strategy(self.strategy)
+        return SupervisionMachine(len(self.children), strategy, self.restarts, self.per)
+
+
+class ChildState(NamedTuple):
+    """How a child is."""
+
+    phase: str
+    generation: int
+    owner: str = ""  # the name of the worker that has it, or had it last
+    rref: RRef[Any] | None = None  # of one that runs
+
+    @property
+    def is_running(self) -> bool:
+        return self.phase == Phase.RUNNING.value
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase == Phase.ENDED.value
+
+
+Keeper = tuple[str, int]  # a worker by name and original incarnation
+
+
+class State(NamedTuple):
+    """How a supervision is. Of two that a worker hears of the one with the larger `order` counts.
+
+    Attributes:
+        epoch: how many workers have supervised so far.
+        leader_id: the id of the one that does now.
+        version: one more for each change in an epoch.
+        keepers: those that can take over, in that order. The first supervises.
+        ages: how many seconds ago the restarts were that count.
+        given_up: why; "" if it was not.
+    """
+
+    key: int
+    names: tuple[str, ...]
+    epoch: int
+    leader_id: int
+    version: int
+    keepers: tuple[Keeper, ...]
+    ages: tuple[float, ...]
+    given_up: str
+    children: tuple[ChildState, ...]
+
+    @classmethod
+    def of(cls, plain: tuple[Any, ...]) -> Self:
+        """Return what another worker has sent."""
+        key, names, epoch, leader_id, version, keepers, ages, given_up, children = plain
+        keeping = tuple((name, number) for name, number in keepers)
+        states = tuple(ChildState(*child) for child in children)
+        return cls(
+            *(key, tuple(names), epoch, leader_id, version),
+            keeping,
+            tuple(ages),
+            given_up,
+            states,
+        )
+
+    def plain(self) -> tuple[Any, ...]:
+        """Return it as it travels: without references that are of no use any more."""
+        children = tuple((*child[:3], _usable(child.rref)) for child in self.children)
+        return (*self[:8], children)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return self.epoch, -self.leader_id, self.version
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.given_up) or all(child.has_ended for child in self.children)
+
+
+def _usable(rref: RRef[Any] | None) -> RRef[Any] | None:
+    return rref if rref is not None and is_usable(rref) else None
+
+
+def is_usable(rref: RRef[Any]) -> bool:
+    """Return whether the owner of a value has not been lost, as far as is known here."""
+    try:
+        rref._agent.references.check_usable(rref._handle)
+    except Exception:
+        return False
+    return True
