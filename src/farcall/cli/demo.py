@@ -164,15 +164,15 @@ def cartpole(
 
     Exit codes: 0 solved, 1 a worker failed, 3 not solved in --max-episodes, 130 Ctrl-C.
     """
+    if not elastic:
+        refuse_unrest_without("--elastic", ctx)
     runner = load("farcall.demos.run_cartpole", extra="demos", needs=("gymnasium", "matplotlib"))
     goal = runner.cartpole.threshold() if goal is None else goal
     options = runner.cartpole.Options(observers, seed, gamma, max_episodes, goal)
-    if not elastic:
-        refuse_unrest_without("--elastic", ctx)
-        make_folder(out)
-        ctx.exit(runner.run(options, log_interval, out))
     make_folder(out)
-    ctx.exit(runner.run_elastic(options, runner.Unrest(every, deaths, seed), log_interval, out))
+    if elastic:
+        ctx.exit(runner.run_elastic(options, runner.Unrest(every, deaths, seed), log_interval, out))
+    ctx.exit(runner.run(options, log_interval, out))
 
 
 def size_option(
@@ -271,9 +271,8 @@ def rnn(
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="How often every trainer goes through its pictures.",
+    help="How often every trainer goes through its pictures; with --chaos, at most.  "
+    "[default: 20; with --chaos: 1000]",
 )
 @click.option(
     "--batch-size",
@@ -296,6 +295,7 @@ def rnn(
 )
 @seed_option(default=0, says="Synchronous runs with equal seeds and options end equal.")
 @log_interval_option("Measurements (every 0.1 s)", default=5)
+@unrest_options("--chaos", "Kill trainers, and the server once; each comes back.", deaths=3)
 @out_option("demo-out/parameter-server", "summary.json and accuracy.png")
 @click.pass_context
 def parameter_server(
@@ -303,15 +303,21 @@ def parameter_server(
     *,
     mode: str,
     trainers: int,
-    epochs: int,
+    epochs: int | None,
     batch_size: int,
     learning_rate: float,
     hogwild: bool,
     seed: int,
     log_interval: int,
+    chaos: bool,
+    every: float,
+    deaths: int,
     out: Path,
 ) -> None:
     """Tell handwritten digits apart: several trainers around one parameter server.
+
+    With --chaos, a trainer is killed (SIGKILL) every few seconds, and the server once. Trainers are
+    started again, and the server goes on from its last snapshot.
 
     Exit codes: 0 test accuracy above 95 % at the end, 1 a worker failed, 3 not above 95 %,
     130 Ctrl-C.
@@ -319,10 +325,23 @@ def parameter_server(
     if hogwild and mode == "sync":
         reason = "it is for mode async; in mode sync nobody could change a parameter meanwhile"
         raise click.BadParameter(reason, param_hint="'--hogwild'")
+    if chaos and mode == "sync":
+        reason = "it is for mode async; in mode sync all would wait for the one that died"
+        raise click.BadParameter(reason, param_hint="'--chaos'")
+    if not chaos:
+        refuse_unrest_without("--chaos", ctx)
     needs = ("sklearn", "matplotlib")
     runner = load("farcall.demos.run_parameter_server", extra="demos", needs=needs)
     options = runner.parameter_server.Options(
-        mode, trainers, epochs, batch_size, learning_rate, hogwild, seed
+        mode,
+        trainers,
+        epochs or (1000 if chaos else 20),
+        batch_size,
+        learning_rate,
+        hogwild,
+        seed,
     )
     make_folder(out)
+    if chaos:
+        ctx.exit(runner.run_chaos(options, runner.Unrest(every, deaths, seed), log_interval, out))
     ctx.exit(runner.run(options, log_interval, out))

@@ -36,8 +36,8 @@ class ElasticAgent(Agent):
             futures = {}
             for observer_id, observer_rref in list(self.observer_rrefs.items()):
                 with self.parting_from(observer_id):
-                    observer = observer_rref.rpc_async(timeout=0)
-                    futures[observer_id] = observer.run_episode(self.agent_rref)
+                    future = observer_rref.rpc_async().run_episode(self.agent_rref)
+                    futures[observer_id] = future
             for observer_id, future in futures.items():
                 with self.parting_from(observer_id):
                     future.wait()
@@ -55,6 +55,6 @@ class ElasticAgent(Agent):
     def add_newcomers(self) -> None:
         """Makes an observer on each worker that has none. Waits until there is a worker."""
         busy = {observer_rref.owner_name() for observer_rref in self.observer_rrefs.values()}
-        for worker in rpc.wait_for(role=ROLE, timeout=0):
+        for worker in rpc.wait_for(role=ROLE):
             if worker.name not in busy:
                 self.add_observer(worker.name, next(self.observer_ids))

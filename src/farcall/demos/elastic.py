@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import multiprocessing
 import os
 import queue
@@ -20,6 +21,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self, TypeVar
@@ -50,9 +52,13 @@ class Unrest:
 
 
 def join(name: str, role: str, init_method: str) -> None:
-    """Makes this process a worker of a group that others join and leave at will."""
+    """Makes this process a worker of a group that others join and leave at will.
+
+    Its calls have no limit: where workers are started again, a busy machine takes its time.
+    """
+    logging.getLogger("farcall").setLevel(logging.ERROR)  # that a worker is lost is no news here
     torch.set_num_threads(1)
-    options = rpc.RpcBackendOptions(init_method=init_method, role=role)
+    options = rpc.RpcBackendOptions(init_method=init_method, role=role, rpc_timeout=0)
     rpc.init_rpc(name, rpc_backend_options=options)
 
 
@@ -63,6 +69,11 @@ def serve(roles: Mapping[str, str], init_method: str, name: str) -> None:
     assert demo is not None
     demo.join()
     rpc.shutdown(graceful=False)
+
+
+class _Order(Enum):
+    BEGIN = "begin"
+    END = "end"
 
 
 class Chaos:
@@ -91,13 +102,17 @@ class Chaos:
         self._kills = 0
         self._known: set[str] = set()
         self._present: dict[str, rpc.Member] = {}
-        self._events: queue.SimpleQueue[rpc.MemberEvent | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[rpc.MemberEvent | _Order] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="demo chaos", daemon=True)
 
     @property
     def is_over(self) -> bool:
         """Whether there were as many deaths as there have to be, and all are back."""
         return self._kills >= self._unrest.deaths and self._all_are_here()
+
+    def tell(self, line: str) -> None:
+        """Shows a line that stays."""
+        self._display.tell(line)
 
     def _all_are_here(self) -> bool:
         return self._present.keys() == self._names
@@ -116,22 +131,32 @@ class Chaos:
     ) -> None:
         self._joins()
         self._leaves()
-        self._events.put(None)
+        self._events.put(_Order.END)
         self._thread.join()
 
+    def begin(self) -> None:
+        """From now on somebody dies every few seconds."""
+        self._events.put(_Order.BEGIN)
+
     def _run(self) -> None:
-        due = time.monotonic() + self._unrest.every
+        due: float | None = None
         while True:
-            seconds = max(0.0, due - time.monotonic()) if self._all_are_here() else None
+            seconds = None
+            if due is not None and self._all_are_here():
+                seconds = max(0.0, due - time.monotonic())
             try:
                 event = self._events.get(timeout=seconds)
             except queue.Empty:
                 self._kill_some()
                 due = time.monotonic() + self._unrest.every
                 continue
-            if event is None:
-                return
-            self._note(event)
+            match event:
+                case _Order.END:
+                    return
+                case _Order.BEGIN:
+                    due = time.monotonic() + self._unrest.every
+                case _:
+                    self._note(event)
 
     def _kill_some(self) -> None:
         self._kills += 1
@@ -146,11 +171,11 @@ class Chaos:
         if event.kind != "joined":
             self._present.pop(worker.name, None)
             self.deaths[worker.role] += 1
-            self._display.tell(f"{worker.name} was killed")
+            self.tell(f"{worker.name} was killed")
             return
         self._present[worker.name] = worker
         if worker.name in self._known:
-            self._display.tell(f"{worker.name} is back")
+            self.tell(f"{worker.name} is back")
         else:
             self._known.add(worker.name)
             self._display.show_started(len(self._known), len(self._names))
@@ -200,8 +225,10 @@ class ElasticRun(Training[P]):
                     Chaos(self._unrest, list(roles), victims, self._display) as chaos,
                 ):
                     self.deaths = chaos.deaths
-                    rpc.wait_for(*roles, timeout=0)
+                    rpc.wait_for(*roles)
                     for progress in train(chaos):
+                        if not self.history:
+                            chaos.begin()
                         self.history.append(progress)
                         self._display.show(progress)
             except KeyboardInterrupt:
