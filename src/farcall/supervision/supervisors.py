@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from functools import partial
@@ -16,6 +17,7 @@ from farcall.runtime.calls.future import Future, complete_with
 from farcall.runtime.membership.roster import Listener
 from farcall.supervision.leader import Leader, Remote, Snapshots, is_alive
 from farcall.supervision.plans import Spec, State, is_usable
+from farcall.transport.brief_threads import BriefThreads
 
 logger = get_logger("farcall")
 
@@ -49,6 +51,7 @@ class Supervisors:
         self._awaited: list[tuple[str, Future[RRef[Any]]]] = []
         self._made: dict[tuple[int, int], tuple[int, RefId]] = {}  # children here: generation, ref
         self._listener: Listener | None = None
+        self._listening = BriefThreads(f"farcall-supervise-{agent.me.name}", 1)
         self.snapshots = Snapshots()
         agent.names.on_killed = self._on_killed
 
@@ -243,13 +246,14 @@ class Supervisors:
             if self._listener is not None:
                 return
             self._listener = Listener(self.look_soon, joins=True, leaves=True)
-        self._later.post(self._begin_to_listen)
+        self._listening.run(self._begin_to_listen)
 
     def _begin_to_listen(self) -> None:
+        """Hear of all that come and go. Takes as long as the store, and silent workers."""
         assert self._listener is not None
-        if not self._is_leaving():
+        with contextlib.suppress(Cancelled):  # the agent is shut down
             self._agent.group.roster.listen(self._listener, present=False)
-            self.look_soon()
+        self.look_soon()
 
     def look_soon(self, _: object = None) -> None:
         """Look who is there. Called when somebody has come or gone."""
@@ -288,5 +292,6 @@ class Supervisors:
         """The agent has shut down."""
         with self._lock:
             awaited, self._awaited = self._awaited, []
+        self._listening.close(0)
         for _, future in awaited:
             complete_with(future, self._agent.status.closed_error())
