@@ -116,6 +116,65 @@ def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
     assert_nothing_left(process.pid)
 
 
+# A random policy reaches 20 or so. What is learnt takes no luck, but some seconds.
+ELASTIC = ("demo", "cartpole", "--elastic", "--log-interval", "1", "--goal", "30")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+@on_linux
+def test_elastic_run_learns_although_observers_are_killed(tmp_path: Path) -> None:
+    options = ("--every", "3", "--deaths", "2", "--out", tmp_path)
+    process = start_demo(*ELASTIC, *options)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, stderr
+    lines = stdout.splitlines()
+    killed = [line for line in lines if re.fullmatch(r"observer[12] was killed", line)]
+    back = [line for line in lines if re.fullmatch(r"observer[12] is back", line)]
+    assert 2 <= len(back) <= len(killed)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert lines[-1].startswith("cartpole solved after")
+    assert lines[-1].endswith(f", {len(killed)} x observer killed")
+    assert (summary["solved"], summary["deaths"]) == (True, {"observer": len(killed)})
+    assert summary["running_reward"] > 30
+    assert_nothing_left(process.pid)
+
+
+@on_linux
+@pytest.mark.parametrize("moment", ["starting", "episode"])
+def test_ctrl_c_ends_an_elastic_run_and_all_its_processes(tmp_path: Path, moment: str) -> None:
+    process = start_demo(*ELASTIC, "--deaths", "1000000", "--out", tmp_path)
+    read_until(process, moment)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stdout + stderr
+    assert_nothing_left(process.pid)
+    if moment == "episode":
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        assert (summary["outcome"], summary["solved"]) == ("interrupted", False)
+
+
+@on_linux
+def test_elastic_run_that_is_killed_itself_leaves_no_process(tmp_path: Path) -> None:
+    process = start_demo(*ELASTIC, "--deaths", "1000000", "--out", tmp_path)
+    read_until(process, "episode")
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    assert_nothing_left(process.pid)
+
+
+@pytest.mark.parametrize("option", ["--every", "--deaths"])
+def test_what_is_for_elastic_runs_is_refused_elsewhere(option: str) -> None:
+    assert f"'{option}': it is for --elastic" in refused("demo", "cartpole", option, "2")
+
+
+def test_help_says_what_elastic_means() -> None:
+    said = " ".join(run_farcall("demo", "cartpole", "--help").stdout.split())
+    assert "With --elastic, observers are killed (SIGKILL) while they play" in said
+    for option in ("--elastic", "--every", "--deaths", "--goal"):
+        assert option in said
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -124,6 +183,9 @@ def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
         ("--gamma", "-0.1"),
         ("--log-interval", "0"),
         ("--max-episodes", "0"),
+        ("--goal", "500"),
+        ("--every", "0"),
+        ("--deaths", "0"),
         ("--seed", "-1"),
         ("--out", "/dev/null/folder"),
     ],

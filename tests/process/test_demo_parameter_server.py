@@ -140,9 +140,67 @@ def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
     assert_nothing_left(process.pid)
 
 
+CHAOS = ("demo", "parameter-server", "--chaos", "--trainers", "2", "--log-interval", "1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_accuracy_is_reached_although_trainers_and_the_server_are_killed(tmp_path: Path) -> None:
+    process = start_demo(*CHAOS, "--every", "3", "--deaths", "2", "--out", tmp_path)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, stderr
+    assert "Traceback" not in stderr
+    assert "was never looked at" not in stderr
+    lines = stdout.splitlines()
+    killed = [line for line in lines if re.fullmatch(r"trainer[12] was killed", line)]
+    back = [line for line in lines if re.fullmatch(r"trainer[12] is back", line)]
+    assert 2 <= len(back) <= len(killed)
+    assert lines.count("server was killed") == lines.count("server is back") == 1
+    assert any(line.startswith("the last snapshot has a test accuracy of ") for line in lines)
+    assert lines[-1].startswith("parameter-server solved after ")
+    assert lines[-1].endswith(f", 1 x server killed, {len(killed)} x trainer killed")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["deaths"] == {"server": 1, "trainer": len(killed)}
+    assert summary["curve"][0]["accuracy"] < 0.5
+    assert summary["accuracy"] > 0.95
+    assert_nothing_left(process.pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_ctrl_c_ends_a_chaotic_run_and_all_its_processes(tmp_path: Path) -> None:
+    process = start_demo(*CHAOS, "--deaths", "1000000", "--out", tmp_path)
+    read_until(process, "epoch")
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stdout + stderr
+    assert_nothing_left(process.pid)
+
+
+def test_chaos_that_learns_too_little_ends_unsolved(tmp_path: Path) -> None:
+    options = ("--epochs", "1", "--batch-size", "1000", "--every", "3600", "--out", tmp_path)
+    result = run_farcall(*CHAOS, *options)
+    assert result.returncode == 3, result.stderr
+    assert "parameter-server unsolved after" in result.stdout
+
+
+def test_chaos_is_refused_in_mode_sync_and_its_options_elsewhere() -> None:
+    assert "'--chaos': it is for mode async" in refused(*CHAOS, "--mode", "sync")
+    for option in ("--every", "--deaths"):
+        assert f"'{option}': it is for --chaos" in refused("demo", "parameter-server", option, "2")
+
+
+def test_help_says_what_chaos_means() -> None:
+    said = " ".join(run_farcall("demo", "parameter-server", "--help").stdout.split())
+    assert "With --chaos, a trainer is killed (SIGKILL) every few seconds" in said
+    for option in ("--chaos", "--every", "--deaths"):
+        assert option in said
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
+        ("--every", "0"),
+        ("--deaths", "0"),
         ("--mode", "hogwild"),
         ("--trainers", "0"),
         ("--trainers", "65"),

@@ -76,6 +76,42 @@ def make_folder(path: Path) -> None:
         raise click.BadParameter(reason, param_hint="'--out'") from None
 
 
+def unrest_options(switch: str, says: str, deaths: int) -> Option:
+    """A switch that has workers killed, `--every` and `--deaths`."""
+    options = (
+        click.option(switch, is_flag=True, help=says),
+        click.option(
+            "--every",
+            type=RealRange(0.0, 3600.0, min_open=True),
+            default=10.0,
+            show_default=True,
+            help=f"With {switch}: seconds from one death to the next. That one also waits until "
+            "all are back.",
+        ),
+        click.option(
+            "--deaths",
+            type=click.IntRange(min=1),
+            default=deaths,
+            show_default=True,
+            help=f"With {switch}: how many there have to be before the run may end as solved.",
+        ),
+    )
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def refuse_unrest_without(switch: str, ctx: click.Context) -> None:
+    """Says that `--every` and `--deaths` mean nothing, where they were given."""
+    for name in ("every", "deaths"):
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise click.BadParameter(f"it is for {switch}", param_hint=f"'--{name}'")
+
+
 @demo.command(short_help="Balance a pole: one agent learns, observers play.")
 @click.option(
     "--observers",
@@ -100,6 +136,12 @@ def make_folder(path: Path) -> None:
     show_default=True,
     help="Give up after this many, with exit code 3.",
 )
+@click.option(
+    "--goal",
+    type=RealRange(0.0, 500.0, max_open=True),
+    help="Running reward at which the run ends as solved.  [default: 475, the environment's]",
+)
+@unrest_options("--elastic", "Kill observers while they play; each comes back.", deaths=2)
 @out_option("demo-out/cartpole", "summary.json and reward.png")
 @click.pass_context
 def cartpole(
@@ -110,15 +152,26 @@ def cartpole(
     gamma: float,
     log_interval: int,
     max_episodes: int,
+    goal: float | None,
+    elastic: bool,
+    every: float,
+    deaths: int,
     out: Path,
 ) -> None:
     """Balance a pole: one agent learns, observers in other processes play.
 
+    With --elastic, observers are killed (SIGKILL) while they play, and started again.
+
     Exit codes: 0 solved, 1 a worker failed, 3 not solved in --max-episodes, 130 Ctrl-C.
     """
+    if not elastic:
+        refuse_unrest_without("--elastic", ctx)
     runner = load("farcall.demos.run_cartpole", extra="demos", needs=("gymnasium", "matplotlib"))
-    options = runner.cartpole.Options(observers, seed, gamma, max_episodes)
+    goal = runner.cartpole.threshold() if goal is None else goal
+    options = runner.cartpole.Options(observers, seed, gamma, max_episodes, goal)
     make_folder(out)
+    if elastic:
+        ctx.exit(runner.run_elastic(options, runner.Unrest(every, deaths, seed), log_interval, out))
     ctx.exit(runner.run(options, log_interval, out))
 
 
@@ -218,9 +271,8 @@ def rnn(
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="How often every trainer goes through its pictures.",
+    help="How often every trainer goes through its pictures; with --chaos, at most.  "
+    "[default: 20; with --chaos: 1000]",
 )
 @click.option(
     "--batch-size",
@@ -243,6 +295,7 @@ def rnn(
 )
 @seed_option(default=0, says="Synchronous runs with equal seeds and options end equal.")
 @log_interval_option("Measurements (every 0.1 s)", default=5)
+@unrest_options("--chaos", "Kill trainers, and the server once; each comes back.", deaths=3)
 @out_option("demo-out/parameter-server", "summary.json and accuracy.png")
 @click.pass_context
 def parameter_server(
@@ -250,15 +303,21 @@ def parameter_server(
     *,
     mode: str,
     trainers: int,
-    epochs: int,
+    epochs: int | None,
     batch_size: int,
     learning_rate: float,
     hogwild: bool,
     seed: int,
     log_interval: int,
+    chaos: bool,
+    every: float,
+    deaths: int,
     out: Path,
 ) -> None:
     """Tell handwritten digits apart: several trainers around one parameter server.
+
+    With --chaos, a trainer is killed (SIGKILL) every few seconds, and the server once. Trainers are
+    started again, and the server goes on from its last snapshot.
 
     Exit codes: 0 test accuracy above 95 % at the end, 1 a worker failed, 3 not above 95 %,
     130 Ctrl-C.
@@ -266,10 +325,23 @@ def parameter_server(
     if hogwild and mode == "sync":
         reason = "it is for mode async; in mode sync nobody could change a parameter meanwhile"
         raise click.BadParameter(reason, param_hint="'--hogwild'")
+    if chaos and mode == "sync":
+        reason = "it is for mode async; in mode sync all would wait for the one that died"
+        raise click.BadParameter(reason, param_hint="'--chaos'")
+    if not chaos:
+        refuse_unrest_without("--chaos", ctx)
     needs = ("sklearn", "matplotlib")
     runner = load("farcall.demos.run_parameter_server", extra="demos", needs=needs)
     options = runner.parameter_server.Options(
-        mode, trainers, epochs, batch_size, learning_rate, hogwild, seed
+        mode,
+        trainers,
+        epochs or (1000 if chaos else 20),
+        batch_size,
+        learning_rate,
+        hogwild,
+        seed,
     )
     make_folder(out)
+    if chaos:
+        ctx.exit(runner.run_chaos(options, runner.Unrest(every, deaths, seed), log_interval, out))
     ctx.exit(runner.run(options, log_interval, out))

@@ -3,5 +3,6 @@
 Each demo is a module that reads as an example (`cartpole.py`, `rnn.py`). What surrounds an example
 is shared: `launch.py` starts and ends its processes, `display.py` shows how it goes, `report.py`
 writes what came out. What a demo shows and writes is its own (`cartpole_report.py`), and
-`run_cartpole.py` puts it all together. The demos need `pip install "farcall[demos]"`.
+`run_cartpole.py` puts it all together. Where workers are killed and come back, `elastic.py` and
+`elastic_processes.py` take the place of `launch.py`. The demos need `pip install "farcall[demos]"`.
 """

@@ -36,6 +36,7 @@ class Options:
     seed: int
     gamma: float
     max_episodes: int
+    goal: float
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ class Progress:
         return self.calls / self.seconds if self.seconds else 0.0
 
 
-def goal() -> float:
+def threshold() -> float:
     """The running reward at which the environment counts as solved: 475."""
-    threshold = gymnasium.spec(ENVIRONMENT).reward_threshold
-    assert threshold is not None
-    return threshold
+    reward = gymnasium.spec(ENVIRONMENT).reward_threshold
+    assert reward is not None
+    return reward
 
 
 class Policy(nn.Module):
@@ -157,13 +158,15 @@ class Agent:
         self.env_steps = 0
         self.calls = 0
         self.trajectories: dict[int, Trajectory] = {}
-        self.observer_rrefs: list[rpc.RRef[Observer]] = []
+        self.observer_rrefs: dict[int, rpc.RRef[Observer]] = {}
         self.agent_rref = rpc.RRef(self)
-        for observer_id in range(1, options.observers + 1):
-            seed = 1000 * options.seed + observer_id
-            observer = rpc.remote(f"observer{observer_id}", Observer, args=(observer_id, seed))
-            self.observer_rrefs.append(observer)
-            self.trajectories[observer_id] = Trajectory(seed)
+
+    def add_observer(self, worker: str, observer_id: int) -> None:
+        """Makes an observer on a worker, with an environment and random numbers of its own."""
+        seed = 1000 * self.options.seed + observer_id
+        observer = rpc.remote(worker, Observer, args=(observer_id, seed))
+        self.observer_rrefs[observer_id] = observer
+        self.trajectories[observer_id] = Trajectory(seed)
 
     def select_action(self, observer_id: int, state: Tensor) -> int:
         """Called by observers: draws an action for `state`, shape `(4,)`, from the policy."""
@@ -181,18 +184,18 @@ class Agent:
         """Called by observers: what the last action was worth."""
         self.trajectories[observer_id].rewards.append(reward)
 
-    def play(self) -> None:
-        """Lets all observers play one episode at the same time, and waits for them."""
+    def play(self) -> list[Trajectory]:
+        """Lets all observers play one episode at the same time, and returns what they played."""
         futures = [
             observer_rref.rpc_async().run_episode(self.agent_rref)
-            for observer_rref in self.observer_rrefs
+            for observer_rref in self.observer_rrefs.values()
         ]
         for future in futures:
             future.wait()
+        return list(self.trajectories.values())
 
-    def learn(self) -> None:
+    def learn(self, played: list[Trajectory]) -> None:
         """One REINFORCE step on the episodes just played: makes what paid off more likely."""
-        played = list(self.trajectories.values())
         returns = torch.cat([trajectory.returns(self.options.gamma) for trajectory in played])
         advantages = (returns - returns.mean()) / (returns.std() + torch.finfo(torch.float32).eps)
         states = torch.stack([state for trajectory in played for state in trajectory.states])
@@ -208,16 +211,19 @@ class Agent:
         """Plays and learns until the environment counts as solved. Yields after every episode."""
         start = time.perf_counter()
         for episode in range(1, self.options.max_episodes + 1):
-            self.play()
-            self.learn()
-            progress = self.take_stock(episode, time.perf_counter() - start)
+            played = self.play()
+            self.learn(played)
+            progress = self.take_stock(played, episode, time.perf_counter() - start)
             yield progress
             if progress.solved:
                 return
 
-    def take_stock(self, episode: int, seconds: float) -> Progress:
+    def is_solved(self) -> bool:
+        """Whether the goal is met."""
+        return self.running_reward > self.options.goal
+
+    def take_stock(self, played: list[Trajectory], episode: int, seconds: float) -> Progress:
         """Counts the episode just played, and clears the trajectories for the next one."""
-        played = list(self.trajectories.values())
         reward = min(sum(trajectory.rewards) for trajectory in played)
         steps = sum(len(trajectory.rewards) for trajectory in played)
         for trajectory in played:
@@ -232,7 +238,7 @@ class Agent:
             env_steps=self.env_steps,
             calls=self.calls,
             seconds=seconds,
-            solved=self.running_reward > goal(),
+            solved=self.is_solved(),
         )
 
 
@@ -246,7 +252,10 @@ def run_worker(rank: int, options: Options, init_method: str, monitor: Monitor[P
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=init_method),
     )
     if rank == 0:
-        for progress in Agent(options).train():
+        agent = Agent(options)
+        for observer_id in range(1, options.observers + 1):
+            agent.add_observer(f"observer{observer_id}", observer_id)
+        for progress in agent.train():
             monitor.report(progress)
             if monitor.stop_requested():
                 break

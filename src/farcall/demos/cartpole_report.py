@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from matplotlib.figure import Figure
 
 from farcall.demos.cartpole import Options, Progress
 from farcall.demos.display import View
+from farcall.demos.report import endured
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class Summary:
     """The outcome of a run.
 
     `outcome` is "solved", "unsolved" (the episodes ran out), "interrupted" or "failed". Rates are
-    averages over `seconds`, which count from the first episode's start.
+    averages over `seconds`, which count from the first episode's start. `deaths` are those of
+    workers, by role.
     """
 
     outcome: str
@@ -29,6 +32,7 @@ class Summary:
     calls_per_second: float
     rewards: list[float]
     options: Options
+    deaths: Mapping[str, int]
 
     def line(self) -> str:
         """The one line that ends a run."""
@@ -36,7 +40,7 @@ class Summary:
             f"cartpole {self.outcome} after {self.episodes} episodes, {self.seconds:.1f} s: "
             f"running reward {self.running_reward:.1f}, "
             f"{self.env_steps_per_second:.0f} env steps/s, "
-            f"{self.calls_per_second:.0f} calls/s"
+            f"{self.calls_per_second:.0f} calls/s{endured(self.deaths)}"
         )
 
     def fields(self) -> dict[str, object]:
@@ -45,7 +49,9 @@ class Summary:
         return {"demo": "cartpole", **numbers.pop("options"), **numbers}
 
 
-def summarise(options: Options, history: list[Progress], outcome: str) -> Summary:
+def summarise(
+    options: Options, history: list[Progress], outcome: str, deaths: Mapping[str, int]
+) -> Summary:
     """The summary of a run that got as far as `history`, which may be empty."""
     last = history[-1] if history else Progress(0, 0.0, 0.0, 0, 0, 0.0, False)
     return Summary(
@@ -60,6 +66,7 @@ def summarise(options: Options, history: list[Progress], outcome: str) -> Summar
         calls_per_second=last.calls_per_second,
         rewards=[progress.reward for progress in history],
         options=options,
+        deaths=dict(deaths),
     )
 
 

@@ -53,6 +53,9 @@ class Display(Protocol[P_contra]):
     def show(self, progress: P_contra) -> None:
         """Shows where the run stands."""
 
+    def tell(self, line: str) -> None:
+        """Shows a line that stays. May be called by any thread."""
+
 
 class LogDisplay(Generic[P]):
     """One plain line when one is due."""
@@ -69,6 +72,10 @@ class LogDisplay(Generic[P]):
         """Prints the line when one is due."""
         if self._view.is_logged(progress):
             click.echo(self._view.describe(progress))
+
+    def tell(self, line: str) -> None:
+        """Prints the line."""
+        click.echo(line)
 
 
 class LiveDisplay(Generic[P]):
@@ -96,6 +103,10 @@ class LiveDisplay(Generic[P]):
         scale = self._view.scale(progress)
         self._bar.update(self._task, total=1.0, completed=done, description=scale)
         self._draw(line)
+
+    def tell(self, line: str) -> None:
+        """Prints the line above the live one."""
+        self._live.console.print(Text(line))
 
     def _draw(self, line: str) -> None:
         self._live.update(Group(Text(line), self._bar))

@@ -30,13 +30,29 @@ GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.2
 
 
-class Run(Generic[P]):
-    """The worker processes of one run, and what is known of it so far.
+class Training(Generic[P]):
+    """What is known of a run so far.
 
     Attributes:
         history: the progress that was reported, in order.
         failure: which worker process raised or died, and how; None while none did.
+        interrupted: whether Ctrl-C was pressed.
     """
+
+    def __init__(self) -> None:
+        self.history: list[P] = []
+        self.failure: str | None = None
+        self.interrupted = False
+
+    def outcome(self, otherwise: str) -> str:
+        """How the run ended: "failed", "interrupted", or `otherwise` if it was neither."""
+        if self.failure:
+            return "failed"
+        return "interrupted" if self.interrupted else otherwise
+
+
+class Run(Training[P]):
+    """A run in worker processes, which all have to live to its end."""
 
     def __init__(
         self,
@@ -51,25 +67,13 @@ class Run(Generic[P]):
             grace_seconds: what Ctrl-C leaves the workers to stop.
             show_started: is called with how many workers have started, and how many there are.
         """
-        self.history: list[P] = []
-        self.failure: str | None = None
+        super().__init__()
         self._show = show
         self._show_started = show_started
         self._started = 0
         self._grace_seconds = grace_seconds
         self._interrupts = 0
         self._stop_by: float | None = None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C was pressed."""
-        return self._interrupts > 0
-
-    def outcome(self, otherwise: str) -> str:
-        """How the run ended: "failed", "interrupted", or `otherwise` if it was neither."""
-        if self.failure:
-            return "failed"
-        return "interrupted" if self.interrupted else otherwise
 
     def launch(self, worker: Callable[..., None], options: object, world_size: int) -> None:
         """Runs `worker(rank, options, init_method, monitor)` in `world_size` processes.
@@ -79,7 +83,7 @@ class Run(Generic[P]):
         are handled there.
         """
         folder = tempfile.TemporaryDirectory(prefix="farcall-demo-", ignore_cleanup_errors=True)
-        with folder as path, _on_interrupt(self._count_interrupt):
+        with folder as path, on_interrupt(self._count_interrupt):
             self._start(worker, options, world_size, Path(path, "rendezvous").as_uri())
             self._follow()
 
@@ -90,7 +94,7 @@ class Run(Generic[P]):
         self._workers = world_size
         self._show_started(0, world_size)
         arguments = (worker, options, init_method, Monitor[P](theirs))
-        with theirs, _interrupts_blocked():
+        with theirs, interrupts_blocked():
             self._processes = spawn(  # type: ignore[no-untyped-call]
                 _begin, args=arguments, nprocs=world_size, join=False, daemon=True
             )
@@ -142,6 +146,7 @@ class Run(Generic[P]):
 
     def _count_interrupt(self, signum: int, frame: FrameType | None) -> None:
         self._interrupts += 1
+        self.interrupted = True
 
     def _end_processes(self) -> None:
         for process in self._processes.processes:
@@ -165,7 +170,8 @@ def _begin(
 
 
 @contextlib.contextmanager
-def _on_interrupt(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def on_interrupt(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Calls a function at Ctrl-C, in the main thread."""
     before = signal.signal(signal.SIGINT, handler)
     try:
         yield
@@ -174,7 +180,7 @@ def _on_interrupt(handler: Callable[[int, FrameType | None], None]) -> Iterator[
 
 
 @contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
+def interrupts_blocked() -> Iterator[None]:
     """Blocks Ctrl-C here for a while, and for good in the processes started meanwhile.
 
     Processes could as well inherit that it is ignored, but then one that comes meanwhile would be

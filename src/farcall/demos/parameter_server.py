@@ -128,6 +128,11 @@ def make_model() -> nn.Module:
     )
 
 
+def accuracy_of(scores: Tensor, pictures: Pictures) -> float:
+    """Share of the pictures whose digit has the highest of their scores, shape `(n, 10)`."""
+    return float((scores.argmax(dim=1) == pictures.labels).double().mean())
+
+
 class ParameterServer(ABC):
     """Owns the model. Trainers call its methods, several at once."""
 
@@ -151,8 +156,7 @@ class ParameterServer(ABC):
     @torch.no_grad()
     def accuracy(self, pictures: Pictures) -> float:
         """Share of the pictures that the model tells right. It may be changing meanwhile."""
-        told = self.model(pictures.images).argmax(dim=1)
-        return float((told == pictures.labels).double().mean())
+        return accuracy_of(self.model(pictures.images), pictures)
 
 
 class Trainer(ABC):

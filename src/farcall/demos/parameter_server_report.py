@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from matplotlib.figure import Figure
 
 from farcall.demos.display import View
 from farcall.demos.parameter_server import GOAL, Options, Progress
+from farcall.demos.report import endured
 
 NOTHING = Progress(number=0, seconds=0.0, accuracy=0.0, updates=0, images=0, epochs=0.0)
 
@@ -17,12 +19,14 @@ class Summary:
     """The outcome of a run.
 
     `outcome` is "solved" (the goal is met at the end of the run), "unsolved", "interrupted" or
-    "failed". The last of `history` counts, which need not be its best.
+    "failed". The last of `history` counts, which need not be its best. `deaths` are those of
+    workers, by role.
     """
 
     outcome: str
     options: Options
     history: list[Progress]
+    deaths: Mapping[str, int]
 
     @property
     def last(self) -> Progress:
@@ -36,6 +40,7 @@ class Summary:
             f"parameter-server {self.outcome} after {last.epochs:.1f} epochs, "
             f"{last.seconds:.1f} s: test accuracy {100 * last.accuracy:.1f} %, "
             f"{last.updates_per_second:.0f} updates/s, {last.images_per_second:.0f} images/s"
+            f"{endured(self.deaths)}"
         )
 
     def fields(self) -> dict[str, object]:
@@ -59,6 +64,7 @@ class Summary:
             "updates_per_second": last.updates_per_second,
             "images": last.images,
             "images_per_second": last.images_per_second,
+            "deaths": dict(self.deaths),
             "curve": [
                 {
                     "seconds": progress.seconds,
@@ -86,6 +92,16 @@ def view(options: Options, log_interval: int) -> View[Progress]:
         describe=describe,
         fraction=lambda progress: progress.epochs / options.epochs,
         scale=lambda progress: f"epoch {progress.epochs:.1f} of {options.epochs}",
+        is_logged=lambda progress: progress.number % log_interval == 0,
+    )
+
+
+def chaos_view(log_interval: int) -> View[Progress]:
+    """A bar that is full at the goal, since training among deaths has no other end."""
+    return View(
+        describe=describe,
+        fraction=lambda progress: progress.accuracy / GOAL,
+        scale=lambda progress: f"accuracy {100 * progress.accuracy:.0f} of {100 * GOAL:g} %",
         is_logged=lambda progress: progress.number % log_interval == 0,
     )
 

@@ -42,3 +42,8 @@ def print_end(summary: Summary, failure: str | None) -> None:
     click.echo(summary.line())
     if failure:
         click.echo(f"Error: {failure}", err=True)
+
+
+def endured(deaths: Mapping[str, int]) -> str:
+    """How many workers of which role were killed, to end the summary line with; "" if none was."""
+    return "".join(f", {count} x {role} killed" for role, count in sorted(deaths.items()))

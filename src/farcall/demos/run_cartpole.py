@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from farcall.demos import cartpole
+from farcall.demos import cartpole, cartpole_elastic
 from farcall.demos.cartpole_report import draw_rewards, summarise, view
 from farcall.demos.display import open_display
-from farcall.demos.launch import Run
+from farcall.demos.elastic import ElasticRun, Unrest
+from farcall.demos.launch import Run, Training
 from farcall.demos.report import FAILED, INTERRUPTED, print_end, write_report
 
 EXIT_CODES = {"solved": 0, "failed": FAILED, "unsolved": 3, "interrupted": INTERRUPTED}
@@ -15,14 +17,38 @@ EXIT_CODES = {"solved": 0, "failed": FAILED, "unsolved": 3, "interrupted": INTER
 
 def run(options: cartpole.Options, log_interval: int, out: Path) -> int:
     """Trains, prints the summary line, writes the report into `out`, returns the exit code."""
-    goal = cartpole.goal()
-    with open_display(view(goal, log_interval)) as display:
+    with open_display(view(options.goal, log_interval)) as display:
         training = Run(display.show, show_started=display.show_started)
         training.launch(cartpole.run_worker, options, world_size=options.observers + 1)
+    return report(training, options, out, {})
+
+
+def run_elastic(options: cartpole.Options, unrest: Unrest, log_interval: int, out: Path) -> int:
+    """The same with observers that are killed."""
+    with open_display(view(options.goal, log_interval)) as display:
+        training = ElasticRun(display, unrest)
+        training.launch(
+            lambda chaos: cartpole_elastic.ElasticAgent(options, chaos).train(),
+            me="agent",
+            roles={f"observer{n}": cartpole_elastic.ROLE for n in range(1, options.observers + 1)},
+            victims=lambda death: [cartpole_elastic.ROLE],
+            modules=[cartpole.__name__],
+        )
+    return report(training, options, out, training.deaths)
+
+
+def report(
+    training: Training[cartpole.Progress],
+    options: cartpole.Options,
+    out: Path,
+    deaths: Mapping[str, int],
+) -> int:
+    """Prints and writes what came of a run; returns the exit code."""
     history = training.history
     solved = bool(history) and history[-1].solved and not training.failure
     outcome = "solved" if solved else training.outcome("unsolved")
-    summary = summarise(options, history, outcome)
-    write_report(out, summary, {"reward": draw_rewards(history, summary.line(), goal)})
+    summary = summarise(options, history, outcome, deaths)
+    figure = draw_rewards(history, summary.line(), options.goal)
+    write_report(out, summary, {"reward": figure})
     print_end(summary, training.failure)
     return EXIT_CODES[outcome]

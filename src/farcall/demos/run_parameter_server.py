@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from farcall.demos import parameter_server
+from farcall.demos import parameter_server, parameter_server_chaos
 from farcall.demos.display import open_display
-from farcall.demos.launch import Run
-from farcall.demos.parameter_server_report import Summary, draw_accuracy, view
+from farcall.demos.elastic import ElasticRun, Unrest
+from farcall.demos.launch import Run, Training
+from farcall.demos.parameter_server_chaos import SERVER, TRAINER, ElasticJob
+from farcall.demos.parameter_server_report import Summary, chaos_view, draw_accuracy, view
 from farcall.demos.report import FAILED, INTERRUPTED, print_end, write_report
 
 EXIT_CODES = {"solved": 0, "failed": FAILED, "unsolved": 3, "interrupted": INTERRUPTED}
@@ -22,9 +25,44 @@ def run(options: parameter_server.Options, log_interval: int, out: Path) -> int:
     with open_display(view(options, log_interval)) as display:
         training = Run(display.show, show_started=display.show_started)
         training.launch(parameter_server.run_worker, options, world_size=options.trainers + 1)
+    return report(training, options, out, {})
+
+
+def run_chaos(
+    options: parameter_server.Options, unrest: Unrest, log_interval: int, out: Path
+) -> int:
+    """The same while trainers are killed, and the server once, with the middle one of them."""
+
+    def victims(death: int) -> Sequence[str]:
+        return [TRAINER, SERVER] if death == (unrest.deaths + 1) // 2 else [TRAINER]
+
+    with open_display(chaos_view(log_interval)) as display:
+        training = ElasticRun(display, unrest)
+        digits = parameter_server.load_digits(options.seed)
+        training.launch(
+            lambda chaos: ElasticJob(options, *digits, chaos).train(),
+            me="job",
+            roles={SERVER: SERVER}
+            | {f"{TRAINER}{rank}": TRAINER for rank in range(1, options.trainers + 1)},
+            victims=victims,
+            # Optimizers and backward passes import the second one, which takes seconds.
+            modules=[parameter_server_chaos.__name__, "torch._dynamo"],
+        )
+    return report(training, options, out, training.deaths)
+
+
+def report(
+    training: Training[parameter_server.Progress],
+    options: parameter_server.Options,
+    out: Path,
+    deaths: Mapping[str, int],
+) -> int:
+    """Prints and writes what came of a run; returns the exit code."""
     history = training.history
     solved = bool(history) and history[-1].accuracy > parameter_server.GOAL
-    summary = Summary(training.outcome("solved" if solved else "unsolved"), options, history)
+    summary = Summary(
+        training.outcome("solved" if solved else "unsolved"), options, history, deaths
+    )
     write_report(out, summary, {"accuracy": draw_accuracy(history, summary.line())})
     print_end(summary, training.failure)
     return EXIT_CODES[summary.outcome]
