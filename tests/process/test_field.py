@@ -24,7 +24,7 @@ def met(report, settings):
 def raises(report, settings):
     raise OSError("no such host")
 
-settings, ends = Settings(Path("."), 1.0, 3, 1), []
+settings, ends = Settings(Path("."), 1.0, 3, 1, 1, 1, 1), []
 for trials in ({{"met": met}}, {{"raises": raises, "met": met}}):
     report = Report(io.StringIO())
     ends.append(run.run(trials, report, settings))
