@@ -7,7 +7,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,12 +17,31 @@ from farcall.runtime.current import current_agent
 SIZE = 64  # elements of the tensors that backward passes go through
 LARGE = 250_000  # elements of the tensor that has a shared-memory buffer of its own
 
-# How many calls and references each kind makes, on all workers.
-CALLS = {
-    "echo": 1, "tensor": 1, "nested": 3, "many": 20, "fails": 1, "cancelled": 1,
-    "reference": 2, "lent": 3, "given": 2, "backward": 4,
-}  # fmt: skip
-WITH_REFERENCE = ("reference", "lent", "given", "backward")
+BATCH = 20
+
+
+class Amount(NamedTuple):
+    """What calls of one kind make, on all workers."""
+
+    calls: int = 0
+    references: int = 0
+    passes: int = 0
+
+
+AMOUNTS = {
+    "echo": Amount(1),
+    "tensor": Amount(1),
+    "nested": Amount(3),
+    "many": Amount(BATCH),
+    "fails": Amount(1),
+    "cancelled": Amount(1),
+    "reference": Amount(2, 1),
+    "lent": Amount(3, 1),
+    "given": Amount(2, 1),
+    "references": Amount(BATCH + 1, BATCH),
+    "layer": Amount(1, 0, 1),
+    "backward": Amount(4, 1, 1),
+}
 
 Timed = Callable[[str, Callable[[], Any]], Any]
 
@@ -45,6 +64,10 @@ def fetch(reference: Any) -> Any:
 
 def give(value: Any) -> Any:
     return rpc.RRef(value)
+
+
+def add_up(references: Sequence[Any]) -> int:
+    return sum(reference.local_value() for reference in references)
 
 
 def parameter(seed: int) -> torch.Tensor:
@@ -112,11 +135,11 @@ class Load:
         def call() -> list[int]:
             futures = [
                 rpc.rpc_async(to, echo, args=(number,), timeout=self._timeout)
-                for number in range(CALLS["many"])
+                for number in range(BATCH)
             ]
             return [future.wait() for future in futures]
 
-        assert self._timed("many", call) == [*range(CALLS["many"])]
+        assert self._timed("many", call) == [*range(BATCH)]
 
     def _fails(self, to: str, other: str) -> None:
         try:
@@ -144,6 +167,23 @@ class Load:
     def _given(self, to: str, other: str) -> None:
         given = self._sync("given", to, give, 5)
         assert self._timed("to_here", lambda: given.to_here(timeout=self._timeout)) == 5
+
+    def _references(self, to: str, other: str) -> None:
+        def call() -> int:
+            made = [
+                rpc.remote(to, echo, args=(number,), timeout=self._timeout)
+                for number in range(BATCH)
+            ]
+            return int(rpc.rpc_sync(to, add_up, args=(made,), timeout=self._timeout))
+
+        assert self._timed("references", call) == sum(range(BATCH))
+
+    def _layer(self, to: str, other: str) -> None:
+        inputs = parameter(self.random.randrange(1 << 30))
+        with autograd.context() as context:
+            outputs = self._sync("layer", to, torch.sin, inputs)
+            self._timed("backward", lambda: autograd.backward(context, [outputs.sum()]))
+            _compare(autograd.get_gradients(context)[inputs], torch.cos(inputs))
 
     def _backward(self, to: str, other: str) -> None:
         seed = self.random.randrange(1 << 30)

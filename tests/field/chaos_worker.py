@@ -22,7 +22,7 @@ trial.send((rank, restarts, os.getpid()))
 import threading  # noqa: E402
 from typing import Any  # noqa: E402
 
-from calls import CALLS, Load, drain  # noqa: E402
+from calls import AMOUNTS, Load, drain  # noqa: E402
 from ledger import THREADS, Ledger  # noqa: E402
 
 from farcall import errors, rpc  # noqa: E402
@@ -40,7 +40,7 @@ def call(thread: int) -> None:
     """Call the others until all are to rest."""
     its_seed = hash((seed, rank, restarts, thread))
     load = Load(others, its_seed, ledger.timed(thread), TIMEOUT)
-    kinds = list(CALLS)
+    kinds = list(AMOUNTS)
     while not resting.is_set():
         try:
             load.make(load.random.choice(kinds))

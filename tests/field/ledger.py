@@ -15,7 +15,7 @@ import numpy
 THREADS = 3
 KINDS = (
     "echo", "tensor", "nested", "many", "fails", "cancelled", "remote", "to_here", "lent", "given",
-    "forward", "backward", "gradients",
+    "references", "layer", "forward", "backward", "gradients",
 )  # fmt: skip
 OUTCOMES = (
     "value", "ZeroDivisionError", "PeerLost", "OwnerDied", "RpcTimeout", "Cancelled", "RemoteError",

@@ -3,8 +3,9 @@
 Resident memory is `Rss` of smaps_rollup, which is counted from the page tables at that moment;
 the counters in /proc/PID/status lag behind by some hundred kilobytes. It is taken between rounds,
 when nothing is in flight, after a garbage collection, and after malloc has given back the pages
-that it keeps without using them: which of those it keeps is chance. The growth is the median of the
-last samples in comparison with the median of those about the middle.
+that it keeps without using them: which of those it keeps is chance. There are no huge pages, since
+one of them is 1 % of what a worker has. The growth is the median of the last samples in comparison
+with the median of those about the middle.
 """
 
 from __future__ import annotations
@@ -17,27 +18,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calls import CALLS, WITH_REFERENCE, Load, drain
+from calls import AMOUNTS, Amount, Load, drain
 from crew import Crew, Member, assembled, leave_all
 from report import Report, Settings
 
 WORKERS = 3
-ROUNDS = 100
-MIDDLE = 10  # samples about the middle, and as many at the end
+ROUNDS = range(20, 101)  # a sample takes as long as some thousand calls
+CALLS_OF_A_ROUND = 20_000  # of all workers together
+MIDDLE = 0.1  # of the samples are about the middle, and as many at the end
 ALLOWED = 0.01  # growth in the second half
 TIMEOUT = 300.0  # seconds, of each call
+PR_SET_THP_DISABLE = 41  # of <sys/prctl.h>
 
-# What a worker does beside references and passes; most of the calls are in batches.
-PLAIN = ["many"] * 30 + [kind for kind in CALLS if kind not in (*WITH_REFERENCE, "many")]
+# What is done for the sake of passes, of references, and of calls. Most are in batches.
+PASSES = ["layer"] * 9 + ["backward"]
+REFERENCES = ["references"] * 10 + ["reference", "lent", "given"]
+CALLS = ["many"] * 30 + ["echo", "tensor", "nested", "fails", "cancelled"]
 
 _loads: list[Load] = []
 _libc = ctypes.CDLL(None)
-
-
-class Amount(NamedTuple):
-    calls: int = 0
-    references: int = 0
-    passes: int = 0
 
 
 def prepare(others: list[str], seed: int) -> None:
@@ -45,22 +44,25 @@ def prepare(others: list[str], seed: int) -> None:
         return function()
 
     _loads.append(Load(others, seed, make, TIMEOUT))
+    _libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def call(wanted: Amount) -> Amount:
-    """Make so many calls or some more, of all kinds in any order; how many."""
+    """Make so many calls or a few more, of all kinds in any order; how many."""
     load = _loads[0]
-    kinds = ["backward"] * wanted.passes
-    references = [kind for kind in WITH_REFERENCE if kind != "backward"]
-    kinds += load.random.choices(references, k=max(0, wanted.references - wanted.passes))
-    calls = sum(CALLS[kind] for kind in kinds)
-    while calls < wanted.calls:
-        kinds.append(load.random.choice(PLAIN))
-        calls += CALLS[kinds[-1]]
+    kinds, done = [], Amount()
+    for number, choice in ((2, PASSES), (1, REFERENCES), (0, CALLS)):
+        while done[number] < wanted[number]:
+            kinds.append(load.random.choice(choice))
+            done = added(done, AMOUNTS[kinds[-1]])
     load.random.shuffle(kinds)
     for kind in kinds:
         load.make(kind)
-    return Amount(calls, max(wanted.references, wanted.passes), wanted.passes)
+    return done
+
+
+def added(*amounts: Amount) -> Amount:
+    return Amount(*map(sum, zip(*amounts, strict=True)))
 
 
 class Memory(NamedTuple):
@@ -80,16 +82,16 @@ def memory() -> Memory:
 
 def growth(samples: list[int]) -> float:
     """By which part of itself the last half has grown."""
-    few = max(1, MIDDLE * len(samples) // ROUNDS)
+    few = int(MIDDLE * len(samples))
     middle = (len(samples) - few) // 2
     before = statistics.median(samples[middle : middle + few])
     return statistics.median(samples[-few:]) / before - 1
 
 
-def shares(total: int) -> list[int]:
+def shares(total: int, rounds: int) -> list[int]:
     """For each round, a worker's part of what all make."""
     whole = -(-total // WORKERS)
-    return [whole * (n + 1) // ROUNDS - whole * n // ROUNDS for n in range(ROUNDS)]
+    return [whole * (n + 1) // rounds - whole * n // rounds for n in range(rounds)]
 
 
 def on_all(members: list[Member], step: Callable[..., Any], *args: Any) -> list[Any]:
@@ -107,10 +109,13 @@ def soak(crew: Crew, settings: Settings, report: Report) -> tuple[Amount, list[l
         member.run(prepare, others, settings.seed * WORKERS + number)
     done, samples = Amount(), []
     began = time.monotonic()
-    rounds = zip(*map(shares, (settings.calls, settings.references, settings.passes)), strict=True)
-    for number, amounts in enumerate(rounds):
+    rounds = max(ROUNDS[0], min(ROUNDS[-1], settings.calls // CALLS_OF_A_ROUND))
+    wanted = (settings.calls, settings.references, settings.passes)
+    for number, amounts in enumerate(
+        zip(*(shares(total, rounds) for total in wanted), strict=True)
+    ):
         made = on_all(members, call, Amount(*amounts))
-        done = Amount(*map(sum, zip(done, *made, strict=True)))
+        done = added(done, *made)
         held = on_all(members, drain)
         samples.append(on_all(members, memory))
         if number % 10 == 9:
