@@ -30,8 +30,8 @@ BENCH_ARGS ?=
 FIELD_ARGS ?=
 MINUTES ?= 10
 CALLS ?= 10000000
-REFERENCES ?= 1000000
-PASSES ?= 100000
+REFERENCES ?= $$(($(CALLS) / 10))
+PASSES ?= $$(($(CALLS) / 100))
 SCHEDULES ?= 10000
 PROGRAMS ?= 1000
 WORKERS ?= 300
@@ -152,7 +152,7 @@ field: $(NATIVE) ## Try with real processes what the simulator promises. Options
 chaos: $(NATIVE) ## Kill or stop one of six workers every second. Options: MINUTES=10 SEED=0
 	$(BIN)/python tests/field/run.py --trials chaos --minutes $(MINUTES) --seed $(SEED)
 
-soak: $(NATIVE) ## Look for growth of memory over many calls. Options: CALLS=10000000 REFERENCES=1000000 PASSES=100000 SEED=0
+soak: $(NATIVE) ## Look for growth of memory over many calls. Options: CALLS=100000 (REFERENCES a tenth, PASSES a hundredth) SEED=0
 	$(BIN)/python tests/field/run.py --trials soak --calls $(CALLS) --references $(REFERENCES) --passes $(PASSES) --seed $(SEED)
 
 bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"

@@ -52,6 +52,11 @@ def main() -> int:
     every = TRIALS + LONG
     parser.add_argument("--trials", default=",".join(TRIALS), help=f"of {', '.join(every)}")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the chaos lasts")
+    parser.add_argument(
+        "--allowed", type=float, default=1.0, metavar="SECONDS",
+        help="after the deadline of a call in the trial `chaos`, by which it has its outcome; "
+        "more where others keep the machine busy",
+    )  # fmt: skip
     parser.add_argument("--workers", type=int, default=100, help="workers of the trial `many`")
     parser.add_argument("--calls", type=int, default=10_000_000, help="in the trial `soak`")
     parser.add_argument("--references", type=int, default=1_000_000, help="in the trial `soak`")
@@ -66,7 +71,7 @@ def main() -> int:
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 2)
     settings = Settings(
-        folder, options.minutes * 60, options.workers, options.seed,
+        folder, options.minutes * 60, options.allowed, options.workers, options.seed,
         options.calls, options.references, options.passes,
     )  # fmt: skip
     status = run({name: import_module(name).trial for name in names}, Report(), settings)
