@@ -28,6 +28,10 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
 FIELD_ARGS ?=
+MINUTES ?= 10
+CALLS ?= 10000000
+REFERENCES ?= $$(($(CALLS) / 10))
+PASSES ?= $$(($(CALLS) / 100))
 SCHEDULES ?= 10000
 PROGRAMS ?= 1000
 WORKERS ?= 300
@@ -42,7 +46,7 @@ SANITIZE_thread := thread
 RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
-.PHONY: help $(DEMOS) test conformance lint format pictures sim field bench bench-all clean
+.PHONY: help $(DEMOS) test conformance lint format pictures sim field chaos soak bench bench-all clean
 .PHONY: native native-test native-clang sanitize sanitize-python fuzz lock audit
 
 help: ## List the targets.
@@ -142,8 +146,14 @@ sim: $(NATIVE) ## Simulate protocols and workers, run random programs. Options: 
 	$(BIN)/python -m farcall.testing.sim --protocol agents --schedules $(WORKERS) --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
-field: $(NATIVE) ## Try with real processes what the simulator promises. Options: FIELD_ARGS="--trials chaos --seconds 60"
+field: $(NATIVE) ## Try with real processes what the simulator promises. Options: FIELD_ARGS="--trials stands,many"
 	$(BIN)/python tests/field/run.py $(FIELD_ARGS)
+
+chaos: $(NATIVE) ## Kill or stop one of six workers every second. Options: MINUTES=10 SEED=0
+	$(BIN)/python tests/field/run.py --trials chaos --minutes $(MINUTES) --seed $(SEED)
+
+soak: $(NATIVE) ## Look for growth of memory over many calls. Options: CALLS=100000 (REFERENCES a tenth, PASSES a hundredth) SEED=0
+	$(BIN)/python tests/field/run.py --trials soak --calls $(CALLS) --references $(REFERENCES) --passes $(PASSES) --seed $(SEED)
 
 bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

@@ -1,135 +1,219 @@
-"""Six workers that call each other while one of them is killed or stopped every second."""
+"""Six workers of `farcall launch --restart` that call each other while one of them is killed or
+stopped every second.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import select
 import signal
 import subprocess
-import sys
+import threading
 import time
 from collections import Counter
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
+from launching import LAUNCH, environment
+from ledger import Ledger
 from report import Report, Settings
 
-NAMES = [f"w{index}" for index in range(6)]
+from farcall.processes.dying import start
+
+WORKERS = 6
 CALM = 3.0  # seconds, at the start and before the end
 TIMEOUT = 3.0  # of each call, as in chaos_worker
-ALLOWED = 1.0  # seconds after the deadline by which there is an outcome
+KILLED = 0.4  # of the workers that something happens to; the others are stopped
 SLACK = 2  # of threads, descriptors and segments, in comparison with the calm at the start
+PATIENCE = 120.0  # seconds, for a worker's start or answer
+MARK = "FIELD_CHAOS"  # in the environment of all processes of a run
 
 
 class Worker:
-    def __init__(self, name: str, folder: Path, number: int) -> None:
-        self.name = name
+    """A process, from the moment when it says who it is."""
+
+    def __init__(self, pipe: Connection, folder: Path) -> None:
+        rank, self.restarts, self.pid = pipe.recv()
+        self.name = f"worker{rank}"
+        self.ledger = Ledger(folder, f"{self.name}.{self.restarts}", TIMEOUT)
         self.stops: list[tuple[float, float]] = []
         self.is_stopped_until: float | None = None
+        self.died = 0.0
         self._stopped_at = 0.0
-        self._log = (folder / f"{name}.{number}.log").open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).parent / "chaos_worker.py", name, folder, str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-        )
+        self._is_member = False
+        self._pipe = pipe
+        self._process = os.pidfd_open(self.pid)
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for file in (self.process.stdin, self.process.stdout, self._log):
-            with contextlib.suppress(OSError):
-                file.close()
+        self._signal(signal.SIGKILL)
+        select.select([self._process], [], [])
+        self._resumed()
+        self.died = time.monotonic()
 
     def stop(self, until: float) -> None:
         self._stopped_at = time.monotonic()
-        self.process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         self.is_stopped_until = until
 
     def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.stops.append((self._stopped_at, time.monotonic()))
-        self.is_stopped_until = None
+        self._signal(signal.SIGCONT)
+        self._resumed()
 
-    def stood(self, began: float, ended: float) -> float:
+    def _resumed(self) -> None:
+        if self.is_stopped_until is not None:
+            self.stops.append((self._stopped_at, time.monotonic()))
+            self.is_stopped_until = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # found by the number of restarts
+            signal.pidfd_send_signal(self._process, number)
+
+    def overruns(self) -> list[tuple[float, str]]:
+        """Of calls that were late or had no outcome: seconds after the deadline, without stops."""
+        late = [(each.kind, each.began, each.ended) for each in self.ledger.late()]
+        end = self.died or time.monotonic()
+        late += [("no outcome", began, end) for began in self.ledger.running()]
+        return [
+            (ended - began - self._stood(began, ended) - TIMEOUT, f"{self.name} {kind}")
+            for kind, began, ended in late
+        ]
+
+    def _stood(self, began: float, ended: float) -> float:
         """For how many of these seconds the process was stopped."""
         return sum(max(0.0, min(end, ended) - max(start, began)) for start, end in self.stops)
 
-    def command(self, line: str) -> None:
+    def is_member(self, patience: float = 0.0) -> bool:
+        """Whether it has joined the group; wait for that so long."""
+        self._is_member = self._is_member or self.answer(patience) == "is a member"
+        return self._is_member
+
+    def command(self, command: str) -> None:
         with contextlib.suppress(OSError):
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
+            self._pipe.send(command)
 
-    def answer(self, patience: float = 90.0) -> dict[str, Any] | None:
+    def answer(self, patience: float = PATIENCE) -> Any:
         """None: it has ended, or says nothing."""
-        if not select.select([self.process.stdout], [], [], patience)[0]:
-            return None
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else None
+        with contextlib.suppress(EOFError, OSError):
+            return self._pipe.recv() if self._pipe.poll(patience) else None
+        return None
+
+    def close(self) -> None:
+        self._pipe.close()
+        os.close(self._process)
 
 
-def ask(workers: list[Worker], command: str) -> list[dict[str, Any] | None]:
-    for worker in workers:
-        worker.command(command)
-    return [worker.answer() for worker in workers]
+class Launcher:
+    """`farcall launch` with its workers; ended with the block."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder = settings.folder
+        self._output = (self._folder / "launch.log").open("w")
+        self._workers: SimpleQueue[Connection] = SimpleQueue()
+        self._listener = Listener(str(self._folder / "trial"), backlog=WORKERS)
+        threading.Thread(target=self._accept, daemon=True).start()
+        options = ("-n", WORKERS, "--restart", int(settings.seconds) + 1, "--restart-delay", 0)
+        program = (Path(__file__).parent / "chaos_worker.py", self._folder, settings.seed)
+        self.process: subprocess.Popen[bytes] = start(
+            [*LAUNCH, *map(str, (*options, *program))],
+            environment(**{MARK: str(self._folder)}),
+            stdout=self._output,
+            stderr=self._output,
+        )
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                self._workers.put(self._listener.accept())
+
+    def started(self, patience: float = 0.0) -> Worker | None:
+        """A worker that has started, or has been started again."""
+        with contextlib.suppress(Empty):
+            return Worker(self._workers.get(timeout=patience), self._folder)
+        return None
+
+    def held(self) -> dict[str, int]:
+        """What the launcher itself holds."""
+        own = Path(f"/proc/{self.process.pid}")
+        found = {"threads": "task", "descriptors": "fd"}
+        return {what: len(list((own / where).iterdir())) for what, where in found.items()}
+
+    def left(self) -> list[str]:
+        """Processes of this run that are there."""
+        mark = f"{MARK}={self._folder}".encode()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.append((process / "cmdline").read_text().replace("\0", " "))
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._listener.close()
+        self._output.close()
 
 
 class Chaos:
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, launcher: Launcher) -> None:
+        self._seconds = settings.seconds
         self._random = random.Random(settings.seed)
-        self.started: list[Worker] = []
+        self._launcher = launcher
+        self.all: list[Worker] = []
         self.living: dict[str, Worker] = {}
         self.kills = self.stops = 0
-        for name in NAMES:
-            self._start(name)
 
-    def _start(self, name: str) -> None:
-        worker = Worker(name, self._settings.folder, len(self.started))
-        self.started.append(worker)
-        self.living[name] = worker
+    def meet(self, patience: float = 0.0) -> None:
+        """Learn of workers that have started; wait until all have."""
+        end = time.monotonic() + patience
+        while len(self.living) < WORKERS:
+            worker = self._launcher.started(max(0.0, end - time.monotonic()))
+            if worker is None:
+                return
+            self.all.append(worker)
+            self.living[worker.name] = worker
 
     def wreak(self) -> None:
-        end = time.monotonic() + self._settings.seconds
+        end = time.monotonic() + self._seconds
         while time.monotonic() < end:
             time.sleep(1.0)
+            self.meet()
             self._resume(time.monotonic())
-            running = [w for w in self.living.values() if w.is_stopped_until is None]
-            if not running:
-                continue
-            victim = self._random.choice(running)
-            if self._random.random() < 0.4:
-                victim.kill()
-                self._start(victim.name)
-                self.kills += 1
+            workers = [*self.living.values()]
+            # On a slow machine there would be no group if members were killed before others start.
+            is_group = sum(worker.is_member() for worker in workers) > WORKERS / 2
+            if is_group and self._random.random() < KILLED:
+                self._kill(workers)
             else:
-                victim.stop(time.monotonic() + self._random.uniform(0.3, 8.0))
-                self.stops += 1
+                self._stop([w for w in workers if w.is_stopped_until is None])
         self._resume(float("inf"))
+
+    def _kill(self, workers: list[Worker]) -> None:
+        self.living.pop(self._random.choice(workers).name).kill()
+        self.kills += 1
+
+    def _stop(self, workers: list[Worker]) -> None:
+        if workers:
+            seconds = self._random.uniform(0.3, 8.0)
+            self._random.choice(workers).stop(time.monotonic() + seconds)
+            self.stops += 1
 
     def _resume(self, now: float) -> None:
         for worker in self.living.values():
             if worker.is_stopped_until is not None and worker.is_stopped_until <= now:
                 worker.resume()
 
-    def late(self) -> list[str]:
-        """Calls that ended too late, in the time that their process was running."""
-        by_pid = {worker.process.pid: worker for worker in self.started}
-        file = self._settings.folder / "late"
-        found = []
-        for line in file.read_text().splitlines() if file.exists() else []:
-            name, pid, kind, began, ended = json.loads(line)
-            stood = by_pid[pid].stood(began, ended)
-            if ended - began - stood > TIMEOUT + ALLOWED:
-                found.append(f"{name} {kind}: {ended - began:.2f} s, stopped for {stood:.2f} s")
-        return found
-
-    def close(self) -> None:
-        for worker in self.started:
-            worker.kill()
+    def ask(self, command: str) -> list[Any]:
+        """What the living answer; those that don't are left out."""
+        for worker in self.living.values():
+            worker.command(command)
+        answers = [worker.answer() for worker in self.living.values()]
+        return [answer for answer in answers if answer is not None]
 
 
 def largest(surveys: list[dict[str, Any]]) -> dict[str, int]:
@@ -137,42 +221,75 @@ def largest(surveys: list[dict[str, Any]]) -> dict[str, int]:
     return {key: max(survey[key] for survey in surveys) for key in keys}
 
 
+def is_same(before: dict[str, int], after: dict[str, int]) -> bool:
+    return all(after[key] <= before[key] + SLACK for key in before)
+
+
 def trial(report: Report, settings: Settings) -> None:
-    chaos = Chaos(settings)
+    launcher = Launcher(settings)
+    chaos = Chaos(settings, launcher)
     try:
-        _observe(report, chaos)
+        _observe(report, settings, launcher, chaos)
     finally:
-        chaos.close()
+        launcher.close()
+        for worker in chaos.all:
+            worker.close()
 
 
-def _observe(report: Report, chaos: Chaos) -> None:
-    begun = [worker.answer() for worker in chaos.living.values()]
-    assert all(begun), "a worker did not start"
+def _observe(report: Report, settings: Settings, launcher: Launcher, chaos: Chaos) -> None:
+    chaos.meet(PATIENCE)
+    begun = sum(worker.is_member(PATIENCE) for worker in chaos.living.values())
+    assert begun == WORKERS, "a worker did not start"
     time.sleep(CALM)
-    calm = ask(list(chaos.living.values()), "survey")
+    calm, launcher_before = largest(chaos.ask("survey")), launcher.held()
     chaos.wreak()
+    chaos.meet(PATIENCE)
+    for worker in chaos.living.values():
+        worker.is_member(PATIENCE)
     time.sleep(CALM)
-    workers = list(chaos.living.values())
-    for worker in workers:
-        if worker not in chaos.started[: len(NAMES)]:
-            worker.answer()  # that it has started
-    resting = [answer for answer in ask(workers, "rest") if answer]
-    final = [answer for answer in ask(workers, "drained") if answer]
-    for worker in workers:
+    hung = chaos.ask("rest")
+    final = chaos.ask("drained")
+    launcher_after = launcher.held()
+    restarts = sum(worker.restarts for worker in chaos.living.values())
+    for worker in chaos.living.values():
         worker.command("end")
-    ends = [worker.process.wait(60) for worker in workers]
+    status = launcher.process.wait(PATIENCE)
 
-    outcomes = sum((Counter(each["outcomes"]) for each in final), Counter())
-    happened = f"{chaos.kills} kills, {chaos.stops} stops; survivors' calls: {dict(outcomes)}"
-    report.demand("survivors answer and end by themselves", happened,
-                  len(resting) == len(final) == len(NAMES) and not any(ends))  # fmt: skip
-    hung = sum(each["hung"] for each in resting)
-    report.demand("no call without an outcome at the end", f"{hung} threads hang", not hung)
-    late = chaos.late()
-    report.demand(f"each call ends by its deadline + {ALLOWED:.0f} s, stops taken out",
-                  f"{len(late)} late {late[:4]}", not late)  # fmt: skip
-    held = {each["name"]: each["held"] for each in final if each["held"]}
-    report.demand("no reference, value or running call is left", held or "none", not held)
-    before, after = largest([each for each in calm if each]), largest(final)
-    is_same = all(after[key] <= before[key] + SLACK for key in before)
-    report.demand("no thread, descriptor or segment is left", f"{before} -> {after}", is_same)
+    _judge_calls(report, settings.allowed, chaos, hung)
+    report.demand("each kill is one restart, survivors answer and end by themselves",
+                  f"{chaos.kills} kills, {chaos.stops} stops, {restarts} restarts, exit {status}",
+                  restarts == chaos.kills and not status and len(final) == WORKERS)  # fmt: skip
+    held = [answer["held"] for answer in final if answer["held"]]
+    report.demand("no reference, value, running call, context or pass is left",
+                  held or "none", not held)  # fmt: skip
+    after = largest(final)
+    report.demand("no thread, descriptor or segment of a worker is left",
+                  f"{calm} -> {after}", is_same(calm, after))  # fmt: skip
+    report.demand("nor of the launcher", f"{launcher_before} -> {launcher_after}",
+                  is_same(launcher_before, launcher_after))  # fmt: skip
+    left = launcher.left()
+    report.demand("no process is left", left or "none", not left)
+
+
+def _judge_calls(report: Report, allowed: float, chaos: Chaos, hung: list[int]) -> None:
+    counts = sum((worker.ledger.counts() for worker in chaos.all), Counter())
+    outcomes: Counter[str] = Counter()
+    for (_, outcome), count in counts.items():
+        outcomes[outcome] += count
+    unexpected = "".join(worker.ledger.unexpected() for worker in chaos.all)
+    report.demand("results are right, errors are those of calls",
+                  f"{sum(outcomes.values())} calls: {json.dumps(outcomes)} {unexpected[-2000:]}",
+                  not unexpected)  # fmt: skip
+    compared = counts["gradients", "value"]
+    report.demand("gradients are those of torch in one process",
+                  f"{counts['backward', 'value']} completed passes, {compared} also at their end",
+                  compared > 0 and not unexpected)  # fmt: skip
+    unfinished = sum(len(worker.ledger.running()) for worker in chaos.living.values())
+    report.demand("no call without an outcome at the end",
+                  f"{unfinished} calls, {sum(hung)} threads hang",
+                  not unfinished and len(hung) == WORKERS and not any(hung))  # fmt: skip
+    overruns = sorted((each for worker in chaos.all for each in worker.overruns()), reverse=True)
+    late = [f"{kind} {seconds:.2f} s" for seconds, kind in overruns if seconds > allowed]
+    worst = f"{overruns[0][0]:.2f} s ({overruns[0][1]})" if overruns else "none"
+    report.demand(f"each call ends by its deadline + {allowed:g} s, stops taken out",
+                  f"{len(late)} late {late[:4]}; the worst: {worst}", not late)  # fmt: skip

@@ -28,6 +28,9 @@ class Report:
         self.failed += not is_met
         self._row(self.trial, what, "ok" if is_met else "FAILED", str(measured))
 
+    def note(self, text: str) -> None:
+        self._row(self.trial, "", "", text)
+
     def skip(self, what: str, why: str) -> None:
         self._row(self.trial, what, "skipped", why)
 
@@ -44,8 +47,12 @@ class Settings:
 
     folder: Path  # for stores and logs, empty at the start
     seconds: float  # how long the chaos lasts
+    allowed: float  # seconds after a call's deadline, of the chaos
     workers: int  # of the trial `many`
     seed: int
+    calls: int  # of the trial `soak`, with those that references and passes make
+    references: int
+    passes: int
 
 
 Trial = Callable[[Report, Settings], None]

@@ -1,4 +1,4 @@
-"""The trials of `make field`: the machinery, and the shortest trial."""
+"""The trials with real processes: the machinery, and short forms of some."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def met(report, settings):
 def raises(report, settings):
     raise OSError("no such host")
 
-settings, ends = Settings(Path("."), 1.0, 3, 1), []
+settings, ends = Settings(Path("."), 1.0, 1.0, 3, 1, 1, 1, 1), []
 for trials in ({{"met": met}}, {{"raises": raises, "met": met}}):
     report = Report(io.StringIO())
     ends.append(run.run(trials, report, settings))
@@ -57,3 +57,36 @@ def test_trial_of_many_workers(workers: int) -> None:
     ended = python(RUN, "--trials", "many", "--workers", workers)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "3 of 3 demands met" in ended.stdout
+
+
+def test_short_chaos() -> None:
+    """The short form of `make chaos`, but for the time: other tests may keep the machine busy."""
+    ended = python(RUN, "--trials", "chaos", "--minutes", 0.1, "--allowed", PATIENCE)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "9 of 9 demands met" in ended.stdout
+
+
+def test_short_soak() -> None:
+    """The short form of `make soak`."""
+    sizes = ("--calls", 60_000, "--references", 3_000, "--passes", 600)
+    ended = python(RUN, "--trials", "soak", *sizes)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "5 of 5 demands met" in ended.stdout
+
+
+GROWTH = f"""
+import sys
+sys.path[:0] = [{str(RUN.parent)!r}, {str(RUN.parents[1])!r}, {str(RUN.parents[1] / "process")!r}]
+from soak import growth
+early, flat = [*range(900, 1000, 2)], [1000] * 50  # samples
+print([round(growth(samples), 3) for samples in (
+    early + flat,
+    early + [1000 + 2 * n for n in range(50)],  # it goes on growing
+    early + [1000] * 20 + [1500] + [1000] * 29,  # once, for a moment
+)])
+"""
+
+
+def test_growth_of_the_second_half_is_seen_and_a_single_sample_is_not() -> None:
+    ended = python("-c", GROWTH)
+    assert ended.stdout == "[0.0, 0.089, 0.0]\n", ended.stderr

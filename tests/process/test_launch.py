@@ -14,6 +14,8 @@ import pytest
 from launching import environment, launch, launching, read_until, written
 from patience import PATIENCE
 
+from farcall.processes.supervisor import Rules
+
 CALLS = """
 import os
 import torch
@@ -311,6 +313,14 @@ def test_restarts_come_to_an_end(tmp_path: Path) -> None:
     assert "worker0 (rank 0) failed, after 2 restarts: exit code 1" in done.stderr
     assert done.stderr.count("worker0 | ValueError: again") == 3
     assert done.stderr.splitlines()[-1] == "ValueError: again"
+
+
+@pytest.mark.parametrize(
+    ("delay", "restarts", "seconds"),
+    [(1.0, 3, 8.0), (1.0, 6, 60.0), (0.0, 9, 0.0), (1.0, 2000, 60.0)],
+)
+def test_delay_doubles_up_to_a_minute(delay: float, restarts: int, seconds: float) -> None:
+    assert Rules(restarts=9999, delay=delay, grace=0.0).delay_after(restarts) == seconds
 
 
 def test_a_module_can_be_the_program(tmp_path: Path) -> None:

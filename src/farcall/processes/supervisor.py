@@ -40,6 +40,11 @@ class Rules(NamedTuple):
     delay: float
     grace: float
 
+    def delay_after(self, restarts: int) -> float:
+        """Return the seconds to wait before a worker that was restarted so often starts again."""
+        doublings = min(restarts, 1000)  # a float has no room for more
+        return min(self.delay * 2.0**doublings, LONGEST_DELAY)
+
 
 class Launched:
     """A worker that is to run, from its first start to its end for good."""
@@ -177,7 +182,7 @@ class Supervisor:
             return
         words = self._in_words(worker, code)
         if worker.restarts < self._rules.restarts:
-            delay = min(self._rules.delay * 2**worker.restarts, LONGEST_DELAY)
+            delay = self._rules.delay_after(worker.restarts)
             worker.restarts += 1
             worker.starts_at = time.monotonic() + delay
             count = f"restart {worker.restarts} of {self._rules.restarts}"
