@@ -55,6 +55,7 @@ def _show_causes(console: Console, answer: Answer) -> None:
     if not causes:
         found = len(answer.reports)
         console.print(f"nothing hangs for longer than a second ({found} workers)")
+    console.file.flush()  # a sampler may take its time
 
 
 def _show_worker(console: Console, report: WorkerReport, everything: bool) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing import get_context
 from typing import Any
 
@@ -22,6 +24,7 @@ from farcall.monitor.finding import STATES, state_of
 SIZE = 3
 LOCK = threading.Lock()
 QUEUE: queue.Queue[int] = queue.Queue(1)
+FILES: list[int] = []
 
 
 def noop() -> None:
@@ -111,6 +114,28 @@ def endless_function() -> None:
     rpc.rpc_async("w1", ask, ("w2", forever))
 
 
+def enter_barrier() -> None:
+    rpc.barrier(timeout=0)
+
+
+def missed_barrier() -> None:
+    rpc.rpc_async("w1", enter_barrier)
+    threading.Thread(target=enter_barrier, daemon=True).start()
+
+
+def no_files() -> None:
+    rpc.rpc_sync("w1", open_all_files)
+    rpc.rpc_async("w1", forever)
+
+
+def open_all_files() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, most))
+    with suppress(OSError):
+        while True:
+            FILES.append(os.open(os.devnull, os.O_RDONLY))
+
+
 def forgotten_shutdown() -> None:
     threading.Thread(target=rpc.shutdown, daemon=True).start()
 
@@ -127,6 +152,8 @@ HANGS = {
         full_queue,
         lost_future,
         endless_function,
+        missed_barrier,
+        no_files,
         forgotten_shutdown,
     )
 }
