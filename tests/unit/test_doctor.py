@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from farcall.cli.doctor import doctor as command
 from farcall.monitor import Finding, Pair, checkup, doctor, installation, machine
-from farcall.monitor.asking import Answer
+from farcall.monitor.asking import Answer, Silent
 from farcall.monitor.checkup import CHECKS, SKEW, of_group, of_pairs
 from farcall.monitor.findings import LEVELS, size
 from farcall.runtime.inspection.reports import MemberReport, WorkerReport
@@ -213,6 +213,14 @@ def test_what_matters_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = [LEVELS.index(one.level) for one in doctor(measure=False).findings]
     assert levels == sorted(levels)
     assert levels[0] == 0
+
+
+def test_a_worker_with_another_secret_does_not_hang() -> None:
+    refusing = Silent(0, "w1", "check FARCALL_SECRET on both workers", "")
+    answer = Answer([worker("w0", members=[member("w1")])], [refusing])
+    assert answer.of_group(1) == answer
+    [found] = [one for one in of_group(answer) if one.level == "look"]
+    assert found.text == f"w1 says nothing of itself: {refusing.why}"
 
 
 def test_sizes_in_words() -> None:

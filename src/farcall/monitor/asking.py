@@ -67,6 +67,11 @@ class Silent(NamedTuple):
     why: str
     state: str
 
+    @property
+    def refuses(self) -> bool:
+        """Whether it is there, and does not answer this process: it has another secret, say."""
+        return not self.why.startswith(SILENT)
+
 
 class Answer(NamedTuple):
     """What `ask_all` found: those that answered, by name, and those that did not."""
@@ -83,10 +88,10 @@ class Answer(NamedTuple):
                 known = {report.pid, *(member.pid for member in report.members)}
                 if pids & known:
                     pids |= known
-        return Answer(
-            [one for one in self.reports if one.pid in pids],
-            [one for one in self.silent if one.pid in pids],
-        )
+        reports = [one for one in self.reports if one.pid in pids]
+        names = {member.name for report in reports for member in report.members}
+        silent = [one for one in self.silent if (one.pid or one.name) in pids | names]
+        return Answer(reports, silent)
 
 
 def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:

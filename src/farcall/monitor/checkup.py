@@ -83,7 +83,8 @@ def doctor(
         here = checks.results()
     if group is not None:
         answer = answer.of_group(group)
-    findings = [Finding("wrong", "hang", line) for line in explain(answer)]
+    hangs = explain(answer._replace(silent=[one for one in answer.silent if not one.refuses]))
+    findings = [Finding("wrong", "hang", line) for line in hangs]
     pairs = [
         Pair(report.name, one)
         for report in answer.reports
@@ -133,6 +134,14 @@ def _measured(
 def of_group(answer: Answer) -> Iterator[Finding]:
     """Yield what there is to say of workers, each by itself."""
     reports = answer.reports
+    for one in answer.silent:
+        if one.refuses:
+            yield Finding(
+                "look",
+                "workers",
+                f"{one.name or f'a worker (pid {one.pid})'} says nothing of itself: {one.why}",
+                "set FARCALL_SECRET or certificates as its group has them",
+            )
     if not reports:
         yield fine("workers", "there are none of this user on this machine, or none that answers")
         return

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from farcall.monitor.asking import SILENT, Answer, Silent
+from farcall.monitor.asking import Answer, Silent
 from farcall.monitor.finding import busy_threads, descriptors_of
 from farcall.runtime.inspection.reports import (
     ARRIVAL,
     CallReport,
     GatheringReport,
+    WaitReport,
     WorkerReport,
 )
 
@@ -68,6 +69,12 @@ def explain(answer: Answer) -> list[str]:
         for one in report.gatherings
         if one.seconds >= LONG
     ]
+    lines += [
+        f"{report.name} {_of_wait(one.awaits)}, at {one.place}"
+        for report in answer.reports
+        for one in report.threads
+        if one.awaits is not None and one.awaits.seconds >= LONG
+    ]
     lines += [line for report in answer.reports for line in _of_queues(report)]
     lines += [_of_chain(chain) for chain in chains]
     return list(dict.fromkeys(lines))
@@ -115,7 +122,8 @@ class _Graph:
                 where = f"where it {served.state}{_full(callee)}"
                 return _Chain(steps, _NOT_COME if is_gathering else where, turns)
             if thread.waits_for is None:
-                return _Chain(steps, f"which is at {thread.place}", turns)
+                does = f"is at {thread.place}" if thread.awaits is None else _of_wait(thread.awaits)
+                return _Chain(steps, f"which {does}", turns)
             report, call = callee, thread.waits_for
             if (report.name, call.worker, call.call_id) in met:
                 return _Chain(steps, "and so on in a circle", turns=True)
@@ -135,6 +143,10 @@ def _of_chain(chain: _Chain) -> str:
         ring = " -> ".join([step.caller for step in chain.steps] + [chain.steps[-1].call.worker])
         return f"a circle of waits, {ring}: {text}"
     return text
+
+
+def _of_wait(wait: WaitReport) -> str:
+    return f"waits since {wait.seconds:.0f} s {wait.what}"
 
 
 def _is_of_gathering(chain: _Chain) -> bool:
@@ -161,7 +173,7 @@ def _of_gathering(gathering: GatheringReport, answer: Answer) -> str:
 def _of_silent(silent: Silent, waiting: int) -> str:
     name = silent.name or "a worker"
     where = f" (pid {silent.pid})" if silent.pid else ""
-    if not silent.why.startswith(SILENT):
+    if silent.refuses:
         return f"{name}{where} says nothing of itself: {silent.why}"
     text = f"{name}{where} does not answer"
     opened, limit = descriptors_of(silent.pid)

@@ -44,6 +44,13 @@ class CallReport(msgspec.Struct, frozen=True):
     state: str
 
 
+class WaitReport(msgspec.Struct, frozen=True):
+    """What a thread waits for beside calls: `what` in words, and since how many `seconds`."""
+
+    what: str
+    seconds: float
+
+
 class ThreadReport(msgspec.Struct, frozen=True):
     """A thread of Python.
 
@@ -55,6 +62,7 @@ class ThreadReport(msgspec.Struct, frozen=True):
         place: the innermost of them that is the user's own, or of all.
         serves: the call that it runs the function of.
         waits_for: the call whose outcome it waits for.
+        awaits: what else it waits for: the store, or workers that have yet to join.
     """
 
     name: str
@@ -63,6 +71,7 @@ class ThreadReport(msgspec.Struct, frozen=True):
     place: str
     serves: CallReport | None
     waits_for: CallReport | None
+    awaits: WaitReport | None = None
 
 
 class MemberReport(msgspec.Struct, frozen=True):
