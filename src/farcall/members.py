@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from farcall.errors import PeerLost
 from farcall.ids import Member, WorkerInfo, check_name
 from farcall.runtime.agent import Agent
+from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.deferred import Deferred
 from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.current import current_agent
+from farcall.runtime.inspection import paths
+from farcall.runtime.inspection.reports import ARRIVAL, MemberReport
 from farcall.runtime.membership.gatherings import Ident
+from farcall.runtime.membership.lookup import LOOKUP_SECONDS
 from farcall.runtime.membership.roster import Listener, MemberEvent
 from farcall.runtime.membership.subscriptions import Membership, Subscription
 from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
@@ -21,6 +26,7 @@ from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
 __all__ = [
     "all_gather",
     "barrier",
+    "explain",
     "gather",
     "membership",
     "on_join",
@@ -96,6 +102,41 @@ def wait_for(
 def _seconds_of(agent: Agent, timeout: float) -> float:
     seconds = validate_timeout(timeout, allow_unset=True)
     return agent.status.rpc_timeout if seconds == UNSET_RPC_TIMEOUT else seconds
+
+
+@breaks_graphs
+def explain(
+    to: str | int | WorkerInfo, *, measure: bool = False, timeout: float = UNSET_RPC_TIMEOUT
+) -> MemberReport:
+    """Return what is known of a worker and of the path that calls take there; print it to read it.
+
+        print(rpc.explain("w1", measure=True))
+
+    The worker may be lost; then the result says why. If it lives and there is no link yet, one is
+    made, as for a call; the result says if it can't be.
+
+    Args:
+        to: name, id or `WorkerInfo` of a worker; may be this one.
+        measure: also measure latency and bandwidth, by calls that run nothing of the user's: for
+            some tenths of a second, with up to 64 MB.
+        timeout: for the link, and for each of these calls, in seconds; 0 for no limit.
+
+    Raises:
+        UnknownWorker: there is none, and there was none.
+        RpcTimeout: it is not known here, and the store does not say in time who it is.
+        ValueError, TypeError, NotInitialized: the question makes no sense.
+    """
+    agent = current_agent()
+    seconds = _seconds_of(agent, timeout)
+    agent.executor.collecting.refuse("explain")
+    try:
+        peer = agent.directory.resolve(to, seconds or LOOKUP_SECONDS)
+    except PeerLost:
+        lost = agent.directory.of_key(to)
+        if lost is None:
+            raise
+        return paths.look_at(agent, lost)
+    return (paths.measured if measure else paths.reached)(agent, peer, seconds)
 
 
 @breaks_graphs
@@ -276,6 +317,7 @@ def _name_of(worker: str | WorkerInfo) -> str:
     return worker.name if isinstance(worker, WorkerInfo) else check_name(worker)
 
 
+@own_handler(ARRIVAL)
 def arrive(ident: Any, name: str, value: object, seconds: float, wants_all: bool) -> Deferred:
     """At the leader of a gathering: somebody has come. Called remotely by this module alone."""
     gatherings = current_agent().group.gatherings

@@ -39,6 +39,7 @@ from farcall.ids import Member, WorkerInfo, check_name
 from farcall.members import (
     all_gather,
     barrier,
+    explain,
     gather,
     membership,
     on_join,
@@ -57,6 +58,7 @@ from farcall.runtime.calls.retrying import Attempts, Retry
 from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent, set_default_agent
 from farcall.runtime.heap import keep_freed_memory
+from farcall.runtime.inspection.reports import MemberReport
 from farcall.runtime.membership.roster import MemberEvent
 from farcall.runtime.membership.subscriptions import Membership, Subscription
 from farcall.runtime.options.backend_options import RpcBackendOptions
@@ -81,6 +83,7 @@ __all__ = [
     "Future",
     "Member",
     "MemberEvent",
+    "MemberReport",
     "Membership",
     "NotInitialized",
     "Only",
@@ -101,6 +104,7 @@ __all__ = [
     "all_gather",
     "barrier",
     "cancelled",
+    "explain",
     "functions",
     "gather",
     "get_object",

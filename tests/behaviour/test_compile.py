@@ -31,7 +31,7 @@ MODULES = [
 ]
 # Classes of plain data, which compiled code may make and read.
 PLAIN_DATA = {
-    *("Member", "MemberEvent"),
+    *("Member", "MemberEvent", "MemberReport"),
     "Only",
     "Secret",
     "TlsConfig",

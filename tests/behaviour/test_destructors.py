@@ -72,6 +72,7 @@ def test_collected_destructor_can_not_wait(pair: list[Agent], gate: Gate) -> Non
         "shutdown": rpc.shutdown,
         "workers": rpc.workers,
         "wait_for": lambda: rpc.wait_for("w1"),
+        "explain": lambda: rpc.explain("w1"),
         "on_join": lambda: rpc.on_join(echo),
         "on_leave": lambda: rpc.on_leave(echo),
         "membership": rpc.membership,

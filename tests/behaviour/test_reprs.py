@@ -85,6 +85,8 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "rpc.Future chained": lambda: rpc.rpc_async("w1", abs, args=(-1,)).then(lambda done: 1),
     "rpc.Member": lambda: rpc.workers()[0],
     "rpc.MemberEvent": lambda: rpc.MemberEvent("joined", rpc.Member("w9", 9, "ps")),
+    "rpc.MemberReport": lambda: rpc.explain("w0"),
+    "rpc.explain": lambda: rpc.explain("w1", measure=True),
     "rpc.Membership": rpc.membership,
     "rpc.Subscription": lambda: rpc.on_leave(print),
     "rpc.membership": rpc.membership,

@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "process")]
 from report import Report, Settings, Trial  # noqa: E402
 
 # Each is a module with a function `trial`; the most valuable first.
-TRIALS = ("chaos", "stands", "many", "dark", "stores", "flood")
+TRIALS = ("chaos", "stands", "many", "dark", "stores", "flood", "hangs")
 LONG = ("soak",)  # only if it is named
 
 

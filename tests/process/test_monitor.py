@@ -2,20 +2,21 @@
 
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from causes import CAUSES, causes, hanging
 from patience import PATIENCE
 
 from farcall.errors import LinkError
-from farcall.monitor import Answer, ask_all, explain
+from farcall.monitor import Answer, ask_all, doctor, explain
 from farcall.monitor.asking import credentials_of_this_process
 from farcall.runtime.inspection.reports import WorkerReport
 from farcall.runtime.options.secret import Secret
@@ -27,63 +28,12 @@ from farcall.wire.frames import Frame, encode
 from farcall.wire.messages import Request
 
 ASKER = Identity("", -1, 0, asks=True)
-PROGRAM = Path(__file__).with_name("programs") / "hangs.py"
-LINES = 5  # of the output in which the cause has to be
 
 
-@contextmanager
-def hanging(name: str, folder: Path, **variables: str) -> Iterator[int]:
-    """A group that hangs. Gives the process id of its first worker."""
-    with subprocess.Popen(
-        [sys.executable, str(PROGRAM), name, str(folder / "store")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | variables,
-    ) as process:
-        try:
-            yield int(process.stdout.readline())
-        finally:
-            process.stdin.close()
-            process.wait()
-
-
-def causes(pid: int, *words: str) -> list[str]:
-    """What is said of a group, as soon as all of the words are in one of the first lines."""
-    while True:
-        lines = explain(ask_all(stacks=True).of_group(pid))[:LINES]
-        if any(all(word in line for word in words) for line in lines):
-            return lines
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("lock_held", ["w0 waits for `__main__:need_lock` on w1", "with LOCK"]),
-        ("deadlock_of_two", ["a circle of waits, w0 -> w0 -> w1 -> w0", "with LOCK"]),
-        ("circle_of_three", ["a circle of waits, w0 -> w0 -> w1 -> w2 -> w0", "with LOCK"]),
-        (
-            "stopped_peer",
-            ["w1 (pid", "does not answer", "is stopped (SIGSTOP", "calls that wait for it: 1"],
-        ),
-        (
-            "gil_held",
-            ["w1 (pid", "does not answer", "Python's lock (GIL)", "calls that wait for it: 2"],
-        ),
-        ("full_pool", ["w1 has 16 calls queued", "4 of 4 functions run", "num_worker_threads"]),
-        ("full_queue", ["put_twice` on w1", "is at", "QUEUE.put(2)"]),
-        ("lost_future", ["wait_for_nobody` on w1", "where it waits for its future"]),
-        (
-            "endless_function",
-            ["ask` on w1", "waits for `__main__:forever` on w2", "Event().wait()"],
-        ),
-        ("forgotten_shutdown", ["w0 waits in shutdown for", "w1", "w2", "must call shutdown"]),
-        ("missing_rank", ["w0 (rank 0) waits in init_rpc", "others of a group of 3"]),
-    ],
-)
-def test_stacks_name_the_cause_of_a_hang(tmp_path: Path, name: str, words: list[str]) -> None:
+@pytest.mark.parametrize("name", CAUSES)
+def test_stacks_name_the_cause_of_a_hang(tmp_path: Path, name: str) -> None:
     with hanging(name, tmp_path) as pid:
-        causes(pid, *words)
+        causes(pid, *CAUSES[name])
 
 
 def test_status_shows_a_group(tmp_path: Path) -> None:
@@ -95,9 +45,47 @@ def test_status_shows_a_group(tmp_path: Path) -> None:
         [w1] = [one for one in found["reports"] if one["name"] == "w1"]
         assert len(w1["served"]) == 20
         assert {one["name"]: one["path"][:3] for one in w1["members"]}["w0"] == "shm"
+        assert w1["received"] >= 20
         text = farcall("stacks", "--group", str(pid), "w1")
         assert "runs `__main__:forever` for w0" in text
         assert "threading.Event().wait()" in text
+
+
+def test_status_counts_calls_that_were_served(tmp_path: Path) -> None:
+    with hanging("stopped_peer", tmp_path) as pid:
+        causes(pid, "w1 (pid", "is stopped")
+        [w2] = [one for one in ask_all().of_group(pid).reports if one.name == "w2"]
+        assert (w2.received, len(w2.served)) == (1, 0)
+        shown = farcall("status", "--group", str(pid)).splitlines()
+        assert " served " in shown[0]
+        [row] = [line for line in shown if line.startswith("w2 ")]
+        assert row.split()[-1] == "w0=shm"
+
+
+def test_doctor_names_a_hang_first_and_measures_nothing_then(tmp_path: Path) -> None:
+    with hanging("lock_held", tmp_path) as pid:
+        causes(pid, *CAUSES["lock_held"])
+        diagnosis = doctor(group=pid)
+        assert diagnosis.findings[0].level == "wrong"
+        assert diagnosis.findings[0].subject == "hang"
+        assert all(pair.path.latency is None for pair in diagnosis.pairs)
+        assert diagnosis.unmeasured == "something hangs"
+
+
+def test_doctor_measures_each_path_of_a_group(tmp_path: Path) -> None:
+    with hanging("full_queue", tmp_path) as pid:
+        causes(pid, *CAUSES["full_queue"])
+        found = json.loads(farcall("doctor", "--group", str(pid), "--json", "--measure"))
+        pairs = {(one["caller"], one["path"]["name"]): one["path"] for one in found["pairs"]}
+        names = ("w0", "w1", "w2")
+        assert pairs.keys() == {(one, other) for one in names for other in names if one != other}
+        for path in pairs.values():
+            assert path["latency"] > 0
+            assert path["bandwidth"] > 0
+            assert (path["path"][:3], path["protection"], path["drawback"]) == ("shm", "local", "")
+        text = farcall("doctor", "--group", str(pid), "--measure")
+        assert "wrong  hang: w0 waits for `__main__:put_twice` on w1" in text.splitlines()[0]
+        assert re.search(r"w0 +w1 +shm +\d+ us +[\d.]+ [GM]B/s +local", text)
 
 
 def report_of(name: str, pid: int) -> WorkerReport:

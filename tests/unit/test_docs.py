@@ -32,6 +32,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = (
     "README.md",
     "docs/actors.md",
+    "docs/doctor.md",
     "docs/guide.md",
     "docs/hangs.md",
     "docs/migrate.md",

@@ -24,6 +24,7 @@ EXPORTS = {
     "farcall.members": [
         "all_gather",
         "barrier",
+        "explain",
         "gather",
         "membership",
         "on_join",
@@ -39,6 +40,7 @@ EXPORTS = {
         "Future",
         "Member",
         "MemberEvent",
+        "MemberReport",
         "Membership",
         "NotInitialized",
         "Only",
@@ -57,6 +59,7 @@ EXPORTS = {
         "all_gather",
         "barrier",
         "cancelled",
+        "explain",
         "functions",
         "gather",
         "get_object",

@@ -207,7 +207,7 @@ class Autograd:
 
     def on_peer_lost(self, peer: Peer) -> None:
         id = peer.worker.id
-        is_replaced = self.agent.directory.of_id(id) is not peer
+        is_replaced = self.agent.directory.of_key(id) is not peer
         with self._lock:
             todo = self._contexts.on_peer_lost(
                 peer.incarnation, id, is_replaced=is_replaced, living=self._living
@@ -220,7 +220,7 @@ class Autograd:
 
     def _living(self, id: int) -> int | None:
         """Return the incarnation of the living worker with this id, or None."""
-        worker = self.agent.directory.of_id(id)
+        worker = self.agent.directory.of_key(id)
         return None if worker is None or worker.lost is not None else worker.incarnation
 
     def close(self) -> None:

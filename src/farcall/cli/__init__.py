@@ -14,6 +14,10 @@ from farcall.cli.lazy import LazyGroup
 
 COMMANDS = {
     "demo": ("farcall.cli.demo:demo", "Run a demo, or list them."),
+    "doctor": (
+        "farcall.cli.doctor:doctor",
+        "Say what is wrong with this machine, its workers and their paths.",
+    ),
     "launch": (
         "farcall.cli.launch:launch",
         "Start workers, or one program for torch.distributed.rpc.",

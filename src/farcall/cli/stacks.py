@@ -55,6 +55,7 @@ def _show_causes(console: Console, answer: Answer) -> None:
     if not causes:
         found = len(answer.reports)
         console.print(f"nothing hangs for longer than a second ({found} workers)")
+    console.file.flush()  # a sampler may take its time
 
 
 def _show_worker(console: Console, report: WorkerReport, everything: bool) -> None:
@@ -68,7 +69,8 @@ def _show_worker(console: Console, report: WorkerReport, everything: bool) -> No
 
 
 def _is_idle(thread: ThreadReport) -> bool:
-    return thread.serves is None and thread.waits_for is None and thread.name != "MainThread"
+    waits = thread.waits_for or thread.awaits
+    return thread.serves is None and waits is None and thread.name != "MainThread"
 
 
 def _show_thread(console: Console, thread: ThreadReport) -> None:
@@ -77,6 +79,8 @@ def _show_thread(console: Console, thread: ThreadReport) -> None:
         what.append(f"runs `{thread.serves.function}` for {_told(thread.serves)}")
     if thread.waits_for is not None:
         what.append(f"waits for `{thread.waits_for.function}` on {_told(thread.waits_for)}")
+    if thread.awaits is not None:
+        what.append(f"waits since {thread.awaits.seconds:.1f} s {thread.awaits.what}")
     console.print(Text(", ".join(what), "cyan"))
     for frame in thread.frames:
         console.print(Text(f"    {frame}"))

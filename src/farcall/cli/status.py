@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import click
 import msgspec
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from farcall.cli.consoles import console_for_tables
 from farcall.monitor import Answer, ask_all
 from farcall.runtime.inspection.reports import WorkerReport
+
+MOST_NAMES = 4  # of other workers; of more only the numbers are shown
 
 
 @click.command()
@@ -23,6 +27,11 @@ from farcall.runtime.inspection.reports import WorkerReport
 def status(watch: bool, as_json: bool, group: int | None, timeout: float) -> None:
     """Show the workers of this user on this machine, and those that they are in a group with.
 
+    "out" are calls that a worker has made and that have no outcome, "in" those that it serves now,
+    "queued" those of them that wait for a thread, and "served" those that it has served so far.
+    "paths" says how it reaches each other worker, or how many: "shm" (shared memory), "unix" (a
+    Unix socket) or "tcp".
+
     It needs no secret for those of this machine. Those of other machines are asked with the secret
     in FARCALL_SECRET or FARCALL_SECRET_FILE, or the certificates in FARCALL_TLS_CERT, _KEY and _CA.
     """
@@ -30,7 +39,7 @@ def status(watch: bool, as_json: bool, group: int | None, timeout: float) -> Non
         answer = _ask(group, timeout)
         click.echo(msgspec.json.format(msgspec.json.encode(answer._asdict())).decode())
         return
-    console = Console()
+    console = console_for_tables()
     if not watch:
         console.print(_shown(_ask(group, timeout)))
         return
@@ -55,7 +64,7 @@ def _shown(answer: Answer) -> Group | Text:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("worker", "role", "rank", "host", "pid", "state", "age"):
         table.add_column(title)
-    for title in ("out", "in", "queued", "memory", "files", "refs"):
+    for title in ("out", "in", "queued", "served", "memory", "files", "refs"):
         table.add_column(title, justify="right")
     table.add_column("paths")
     for report in answer.reports:
@@ -63,16 +72,31 @@ def _shown(answer: Answer) -> Group | Text:
     for one in answer.silent:
         why = one.state if one.state.startswith("is stopped") else one.why
         table.add_row(one.name or "?", "", "", "", str(one.pid or ""), Text(why, style="red"))
-    return Group(table, Text(f"versions: {', '.join(sorted(_versions(answer)))}", style="dim"))
+    return Group(table, Text("\n".join(_versions(answer)), style="dim"))
 
 
-def _versions(answer: Answer) -> set[str]:
-    return {report.versions for report in answer.reports}
+def _versions(answer: Answer) -> list[str]:
+    """Return what the workers run, a line for each version, with the names if they differ."""
+    running: dict[str, list[str]] = {}
+    for report in answer.reports:
+        running.setdefault(report.versions, []).append(report.name)
+    if len(running) == 1:
+        return [f"versions: {one}" for one in running]
+    return [f"versions: {one}: {', '.join(names)}" for one, names in sorted(running.items())]
+
+
+def _paths(report: WorkerReport) -> str:
+    """Return the kind of path to each other worker; to how many, if they are many."""
+    kinds = {
+        one.name: one.path.partition(" ")[0] for one in report.members if one.path and not one.lost
+    }
+    if len(kinds) <= MOST_NAMES:
+        return " ".join(f"{name}={kind}" for name, kind in kinds.items())
+    return " ".join(f"{count}*{kind}" for kind, count in Counter(kinds.values()).most_common())
 
 
 def _row(report: WorkerReport) -> list[str]:
     held = report.references.get("owned", 0) + report.references.get("held", 0)
-    paths = {one.path.partition(" ")[0] for one in report.members if one.path and not one.lost}
     return [
         report.name,
         report.role,
@@ -84,10 +108,11 @@ def _row(report: WorkerReport) -> list[str]:
         str(len(report.calls)),
         str(len(report.served)),
         str(sum(call.state == "is queued" for call in report.served)),
+        str(report.received - len(report.served)),
         f"{report.memory / 1e6:.0f} MB",
         "{}/{}".format(*report.descriptors),
         str(held),
-        " ".join(sorted(paths)),
+        _paths(report),
     ]
 
 

@@ -6,6 +6,8 @@ with the secret or the certificates that a worker would use.
 """
 
 from farcall.monitor.asking import Answer, Silent, ask_all
+from farcall.monitor.checkup import Diagnosis, Pair, doctor
+from farcall.monitor.findings import Finding
 from farcall.monitor.hangs import explain
 
-__all__ = ["Answer", "Silent", "ask_all", "explain"]
+__all__ = ["Answer", "Diagnosis", "Finding", "Pair", "Silent", "ask_all", "doctor", "explain"]

@@ -32,6 +32,13 @@ Urls = tuple[str, ...]
 _ASKER = Identity("", -1, 0, asks=True)
 
 
+class Contact(NamedTuple):
+    """How a worker is asked."""
+
+    urls: Urls
+    credentials: LinkCredentials
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(WorkerReport).decode
 
@@ -60,6 +67,11 @@ class Silent(NamedTuple):
     why: str
     state: str
 
+    @property
+    def refuses(self) -> bool:
+        """Whether it is there, and does not answer this process: it has another secret, say."""
+        return not self.why.startswith(SILENT)
+
 
 class Answer(NamedTuple):
     """What `ask_all` found: those that answered, by name, and those that did not."""
@@ -76,10 +88,10 @@ class Answer(NamedTuple):
                 known = {report.pid, *(member.pid for member in report.members)}
                 if pids & known:
                     pids |= known
-        return Answer(
-            [one for one in self.reports if one.pid in pids],
-            [one for one in self.silent if one.pid in pids],
-        )
+        reports = [one for one in self.reports if one.pid in pids]
+        names = {member.name for report in reports for member in report.members}
+        silent = [one for one in self.silent if (one.pid or one.name) in pids | names]
+        return Answer(reports, silent)
 
 
 def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
@@ -96,21 +108,29 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
     Raises:
         ValueError: the credentials of this process can't be used; the message says why.
     """
+    return ask_and_keep(stacks=stacks, timeout=timeout)[0]
+
+
+def ask_and_keep(*, stacks: bool, timeout: float) -> tuple[Answer, dict[int, Contact]]:
+    """As `ask_all`; return also how those that answered are asked, by incarnation."""
     question = Question(stacks)
 
-    def ask(urls: Urls, credentials: LinkCredentials) -> WorkerReport | str:
-        return _ask(urls, question, credentials, timeout)
+    def ask(contacts: list[Contact]) -> list[WorkerReport | str]:
+        asks = [partial(ask_one, one, question, timeout) for one in contacts]
+        return Several(_THREADS, asks, _MOST).results()
 
     found = workers_here()
     none = LinkCredentials()  # the system says whose processes these are
-    near = Several(_THREADS, [partial(ask, (one.url,), none) for one in found], _MOST).results()
+    contacts = [Contact((one.url,), none) for one in found]
+    near = ask(contacts)
     reports = [one for one in near if isinstance(one, WorkerReport)]
     far = _others(reports, [one.url for one in found])
     told: list[WorkerReport | str] = []
     if far:
-        ways = [tuple(filter(tcp_of, one.addresses)) for one in far]
         ours = credentials_of_this_process()
-        told = Several(_THREADS, [partial(ask, urls, ours) for urls in ways], _MOST).results()
+        ways = [Contact(tuple(filter(tcp_of, one.addresses)), ours) for one in far]
+        contacts += ways
+        told = ask(ways)
     told_names = {member.pid: member.name for report in reports for member in report.members}
     silent = [
         Silent(one.pid, told_names.get(one.pid, ""), answer, state_of(one.pid))
@@ -122,7 +142,12 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
             silent.append(Silent(0, member.name, answer, ""))
         else:
             reports.append(answer)
-    return Answer(sorted(reports, key=lambda one: (one.id, one.name)), silent)
+    kept = {
+        answer.incarnation: contact
+        for contact, answer in zip(contacts, [*near, *told], strict=True)
+        if isinstance(answer, WorkerReport)
+    }
+    return Answer(sorted(reports, key=lambda one: (one.id, one.name)), silent), kept
 
 
 def credentials_of_this_process() -> LinkCredentials:
@@ -152,18 +177,16 @@ def _others(reports: list[WorkerReport], asked: list[str]) -> list[MemberReport]
     return [one for one in others.values() if not set(one.addresses) & set(asked)]
 
 
-def _ask(
-    urls: Urls, question: Question, credentials: LinkCredentials, timeout: float
-) -> WorkerReport | str:
-    """Ask one worker, and return its answer, or why it gave none."""
+def ask_one(contact: Contact, question: Question, timeout: float) -> WorkerReport | str:
+    """Ask one worker, and return its answer, or why it gave none within so many seconds."""
     until = time.monotonic() + timeout
     why = "it has no address"
-    for url in urls:
+    for url in contact.urls:
         try:
             with _connected(url, timeout) as sock:
                 # The system tells it that we are of its user, whatever its secret is.
                 is_local = url.startswith(UNIX)
-                terms = Terms(is_local=True) if is_local else credentials.over(sock)
+                terms = Terms(is_local=True) if is_local else contact.credentials.over(sock)
                 met = handshake.connect(sock, _ASKER, terms, expects=0, deadline=until)
                 exchange = Exchange(sock, met.keys, max(0.1, until - time.monotonic()))
                 exchange.send(_encode(question))

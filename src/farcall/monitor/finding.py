@@ -61,6 +61,15 @@ def state_of(pid: int) -> str:
     return ""
 
 
+def descriptors_of(pid: int) -> tuple[int, int]:
+    """Return how many descriptors a process has, and how many it may have; 0: unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{pid}/limits").read_text("ascii", "replace").splitlines():
+            if line.startswith("Max open files"):
+                return len(os.listdir(f"/proc/{pid}/fd")), int(line.split()[3])
+    return 0, 0
+
+
 def busy_threads(pid: int) -> list[int]:
     """Return the threads of a process that are on a processor, or want to be."""
     busy = []

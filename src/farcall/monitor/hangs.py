@@ -6,11 +6,20 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from farcall.monitor.asking import SILENT, Answer, Silent
-from farcall.monitor.finding import busy_threads
-from farcall.runtime.inspection.reports import CallReport, WorkerReport
+from farcall.monitor.asking import Answer, Silent
+from farcall.monitor.finding import busy_threads, descriptors_of
+from farcall.runtime.inspection.reports import (
+    ARRIVAL,
+    CallReport,
+    GatheringReport,
+    WaitReport,
+    WorkerReport,
+)
 
 LONG = 1.0  # seconds from which a wait is worth a word
+MOST_NAMES = 5  # of many workers that are in the same case
+MANY_FILES = 0.9  # of the descriptors that a process may have: it will soon have no more
+_NOT_COME = "for which there is no end before the others come"
 
 
 class _Step(NamedTuple):
@@ -45,11 +54,27 @@ def explain(answer: Answer) -> list[str]:
     Args:
         answer: of `ask_all(stacks=True)`.
     """
-    chains = [chain for chain in _Graph(answer).chains() if chain.seconds >= LONG]
+    chains = [
+        chain
+        for chain in _Graph(answer).chains()
+        if chain.seconds >= LONG and not _is_of_gathering(chain)
+    ]
     chains.sort(key=lambda chain: (not chain.turns, -len(chain.steps), -chain.seconds))
     waited_for = Counter(chain.steps[-1].call.worker for chain in chains)
     lines = [_of_silent(one, waited_for[one.name]) for one in answer.silent]
     lines += [line for report in answer.reports for line in _of_group(report, answer)]
+    lines += [
+        _of_gathering(one, answer)
+        for report in answer.reports
+        for one in report.gatherings
+        if one.seconds >= LONG
+    ]
+    lines += [
+        f"{report.name} {_of_wait(one.awaits)}, at {one.place}"
+        for report in answer.reports
+        for one in report.threads
+        if one.awaits is not None and one.awaits.seconds >= LONG
+    ]
     lines += [line for report in answer.reports for line in _of_queues(report)]
     lines += [_of_chain(chain) for chain in chains]
     return list(dict.fromkeys(lines))
@@ -93,9 +118,12 @@ class _Graph:
                 return _Chain(steps, why, turns)
             thread = next((one for one in callee.threads if one.serves == served), None)
             if thread is None:
-                return _Chain(steps, f"where it {served.state}{_full(callee)}", turns)
+                is_gathering = call.function == ARRIVAL and callee.gatherings
+                where = f"where it {served.state}{_full(callee)}"
+                return _Chain(steps, _NOT_COME if is_gathering else where, turns)
             if thread.waits_for is None:
-                return _Chain(steps, f"which is at {thread.place}", turns)
+                does = f"is at {thread.place}" if thread.awaits is None else _of_wait(thread.awaits)
+                return _Chain(steps, f"which {does}", turns)
             report, call = callee, thread.waits_for
             if (report.name, call.worker, call.call_id) in met:
                 return _Chain(steps, "and so on in a circle", turns=True)
@@ -117,14 +145,42 @@ def _of_chain(chain: _Chain) -> str:
     return text
 
 
+def _of_wait(wait: WaitReport) -> str:
+    return f"waits since {wait.seconds:.0f} s {wait.what}"
+
+
+def _is_of_gathering(chain: _Chain) -> bool:
+    """Return whether a chain says no more than `_of_gathering` of the same wait."""
+    return len(chain.steps) == 1 and chain.end == _NOT_COME
+
+
+def _of_gathering(gathering: GatheringReport, answer: Answer) -> str:
+    reports = {report.name: report for report in answer.reports}
+    text = (
+        f"{_names(gathering.come)} in {gathering.what} since {gathering.seconds:.0f} s, which "
+        f"{_names(gathering.missing)} must call as well"
+    )
+    for name in gathering.missing[:MOST_NAMES]:
+        report = reports.get(name)
+        if report is None:
+            text += f"; {name} does not answer"
+            continue
+        main = [one for one in report.threads if one.name == "MainThread"]
+        text += "".join(f"; {name} is at {one.place}" for one in main)
+    return text
+
+
 def _of_silent(silent: Silent, waiting: int) -> str:
     name = silent.name or "a worker"
     where = f" (pid {silent.pid})" if silent.pid else ""
-    if not silent.why.startswith(SILENT):
+    if silent.refuses:
         return f"{name}{where} says nothing of itself: {silent.why}"
     text = f"{name}{where} does not answer"
+    opened, limit = descriptors_of(silent.pid)
     if silent.state.startswith(("is stopped", "has ended")):
         text += f": it {silent.state}"
+    elif limit and opened >= MANY_FILES * limit:
+        text += f": {_of_files(opened, limit)}"
     elif silent.pid and (busy := busy_threads(silent.pid)):
         text += (
             f": a function in C holds Python's lock (GIL), or Python is busy; thread {busy[0]} is "
@@ -152,7 +208,14 @@ def _of_group(report: WorkerReport, answer: Answer) -> Iterator[str]:
         yield f"{report.name} waits in shutdown for {_name(call)}{_since(call)}"
 
 
+def _of_files(opened: int, limit: int) -> str:
+    return f"it has {opened} files open, and may have {limit} (ulimit -n)"
+
+
 def _of_queues(report: WorkerReport) -> Iterator[str]:
+    opened, limit = report.descriptors
+    if limit and opened >= MANY_FILES * limit:
+        yield f"{report.name} takes no more connections soon: {_of_files(opened, limit)}"
     queued = [call for call in report.served if call.state == "is queued"]
     if queued and (_full(report) or report.shortage):
         oldest = max(queued, key=lambda call: call.seconds or 0.0)
@@ -178,6 +241,11 @@ def _full(report: WorkerReport) -> str:
     if report.running < report.max_running:
         return ""
     return f": all of its {report.max_running} places for functions are taken"
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def _name(call: CallReport) -> str:

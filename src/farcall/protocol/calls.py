@@ -180,9 +180,11 @@ class Incoming(Generic[Record]):
     `finish` may be called by any thread at any time; the others need a lock.
     """
 
-    __slots__ = ("_running", "_seen_above", "_seen_to")
+    __slots__ = ("_cancelled", "_running", "_seen_above", "_seen_to", "_total")
 
     def __init__(self) -> None:
+        self._cancelled = 0  # before their requests came
+        self._total: int | None = None  # what `received` was when the caller was lost
         self._seen_to = 0
         self._seen_above: set[int] = set()
         self._running: dict[int, Record] = {}
@@ -205,14 +207,22 @@ class Incoming(Generic[Record]):
         record = self._running.get(call_id)
         if record is not None:
             return CancelResult.RUNNING, record
-        self._see(call_id)
+        self._cancelled += self._see(call_id)
         return CancelResult.ANSWER, None
 
     def take_all(self) -> list[Record]:
         """Accept no more, and return the records of what still runs: the caller is gone."""
+        self._total = self.received
         running, self._running = self._running, {}
         self._seen_to = sys.maxsize
         return list(running.values())
+
+    @property
+    def received(self) -> int:
+        """How many calls were received in all. The ids tell, so nothing is counted per call."""
+        if self._total is not None:
+            return self._total
+        return self._seen_to + len(self._seen_above) - self._cancelled
 
     def records(self) -> list[Record]:
         """Return those of all calls that are queued or run."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -43,6 +43,20 @@ class Silent(LinkError):
     """For as long as a host may be silent there was no connection, which proves no death."""
 
 
+class Means(NamedTuple):
+    """What an endpoint can use to reach others, for people.
+
+    Attributes:
+        transport: the name of the implementation: "native", "socket", "inproc", ...
+        paths: the ways that it may use, best first; empty if the transport has one way only.
+        protection: of what goes over a network: "encrypted", "authenticated" or "none".
+    """
+
+    transport: str
+    paths: tuple[str, ...] = ()
+    protection: str = "none"
+
+
 class Link(Protocol):
     """A two-way connection to one incarnation of a worker."""
 
@@ -53,6 +67,10 @@ class Link(Protocol):
     @property
     def description(self) -> str:
         """Which path this is, for people: "tcp 127.0.0.1:4711", "unix from pid 12 (uid 0)"."""
+
+    @property
+    def drawback(self) -> str:
+        """Why it was made over this path and not over a better one, or "": this side can't tell."""
 
     def send(self, frame: Frame, deadline: float) -> None:
         """Write a frame.
@@ -165,6 +183,10 @@ class Endpoint(Protocol):
     @property
     def addresses(self) -> tuple[str, ...]:
         """URLs where others reach this endpoint, best first."""
+
+    @property
+    def means(self) -> Means:
+        """What this endpoint can use to reach others."""
 
     def connect(self, worker: Worker, deadline: float) -> Link:
         """The link that this side dialled to a worker; dials it on first use.

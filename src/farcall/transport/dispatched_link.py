@@ -21,6 +21,8 @@ class DispatchedLink(ABC):
         waiters: by call, for whoever receives to take from, and to fail when the link is lost.
     """
 
+    drawback = ""
+
     def __init__(self) -> None:
         self.waiters: dict[int, Waiter[Frame]] = {}
 

@@ -13,7 +13,16 @@ import msgspec
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, nth_incarnation
-from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, Meeting
+from farcall.transport.base import (
+    OUTCOMES,
+    Admit,
+    Arrived,
+    Event,
+    Link,
+    LinkLost,
+    Means,
+    Meeting,
+)
 from farcall.transport.connect.handshake_messages import Unwanted
 from farcall.transport.connect.listening import admit_all, first_meeting
 from farcall.transport.dispatched_link import DispatchedLink, Gate
@@ -75,6 +84,8 @@ class InprocLink(DispatchedLink):
 
 class InprocEndpoint:
     """See `base.Endpoint`."""
+
+    means = Means("inproc")
 
     def __init__(
         self,

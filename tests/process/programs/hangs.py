@@ -10,9 +10,12 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
+import resource
 import signal
+import subprocess
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing import get_context
 from typing import Any
 
@@ -22,6 +25,9 @@ from farcall.monitor.finding import STATES, state_of
 SIZE = 3
 LOCK = threading.Lock()
 QUEUE: queue.Queue[int] = queue.Queue(1)
+FILES: list[int] = []
+STORE: list[subprocess.Popen[bytes]] = []
+OPEN = ("missing_worker", "stopped_store")  # groups whose workers come and go
 
 
 def noop() -> None:
@@ -111,6 +117,37 @@ def endless_function() -> None:
     rpc.rpc_async("w1", ask, ("w2", forever))
 
 
+def enter_barrier() -> None:
+    rpc.barrier(timeout=0)
+
+
+def missed_barrier() -> None:
+    rpc.rpc_async("w1", enter_barrier)
+    threading.Thread(target=enter_barrier, daemon=True).start()
+
+
+def no_files() -> None:
+    rpc.rpc_sync("w1", open_all_files)
+    rpc.rpc_async("w1", forever)
+
+
+def open_all_files() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, most))
+    with suppress(OSError):
+        while True:
+            FILES.append(os.open(os.devnull, os.O_RDONLY))
+
+
+def missing_worker() -> None:
+    threading.Thread(target=rpc.wait_for, args=("w9",), kwargs={"timeout": 0}, daemon=True).start()
+
+
+def stopped_store() -> None:
+    stop(STORE[0].pid)
+    threading.Thread(target=rpc.rpc_sync, args=("w9", noop), daemon=True).start()
+
+
 def forgotten_shutdown() -> None:
     threading.Thread(target=rpc.shutdown, daemon=True).start()
 
@@ -127,6 +164,10 @@ HANGS = {
         full_queue,
         lost_future,
         endless_function,
+        missed_barrier,
+        no_files,
+        missing_worker,
+        stopped_store,
         forgotten_shutdown,
     )
 }
@@ -134,26 +175,35 @@ HANGS = {
 
 def run(rank: int, store: str, name: str) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"file://{store}", num_worker_threads=4, rpc_timeout=600
+        init_method=store, num_worker_threads=4, rpc_timeout=600
     )
     if name == "missing_rank" and rank == 2:
         forever()
     if rank == 0:
         print(os.getpid(), flush=True)
-    rpc.init_rpc(f"w{rank}", rank=rank, world_size=SIZE, rpc_backend_options=options)
+    if name in OPEN:
+        rpc.init_rpc(f"w{rank}", rank=rank + 1, rpc_backend_options=options)
+        rpc.wait_for("w1", "w2")
+    else:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=SIZE, rpc_backend_options=options)
     if rank == 0:
         HANGS[name]()
     forever()
 
 
 def main() -> None:
-    name, store = sys.argv[1:]
+    name, file = sys.argv[1:]
+    store = f"file://{file}"
+    if name == "stopped_store":
+        command = [sys.executable, "-m", "farcall.processes.store", "127.0.0.1", "0"]
+        STORE.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        store = f"tcp://127.0.0.1:{int(STORE[0].stdout.readline())}"
     context = get_context("fork")
     workers = [context.Process(target=run, args=(rank, store, name)) for rank in range(SIZE)]
     for worker in workers:
         worker.start()
     sys.stdin.read()
-    for worker in workers:
+    for worker in (*workers, *STORE):
         worker.kill()
 
 

@@ -13,15 +13,19 @@ from farcall.ids import Worker
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.server_call import ServerCall
 from farcall.runtime.inspection import threads
+from farcall.runtime.inspection.paths import look_at, measured
 from farcall.runtime.inspection.reports import (
     CallReport,
+    GatheringReport,
     MemberReport,
     Question,
     WorkerReport,
 )
 from farcall.runtime.membership.hosts import host_name, versions
-from farcall.runtime.membership.peers import Peer, PendingCall
+from farcall.runtime.membership.peers import PendingCall
 from farcall.transport.connect.handshake_messages import Identity
+
+MEASURE_SECONDS = 1.0  # that one call of a measurement may take
 
 
 def report_of(agent: Agent, question: Question, began: float) -> WorkerReport:
@@ -30,6 +34,10 @@ def report_of(agent: Agent, question: Question, began: float) -> WorkerReport:
     Args:
         began: `time.monotonic()` seconds, when it did.
     """
+    if question.measures:
+        return msgspec.structs.replace(
+            _any_state(agent.me, began), members=_measured(agent, question.measures)
+        )
     seen = threads.look()
     running = {id(one.serves) for one in seen if one.serves is not None}
     now = time.monotonic()
@@ -54,15 +62,27 @@ def report_of(agent: Agent, question: Question, began: float) -> WorkerReport:
         _any_state(agent.me, began),
         state="leaves" if is_leaving else "works",
         waits_for=names,
-        members=[_member(agent, peer) for peer in peers if peer.worker is not agent.me],
+        members=[look_at(agent, peer) for peer in peers if peer.worker is not agent.me],
         calls=made,
         served=served,
         running=agent.executor.running,
         max_running=agent.executor.max_running,
         shortage=agent.executor.shortage(),
+        received=agent.machine.state.received(),
+        gatherings=[
+            GatheringReport(one.what, now - one.began, one.come, one.missing)
+            for one in agent.group.gatherings.incomplete()
+        ],
+        transport=agent.endpoint.means.transport,
+        paths=agent.endpoint.means.paths,
         references=agent.references.statistics(),
         threads=threads.reports(seen, calls) if question.stacks else [],
     )
+
+
+def _measured(agent: Agent, name: str) -> list[MemberReport]:
+    peer = agent.directory.known(name)
+    return [] if peer is None else [measured(agent, peer, MEASURE_SECONDS)]
 
 
 def report_of_starting(me: Identity, question: Question, began: float) -> WorkerReport:
@@ -83,6 +103,7 @@ def _any_state(me: Worker | Identity, began: float) -> WorkerReport:
         memory=_memory(),
         descriptors=_descriptors(),
         role=me.role,
+        clock=time.time(),
     )
 
 
@@ -108,24 +129,6 @@ def _served(job: ServerCall, now: float, *, runs: bool) -> CallReport:
         now - (job.deadline - limit) if limit else None,
         limit,
         "runs" if runs else waits,
-    )
-
-
-def _member(agent: Agent, peer: Peer) -> MemberReport:
-    worker = peer.worker
-    link = agent.links.linked(peer) or peer.back_link
-    return MemberReport(
-        worker.name,
-        worker.id,
-        worker.incarnation,
-        host_name(worker.host),
-        worker.pid,
-        worker.addresses,
-        "" if link is None else link.description,
-        len(peer.outgoing),
-        peer.outbox.waiting_bytes + peer.back_outbox.waiting_bytes,
-        peer.admission.reads,
-        peer.lost or "",
     )
 
 

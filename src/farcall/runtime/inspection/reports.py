@@ -8,12 +8,19 @@ import msgspec
 
 MAX_QUESTION = 1 << 10  # bytes
 MAX_REPORT = 64 << 20
+ARRIVAL = "barrier, gather or all_gather"  # how messages name the calls by which these are made
 
 
 class Question(msgspec.Struct, array_like=True, frozen=True):
-    """What to tell. `stacks`: also of each thread where it is."""
+    """What to tell.
+
+    Attributes:
+        stacks: also of each thread where it is.
+        measures: measure the way to the worker of this name, and tell of that one alone.
+    """
 
     stacks: bool = False
+    measures: str = ""
 
 
 class CallReport(msgspec.Struct, frozen=True):
@@ -37,6 +44,13 @@ class CallReport(msgspec.Struct, frozen=True):
     state: str
 
 
+class WaitReport(msgspec.Struct, frozen=True):
+    """What a thread waits for beside calls: `what` in words, and since how many `seconds`."""
+
+    what: str
+    seconds: float
+
+
 class ThreadReport(msgspec.Struct, frozen=True):
     """A thread of Python.
 
@@ -48,6 +62,7 @@ class ThreadReport(msgspec.Struct, frozen=True):
         place: the innermost of them that is the user's own, or of all.
         serves: the call that it runs the function of.
         waits_for: the call whose outcome it waits for.
+        awaits: what else it waits for: the store, or workers that have yet to join.
     """
 
     name: str
@@ -56,17 +71,32 @@ class ThreadReport(msgspec.Struct, frozen=True):
     place: str
     serves: CallReport | None
     waits_for: CallReport | None
+    awaits: WaitReport | None = None
 
 
 class MemberReport(msgspec.Struct, frozen=True):
-    """Another worker, as this one knows it.
+    """Another worker, as this one knows it, and the path there. `str` gives it in words.
 
     Attributes:
-        path: by which way calls go there, or "": there were none.
+        name, id, host, pid: of the worker.
+        incarnation: of its present life; it has another one after a restart, or if it was met
+            again.
+        addresses: where it listens.
+        path: by which way calls go there: "shm", "unix", "tcp" or another transport's word, and
+            where to; "": there were none.
         in_flight: calls made to it that have no outcome.
         unsent: bytes that wait until it reads.
         is_read: whether its requests are read; they are not while too many are queued.
         lost: why it is lost, or "".
+        drawback: why calls take no better path, or "": there is none.
+        protection: of what goes there: "encrypted", "authenticated" or "none"; "local": it does
+            not leave the host, and no other user can reach it. "": there were no calls.
+        losses: how many times it was lost, and met again.
+        received: how many calls it has made here so far.
+        latency: seconds from a call that does nothing to its answer, the median of some; None: not
+            measured.
+        bandwidth: bytes in a second that tensors go there with; None: not measured.
+        unreached: why it could not be reached, or measured, when that was asked for; or "".
     """
 
     name: str
@@ -80,6 +110,62 @@ class MemberReport(msgspec.Struct, frozen=True):
     unsent: int
     is_read: bool
     lost: str
+    drawback: str = ""
+    protection: str = ""
+    losses: int = 0
+    received: int = 0
+    latency: float | None = None
+    bandwidth: float | None = None
+    unreached: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.name} (id {self.id}, pid {self.pid} on {self.host})"
+        if self.lost:
+            return f"{place} is lost: {self.lost}"
+        said = [f"{place}: {self.path or 'there is no link'}"]
+        said += [PROTECTIONS[self.protection]] if self.protection else []
+        lines = [", ".join(said)]
+        lines += [f"no better path: {self.drawback}"] if self.drawback else []
+        if self.latency is not None:
+            speed = "" if self.bandwidth is None else f", {rate(self.bandwidth)}"
+            lines.append(f"measured: {self.latency * 1e6:.0f} us a call{speed}")
+        lines += [f"it was not reached: {self.unreached}"] if self.unreached else []
+        lines.append(
+            f"{self.in_flight} calls in flight, {self.unsent} bytes wait; it has made "
+            f"{self.received} calls here; incarnation {self.incarnation:x}, lost and met again "
+            f"{self.losses} times"
+        )
+        lines += [] if self.is_read else ["its requests are not read: too many are queued here"]
+        return "\n  ".join(lines)
+
+
+PROTECTIONS = {
+    "encrypted": "encrypted",
+    "authenticated": "authenticated and not encrypted (encrypt=False)",
+    "none": "neither encrypted nor authenticated",
+    "local": "within this host and user",
+}
+
+
+def rate(bandwidth: float) -> str:
+    """Return a number of bytes in a second in words."""
+    return f"{bandwidth / 1e9:.1f} GB/s" if bandwidth >= 1e9 else f"{bandwidth / 1e6:.0f} MB/s"
+
+
+class GatheringReport(msgspec.Struct, frozen=True):
+    """A `barrier`, `gather` or `all_gather` that this worker leads, and that is not complete.
+
+    Attributes:
+        what: which of these.
+        seconds: since the first worker has called it.
+        come: names of the workers that have.
+        missing: names of those that have not.
+    """
+
+    what: str
+    seconds: float
+    come: list[str]
+    missing: list[str]
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
@@ -98,6 +184,11 @@ class WorkerReport(msgspec.Struct, frozen=True):
         running: how many functions run, those that wait for farcall not counted.
         max_running: how many may.
         shortage: why functions are held back for want of threads, or "".
+        received: how many calls have come here so far, those that are served now included.
+        gatherings: those that this worker leads.
+        clock: `time.time()` there.
+        transport: the name of its transport.
+        paths: the ways to others that it may use, best first.
         references: sizes of the tables of references.
         threads: empty if that was not asked for.
     """
@@ -121,5 +212,10 @@ class WorkerReport(msgspec.Struct, frozen=True):
     running: int = 0
     max_running: int = 0
     shortage: str = ""
+    received: int = 0
+    gatherings: list[GatheringReport] = []
+    clock: float = 0.0
+    transport: str = ""
+    paths: tuple[str, ...] = ()
     references: dict[str, int] = {}
     threads: list[ThreadReport] = []

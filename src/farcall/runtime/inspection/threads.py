@@ -10,6 +10,7 @@ import linecache
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -17,7 +18,9 @@ from typing import Any, NamedTuple
 from farcall.runtime.calls.call_client import CallClient
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.server_call import ServerCall
-from farcall.runtime.inspection.reports import CallReport, ThreadReport
+from farcall.runtime.inspection.reports import CallReport, ThreadReport, WaitReport
+from farcall.runtime.membership.lookup import EVERYBODY, Lookup
+from farcall.runtime.membership.roster import Roster
 from farcall.serde import is_own
 
 MOST_FRAMES = 100
@@ -25,6 +28,8 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 _SERVES = ServerCall.run.__code__
 _CALLS = CallClient.call.__code__
 _WAITS_FOR = Future.wait.__code__
+_JOINS = Roster.wait_for.__code__
+_ASKS = Lookup._answer_to.__code__
 
 
 class Seen(NamedTuple):
@@ -33,6 +38,7 @@ class Seen(NamedTuple):
     Attributes:
         serves: the call of which it runs the function, or None.
         waits_for: the call, or the future of the call, that it waits for, or None.
+        awaits: what else it waits for, or None.
     """
 
     name: str
@@ -40,6 +46,7 @@ class Seen(NamedTuple):
     frames: list[FrameType]
     serves: ServerCall | None
     waits_for: object
+    awaits: WaitReport | None
 
     @property
     def is_farcalls(self) -> bool:
@@ -64,6 +71,7 @@ def look() -> list[Seen]:
                 frames,
                 _innermost(frames, _SERVES, "self"),
                 _innermost(frames, _CALLS, "pending") or _innermost(frames, _WAITS_FOR, "self"),
+                _awaited(frames),
             )
         )
     return seen
@@ -88,6 +96,7 @@ def _report(seen: Seen, calls: Mapping[int, CallReport]) -> ThreadReport:
         _text(next((one for one in shown if not _is_library(one)), shown[0])),
         calls.get(id(seen.serves)),
         calls.get(id(seen.waits_for)),
+        seen.awaits,
     )
 
 
@@ -95,6 +104,21 @@ def _frames_of(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _awaited(frames: list[FrameType]) -> WaitReport | None:
+    """Return what a thread waits for that is no call."""
+    now = time.monotonic()
+    missing = _innermost(frames, _JOINS, "missing")
+    if missing:
+        what = f"for {', '.join(missing)} to join (wait_for)"
+        return WaitReport(what, now - _innermost(frames, _JOINS, "began"))
+    question = _innermost(frames, _ASKS, "question")
+    if question is None:
+        return None
+    who = "is there" if question.key == EVERYBODY else f"{question.key!r} is"
+    what = f"for the store to say who {who}: the store does not answer"
+    return WaitReport(what, now - question.began)
 
 
 def _innermost(frames: list[FrameType], code: CodeType, variable: str) -> Any:

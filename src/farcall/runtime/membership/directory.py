@@ -56,7 +56,7 @@ class Directory:
         self.of_incarnation = machine.of_incarnation
         self.known = machine.known
         self.newest = machine.newest
-        self.of_id: Callable[[int], Peer | None] = machine.holder
+        self.of_key: Callable[[str | int | WorkerInfo], Peer | None] = machine.holder
         for worker in workers:
             self.add(worker)
 

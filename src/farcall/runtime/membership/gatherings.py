@@ -49,6 +49,16 @@ class _Arrival(NamedTuple):
     future: Future[Any]
     deadline: float
     wants_all: bool
+    at: float  # `time.monotonic()` seconds
+
+
+class Incomplete(NamedTuple):
+    """A gathering that some have not called yet. `began`: `time.monotonic()` seconds."""
+
+    what: str
+    began: float
+    come: list[str]
+    missing: list[str]
 
 
 _Arrivals = dict[str, _Arrival]  # by the name of the member
@@ -116,8 +126,9 @@ class Gatherings:
             seconds: how long it waits; 0 for no limit.
             wants_all: it gets the values by name; else None, when all have come.
         """
-        deadline = time.monotonic() + (seconds or threading.TIMEOUT_MAX)
-        arrival = _Arrival(value, Future(), deadline, wants_all)
+        now = time.monotonic()
+        deadline = now + (seconds or threading.TIMEOUT_MAX)
+        arrival = _Arrival(value, Future(), deadline, wants_all, now)
         with self._changed:
             failure = self._failed.get(ident)
             if failure is None:
@@ -129,6 +140,20 @@ class Gatherings:
         elif begins and not self._watchers.run(self._watch, needed=False):
             self._fail(ident, CallError("the system has no thread to wait for the others"))
         return arrival.future
+
+    def incomplete(self) -> list[Incomplete]:
+        """Return the gatherings that this worker leads and that wait for somebody."""
+        with self._changed:
+            gatherings = [(ident, dict(come)) for ident, come in self._open.items()]
+        return [
+            Incomplete(
+                ident.key.partition(" ")[0],
+                min(arrival.at for arrival in come.values()),
+                sorted(come),
+                [name for name, _ in ident.members if name not in come],
+            )
+            for ident, come in gatherings
+        ]
 
     def _watch(self) -> None:
         """Wait until gatherings are complete, late, or lack somebody who is gone."""

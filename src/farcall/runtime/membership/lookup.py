@@ -93,6 +93,7 @@ class Reminder:
 class _Question:
     def __init__(self, key: str | int) -> None:
         self.key = key
+        self.began = time.monotonic()
         self.bell = Bell()
         self.answer: Answer = None
         self.error: Exception | None = None

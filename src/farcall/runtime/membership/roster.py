@@ -237,7 +237,8 @@ class Roster:
             UnknownWorker, PeerLost: they never will be, in a group of fixed size.
             Cancelled: the agent was shut down.
         """
-        deadline = time.monotonic() + (seconds or threading.TIMEOUT_MAX)
+        began = time.monotonic()
+        deadline = began + (seconds or threading.TIMEOUT_MAX)
         seen: set[int] = set()  # incarnations that are known to be alive
         with self._waiting_for():
             while True:

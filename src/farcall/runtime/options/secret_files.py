@@ -74,6 +74,12 @@ def machine_secret() -> tuple[Secret, str]:
     )
 
 
+def machine_secret_file() -> str | None:
+    """Return where the secret of this user on this machine is; None: it is yet to be made."""
+    paths = [os.path.join(base, folder, NAME) for base, folder in _places()]
+    return next(filter(os.path.lexists, paths), None)
+
+
 def _places() -> Iterator[tuple[str, str]]:
     """Yield folders that exist or may be made, and the name of farcall's own in each."""
     user = os.geteuid()

@@ -96,6 +96,13 @@ class Listening:
         """
         return "unix" in self.paths or "shm" in self.paths
 
+    @property
+    def protection(self) -> str:
+        """What protects frames over TCP: see `base.Means`."""
+        if self.secret is None and self.tls is None:
+            return "none"
+        return "encrypted" if self.encrypt else "authenticated"
+
     def credentials(self) -> LinkCredentials:
         """Return what links are authenticated with.
 

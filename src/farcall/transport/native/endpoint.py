@@ -15,9 +15,9 @@ import msgspec
 
 from farcall import _native
 from farcall.errors import LinkError
-from farcall.transport.base import Arrived, Event, Link, LinkLost, Watch
+from farcall.transport.base import Arrived, Event, Link, LinkLost, Means, Watch
 from farcall.transport.connect import addresses
-from farcall.transport.connect.addresses import DEFAULT_STREAMS
+from farcall.transport.connect.addresses import DEFAULT_STREAMS, PATHS
 from farcall.transport.connect.connection import Connection
 from farcall.transport.connect.connections import Connections
 from farcall.transport.connect.handshake_messages import Identity
@@ -67,6 +67,8 @@ class NativeEndpoint:
             (*frames.SENDING_LIMITS, _LAST_KIND),
         )
         self._links: dict[int, NativeLink] = {}  # by the id of the core
+        paths = tuple(path for path in PATHS if path in listening.paths)
+        self.means = Means("native", paths, listening.protection)
         self._shm = "shm" in listening.paths
         self._streams = DEFAULT_STREAMS if listening.streams is None else listening.streams
         self._stripes = (stripe_threshold, stripe_chunk)
@@ -109,9 +111,26 @@ class NativeEndpoint:
             path = path.replace("unix", "shm", 1)
         # In the table before it starts: `next` may have an event of it at once.
         zero_copy = zero_copy and not core.is_stream
-        link = NativeLink(core, connection.worker, path, zero_copy, connection.way)
+        drawback = self._drawback(connection.peer) if path.startswith("unix") else ""
+        link = NativeLink(core, connection.worker, path, zero_copy, connection.way, drawback)
         self._links[link.id] = link
         return link
+
+    def _drawback(self, peer: Identity) -> str:
+        """Return why a link over a Unix socket has no shared memory."""
+        if not self._shm:
+            return "shared memory is not among this worker's paths (option paths)"
+        if peer.shm == 0:
+            return (
+                f"{peer.name} offers no shared memory: it is not among its paths (option paths), "
+                "or it runs without the native transport"
+            )
+        if peer.shm != _native.SHM_VERSION:
+            return f"{peer.name} runs another farcall, whose shared memory this one can't use"
+        return (
+            "one of both workers can create no more shared memory: its option shared_memory, or "
+            "the system's memory, is used up"
+        )
 
     def _give_up(self, link: NativeLink) -> None:
         self._links.pop(link.id, None)  # `close` may have been first

@@ -24,7 +24,7 @@ _LAST_KIND = max(_NUMBERS.values())
 class NativeLink:
     """See `base.Link`."""
 
-    __slots__ = ("_core", "_zero_copy", "description", "peer", "way")
+    __slots__ = ("_core", "_zero_copy", "description", "drawback", "peer", "way")
 
     def __init__(
         self,
@@ -33,9 +33,11 @@ class NativeLink:
         description: str,
         zero_copy: bool,
         way: StreamTarget | None,
+        drawback: str,
     ) -> None:
         self.peer = peer
         self.description = description
+        self.drawback = drawback
         self.way = way
         self._core = core
         self._zero_copy = zero_copy

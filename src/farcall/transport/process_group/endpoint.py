@@ -19,7 +19,16 @@ import time
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.log import get_logger
-from farcall.transport.base import OUTCOMES, Admit, Arrived, Event, Link, LinkLost, NotSent
+from farcall.transport.base import (
+    OUTCOMES,
+    Admit,
+    Arrived,
+    Event,
+    Link,
+    LinkLost,
+    Means,
+    NotSent,
+)
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import admit_all
 from farcall.transport.process_group.channel import Channel, Envelope
@@ -64,6 +73,7 @@ class ProcessGroupEndpoint:
     ) -> None:
         self.me = me
         self.scheme = group.scheme
+        self.means = Means(f"process_group ({group.scheme})")
         self._group = group
         self._lanes = lanes
         self._admit = admit

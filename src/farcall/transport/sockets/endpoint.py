@@ -13,7 +13,8 @@ from dataclasses import replace
 from functools import partial
 
 from farcall.ids import Worker
-from farcall.transport.base import Arrived, Event, Link, LinkLost
+from farcall.transport.base import Arrived, Event, Link, LinkLost, Means
+from farcall.transport.connect.addresses import PATHS
 from farcall.transport.connect.connection import Connection
 from farcall.transport.connect.connections import Connections
 from farcall.transport.connect.handshake_messages import Identity
@@ -50,7 +51,8 @@ class SocketEndpoint:
         self._receiver = 0  # the thread inside `next`; others have to wake it
         self._lock = threading.Lock()  # guards `_lost`
         self._lost: list[SocketLink] = []  # their sockets are still to be closed
-        paths = [path for path in listening.paths if path != "shm"]
+        paths = [path for path in PATHS if path in listening.paths and path != "shm"]
+        self.means = Means("socket", tuple(paths), listening.protection)
         self._connections = Connections(me, replace(listening, paths=paths), self._open_link)
         self._connections.start()
 

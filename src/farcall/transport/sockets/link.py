@@ -38,6 +38,8 @@ MAX_POLL = 3600.0
 class SocketLink:
     """See `base.Link`. The endpoint gets everything that no caller waits for by `on_frame`."""
 
+    drawback = ""
+
     def __init__(
         self,
         sock: socket.socket,

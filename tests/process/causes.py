@@ -1,0 +1,72 @@
+"""Groups that hang (programs/hangs.py), and the words by which the cause of each is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from farcall.monitor import ask_all, explain
+
+PROGRAM = Path(__file__).with_name("programs") / "hangs.py"
+LINES = 5  # of the output in which the cause has to be
+# By the name of the hang: what has to be in one line.
+CAUSES: dict[str, list[str]] = {
+    "lock_held": ["w0 waits for `__main__:need_lock` on w1", "with LOCK"],
+    "deadlock_of_two": ["a circle of waits, w0 -> w0 -> w1 -> w0", "with LOCK"],
+    "circle_of_three": ["a circle of waits, w0 -> w0 -> w1 -> w2 -> w0", "with LOCK"],
+    "stopped_peer": [
+        "w1 (pid",
+        "does not answer",
+        "is stopped (SIGSTOP",
+        "calls that wait for it: 1",
+    ],
+    "gil_held": ["w1 (pid", "does not answer", "Python's lock (GIL)", "calls that wait for it: 2"],
+    "full_pool": ["w1 has 16 calls queued", "4 of 4 functions run", "num_worker_threads"],
+    "full_queue": ["put_twice` on w1", "is at", "QUEUE.put(2)"],
+    "lost_future": ["wait_for_nobody` on w1", "where it waits for its future"],
+    "endless_function": ["ask` on w1", "waits for `__main__:forever` on w2", "Event().wait()"],
+    "missed_barrier": [
+        "w0, w1 in barrier since",
+        "which w2 must call as well",
+        "w2 is at",
+        "Event().wait()",
+    ],
+    "missing_worker": ["w0 waits since", "for 'w9' to join (wait_for)"],
+    "stopped_store": ["w0 waits since", "who 'w9' is", "the store does not answer"],
+    "no_files": ["w1 (pid", "files open, and may have", "ulimit -n"],
+    "forgotten_shutdown": ["w0 waits in shutdown for", "w1", "w2", "must call shutdown"],
+    "missing_rank": ["w0 (rank 0) waits in init_rpc", "others of a group of 3"],
+}
+
+
+@contextmanager
+def hanging(name: str, folder: Path, **variables: str) -> Iterator[int]:
+    """A group that hangs. Gives the process id of its first worker."""
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), name, str(folder / "store")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | variables,
+    ) as process:
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.stdin.close()
+            process.wait()
+
+
+def causes(pid: int, *words: str) -> list[str]:
+    """What is said of a group, as soon as all of the words are in one of the first lines."""
+    while True:
+        lines = explain(ask_all(stacks=True).of_group(pid))[:LINES]
+        if is_named(lines, words):
+            return lines
+
+
+def is_named(lines: list[str], words: list[str] | tuple[str, ...]) -> bool:
+    return any(all(word in line for word in words) for line in lines)
