@@ -36,6 +36,7 @@ LAYERS = {
     "optim": 8,
     "rpc": 9,
     "groups": 10,
+    "ray": 11,
     "": 9,  # farcall/__init__.py
     "actors": 10,
 }
