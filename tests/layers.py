@@ -38,6 +38,7 @@ LAYERS = {
     "rpc": 9,
     "groups": 10,
     "actors": 10,
+    "ray": 11,
     "": 11,  # farcall/__init__.py
 }
 # They stand beside the layers and may import all of them; no layer imports one of these.

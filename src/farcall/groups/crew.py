@@ -8,22 +8,22 @@ import pickle
 import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall import rpc
-from farcall.groups.joining import DRIVER, GENERATION, OBITUARY_SECONDS, abort, settings
+from farcall.groups.endings import Endings
+from farcall.groups.joining import DRIVER, abort, join
 from farcall.groups.program import LEAVE, READY, Plan, main_of_this_process, threads_of_each
 from farcall.processes.exits import MemoryKills, in_words
 from farcall.processes.forkserver import KILL, WARM, Place, command
 from farcall.processes.output import Output
 from farcall.runtime.agent import Agent
-from farcall.runtime.quirks import Quirks
 from farcall.threads import FarcallThread
 
 PROGRAM = "farcall.groups.program"
@@ -49,16 +49,15 @@ class Crew:
         self._secret = rpc.Secret(options.get("secret") or rpc.Secret.generate()).reveal()
         self._has_joined = False
         meeting = {"init_method": self._meeting.as_uri(), "secret": self._secret}
-        given = {**options, **meeting}
-        keywords, self._limit = settings(given)
-        self._options = rpc.RpcBackendOptions(**keywords)
+        self._options = {**options, **meeting}
         self._plan = Plan(
-            self._names, main_of_this_process(), cloudpickle.dumps(given), threads_of_each(names)
+            self._names,
+            main_of_this_process(),
+            cloudpickle.dumps(self._options),
+            threads_of_each(names),
         )
         self._kills = MemoryKills()
-        self._exits: dict[int, int] = {}
-        self._changed = threading.Condition()  # guards the exits, and says that there are more
-        self._is_over = False
+        self._endings = Endings()
         self._output = Output()
         self._log = tempfile.TemporaryFile(dir=self._folder.name)  # noqa: SIM115  # see `close`
         self._places: list[Place] = []
@@ -112,16 +111,13 @@ class Crew:
                 raise self._failure(number, said)
         size = len(self._names) + 1
         try:
-            agent = rpc.start_default_agent(
-                DRIVER, size - 1, size, self._options, Quirks(), GENERATION
-            )
+            agent = join(DRIVER, size - 1, size, self._options)
         except Exception as error:
             for number in sorted(self.ended()):
                 raise self._failure(number, self._said(number)) from error
             raise
         self._has_joined = True
-        agent.losses.obituary = self._obituary
-        agent.status.rpc_timeout = self._limit
+        agent.losses.obituary = self._endings.obituary_of(self._names)
         return agent
 
     def _wait_until_warm(self) -> None:
@@ -154,32 +150,19 @@ class Crew:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 number, code = pickle.loads(self._home.recv_bytes())
-                with self._changed:
-                    self._exits[number] = code
-                    self._changed.notify_all()
+                self._endings.note(number, in_words(code, self._kills.since()))
                 if not self._has_joined:  # or the others would wait for it
-                    reason = f"{self._names[number]!r} has ended"
-                    abort(str(self._meeting), self._secret, len(self._names) + 1, reason)
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
+                    store = FileStore(str(self._meeting), len(self._names) + 1)
+                    abort(store, self._secret, f"{self._names[number]!r} has ended")
+        self._endings.finish()
 
     def ended(self) -> set[int]:
         """Return the numbers of the workers whose processes have ended."""
-        with self._changed:
-            return set(self._exits)
+        return self._endings.numbers()
 
     def how_it_ended(self, number: int, seconds: float) -> str | None:
         """Say in words how a worker's process ended; None if it has not after these seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or number in self._exits, seconds)
-            code = self._exits.get(number)
-        return None if code is None else in_words(code, self._kills.since())
-
-    def _obituary(self, name: str) -> str | None:
-        if name not in self._names:
-            return None
-        return self.how_it_ended(self._names.index(name), OBITUARY_SECONDS)
+        return self._endings.wait(number, seconds)
 
     def show_output(self) -> None:
         """Show what workers have printed so far."""
@@ -208,8 +191,7 @@ class Crew:
             patience: seconds that workers have to end by themselves.
         """
         try:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_over, patience)
+            self._endings.wait_for_all(len(self._names), patience)
             with contextlib.suppress(OSError):
                 self._home.send_bytes(KILL)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
 from farcall import rpc
 from farcall.errors import NotInitialized, PeerLost, RpcTimeout
-from farcall.groups.joining import OBITUARY_SECONDS
+from farcall.groups.endings import OBITUARY_SECONDS
 from farcall.groups.mapping import each_or_raise, hand_out
 from farcall.log import get_logger
 from farcall.rref import RRef
@@ -28,7 +28,7 @@ logger = get_logger("farcall")
 
 
 class Workers(Protocol):
-    """What runs the workers of a group: processes (`Crew`), or threads (`Threads`)."""
+    """What runs the workers of a group: processes (`Crew`), threads (`Threads`), or Ray."""
 
     def ended(self) -> set[int]: ...
     def how_it_ended(self, number: int, seconds: float) -> str | None: ...
@@ -160,10 +160,10 @@ class AllWorkers:
 
 
 class Group:
-    """Workers that `farcall.local` has started, and that end with it. Thread-safe.
+    """Workers that `farcall.local` or `farcall.ray.start` has started. Thread-safe.
 
-    `group[0]`, or by name, is a worker, `group.all` all of them. Use it as a block, or call `close`
-    at the end; a program that ends closes it.
+    `group[0]`, or by name, is a worker, `group.all` all of them. They end with the group: use it as
+    a block, or call `close` at the end; a program that ends closes it.
 
     Attributes:
         all: all workers at once.
@@ -273,7 +273,7 @@ class Group:
             NotInitialized: it has.
         """
         if self._is_closed:
-            raise NotInitialized("this group is closed: farcall.local(...) starts a new one")
+            raise NotInitialized("this group is closed: start a new one")
 
     def close(self) -> None:
         """End all workers, once the calls in flight have ended, but after 5 seconds anyway.

@@ -6,16 +6,18 @@ import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
+from farcall.groups.arguments import check_options, check_place, names_of
 from farcall.groups.crew import Crew
 from farcall.groups.group import Group
 from farcall.groups.in_process import Threads
-from farcall.groups.joining import DRIVER, check
 from farcall.groups.program import NoGuard
-from farcall.ids import check_name
 from farcall.runtime.calls.graph_breaks import breaks_graphs
-from farcall.runtime.context import current_context
-from farcall.runtime.current import current_agent, default_agent
 
+_TAKEN = {
+    "init_method": "the workers meet in a private folder",
+    "store": "the workers meet in a private folder",
+    "listen": "the workers are on this machine",
+}
 _NO_GUARD = """\
 farcall.local() was called while a worker imports this program's main module.
 
@@ -53,51 +55,14 @@ def local(
         TypeError, ValueError: an argument makes no sense; the message says which and why.
         InvalidName: a name can't be one.
     """
-    _check_place()
-    names = _check_names(n, names)
-    check(options)
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise NoGuard(_NO_GUARD)
+    check_place("farcall.local")
+    names = names_of(n, names)
+    check_options("farcall.local", _TAKEN, options)
     crew: Crew | Threads = (Crew if processes else Threads)(names, options)
     try:
         return Group(names, crew, crew.start())
     except BaseException:
         crew.close(0)
         raise
-
-
-def _check_place() -> None:
-    """Raise if no group can begin here."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise NoGuard(_NO_GUARD)
-    if default_agent() is None and current_context() is None:
-        return
-    name = current_agent().me.name
-    if name == DRIVER:
-        raise RuntimeError(
-            "this process has a group already: use that one, or end it with group.close() first"
-        )
-    raise RuntimeError(
-        f"farcall.local() starts workers from a driver, but this process is the worker {name!r} of "
-        "a group: start as many workers as are needed there, and call them from here with "
-        "rpc.rpc_sync(name, ...)"
-    )
-
-
-def _check_names(n: int, names: Sequence[str] | None) -> list[str]:
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise TypeError(f"n must be the number of workers, not {type(n).__name__}")
-    if n < 1:
-        raise ValueError(f"n must be at least 1, not {n}")
-    if names is None:
-        return [f"worker{number}" for number in range(n)]
-    if isinstance(names, str):
-        raise TypeError("names must be a list of names, not one text")
-    names = list(names)
-    if len(names) != n:
-        raise ValueError(f"names must be {n}, one for each worker, not {len(names)}")
-    for name in names:
-        check_name(name)
-    if DRIVER in names:
-        raise ValueError(f"no worker can be called {DRIVER!r}: that is the driver")
-    if len(set(names)) != n:
-        raise ValueError(f"names must differ: {names}")
-    return names

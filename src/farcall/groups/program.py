@@ -22,10 +22,9 @@ import numpy
 import torch
 
 from farcall import rpc
-from farcall.groups.joining import GENERATION, settings
+from farcall.groups.joining import join
 from farcall.processes.dying import end_with_parent
 from farcall.processes.forkserver import Place
-from farcall.runtime.quirks import Quirks
 
 READY = b"ready"
 LEAVE = b"leave"
@@ -72,7 +71,7 @@ def run(place: Place, plan: Plan, parent: int) -> None:
         multiprocessing.current_process().name = place.name
         options = pickle.loads(plan.options)
         driver.send_bytes(READY)
-        _join(place.name, plan.names, options)
+        join(place.name, plan.names.index(place.name), len(plan.names) + 1, options)
     except NoGuard as error:
         _fail(driver, str(error))
     except BaseException as error:
@@ -101,19 +100,6 @@ def _exit() -> NoReturn:
         with contextlib.suppress(OSError, ValueError):  # the driver has ended; it was closed
             stream.flush()
     os._exit(0)
-
-
-def _join(name: str, names: Sequence[str], options: dict[str, Any]) -> None:
-    keywords, limit = settings(options)
-    agent = rpc.start_default_agent(
-        name,
-        names.index(name),
-        len(names) + 1,
-        rpc.RpcBackendOptions(**keywords),
-        Quirks(),
-        GENERATION,
-    )
-    agent.status.rpc_timeout = limit
 
 
 def _make_main(data: dict[str, Any]) -> None:
