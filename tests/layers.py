@@ -38,6 +38,7 @@ LAYERS = {
     "groups": 10,
     "": 9,  # farcall/__init__.py
     "actors": 10,
+    "otel": 10,
 }
 # They stand beside the layers and may import all of them; no layer imports one of these.
 BESIDE = {"__main__", "compat", "cli", "demos", "testing"}

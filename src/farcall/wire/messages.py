@@ -79,16 +79,18 @@ class Reference(Message):
     owner_id: int
 
 
-class Turns(Message):
-    """What a request says of objects whose methods take turns.
+class Extras(Message):
+    """What few requests say.
 
     `concurrency` is how many calls of methods of the value that it makes may run at once, 0 for any
     number. `held` are the turns of those calls of methods that the request comes from:
-    (minted_by, number) of the object's reference and the number of the turn.
+    (minted_by, number) of the object's reference and the number of the turn. `trace` is what the
+    propagators of OpenTelemetry tell the callee of the caller's span, if calls are traced.
     """
 
     concurrency: int = 0
     held: tuple[tuple[int, int, int], ...] = ()
+    trace: dict[str, str] = {}
 
 
 class Request(Message):
@@ -102,7 +104,7 @@ class Request(Message):
     under `torch.no_grad`, as the call was made. With `on_reference` the function gets the
     value of the first reference first; that is not in the body, which numbers the others from 0.
     `depth` is 1 for a call that no remote function makes, and one more than the depth of the call
-    that makes it otherwise. `turns` is nothing for nearly every request.
+    that makes it otherwise. `extras` is nothing for nearly every request.
     """
 
     function: str
@@ -115,7 +117,7 @@ class Request(Message):
     no_grad: bool = False
     on_reference: bool = False
     depth: int = 1
-    turns: Turns | None = None
+    extras: Extras | None = None
 
 
 class Reply(Message):
@@ -239,7 +241,8 @@ class Gradients(Message):
     `context` and `number` are those of the message with the tensors, `backward` is the pass.
     `credit` stands for 2**-credit of the pass, which goes to the receiver. `retain_graph`,
     `create_graph` and `fast` are what was asked for at the worker named `root`. `sent` is the
-    sender's number for the gradients themselves, as in a request (0: they have no graph).
+    sender's number for the gradients themselves, as in a request (0: they have no graph). `trace`
+    is that of the root, as in `Extras`.
     """
 
     context: int
@@ -251,6 +254,7 @@ class Gradients(Message):
     fast: bool
     root: str
     sent: int = 0
+    trace: dict[str, str] = {}
 
 
 class CreditReturned(Message):

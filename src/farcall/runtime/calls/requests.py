@@ -23,7 +23,7 @@ from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.status import Status
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Reference, Request, Turns
+from farcall.wire.messages import Extras, Reference, Request
 
 
 class IsSought(Exception):
@@ -93,10 +93,10 @@ class Requests:
             # After that: a peer that is lost from now on finds the call there, and fails it.
             if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
                 raise peer.loss()
-            turns = None
+            extras = None
             if job is not None or concurrency:
-                turns = _come_from(job, pending, concurrency)
-            request = Request(name, 0.0 if created else seconds, depth=depth, turns=turns)
+                extras = _come_from(job, pending, concurrency)
+            request = Request(name, 0.0 if created else seconds, depth=depth, extras=extras)
             if context is not None and context.gradients:
                 request.no_grad = not torch.is_grad_enabled()
                 gradients = self._gradients
@@ -144,7 +144,9 @@ class Requests:
         return self._references.travelling(handles)
 
 
-def _come_from(job: CallBeingServed | None, pending: PendingCall, concurrency: int) -> Turns | None:
+def _come_from(
+    job: CallBeingServed | None, pending: PendingCall, concurrency: int
+) -> Extras | None:
     """Note whose function makes a call that was begun; return what its request says of turns.
 
     Raises:
@@ -155,4 +157,4 @@ def _come_from(job: CallBeingServed | None, pending: PendingCall, concurrency: i
         pending.parent, held = job, job.held
         if job.is_unwanted:
             raise Cancelled("the call that is being served was cancelled by its caller")
-    return Turns(concurrency, held) if held or concurrency else None
+    return Extras(concurrency, held) if held or concurrency else None
