@@ -38,6 +38,7 @@ LAYERS = {
     "rpc": 9,
     "groups": 10,
     "actors": 10,
+    "otel": 10,
     "ray": 11,
     "": 11,  # farcall/__init__.py
 }

@@ -29,7 +29,7 @@ __all__ = ["__version__"]
 # Imported when they are first used: `import farcall` itself takes no time.
 _MODULES = ("actors", "autograd", "errors", "functions", "nn", "optim", "rpc")
 # Imported in the same way; `dir` shows what programs use every day.
-_OTHER_MODULES = ("compat", "groups", "monitor", "ray", "testing")
+_OTHER_MODULES = ("compat", "groups", "monitor", "otel", "ray", "testing")
 # What else is used by this name, and where it is.
 _FROM = {
     **dict.fromkeys(("Handle", "actor", "handle", "spawn"), "actors"),

@@ -49,7 +49,19 @@ class Autograd:
         self._contexts: Contexts[Context] = Contexts(agent.me.id, life)
         self._numbers = itertools.count(1)
         self.runner = Runner(agent, self.replicas, self, quirks.on_leaf_gradients)
-        self.backward = self.runner.backward
+
+    def backward(
+        self,
+        context: int,
+        roots: Sequence[torch.Tensor],
+        *,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+        mode: str = "smart",
+    ) -> None:
+        self.runner.backward(
+            context, roots, retain_graph=retain_graph, create_graph=create_graph, mode=mode
+        )
 
     # Contexts.
 

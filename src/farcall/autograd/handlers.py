@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from farcall.runtime.calls.call_names import own_handler
@@ -16,6 +17,7 @@ class Options(NamedTuple):
     create_graph: bool
     fast: bool
     root: str  # name of the worker that began the pass
+    trace: Mapping[str, str] = {}  # of its span there, see `wire.messages.Extras`
 
 
 def _runner() -> Any:

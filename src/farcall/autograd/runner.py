@@ -97,10 +97,8 @@ class Runner:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         known = self._recorded.find(context)
         source = SentTensors(ROOT, check_roots(roots))
-        number = self._recorded.next_id()
-        retain_graph = retain_graph or create_graph
-        me = self.agent.me.name
-        options = Options(number, retain_graph, create_graph, mode == "fast", me)
+        options = self.new_options(retain_graph or create_graph, create_graph, mode == "fast")
+        number = options.id
         backward = Pass(self, known, options, source)
         with self._lock:
             known.passes[number] = backward
@@ -124,6 +122,11 @@ class Runner:
             except BaseException:  # KeyboardInterrupt
                 self.agent.coordinator.end(backward)
                 raise
+
+    def new_options(self, retain_graph: bool, create_graph: bool, fast: bool) -> Options:
+        """Return what all workers are told of a pass that begins here."""
+        number = self._recorded.next_id()
+        return Options(number, retain_graph, create_graph, fast, self.agent.me.name)
 
     def _wait(self, backward: Pass) -> None:
         """Wait until the pass is over everywhere."""
@@ -224,7 +227,9 @@ class Runner:
         """
         with profiling.event(SENDING_EVENT):
             dumped = self.agent.pickling.dump(gradients, peer)
-            message = Gradients(context.id, options.id, number, credit, *options[1:])
+            message = Gradients(context.id, options.id, number, credit, *options[1:-1])
+            if options.trace:
+                message.trace = dict(options.trace)
             if options.create_graph:
                 _, message.sent = self._recorded.send(context.id, peer, dumped.tensors)
             seconds = self.agent.status.rpc_timeout
@@ -267,6 +272,7 @@ class Runner:
             message.create_graph,
             message.fast,
             message.root,
+            message.trace,
         )
         # The gradients belong to the context's graph only if they have one themselves.
         active = message.context if message.create_graph else 0

@@ -69,7 +69,7 @@ class CallBeingServed(Protocol):
 
     @property
     def held(self) -> tuple[Turn, ...]:
-        """The turns at objects that calls hold which are made here, see `wire.messages.Turns`."""
+        """The turns at objects that calls hold which are made here, see `wire.messages.Extras`."""
 
     def limit(self) -> tuple[float, float, Served]:
         """Return the deadline, the caller's seconds, and what calls made here inherit."""

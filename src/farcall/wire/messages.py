@@ -86,15 +86,17 @@ class Reference(Message):
     owner_id: int
 
 
-class Turns(Message):
-    """What a request says of objects whose methods take turns.
+class Extras(Message):
+    """What few requests say.
 
     `concurrency` is how many calls of methods of the value that it makes may run at once, 0 for any
-    number. `held` are the turns of those calls of methods that the request comes from.
+    number. `held` are the turns of those calls of methods that the request comes from. `trace` is
+    what the propagators of OpenTelemetry tell the callee of the caller's span, if calls are traced.
     """
 
     concurrency: int = 0
     held: tuple[Turn, ...] = ()
+    trace: dict[str, str] = {}
 
 
 class Request(Message):
@@ -108,7 +110,7 @@ class Request(Message):
     `torch.no_grad`, as the call was made. With `on_reference` the function gets the value of the
     first reference first; that is not in the body, which numbers the others from 0. `depth` is 1
     for a call that no remote function makes, and one more than the depth of the call that makes it
-    otherwise. `turns` is nothing for nearly every request.
+    otherwise. `extras` is nothing for nearly every request.
     """
 
     function: str
@@ -121,7 +123,7 @@ class Request(Message):
     no_grad: bool = False
     on_reference: bool = False
     depth: int = 1
-    turns: Turns | None = None
+    extras: Extras | None = None
 
 
 class Reply(Message):
@@ -245,7 +247,8 @@ class Gradients(Message):
     `context` and `number` are those of the message with the tensors, `backward` is the pass.
     `credit` stands for 2**-credit of the pass, which goes to the receiver. `retain_graph`,
     `create_graph` and `fast` are what was asked for at the worker named `root`. `sent` is the
-    sender's number for the gradients themselves, as in a request (0: they have no graph).
+    sender's number for the gradients themselves, as in a request (0: they have no graph). `trace`
+    is that of the root, as in `Extras`.
     """
 
     context: int
@@ -257,6 +260,7 @@ class Gradients(Message):
     fast: bool
     root: str
     sent: int = 0
+    trace: dict[str, str] = {}
 
 
 class CreditReturned(Message):

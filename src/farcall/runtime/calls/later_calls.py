@@ -4,6 +4,7 @@ whoever asked must not wait.
 
 from __future__ import annotations
 
+import contextvars
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from farcall.runtime.calls.future import Future, FutureOfCall, complete_with
 from farcall.runtime.calls.kept_bytes import KeptBytes
 from farcall.runtime.calls.limits import Limit
 from farcall.runtime.calls.outboxes import LOOK_AGAIN, OVERHEAD
-from farcall.runtime.context import CallContext, current_context, reset_context, set_context
+from farcall.runtime.context import CallContext, current_context, set_context
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory
@@ -52,6 +53,7 @@ class LaterCall(msgspec.Struct, eq=False):
     limit: Limit
     context: CallContext | None  # the depth and the autograd context of whoever asked for it
     grad: bool  # whether grad was enabled there
+    variables: contextvars.Context  # those of whoever asked for it
     # One of these two is called in the end; the second also with what the first raises.
     make: Make | None = None  # makes it
     fail: Callable[[BaseException], object] | None = None
@@ -156,8 +158,8 @@ class LaterCalls:
         if context is not None:
             gradients, depth, job = context.gradients, context.depth, context.job
             context = CallContext(context.agent, gradients=gradients, depth=depth, job=job)
-        grad = torch.is_grad_enabled()
-        return LaterCall(to, args, kwargs, handles, limit, context, grad, size=size)
+        grad, variables = torch.is_grad_enabled(), contextvars.copy_context()
+        return LaterCall(to, args, kwargs, handles, limit, context, grad, variables, size=size)
 
     def leave(self, call: LaterCall) -> None:
         """Make a call when what it needs is known. Waits only while too many bytes are kept."""
@@ -265,12 +267,9 @@ class LaterCalls:
 
     def _make(self, call: LaterCall, peer: Peer) -> None:
         assert call.make is not None
-        token = set_context(call.context)
-        try:
-            with torch.set_grad_enabled(call.grad):
-                call.make(peer, call.args, call.kwargs, call.limit)
-        finally:
-            reset_context(token)
+        call.variables.run(set_context, call.context)
+        with torch.set_grad_enabled(call.grad):
+            call.variables.run(call.make, peer, call.args, call.kwargs, call.limit)
 
 
 def key_of(to: To) -> str | int:

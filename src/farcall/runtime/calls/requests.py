@@ -25,7 +25,7 @@ from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.status import Status
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Reference, Request, Turn, Turns
+from farcall.wire.messages import Extras, Reference, Request, Turn
 
 LEAST_SECONDS = 1e-3  # that a callee is told to have; 0 would be no limit
 
@@ -102,10 +102,10 @@ class Requests:
             # After that: a peer that is lost from now on finds the call there, and fails it.
             if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
                 raise peer.loss()
-            turns = _come_from(job, pending, concurrency) if job or concurrency else None
+            extras = _come_from(job, pending, concurrency) if job or concurrency else None
             if limit is not None:
                 seconds = _left(deadline)
-            request = Request(name, 0.0 if created else seconds, depth=depth, turns=turns)
+            request = Request(name, 0.0 if created else seconds, depth=depth, extras=extras)
             if context is not None and context.gradients:
                 request.no_grad = not torch.is_grad_enabled()
                 tensors = dumped.tensors
@@ -159,7 +159,9 @@ def _left(deadline: float) -> float:
     return 0.0 if deadline == math.inf else max(deadline - time.monotonic(), LEAST_SECONDS)
 
 
-def _come_from(job: CallBeingServed | None, pending: PendingCall, concurrency: int) -> Turns | None:
+def _come_from(
+    job: CallBeingServed | None, pending: PendingCall, concurrency: int
+) -> Extras | None:
     """Note whose function makes a call that was begun; return what its request says of turns.
 
     Raises:
@@ -170,4 +172,4 @@ def _come_from(job: CallBeingServed | None, pending: PendingCall, concurrency: i
         pending.parent, held = job, job.held
         if job.is_unwanted:
             raise Cancelled("the call that is being served was cancelled by its caller")
-    return Turns(concurrency, held) if held or concurrency else None
+    return Extras(concurrency, held) if held or concurrency else None

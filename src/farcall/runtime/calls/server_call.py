@@ -71,7 +71,7 @@ class ServerCall(Answering, eq=False):
         if request.creates:
             self.place = WorkerMachine.created_by(caller, request)
         call_id, place = self.frame.call_id, self.place
-        concurrency = 0 if request.turns is None else request.turns.concurrency
+        concurrency = 0 if request.extras is None else request.extras.concurrency
         if not references.admit(caller, call_id, counted, place, request.sequence, concurrency):
             return False
         if counted:
@@ -99,12 +99,12 @@ class ServerCall(Answering, eq=False):
 
     def _turns_here(self) -> list[int]:
         """The turns at the object of the calls of its methods that this call comes from."""
-        request, turns = self.request, self.request.turns
-        if turns is None:
+        request, extras = self.request, self.request.extras
+        if extras is None:
             return []
         reference = request.references[0]
         here = (reference.minted_by, reference.number)
-        return [turn for *at, turn in turns.held if tuple(at) == here]
+        return [turn for *at, turn in extras.held if tuple(at) == here]
 
     def _enter(self) -> None:
         assert self.gate is not None
@@ -129,9 +129,9 @@ class ServerCall(Answering, eq=False):
 
     @property
     def held(self) -> tuple[Turn, ...]:
-        """The turns that calls hold which this call's function makes, see `Turns`."""
-        turns = self.request.turns
-        held = () if turns is None else turns.held
+        """The turns that calls hold which this call's function makes, see `Extras`."""
+        extras = self.request.extras
+        held = () if extras is None else extras.held
         if self.gate is None:
             return held
         reference = self.request.references[0]
