@@ -58,8 +58,7 @@ class Supervisors:
     # What is known.
 
     def hear(self, state: State, spec: Spec | None = None) -> None:
-        """Hear how a supervision is, and how it is to be. What is older than what is known counts
-        for nothing."""
+        """Hear how a supervision is, and how it is to be. Only what is newer counts."""
         with self._lock:
             plan = self._plans.get(state.key)
             if plan is None:
