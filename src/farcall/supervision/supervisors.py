@@ -58,13 +58,15 @@ class Supervisors:
     # What is known.
 
     def hear(self, state: State, spec: Spec | None = None) -> None:
-        """Hear how a supervision is, and how it is to be. What is older than what is known counts
-        for nothing."""
+        """Hear how a supervision is, and how it is to be. Only what is newer counts."""
         with self._lock:
             plan = self._plans.get(state.key)
             if plan is None:
                 plan = self._plans[state.key] = _Plan(state)
-                self._names.update({name: (state.key, n) for n, name in enumerate(state.names)})
+                names = {name: (state.key, n) for n, name in enumerate(state.names)}
+                # What is over may be heard of after what has its names now.
+                first, last = (names, self._names) if state.is_over else (self._names, names)
+                self._names = {**first, **last}
                 self._discard_oldest()
             elif state.order > plan.state.order:
                 plan.state, plan.heard_at = state, time.monotonic()
