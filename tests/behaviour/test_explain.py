@@ -10,7 +10,7 @@ from farcall import rpc
 from farcall.errors import UnknownWorker
 from farcall.ids import Worker
 from farcall.runtime.agent import Agent
-from farcall.runtime.inspection import paths
+from farcall.runtime.inspection import looking, paths
 from farcall.testing.cluster import TRANSPORTS, acting_as, cluster
 from farcall.transport.base import Means
 from farcall.transport.loopback import LoopbackLink
@@ -57,7 +57,7 @@ def test_a_measurement_has_seconds_and_bytes_in_a_second(two: list[Agent]) -> No
     assert path.bandwidth is not None
     assert path.bandwidth > 1e6
     assert f"{path.latency * 1e6:.0f} us a call" in str(path)
-    assert two[1].machine.state.received() > paths.WARM_CALLS
+    assert looking.received(two[1]) > paths.WARM_CALLS
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
