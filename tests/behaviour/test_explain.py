@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
+from behaviour.helpers import PATIENCE
 from farcall import rpc
 from farcall.errors import UnknownWorker
-from farcall.ids import Worker
+from farcall.ids import Worker, new_incarnation
 from farcall.runtime.agent import Agent
-from farcall.runtime.inspection import paths
+from farcall.runtime.inspection import looking, paths
+from farcall.runtime.membership.endpoints import open_endpoint
 from farcall.testing.cluster import TRANSPORTS, acting_as, cluster
 from farcall.transport.base import Means
+from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.listening import Listening
 from farcall.transport.loopback import LoopbackLink
 
 HERE = "box/9c1f/net:[4026531840]"
@@ -57,7 +64,7 @@ def test_a_measurement_has_seconds_and_bytes_in_a_second(two: list[Agent]) -> No
     assert path.bandwidth is not None
     assert path.bandwidth > 1e6
     assert f"{path.latency * 1e6:.0f} us a call" in str(path)
-    assert two[1].machine.state.received() > paths.WARM_CALLS
+    assert looking.received(two[1]) > paths.WARM_CALLS
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -93,6 +100,34 @@ def test_a_lost_worker_is_explained_too(two: list[Agent]) -> None:
     assert str(path).endswith(f"is lost: {path.lost}")
     with pytest.raises(UnknownWorker):
         rpc.explain("nobody")
+
+
+@native
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        ({"paths": ("unix", "tcp")}, {}, "not among this worker's paths (option paths)"),
+        ({}, {"paths": ("unix", "tcp")}, "w1 offers no shared memory"),
+        ({"shared_memory": 0}, {}, "can create no more shared memory"),
+        ({}, {}, ""),
+    ],
+)
+def test_a_link_tells_why_it_has_no_shared_memory(
+    mine: dict[str, Any], theirs: dict[str, Any], said: str
+) -> None:
+    with ExitStack() as stack:
+        w0, w1 = [
+            open_endpoint(
+                ("native",), Identity(name, rank, new_incarnation(), "here"), Listening(**options)
+            )
+            for rank, (name, options) in enumerate((("w0", mine), ("w1", theirs)))
+        ]
+        stack.callback(w0.close)
+        stack.callback(w1.close)
+        worker = Worker("w1", 1, w1.me.incarnation, w1.addresses, "here")
+        link = w0.connect(worker, time.monotonic() + PATIENCE)
+        assert said in link.drawback
+        assert bool(said) == bool(link.drawback)
 
 
 class Over(LoopbackLink):

@@ -205,6 +205,14 @@ def test_calls_with_the_lost_are_shut_also_if_there_were_none():  # WRK-5
     assert machine.calls_with(CALLER).incoming.request(1, "job")
 
 
+def test_calls_of_the_forgotten_are_still_counted():
+    machine: Machine = WorkerMachine(OWNER)
+    machine.calls_with(CALLER).incoming.request(1, "job")
+    machine.on_peer_lost(CALLER, "it died")
+    machine.discard([CALLER])
+    assert machine.received_before == 1
+
+
 # Meeting again.
 
 

@@ -37,7 +37,8 @@ def status(watch: bool, as_json: bool, group: int | None, timeout: float) -> Non
     """
     if as_json:
         answer = _ask(group, timeout)
-        click.echo(msgspec.json.format(msgspec.json.encode(answer._asdict())).decode())
+        plain = {"reports": answer.reports, "silent": [one._asdict() for one in answer.silent]}
+        click.echo(msgspec.json.format(msgspec.json.encode(plain)).decode())
         return
     console = console_for_tables()
     if not watch:

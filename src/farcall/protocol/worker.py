@@ -130,6 +130,7 @@ class WorkerMachine(Generic[Call, Job]):
 
     Attributes:
         refs: its references.
+        received_before: how many calls were received from peers that were discarded.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class WorkerMachine(Generic[Call, Job]):
         self._incoming = incoming
         self._calls: dict[int, Calls[Call, Job]] = {}
         self._met_again: dict[int, int] = {}  # by the original incarnation: that of now
-        self._received_before = 0  # from peers that were discarded
+        self.received_before = 0
 
     def calls_with(self, peer: int) -> Calls[Call, Job]:
         """Return the calls between this worker and that incarnation. Needs no lock."""
@@ -414,15 +415,10 @@ class WorkerMachine(Generic[Call, Job]):
         for peer in peers:
             calls = self._calls.pop(peer, None)
             if calls is not None:
-                self._received_before += calls.incoming.received
+                self.received_before += calls.incoming.received
             if self._met_again.get(original(peer)) == peer:
                 del self._met_again[original(peer)]
         self.refs.discard(peers)
-
-    def received(self) -> int:
-        """Return how many calls were received, from whomever. Needs no lock."""
-        known = [calls.incoming.received for calls in list(self._calls.values())]
-        return self._received_before + sum(known)
 
     def tick(self) -> None:
         """Repeat what was not answered. Only needed where messages can be lost."""

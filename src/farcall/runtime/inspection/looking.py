@@ -68,7 +68,7 @@ def report_of(agent: Agent, question: Question, began: float) -> WorkerReport:
         running=agent.executor.running,
         max_running=agent.executor.max_running,
         shortage=agent.executor.shortage(),
-        received=agent.machine.state.received(),
+        received=received(agent),
         gatherings=[
             GatheringReport(one.what, now - one.began, one.come, one.missing)
             for one in agent.group.gatherings.incomplete()
@@ -78,6 +78,12 @@ def report_of(agent: Agent, question: Question, began: float) -> WorkerReport:
         references=agent.references.statistics(),
         threads=threads.reports(seen, calls) if question.stacks else [],
     )
+
+
+def received(agent: Agent) -> int:
+    """Return how many calls have come here, from whomever."""
+    state = agent.machine.state
+    return state.received_before + sum(calls.incoming.received for _, calls in list(state.peers()))
 
 
 def _measured(agent: Agent, name: str) -> list[MemberReport]:
