@@ -106,9 +106,14 @@ class Chaos:
         self._thread = threading.Thread(target=self._run, name="demo chaos", daemon=True)
 
     @property
+    def has_killed_enough(self) -> bool:
+        """Whether there were as many deaths as there have to be."""
+        return self._kills >= self._unrest.deaths
+
+    @property
     def is_over(self) -> bool:
         """Whether there were as many deaths as there have to be, and all are back."""
-        return self._kills >= self._unrest.deaths and self._all_are_here()
+        return self.has_killed_enough and self._all_are_here()
 
     def tell(self, line: str) -> None:
         """Shows a line that stays."""
@@ -159,12 +164,12 @@ class Chaos:
                     self._note(event)
 
     def _kill_some(self) -> None:
-        self._kills += 1
-        for role in self._victims(self._kills):
+        for role in self._victims(self._kills + 1):
             of_role = [name for name, worker in self._present.items() if worker.role == role]
             victim = self._present.pop(self._random.choice(sorted(of_role)))
             with contextlib.suppress(ProcessLookupError):  # it has died by itself
                 os.kill(victim.pid, signal.SIGKILL)
+        self._kills += 1
 
     def _note(self, event: rpc.MemberEvent) -> None:
         worker = event.worker
@@ -184,6 +189,10 @@ class Chaos:
 class ElasticRun(Training[P]):
     """A training in this process, in a group whose other workers are killed.
 
+    Attributes:
+        deaths: how many workers of each role have died.
+        has_endured: whether there were as many deaths as there had to be.
+
     Args:
         display: shows how it goes.
         unrest: what the group has to endure.
@@ -192,6 +201,7 @@ class ElasticRun(Training[P]):
     def __init__(self, display: Display[P], unrest: Unrest) -> None:
         super().__init__()
         self.deaths: Counter[str] = Counter()
+        self.has_endured = False
         self._display = display
         self._unrest = unrest
 
@@ -231,6 +241,7 @@ class ElasticRun(Training[P]):
                             chaos.begin()
                         self.history.append(progress)
                         self._display.show(progress)
+                    self.has_endured = chaos.has_killed_enough
             except KeyboardInterrupt:
                 pass
             except Exception:
