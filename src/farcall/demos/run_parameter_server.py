@@ -16,6 +16,7 @@ from farcall.demos.parameter_server_report import Summary, chaos_view, draw_accu
 from farcall.demos.report import FAILED, INTERRUPTED, print_end, write_report
 
 EXIT_CODES = {"solved": 0, "failed": FAILED, "unsolved": 3, "interrupted": INTERRUPTED}
+UPDATES_BETWEEN_DEATHS = 100
 
 if find_spec("sklearn") is None:  # the server imports it, in its own process
     raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
@@ -30,13 +31,14 @@ def run(options: parameter_server.Options, log_interval: int, out: Path) -> int:
 
 
 def run_chaos(
-    options: parameter_server.Options, unrest: Unrest, log_interval: int, out: Path
+    options: parameter_server.Options, every: float, deaths: int, log_interval: int, out: Path
 ) -> int:
     """The same while trainers are killed, and the server once, with the middle one of them."""
 
     def victims(death: int) -> Sequence[str]:
-        return [TRAINER, SERVER] if death == (unrest.deaths + 1) // 2 else [TRAINER]
+        return [TRAINER, SERVER] if death == (deaths + 1) // 2 else [TRAINER]
 
+    unrest = Unrest(every, deaths, options.seed, work=UPDATES_BETWEEN_DEATHS)
     with open_display(chaos_view(log_interval)) as display:
         training = ElasticRun(display, unrest)
         digits = parameter_server.load_digits(options.seed)
@@ -46,6 +48,7 @@ def run_chaos(
             roles={SERVER: SERVER}
             | {f"{TRAINER}{rank}": TRAINER for rank in range(1, options.trainers + 1)},
             victims=victims,
+            work_of=lambda progress: progress.updates,
             # Optimizers and backward passes import the second one, which takes seconds.
             modules=[parameter_server_chaos.__name__, "torch._dynamo"],
         )
