@@ -31,7 +31,7 @@ MODULES = [
 ]
 # Classes of plain data, which compiled code may make and read.
 PLAIN_DATA = {
-    *("Member", "MemberEvent"),
+    *("Child", "Member", "MemberEvent", "Retry", "Snapshot"),
     "Only",
     "Secret",
     "TlsConfig",

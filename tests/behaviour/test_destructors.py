@@ -79,6 +79,7 @@ def test_collected_destructor_can_not_wait(pair: list[Agent], gate: Gate) -> Non
         "gather": lambda: rpc.gather(1, "w0", ["w0"]),
         "barrier": lambda: rpc.barrier(["w0"]),
         "get_object": lambda: rpc.get_object("it"),
+        "supervise": lambda: rpc.supervise(echo, (1,), on="w1"),
         "kill": lambda: rpc.kill(ready),
     }
     functions = {name for name in rpc.__all__ if inspect.isfunction(getattr(rpc, name))}

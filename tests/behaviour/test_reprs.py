@@ -91,6 +91,16 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "rpc.all_gather": lambda: rpc.all_gather(1, ["w0"]),
     "rpc.gather": lambda: rpc.gather(1, "w0", ["w0"]),
     "rpc.cancelled": rpc.cancelled,
+    "rpc.Child": lambda: rpc.Child(Config, on="w1", snapshot=rpc.Snapshot(5.0)),
+    "rpc.Retry": lambda: rpc.Retry(3),
+    "rpc.Snapshot": lambda: rpc.Snapshot(5.0, "state_dict", "load_state_dict"),
+    "rpc.supervise": lambda: rpc.supervise(torch.nn.Linear, (1, 1), on="w1", name="a", follow=True),
+    "rpc.supervise call": lambda: (
+        rpc.supervise(torch.nn.Linear, (1, 1), on="w1", name="b", follow=True).rpc_async().forward
+    ),
+    "rpc.supervise proxy": lambda: rpc.supervise(
+        torch.nn.Linear, (1, 1), on="w1", name="c", follow=True
+    ).rpc_async(),
     "rpc.get_object": lambda: rpc.get_object(named("it")),
     "rpc.on_join": lambda: rpc.on_join(linear),
     "rpc.on_leave": lambda: rpc.on_leave(print),

@@ -17,7 +17,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.calls import retrying
 from farcall.runtime.calls.future import Future, complete_with
 from farcall.runtime.calls.graph_breaks import methods_break_graphs
-from farcall.runtime.calls.methods import RemoteMethod
+from farcall.runtime.calls.methods import RemoteMethod, check_is_for_the_owner
 from farcall.runtime.calls.retrying import Attempts, Retry
 from farcall.runtime.current import current_agent
 from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT
@@ -115,14 +115,14 @@ class FollowingRRef(RRef[T]):
         if retry is None:
             present, left = self._present_in(timeout)
             return present.rpc_sync(left)
-        return _Calls(partial(self._call, Retry.of(retry), seconds_or_default(timeout)))
+        return _Calls(partial(self._call, Retry.of(retry), seconds_or_default(timeout)), repr(self))
 
     def rpc_async(
         self, timeout: float = UNSET_RPC_TIMEOUT, *, retry: int | Retry | None = None
     ) -> Any:
         """See `RRef.rpc_async`, and `rpc_sync` for `retry`. Waits for nothing, as ever."""
         again = ONCE if retry is None else Retry.of(retry)
-        return _Calls(partial(self._call_async, again, seconds_or_default(timeout)))
+        return _Calls(partial(self._call_async, again, seconds_or_default(timeout)), repr(self))
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """See `RRef.remote`."""
@@ -178,15 +178,22 @@ class FollowingRRef(RRef[T]):
 own_type(FollowingRRef, lambda made: made._name, str, FollowingRRef.here)
 
 
+@methods_break_graphs
 class _Calls:
     """Attributes are the methods of a supervised object; see `RRef.rpc_sync`."""
 
-    __slots__ = ("__invoke",)
+    __slots__ = ("__invoke", "__what")
 
-    def __init__(self, invoke: Callable[..., Any]) -> None:
+    def __init__(self, invoke: Callable[..., Any], what: str) -> None:
         self.__invoke = invoke
+        self.__what = what
+
+    def __repr__(self) -> str:
+        return f"<calls of {self.__what}>"
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name[:2] == "__":
+            check_is_for_the_owner(name)
         return RemoteMethod(self.__invoke, name)
 
 
