@@ -101,7 +101,10 @@ def keep(key: int, child: int, number: Number, state: Any) -> None:
 @own_handler("a supervision", checks_itself=True)
 def adopt(spec: tuple[Any, ...], state: tuple[Any, ...]) -> None:
     """Keep what is needed to supervise."""
-    _here().hear(State.of(state), Spec.of(spec))
+    heard, me = State.of(state), current_agent().me
+    # This worker takes over even if the supervisor dies before it has told of its new keeper.
+    keepers = dict.fromkeys([*heard.keepers, (me.name, me.incarnation)])
+    _here().hear(heard._replace(keepers=tuple(keepers)), Spec.of(spec))
 
 
 @own_handler("a supervision", checks_itself=True)

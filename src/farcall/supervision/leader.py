@@ -296,8 +296,8 @@ class Leader:
         except Exception as error:
             self._not_made(child, generation, error)
             return
-        self._children[child] = self._children[child]._replace(rref=rref)
         if self._machine.made(child, generation):
+            self._children[child] = self._children[child]._replace(rref=rref)
             self._begin_snapshots(child, generation)
             self._spread(child)
         self._go_on()

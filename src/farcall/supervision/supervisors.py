@@ -64,7 +64,10 @@ class Supervisors:
             plan = self._plans.get(state.key)
             if plan is None:
                 plan = self._plans[state.key] = _Plan(state)
-                self._names.update({name: (state.key, n) for n, name in enumerate(state.names)})
+                names = {name: (state.key, n) for n, name in enumerate(state.names)}
+                # What is over may be heard of after what has its names now.
+                first, last = (names, self._names) if state.is_over else (self._names, names)
+                self._names = {**first, **last}
                 self._discard_oldest()
             elif state.order > plan.state.order:
                 plan.state, plan.heard_at = state, time.monotonic()
