@@ -66,6 +66,21 @@ def test_the_log_has_the_numbers_of_workers_beside_it(capsys: pytest.CaptureFixt
     assert out.startswith("episode  120 ")
 
 
+def test_a_line_that_is_told_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    live, display = live_display(VIEW)
+    display.tell("w1 is back")
+    assert isinstance(live.console.file, io.StringIO)
+    assert live.console.file.getvalue() == "w1 is back\n"
+    LogDisplay(VIEW).tell("w1 is back")
+    assert capsys.readouterr().out == "w1 is back\n"
+
+
+def test_the_bar_of_a_chaotic_run_is_full_at_its_goal() -> None:
+    view = parameter_server_report.chaos_view(5)
+    accuracy = Accuracy(7, 1.0, 0.95, 100, 3200, 2.04)
+    assert (view.fraction(accuracy), view.scale(accuracy)) == (1.0, "accuracy 95 of 95 %")
+
+
 @dataclass(frozen=True)
 class Ended:
     def line(self) -> str:

@@ -85,8 +85,8 @@ def unrest_options(switch: str, says: str, deaths: int) -> Option:
             type=RealRange(0.0, 3600.0, min_open=True),
             default=10.0,
             show_default=True,
-            help=f"With {switch}: seconds from one death to the next. That one also waits until "
-            "all are back.",
+            help=f"With {switch}: seconds from one death to the next. On a busy machine it waits "
+            "until all are back, and some work is done.",
         ),
         click.option(
             "--deaths",
@@ -171,7 +171,7 @@ def cartpole(
     options = runner.cartpole.Options(observers, seed, gamma, max_episodes, goal)
     make_folder(out)
     if elastic:
-        ctx.exit(runner.run_elastic(options, runner.Unrest(every, deaths, seed), log_interval, out))
+        ctx.exit(runner.run_elastic(options, every, deaths, log_interval, out))
     ctx.exit(runner.run(options, log_interval, out))
 
 
@@ -343,5 +343,5 @@ def parameter_server(
     )
     make_folder(out)
     if chaos:
-        ctx.exit(runner.run_chaos(options, runner.Unrest(every, deaths, seed), log_interval, out))
+        ctx.exit(runner.run_chaos(options, every, deaths, log_interval, out))
     ctx.exit(runner.run(options, log_interval, out))

@@ -21,7 +21,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self, TypeVar
@@ -41,14 +40,17 @@ class Unrest:
     """What a run has to endure.
 
     Attributes:
-        every: seconds from one death to the next; that one also waits until all are there.
+        every: seconds from one death to the next.
         deaths: how many there have to be before the run may end as solved.
         seed: decides whom they hit.
+        work: how much has to be done between two of them, after all are back: however slow the
+            machine is, the run gets on.
     """
 
     every: float
     deaths: int
     seed: int
+    work: int
 
 
 def join(name: str, role: str, init_method: str) -> None:
@@ -69,11 +71,6 @@ def serve(roles: Mapping[str, str], init_method: str, name: str) -> None:
     assert demo is not None
     demo.join()
     rpc.shutdown(graceful=False)
-
-
-class _Order(Enum):
-    BEGIN = "begin"
-    END = "end"
 
 
 class Chaos:
@@ -102,13 +99,18 @@ class Chaos:
         self._kills = 0
         self._known: set[str] = set()
         self._present: dict[str, rpc.Member] = {}
-        self._events: queue.SimpleQueue[rpc.MemberEvent | _Order] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[rpc.MemberEvent | int | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="demo chaos", daemon=True)
+
+    @property
+    def has_killed_enough(self) -> bool:
+        """Whether there were as many deaths as there have to be."""
+        return self._kills >= self._unrest.deaths
 
     @property
     def is_over(self) -> bool:
         """Whether there were as many deaths as there have to be, and all are back."""
-        return self._kills >= self._unrest.deaths and self._all_are_here()
+        return self.has_killed_enough and self._all_are_here()
 
     def tell(self, line: str) -> None:
         """Shows a line that stays."""
@@ -131,40 +133,43 @@ class Chaos:
     ) -> None:
         self._joins()
         self._leaves()
-        self._events.put(_Order.END)
+        self._events.put(None)
         self._thread.join()
 
-    def begin(self) -> None:
-        """From now on somebody dies every few seconds."""
-        self._events.put(_Order.BEGIN)
+    def note_work(self, work: int) -> None:
+        """Hears how much has been done. With the first call the time until a death begins."""
+        self._events.put(work)
 
     def _run(self) -> None:
         due: float | None = None
+        work = enough = 0
         while True:
             seconds = None
-            if due is not None and self._all_are_here():
+            if due is not None and work >= enough and self._all_are_here():
                 seconds = max(0.0, due - time.monotonic())
             try:
                 event = self._events.get(timeout=seconds)
             except queue.Empty:
                 self._kill_some()
                 due = time.monotonic() + self._unrest.every
+                enough = work + self._unrest.work
                 continue
             match event:
-                case _Order.END:
+                case None:
                     return
-                case _Order.BEGIN:
-                    due = time.monotonic() + self._unrest.every
+                case int():
+                    due = due or time.monotonic() + self._unrest.every
+                    work = event
                 case _:
                     self._note(event)
 
     def _kill_some(self) -> None:
-        self._kills += 1
-        for role in self._victims(self._kills):
+        for role in self._victims(self._kills + 1):
             of_role = [name for name, worker in self._present.items() if worker.role == role]
             victim = self._present.pop(self._random.choice(sorted(of_role)))
             with contextlib.suppress(ProcessLookupError):  # it has died by itself
                 os.kill(victim.pid, signal.SIGKILL)
+        self._kills += 1
 
     def _note(self, event: rpc.MemberEvent) -> None:
         worker = event.worker
@@ -184,6 +189,10 @@ class Chaos:
 class ElasticRun(Training[P]):
     """A training in this process, in a group whose other workers are killed.
 
+    Attributes:
+        deaths: how many workers of each role have died.
+        has_endured: whether there were as many deaths as there had to be.
+
     Args:
         display: shows how it goes.
         unrest: what the group has to endure.
@@ -192,6 +201,7 @@ class ElasticRun(Training[P]):
     def __init__(self, display: Display[P], unrest: Unrest) -> None:
         super().__init__()
         self.deaths: Counter[str] = Counter()
+        self.has_endured = False
         self._display = display
         self._unrest = unrest
 
@@ -201,6 +211,7 @@ class ElasticRun(Training[P]):
         me: str,
         roles: Mapping[str, str],
         victims: Callable[[int], Sequence[str]],
+        work_of: Callable[[P], int],
         modules: Sequence[str],
     ) -> None:
         """Trains to the end, or to Ctrl-C, while workers are killed. Leaves no process behind.
@@ -212,6 +223,7 @@ class ElasticRun(Training[P]):
             me: name of this worker, and its role.
             roles: name and role of each other worker.
             victims: see `Chaos`.
+            work_of: says how much was done, in the unit of `Unrest.work`.
             modules: what the other workers import.
         """
         folder = tempfile.TemporaryDirectory(prefix="farcall-demo-", ignore_cleanup_errors=True)
@@ -227,10 +239,10 @@ class ElasticRun(Training[P]):
                     self.deaths = chaos.deaths
                     rpc.wait_for(*roles)
                     for progress in train(chaos):
-                        if not self.history:
-                            chaos.begin()
+                        chaos.note_work(work_of(progress))
                         self.history.append(progress)
                         self._display.show(progress)
+                    self.has_endured = chaos.has_killed_enough
             except KeyboardInterrupt:
                 pass
             except Exception:

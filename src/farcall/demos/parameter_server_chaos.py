@@ -103,6 +103,7 @@ class ElasticJob:
         self.model = make_model()  # for its layers
         self.placed: list[Placed] = []
         self.errors: list[Exception] = []
+        self.has_failed = threading.Event()
         self.server: FollowingRRef = rpc.supervise(
             ElasticServer,
             (options,),
@@ -134,11 +135,11 @@ class ElasticJob:
             pass
         except Exception as error:
             self.errors.append(error)
+            self.has_failed.set()
 
     def train(self) -> Iterator[Progress]:
         """Trains until the goal is met after all deaths, or for all epochs. Yields measurements."""
         start = time.perf_counter()
-        pause = threading.Event()
         server_deaths = 0
         with rpc.on_join(self.place_trainer, present=True):
             for number in itertools.count():
@@ -153,7 +154,7 @@ class ElasticJob:
                     return
                 if progress.epochs >= self.options.epochs:
                     return
-                pause.wait(MEASURE_SECONDS)
+                self.has_failed.wait(MEASURE_SECONDS)
 
     def measure(self, number: int, seconds: float) -> Progress:
         """Asks the trainers how far they are, and tests the parameters that the server has.

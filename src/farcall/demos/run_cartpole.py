@@ -13,6 +13,7 @@ from farcall.demos.launch import Run, Training
 from farcall.demos.report import FAILED, INTERRUPTED, print_end, write_report
 
 EXIT_CODES = {"solved": 0, "failed": FAILED, "unsolved": 3, "interrupted": INTERRUPTED}
+EPISODES_BETWEEN_DEATHS = 3
 
 
 def run(options: cartpole.Options, log_interval: int, out: Path) -> int:
@@ -23,8 +24,11 @@ def run(options: cartpole.Options, log_interval: int, out: Path) -> int:
     return report(training, options, out, {})
 
 
-def run_elastic(options: cartpole.Options, unrest: Unrest, log_interval: int, out: Path) -> int:
+def run_elastic(
+    options: cartpole.Options, every: float, deaths: int, log_interval: int, out: Path
+) -> int:
     """The same with observers that are killed."""
+    unrest = Unrest(every, deaths, options.seed, work=EPISODES_BETWEEN_DEATHS)
     with open_display(view(options.goal, log_interval)) as display:
         training = ElasticRun(display, unrest)
         training.launch(
@@ -32,6 +36,7 @@ def run_elastic(options: cartpole.Options, unrest: Unrest, log_interval: int, ou
             me="agent",
             roles={f"observer{n}": cartpole_elastic.ROLE for n in range(1, options.observers + 1)},
             victims=lambda death: [cartpole_elastic.ROLE],
+            work_of=lambda progress: progress.episode,
             modules=[cartpole.__name__],
         )
     return report(training, options, out, training.deaths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 from farcall.demos import parameter_server, parameter_server_chaos
 from farcall.demos.display import open_display
@@ -15,6 +16,7 @@ from farcall.demos.parameter_server_report import Summary, chaos_view, draw_accu
 from farcall.demos.report import FAILED, INTERRUPTED, print_end, write_report
 
 EXIT_CODES = {"solved": 0, "failed": FAILED, "unsolved": 3, "interrupted": INTERRUPTED}
+UPDATES_BETWEEN_DEATHS = 100
 
 if find_spec("sklearn") is None:  # the server imports it, in its own process
     raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
@@ -25,17 +27,18 @@ def run(options: parameter_server.Options, log_interval: int, out: Path) -> int:
     with open_display(view(options, log_interval)) as display:
         training = Run(display.show, show_started=display.show_started)
         training.launch(parameter_server.run_worker, options, world_size=options.trainers + 1)
-    return report(training, options, out, {})
+    return report(training, options, out)
 
 
 def run_chaos(
-    options: parameter_server.Options, unrest: Unrest, log_interval: int, out: Path
+    options: parameter_server.Options, every: float, deaths: int, log_interval: int, out: Path
 ) -> int:
     """The same while trainers are killed, and the server once, with the middle one of them."""
 
     def victims(death: int) -> Sequence[str]:
-        return [TRAINER, SERVER] if death == (unrest.deaths + 1) // 2 else [TRAINER]
+        return [TRAINER, SERVER] if death == (deaths + 1) // 2 else [TRAINER]
 
+    unrest = Unrest(every, deaths, options.seed, work=UPDATES_BETWEEN_DEATHS)
     with open_display(chaos_view(log_interval)) as display:
         training = ElasticRun(display, unrest)
         digits = parameter_server.load_digits(options.seed)
@@ -45,21 +48,28 @@ def run_chaos(
             roles={SERVER: SERVER}
             | {f"{TRAINER}{rank}": TRAINER for rank in range(1, options.trainers + 1)},
             victims=victims,
+            work_of=lambda progress: progress.updates,
             # Optimizers and backward passes import the second one, which takes seconds.
             modules=[parameter_server_chaos.__name__, "torch._dynamo"],
         )
-    return report(training, options, out, training.deaths)
+    return report(training, options, out, training.deaths, counts=training.has_endured)
 
 
 def report(
     training: Training[parameter_server.Progress],
     options: parameter_server.Options,
     out: Path,
-    deaths: Mapping[str, int],
+    deaths: Mapping[str, int] = MappingProxyType({}),
+    *,
+    counts: bool = True,
 ) -> int:
-    """Prints and writes what came of a run; returns the exit code."""
+    """Prints and writes what came of a run; returns the exit code.
+
+    Args:
+        counts: whether the accuracy counts. It does not if too few have died meanwhile.
+    """
     history = training.history
-    solved = bool(history) and history[-1].accuracy > parameter_server.GOAL
+    solved = counts and bool(history) and history[-1].accuracy > parameter_server.GOAL
     summary = Summary(
         training.outcome("solved" if solved else "unsolved"), options, history, deaths
     )
