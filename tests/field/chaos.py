@@ -30,7 +30,7 @@ CALM = 3.0  # seconds, at the start and before the end
 TIMEOUT = 3.0  # of each call, as in chaos_worker
 KILLED = 0.4  # of the workers that something happens to; the others are stopped
 SLACK = 2  # of threads, descriptors and segments, in comparison with the calm at the start
-PATIENCE = 120.0  # seconds, for a worker's start or answer
+PATIENCE = 600.0  # seconds, for a worker's start or answer
 MARK = "FIELD_CHAOS"  # in the environment of all processes of a run
 
 
@@ -54,6 +54,7 @@ class Worker:
         select.select([self._process], [], [])
         self._resumed()
         self.died = time.monotonic()
+        self.close()
 
     def stop(self, until: float) -> None:
         self._stopped_at = time.monotonic()
@@ -232,7 +233,7 @@ def trial(report: Report, settings: Settings) -> None:
         _observe(report, settings, launcher, chaos)
     finally:
         launcher.close()
-        for worker in chaos.all:
+        for worker in chaos.living.values():
             worker.close()
 
 

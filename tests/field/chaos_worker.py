@@ -72,6 +72,7 @@ def drained() -> dict[str, Any]:
 
 
 def main() -> None:
+    ledger.open()
     options = rpc.RpcBackendOptions(rpc_timeout=TIMEOUT)
     rpc.init_rpc(name, rpc_backend_options=options)
     threads = [threading.Thread(target=call, args=(n,), daemon=True) for n in range(THREADS)]

@@ -21,6 +21,7 @@ OUTCOMES = (
     "value", "ZeroDivisionError", "PeerLost", "OwnerDied", "RpcTimeout", "Cancelled", "RemoteError",
     "UnknownWorker", "LinkError", "unexpected",
 )  # fmt: skip
+TYPE, SHAPE = "float64", (THREADS, 1 + len(KINDS) * len(OUTCOMES))
 
 
 class Late(NamedTuple):
@@ -43,14 +44,16 @@ class Ledger:
     def __init__(self, folder: Path, process: str, timeout: float) -> None:
         self._late = folder / f"{process}.late"
         self._unexpected = folder / f"{process}.unexpected"
-        file, shape = folder / f"{process}.calls", (THREADS, 1 + len(KINDS) * len(OUTCOMES))
-        mode = "r+" if file.exists() else "w+"
-        self._rows = numpy.memmap(file, dtype="float64", mode=mode, shape=shape)
+        self._calls = folder / f"{process}.calls"
         self._timeout = timeout
+
+    def open(self) -> None:
+        """Begin it, before the first call."""
+        self._calls.write_bytes(numpy.zeros(SHAPE, TYPE).tobytes())
 
     def timed(self, thread: int) -> Callable[[str, Callable[[], Any]], Any]:
         """What makes the calls of one thread."""
-        row = self._rows[thread]
+        row = numpy.memmap(self._calls, dtype=TYPE, mode="r+", shape=SHAPE)[thread]
 
         def call(kind: str, function: Callable[[], Any]) -> Any:
             outcome = "value"
@@ -79,7 +82,11 @@ class Ledger:
             with self._late.open("a") as file:
                 file.write(json.dumps(late) + "\n")
 
-    # What the trial reads.
+    # What the trial reads, also when the process has gone or has not come so far.
+
+    def _rows(self) -> numpy.ndarray:
+        rows = numpy.fromfile(self._calls, TYPE) if self._calls.exists() else numpy.empty(0)
+        return rows.reshape(SHAPE) if rows.size else numpy.zeros(SHAPE, TYPE)
 
     def late(self) -> list[Late]:
         lines = self._late.read_text().splitlines() if self._late.exists() else []
@@ -87,14 +94,14 @@ class Ledger:
 
     def running(self) -> list[float]:
         """When the calls began that have no outcome."""
-        return [float(began) for began in self._rows[:, 0] if began]
+        return [float(began) for began in self._rows()[:, 0] if began]
 
     def unexpected(self) -> str:
         return self._unexpected.read_text() if self._unexpected.exists() else ""
 
     def counts(self) -> Counter[tuple[str, str]]:
         """How many calls of each kind ended in which way."""
-        sums = self._rows[:, 1:].sum(axis=0).reshape(len(KINDS), len(OUTCOMES))
+        sums = self._rows()[:, 1:].sum(axis=0).reshape(len(KINDS), len(OUTCOMES))
         return Counter(
             {
                 (kind, outcome): int(sums[i, j])

@@ -68,7 +68,7 @@ def test_short_chaos() -> None:
 
 def test_short_soak() -> None:
     """The short form of `make soak`."""
-    sizes = ("--calls", 60_000, "--references", 3_000, "--passes", 600)
+    sizes = ("--calls", 30_000, "--references", 3_000, "--passes", 300)
     ended = python(RUN, "--trials", "soak", *sizes)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "5 of 5 demands met" in ended.stdout

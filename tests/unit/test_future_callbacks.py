@@ -15,7 +15,7 @@ import torch
 from patience import PATIENCE
 
 import farcall.runtime.calls.callbacks as module
-from farcall.runtime.calls.future import Future
+from farcall.runtime.calls.future import Future, complete_with
 
 
 @contextmanager
@@ -357,3 +357,19 @@ def test_the_text_of_a_future_says_how_it_stands() -> None:
     failed.set_exception(KeyError("f"))
     assert repr(failed) == "<farcall Future failed with KeyError>"
     assert failed.exception() is not None  # looked at
+
+
+class Overtaken(Future[int]):
+    """Another thread completes it as soon as somebody has seen that it is not done."""
+
+    def done(self) -> bool:
+        was_done = super().done()
+        if not was_done:
+            self._set_result(1)
+        return was_done
+
+
+def test_a_future_that_another_thread_completes_first_keeps_its_value() -> None:
+    future = Overtaken()
+    complete_with(future, ValueError("too late"))
+    assert future.value() == 1

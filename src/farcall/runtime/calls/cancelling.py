@@ -28,7 +28,7 @@ class Cancelling:
         if future.done() or self._completion.is_answered(future):
             return False
         complete_with(future, Cancelled("the call was cancelled before it was made"))
-        return True
+        return future._failed is not None
 
     def calls_of(self, served: CallBeingServed) -> None:
         """Cancel the calls that the function of a call has made."""

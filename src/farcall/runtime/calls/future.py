@@ -316,6 +316,8 @@ def complete_with(future: Future[Any], error: BaseException) -> None:
         future.set_exception(error)
     except BaseException:
         # The stack may be full. These are C functions, which need no frame of Python.
+        if future.done():  # another thread was first
+            return
         future._completes = True
         if future._bell is not None:
             future._bell.ring()
