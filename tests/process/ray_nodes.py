@@ -37,7 +37,7 @@ def two_nodes() -> Iterator[Any]:
 
 
 def _add_node(cluster: Any, side: str) -> None:
-    """Add a node, which Ray gives 30 seconds to start, too few where a machine is busy."""
+    """Add a node. Ray gives it 15 seconds to start, which may be too few on a busy machine."""
     for attempts_left in reversed(range(ATTEMPTS)):
         try:
             cluster.add_node(**NODE, resources={side: 4})

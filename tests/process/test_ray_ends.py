@@ -159,13 +159,40 @@ def run(folder: Path, program: str, **variables: str) -> subprocess.CompletedPro
     )
 
 
+def said_by_workers(lines: list[str]) -> list[str]:
+    """What workers have printed, with their names, but not what else Ray says before it."""
+    plain = (re.sub(r"\x1b\[\d+m", "", line).strip() for line in lines)
+    return sorted(re.sub(r"^\((\w+) pid=[^)]*\) ", r"\1: ", one) for one in plain if "pid=" in one)
+
+
+def run_until_shown(folder: Path, program: str, count: int, **variables: str) -> list[str]:
+    """Run a script, end its `input()` when it has shown so many lines of workers; return all."""
+    script = folder / "script.py"
+    script.write_text(dedent(program), encoding="utf-8")
+    driver = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RAY_DEDUP_LOGS": "0", **variables},
+    )
+    with driver:
+        assert driver.stdout is not None
+        lines: list[str] = []
+        while len(said_by_workers(lines)) < count:
+            lines.append(driver.stdout.readline())
+            assert lines[-1], lines
+        rest, _ = driver.communicate("\n", PATIENCE)
+        assert driver.returncode == 0
+        return lines + rest.splitlines()
+
+
 def test_a_script_connects_shows_what_workers_print_and_disconnects(
     cluster: Any, tmp_path: Path
 ) -> None:
-    done = run(
+    lines = run_until_shown(
         tmp_path,
         """
-        import os
         import ray
         import farcall
 
@@ -178,15 +205,15 @@ def test_a_script_connects_shows_what_workers_print_and_disconnects(
 
         with farcall.ray.start(1, resources={"CPU": 0.1}, rpc_timeout=100) as group:
             print(group[0].call(greet, "you"))
-            print(type(group[0].remote(Counter).to_here()) is Counter)
+            print(type(group[0].remote(Counter).to_here()) is Counter, flush=True)
+            input()
         print(ray.is_initialized())
         """,
+        1,
         RAY_ADDRESS=cluster.address,
     )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line for line in lines if "pid=" not in line] == ["you", "True", "False"]
-    assert any("(worker0 pid=" in line and line.endswith(" hello you") for line in lines), lines
+    assert [line.strip() for line in lines if "pid=" not in line] == ["you", "True", "False"]
+    assert said_by_workers(lines) == ["worker0: hello you"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -245,18 +272,16 @@ def test_the_programs_on_the_page_print_what_the_page_says(
     assert done.stdout.splitlines() == said
 
 
-def shown(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What workers have printed, without what Ray says before it, sorted."""
-    return sorted(line.partition(") ")[2] for line in done.stdout.splitlines() if "pid=" in line)
-
-
 def test_a_script_that_knows_its_rank_runs_unchanged(cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAMS["train.py"], encoding="utf-8")
-    program = f"import os\nos.chdir({str(tmp_path)!r})\n{PROGRAMS['run']}"
-    done = run(tmp_path, program, RAY_ADDRESS=cluster.address, RAY_DEDUP_LOGS="0")
-    assert done.returncode == 0, done.stderr
-    said = [line.replace("\x1b[0m", "").strip() for line in shown(done)]
-    assert said == ["[tensor([2., 2.]), tensor([3., 3.])]", "done", "done", "done"]
+    begin = f"import os, ray\nos.chdir({str(tmp_path)!r})\nray.init({cluster.address!r})\n"
+    lines = run_until_shown(tmp_path, f"{begin}{PROGRAMS['run']}\ninput()\n", 4)
+    assert said_by_workers(lines) == [
+        "worker0: [tensor([2., 2.]), tensor([3., 3.])]",
+        "worker0: done",
+        "worker1: done",
+        "worker2: done",
+    ]
 
 
 def test_a_script_that_fails_ends_all_and_says_how(cluster: Any, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from farcall.ray.placement import Wishes, actor_options
 from farcall.ray.sealing import seal
 from farcall.ray.worker import Arrival, FarcallWorker
 
+_LAST_OUTPUT = 0.5  # seconds for Ray to show what was printed last, as it takes itself at an exit
 _THREADS = 3  # of an actor: one works, one is told to leave, one is asked what was printed
 
 
@@ -90,6 +91,7 @@ class Actors:
         """End the store, and the connection to Ray if it was made for these actors."""
         self.store = None
         if self._is_own:
+            time.sleep(_LAST_OUTPUT)
             ray.shutdown()
 
     def _wait(self, ref: Any, deadline: float | None, late: Callable[[], str]) -> Any:

@@ -89,8 +89,9 @@ class RayCrew:
         """
         number = self._actors.names.index(name)
         arrival = self._actors.arrivals[number]
-        if not ray.is_initialized():
-            raise RuntimeError(f"what {name!r} has printed is in Ray's file {arrival.logs[0]}")
+        if not ray.is_initialized() or not arrival.logs:
+            where = " and ".join(arrival.logs) or "its logs"
+            raise RuntimeError(f"what {name!r} has printed is where Ray keeps it: in {where}")
         if number in self.ended():
             place = NodeAffinitySchedulingStrategy(arrival.node, soft=False)
             reader = ray.remote(last_lines).options(num_cpus=0, scheduling_strategy=place)

@@ -37,7 +37,8 @@ def run(
     process is none of the workers. When one fails, all others are killed.
 
     Args:
-        command: the script, as the nodes find it, and its arguments.
+        command: the script and its arguments. It runs in a folder of the same name as this process,
+            or in the `working_dir` of the job's `runtime_env`.
         n: how many processes; each is a worker.
         resources, strategy, address, start_timeout: as for `start`.
 
@@ -63,12 +64,15 @@ def _run(actors: Actors, command: Sequence[str], meeting: Meeting) -> None:
         VARIABLE: os.environ.get(VARIABLE) or Secret.generate().reveal().decode(),
         "PYTHONUNBUFFERED": "1",
     }
+    # With a `working_dir` Ray has put each worker into its copy of that.
+    is_copied = "working_dir" in ray.get_runtime_context().runtime_env
+    folder = None if is_copied else os.getcwd()
     run_id = secrets.token_hex(8)
     ends = {}
     for place in _places([arrival.node for arrival in actors.arrivals]):
         own = {**common, **variables(place, meeting, run_id, 0)}
         task = actors.sealed(place.rank, pickle.dumps((list(command), own)))
-        ends[actors.handles[place.rank].run.remote(task)] = place.rank
+        ends[actors.handles[place.rank].run.remote(folder, task)] = place.rank
     left = list(ends)
     while left:
         (end,), left = ray.wait(left)

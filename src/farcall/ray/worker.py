@@ -45,7 +45,8 @@ class Arrival(NamedTuple):
     Attributes:
         key: that the options for it are to be sealed with.
         node: of Ray, where it runs.
-        logs: paths of the files there that Ray keeps what it prints in.
+        logs: paths of the files there that Ray keeps what it prints in; none if the system does
+            not say it.
     """
 
     key: bytes
@@ -70,7 +71,8 @@ class FarcallWorker:
 
     def arrive(self) -> Arrival:
         """Return where this worker is, and how to seal its options."""
-        logs = tuple(os.readlink(f"/proc/self/fd/{number}") for number in (1, 2))
+        files = (os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2))
+        logs = tuple(path for path in files if os.path.isfile(path))
         return Arrival(self._seal.public, ray.get_runtime_context().get_node_id(), logs)
 
     def last_lines(self, logs: Sequence[str]) -> list[str]:
@@ -100,14 +102,17 @@ class FarcallWorker:
         rpc.shutdown()
         ray.actor.exit_actor()
 
-    def run(self, sealed: bytes) -> int:
+    def run(self, folder: str | None, sealed: bytes) -> int:
         """Run a program in a process that ends with this one; return its exit code.
 
         Args:
+            folder: to run it in; None: where Ray has put this process.
             sealed: arguments for Python, and variables of the environment, the secret among them.
         """
         command, variables = pickle.loads(self._seal.open(sealed))
         variables["FARCALL_LISTEN"] = ray.util.get_node_ip_address()
+        if folder is not None:
+            os.chdir(folder)
         process = start(
             [sys.executable, *command], {**os.environ, **variables}, stdout=None, stderr=None
         )
