@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from patience import PATIENCE
@@ -98,6 +100,22 @@ def test_status_shows_a_group(tmp_path: Path) -> None:
         text = farcall("stacks", "--group", str(pid), "w1")
         assert "runs `__main__:forever` for w0" in text
         assert "threading.Event().wait()" in text
+
+
+def test_metrics_of_a_group_are_printed_and_served(tmp_path: Path) -> None:
+    queued = 'farcall_calls_being_served{state="is queued",worker="w1"} 16.0'
+    with hanging("full_pool", tmp_path) as pid:
+        causes(pid, "w1 has 16 calls queued")
+        assert queued in farcall("metrics", "--group", str(pid)).splitlines()
+        command = [sys.executable, "-m", "farcall", "metrics", "--port", "0", "--group", str(pid)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                with urlopen(server.stdout.readline().strip(), timeout=PATIENCE) as answer:
+                    assert queued in answer.read().decode().splitlines()
+            finally:
+                server.send_signal(signal.SIGINT)
+        assert server.returncode == 130
 
 
 def report_of(name: str, pid: int) -> WorkerReport:

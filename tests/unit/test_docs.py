@@ -36,6 +36,7 @@ RUN = (
     "docs/hangs.md",
     "docs/migrate.md",
     "docs/protocol.md",
+    "docs/telemetry.md",
 )
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

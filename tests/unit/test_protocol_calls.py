@@ -175,3 +175,14 @@ def test_every_call_has_exactly_one_end_in_any_order_of_events(events):  # CALL-
             ends.append(call if getattr(outgoing, event)(call, call) else None)
     ends = [end for end in [*ends, *outgoing.take_all()] if end is not None]
     assert sorted(ends) == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_callee_counts_the_calls_that_have_come() -> None:
+    incoming: Incoming[str] = Incoming()
+    assert incoming.request(1, "first")
+    assert incoming.request(3, "overtook the second")
+    incoming.cancel(4)
+    assert not incoming.request(1, "once more")
+    assert incoming.arrived == 3
+    assert incoming.request(2, "second")
+    assert incoming.arrived == 4

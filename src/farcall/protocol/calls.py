@@ -218,6 +218,11 @@ class Incoming(Generic[Record]):
         """Return those of all calls that are queued or run."""
         return list(self._running.values())
 
+    @property
+    def arrived(self) -> int:
+        """Return how many calls have come, if the caller is there."""
+        return self._seen_to + len(self._seen_above)
+
     def has_seen(self, call_id: int) -> bool:
         return call_id <= self._seen_to or call_id in self._seen_above
 

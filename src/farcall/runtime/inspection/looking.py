@@ -126,6 +126,7 @@ def _member(agent: Agent, peer: Peer) -> MemberReport:
         peer.outbox.waiting_bytes + peer.back_outbox.waiting_bytes,
         peer.admission.reads,
         peer.lost or "",
+        0 if peer.lost else peer.incoming.arrived,
     )
 
 

@@ -67,6 +67,7 @@ class MemberReport(msgspec.Struct, frozen=True):
         unsent: bytes that wait until it reads.
         is_read: whether its requests are read; they are not while too many are queued.
         lost: why it is lost, or "".
+        arrived: how many calls of it have arrived here; 0 if it is lost.
     """
 
     name: str
@@ -80,6 +81,7 @@ class MemberReport(msgspec.Struct, frozen=True):
     unsent: int
     is_read: bool
     lost: str
+    arrived: int = 0
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
