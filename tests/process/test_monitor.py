@@ -4,12 +4,14 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from causes import CAUSES, causes, hanging
@@ -86,6 +88,22 @@ def test_doctor_measures_each_path_of_a_group(tmp_path: Path) -> None:
         text = farcall("doctor", "--group", str(pid), "--measure")
         assert "wrong  hang: w0 waits for `__main__:put_twice` on w1" in text.splitlines()[0]
         assert re.search(r"w0 +w1 +shm +\d+ us +[\d.]+ [GM]B/s +local", text)
+
+
+def test_metrics_of_a_group_are_printed_and_served(tmp_path: Path) -> None:
+    queued = 'farcall_calls_being_served{state="is queued",worker="w1"} 16.0'
+    with hanging("full_pool", tmp_path) as pid:
+        causes(pid, "w1 has 16 calls queued")
+        assert queued in farcall("metrics", "--group", str(pid)).splitlines()
+        command = [sys.executable, "-m", "farcall", "metrics", "--port", "0", "--group", str(pid)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                with urlopen(server.stdout.readline().strip(), timeout=PATIENCE) as answer:
+                    assert queued in answer.read().decode().splitlines()
+            finally:
+                server.send_signal(signal.SIGINT)
+        assert server.returncode == 130
 
 
 def report_of(name: str, pid: int) -> WorkerReport:

@@ -38,6 +38,7 @@ RUN = (
     "docs/migrate.md",
     "docs/protocol.md",
     "docs/supervision.md",
+    "docs/telemetry.md",
 )
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

@@ -22,6 +22,7 @@ COMMANDS = {
         "farcall.cli.launch:launch",
         "Start workers, or one program for torch.distributed.rpc.",
     ),
+    "metrics": ("farcall.cli.metrics:metrics", "Print or serve metrics of workers for Prometheus."),
     "secret": ("farcall.cli.secret:secret", "Make a secret that workers share."),
     "stacks": ("farcall.cli.stacks:stacks", "Say what hangs, and show where all threads are."),
     "status": ("farcall.cli.status:status", "Show which workers there are, and what they do."),
