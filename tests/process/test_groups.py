@@ -80,6 +80,18 @@ def test_an_object_lives_on_a_worker(group: Group) -> None:
     assert [counter.rpc_sync().add(1), counter.rpc_sync().add(2)] == [6, 8]
 
 
+def test_a_worker_of_a_group_is_accepted_wherever_a_worker_is_named(group: Group) -> None:
+    worker = group[1].with_timeout(0)
+    assert worker == rpc.get_worker_info("worker1")
+    assert rpc.get_worker_info(worker).id == 1
+    assert rpc.rpc_sync(worker, my_name) == "worker1"
+    assert rpc.rpc_async(worker, my_name).wait() == "worker1"
+    assert rpc.remote(worker, my_name).to_here() == "worker1"
+    counter = farcall.spawn(group[0], Counter, 5, name="by a worker of the group")
+    assert counter.add.sync(1) == 6
+    assert counter.owner() == group[0]
+
+
 def test_all_workers_answer_in_their_order(group: Group) -> None:
     assert group.all.call(my_name) == ["worker0", "worker1"]
     assert [one.wait() for one in group.all.call_async(my_name)] == ["worker0", "worker1"]

@@ -26,7 +26,7 @@ from patience import PATIENCE
 from farcall.testing.cluster import acting_as, cluster
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # The others hold no code to run, quote the demos (see test_docs_demos.py), or start workers
 # (tests/process/test_groups_page.py).
 RUN = (

@@ -12,6 +12,7 @@ from farcall import rpc
 from farcall.errors import NotInitialized, PeerLost, RpcTimeout
 from farcall.groups.endings import OBITUARY_SECONDS
 from farcall.groups.mapping import each_or_raise, hand_out
+from farcall.ids import WorkerInfo
 from farcall.log import get_logger
 from farcall.rref import RRef
 from farcall.runtime.agent import Agent
@@ -38,21 +39,25 @@ class Workers(Protocol):
     def close(self, patience: float) -> None: ...
 
 
-class GroupWorker:
+class GroupWorker(WorkerInfo):
     """One worker of a group: `group[0]`. Thread-safe.
 
+    Equal to the `WorkerInfo` of the same worker, and accepted wherever a worker is named.
+
     Attributes:
-        name: of the worker, for the functions of `farcall.rpc`.
+        name: of the worker.
         id: its number in the group, and its rank.
     """
+
+    _group: Group
+    _timeout: float
 
     def __init__(
         self, group: Group, name: str, number: int, timeout: float = UNSET_RPC_TIMEOUT
     ) -> None:
-        self.name = name
-        self.id = number
-        self._group = group
-        self._timeout = timeout
+        super().__init__(name, number)
+        object.__setattr__(self, "_group", group)  # a `WorkerInfo` is immutable
+        object.__setattr__(self, "_timeout", timeout)
 
     def __repr__(self) -> str:
         return f"<worker {self.name!r} of {self._group!r}>"
