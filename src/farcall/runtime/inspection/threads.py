@@ -131,8 +131,10 @@ def _innermost(frames: list[FrameType], code: CodeType, variable: str) -> Any:
 
 def _text(frame: FrameType) -> str:
     code = frame.f_code
-    where = f"{code.co_filename}, line {frame.f_lineno}, in {code.co_qualname}"
-    source = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
+    # A frame has no line between two instructions that Python has put in itself.
+    line = frame.f_lineno or code.co_firstlineno
+    where = f"{code.co_filename}, line {line}, in {code.co_qualname}"
+    source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
     return f"{where}: {source}" if source else where
 
 
