@@ -1,12 +1,12 @@
 """Millions of calls between three workers: in the second half they need no more memory than before.
 
 What is judged is `Anonymous` of smaps_rollup, resident memory without files and shared memory: of
-the latter a worker keeps a few buffers for seconds, so that it comes and goes by 1 %. It is counted from the page tables at that moment;
-the counters in /proc/PID/status lag behind by some hundred kilobytes. It is taken between rounds,
-when nothing is in flight, after a garbage collection, and after malloc has given back the pages
-that it keeps without using them: which of those it keeps is chance. There are no huge pages, since
-one of them is 1 % of what a worker has. The growth is the median of the last samples in comparison
-with the median of those about the middle.
+the latter a worker keeps a few buffers for seconds, so that it comes and goes by 1 %. It is counted
+from the page tables at that moment; the counters in /proc/PID/status lag behind by some hundred
+kilobytes. It is taken between rounds, when nothing is in flight, after a garbage collection, and
+after malloc has given back the pages that it keeps without using them: which of those it keeps is
+chance. There are no huge pages, since one of them is 1 % of what a worker has. The growth is the
+median of the last samples in comparison with the median of those about the middle.
 """
 
 from __future__ import annotations
