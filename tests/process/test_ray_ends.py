@@ -137,7 +137,7 @@ def test_a_cluster_without_room_says_so(cluster: Any) -> None:
 
 
 def test_a_worker_that_can_not_start_says_why(cluster: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"'worker0' could not start: .*no number"):
+    with pytest.raises(RuntimeError, match=r"(?s)'worker0' could not start: .*no number"):
         farcall.ray.start(1, resources=SMALL, role=Unloadable("any"))
 
 
