@@ -186,10 +186,10 @@ class Executor:
                 here = self._turns.may_leader_run(depth)
             if here:
                 running[me] = depth, caller
+                self._watch.begin()
         if here:
             if self.row.is_on:
                 self.row.end()
-            self._watch.begin()
             self._run(me, function)
         return here
 
@@ -210,15 +210,24 @@ class Executor:
 
     def may_pass_lead(self) -> None:
         """The calling thread has done what must be done in order. No effect if it does not lead."""
-        if self._leader == threading.get_ident():
-            self._watch.begin()
+        me = threading.get_ident()
+        if self._leader == me:
+            with self._lock:
+                # The watchdog may have passed the lead just now. Then it would take that for the
+                # new leader's word, pass the lead again, and two threads would take events.
+                if self._leader == me:
+                    self._watch.begin()
 
     def completes(self) -> None:
         """Like `may_pass_lead`; the calling thread goes on to complete the future of a call."""
-        if self._leader != threading.get_ident():
+        me = threading.get_ident()
+        if self._leader != me:
             return
-        self._watch.begin()
-        if self._in_a_row and not self.row.is_on:
+        with self._lock:
+            leads = self._leader == me
+            if leads:
+                self._watch.begin()
+        if leads and self._in_a_row and not self.row.is_on:
             self.row.begin()
 
     def let_complete(self) -> None:
