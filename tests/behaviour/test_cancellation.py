@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import operator
 import threading
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import torch
 from behaviour.helpers import PATIENCE, Box, Gate, wait_at
 from farcall import rpc
 from farcall.runtime.agent import Agent
+from farcall.transport.base import Link
+from farcall.wire.frames import Frame
 
 LONG = 2 * PATIENCE  # a deadline that ends nothing here
 
@@ -86,6 +89,33 @@ def test_running_function_sees_that_its_call_was_cancelled(pair: list[Agent]) ->
     assert ended.wait_for() == ["w1"]
     assert not rpc.cancelled()
     assert not rpc.rpc_sync("w1", rpc.cancelled)
+
+
+@pytest.mark.parametrize("by", ["linked", "connect"])  # the caller sends, or the thread of a box
+def test_call_that_is_cancelled_while_it_is_being_sent(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    started, ended, agent = Gate(), Box(), pair[0]
+    rpc.rpc_sync("w1", operator.add, args=(1, 2))
+
+    class Sending:
+        """A link that sends one frame. Before it says so, the user cancels the call."""
+
+        def send(self, frame: Frame, deadline: float) -> None:
+            monkeypatch.undo()
+            link.send(frame, deadline)
+            started.wait_for_arrivals()
+            (call,) = agent.completion.open_calls()
+            assert call.future is not None
+            call.future.cancel()
+
+    link: Link = agent.links.connect(agent.directory.resolve("w1"), math.inf)
+    monkeypatch.setattr(agent.links, "linked", lambda _: None)
+    monkeypatch.setattr(agent.links, by, lambda *_: Sending())
+    future = rpc.rpc_async("w1", until_cancelled, args=(started, ended), timeout=LONG)
+    with pytest.raises(rpc.Cancelled):
+        future.wait()
+    assert ended.wait_for() == ["w1"]
 
 
 def test_future_that_is_done_can_not_be_cancelled(pair: list[Agent]) -> None:

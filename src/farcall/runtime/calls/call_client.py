@@ -218,7 +218,7 @@ class CallClient:
                 self._waiting_requests.leave(pending, frame, pending.deadline)
             else:  # as in `CallCompletion.sent`, without a frame more for every call
                 pending.sent = True
-                if not pending.watched:
+                if pending.cancelled or not pending.watched:
                     self._completion.expired(pending)
         except LinkError as error:
             self._completion.unreachable(pending, error)

@@ -165,11 +165,11 @@ class CallCompletion:
     def sent(self, pending: PendingCall) -> None:
         """The request was sent, or some of it; the rest follows."""
         pending.sent = True
-        if not pending.watched:
+        if pending.cancelled or not pending.watched:
             self.expired(pending)
 
     def expired(self, pending: PendingCall) -> None:
-        """The request was sent, and its deadline has passed meanwhile.
+        """The request was sent, and the call has ended meanwhile: at its deadline, or by the user.
 
         The flag `sent` was set before. So the machine sees it here, or in `abandon`, or both.
         """
