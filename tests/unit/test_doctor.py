@@ -163,6 +163,9 @@ def test_a_clock_that_was_never_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of(machine.clock, "clock").level == "wrong"
 
 
+NOW = 1_800_000_000.0
+
+
 def worker(name: str, **more: Any) -> WorkerReport:
     found = WorkerReport(name, 0, 1, "box", 1, "farcall 1", 1.0, 1, (1, 100))
     return msgspec.structs.replace(found, **more)
@@ -178,13 +181,19 @@ def member(name: str, **more: Any) -> MemberReport:
     [
         ([worker("w0"), worker("w1", versions="farcall 2")], "w0: farcall 1; w1: farcall 2"),
         ([worker("w0", transport="socket")], "w0 runs without the native transport"),
-        ([worker("w0", clock=time.time() - 2 * SKEW)], "the clock of w0 on box is"),
+        ([worker("w0", clock=NOW - 2 * SKEW)], "the clock of w0 on box is -4.0 s off"),
+        ([worker("w0", clock=NOW + 60 + 2 * SKEW)], "the clock of w0 on box is +4.0 s off"),
         ([worker("w0", members=[member("w1", losses=2)])], "w0 has lost w1 2 times"),
     ],
 )
 def test_what_is_said_of_workers(reports: list[WorkerReport], said: str) -> None:
-    [found] = [one for one in of_group(Answer(reports, [])) if one.level == "look"]
+    [found] = [one for one in of_group(Answer(reports, []), NOW, NOW + 60) if one.level == "look"]
     assert said in found.text
+
+
+def test_a_worker_that_answered_late_has_no_wrong_clock() -> None:
+    answer = Answer([worker("w0", clock=NOW + 30)], [])
+    assert not [one for one in of_group(answer, NOW, NOW + 60) if one.subject == "clock"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +228,7 @@ def test_a_worker_with_another_secret_does_not_hang() -> None:
     refusing = Silent(0, "w1", "check FARCALL_SECRET on both workers", "")
     answer = Answer([worker("w0", members=[member("w1")])], [refusing])
     assert answer.of_group(1) == answer
-    [found] = [one for one in of_group(answer) if one.level == "look"]
+    [found] = [one for one in of_group(answer, NOW, NOW) if one.level == "look"]
     assert found.text == f"w1 says nothing of itself: {refusing.why}"
 
 

@@ -77,9 +77,11 @@ def doctor(
         ValueError: the credentials of this process can't be used; the message says why.
     """
     checks = Several("farcall-doctor", [partial(_of_machine, one) for one in CHECKS], len(CHECKS))
+    asked = time.time()
     try:
         answer, contacts = ask_and_keep(stacks=True, timeout=timeout)
     finally:
+        answered = time.time()
         here = checks.results()
     if group is not None:
         answer = answer.of_group(group)
@@ -97,8 +99,9 @@ def doctor(
     elif pairs:
         unmeasured = "something hangs" if measure is None else "that was not wanted"
     findings += [one for found in here for one in found]
-    findings += [*of_group(answer), *of_pairs(pairs, answer)]
-    return Diagnosis(sorted(findings, key=_rank), pairs, unmeasured)
+    findings += [*of_group(answer, asked, answered), *of_pairs(pairs, answer)]
+    # A process may have several workers that give the same answer.
+    return Diagnosis(sorted(dict.fromkeys(findings), key=_rank), pairs, unmeasured)
 
 
 def _of_machine(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -131,8 +134,13 @@ def _measured(
     return found, f"{left} paths: the {seconds:g} s were over" if left else ""
 
 
-def of_group(answer: Answer) -> Iterator[Finding]:
-    """Yield what there is to say of workers, each by itself."""
+def of_group(answer: Answer, asked: float, answered: float) -> Iterator[Finding]:
+    """Yield what there is to say of workers, each by itself.
+
+    Args:
+        asked, answered: between which times of this machine's clock, in seconds since 1970, they
+            described themselves.
+    """
     reports = answer.reports
     for one in answer.silent:
         if one.refuses:
@@ -162,7 +170,7 @@ def of_group(answer: Answer) -> Iterator[Finding]:
                 f"{report.name} runs without the native transport: its calls are slower",
                 "see the finding about the transport on its machine; or FARCALL_TRANSPORTS",
             )
-        skew = report.clock - time.time()
+        skew = report.clock - min(max(report.clock, asked), answered)
         if report.clock and abs(skew) > SKEW:
             yield Finding(
                 "look",
