@@ -317,6 +317,16 @@ def test_one_that_leaves_while_its_link_is_made_has_left(group: OpenGroup) -> No
     assert kinds(box, 1) == [("left", "late")]
 
 
+def test_one_that_refuses_a_link_since_it_shuts_down_has_left(trio: list[Agent]) -> None:
+    trio[2].status.is_closed = True
+    box = Box()
+    rpc.on_leave(box.put)
+    assert [(*one[:1], one.worker.name, one.why) for one in box.wait_for(1)] == [
+        ("left", "w2", "it has shut down")
+    ]
+    trio[2].status.is_closed = False
+
+
 # membership
 
 

@@ -16,6 +16,7 @@ from stations import DIALLER_KEY as KEY
 from stations import content, sealed
 
 from farcall.errors import BadFrame, LinkError
+from farcall.ids import NUMBER_BYTES
 from farcall.transport.connect.keys import Keys
 from farcall.transport.sockets.framing import READ_SIZE, FrameReader
 from farcall.transport.sockets.records import Sealer
@@ -46,9 +47,10 @@ LIMITS = Limits(meta=1 << 16, body=1 << 18, buffers=300, buffer=1 << 18, frame=1
 
 numbers = st.integers(0, 2**63 - 1)
 small = st.integers(0, 2**31)
+ref_numbers = st.binary(max_size=NUMBER_BYTES)
 texts = st.text(max_size=20)
 references = st.lists(
-    st.builds(Reference, numbers, numbers, numbers, texts, small), max_size=3
+    st.builds(Reference, numbers, ref_numbers, numbers, texts, small), max_size=3
 ).map(tuple)
 
 
@@ -56,13 +58,13 @@ def entries(*fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.lists(st.tuples(*fields), max_size=4).map(tuple)
 
 
-triples = entries(numbers, numbers, numbers)
+triples = entries(numbers, ref_numbers, numbers)
 messages: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Request, texts, st.floats(0, 1e6), small, small, references),
+    st.builds(Request, texts, st.floats(0, 1e6), ref_numbers, small, references),
     st.builds(Reply, references),
     st.builds(Failure, texts, texts, texts, references),
     st.builds(Register, triples),
-    st.builds(Registered, entries(numbers, numbers, numbers, st.booleans())),
+    st.builds(Registered, entries(numbers, ref_numbers, numbers, st.booleans())),
     st.builds(Release, triples),
     st.builds(Released, triples),
     st.builds(Received, st.booleans()),

@@ -25,7 +25,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 
 from farcall.errors import RendezvousError
 from farcall.ids import Worker
-from farcall.runtime.membership import certificate_signer, fixed_group
+from farcall.runtime.membership import certificate_signer, fixed_group, rendezvous
 from farcall.runtime.membership.certificate_signer import CertificateSigner
 from farcall.runtime.membership.lookup import Reminder
 from farcall.runtime.membership.records import CONFIRMATION, RECORD, Confirmation
@@ -521,8 +521,9 @@ def test_a_worker_that_has_left_does_not_come_back_by_a_new_certificate(
 
 
 def test_a_newcomer_waits_for_a_worker_that_is_about_to_sign_with_a_new_certificate(
-    authority: Authority, tmp_path: Path, store: HashStore
+    authority: Authority, tmp_path: Path, store: HashStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rendezvous, "_RENEWAL_LIMIT", PATIENCE)
     me, newcomer = worker("w1", 1), worker("w2", 2)
     group = join(store, me, authority.signer("w1"))
     new = Authority(tmp_path, "new")

@@ -34,6 +34,7 @@ logger = get_logger("farcall")
 
 ATTEMPT_SECONDS = 5.0  # to reach somebody who was lost
 START_SECONDS = 10.0  # that whoever dials waits for a worker that is starting
+SHUTTING_DOWN = "this worker is shutting down"
 ASK_SECONDS = 1.0  # that the store has to say whose a name is, of which two workers say that
 
 
@@ -151,6 +152,8 @@ class Losses:
     def unreachable(self, peer: Peer, error: LinkError) -> None:
         """Declare an incarnation gone, since there is no link to it."""
         peer.refused = isinstance(error, AuthenticationFailed | Unwanted)
+        if isinstance(error, Unwanted) and str(error).endswith(SHUTTING_DOWN):
+            peer.left = "it has shut down"
         self.lose(peer, str(error))
 
     def lose(self, peer: Peer, cause: str) -> None:
@@ -215,7 +218,7 @@ class Losses:
     def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
         """For the endpoint, see `transport.base.Admit`."""
         if self._status.is_closed:
-            return "this worker is shutting down"
+            return SHUTTING_DOWN
         directory = self._directory
         stranger = self._who_is(name, incarnation)
         if stranger is not None:

@@ -144,7 +144,7 @@ class RollCall:
 
         Waits for the store, for half a second at most.
         """
-        if self._find is None or peer.refused or peer.left is not None:
+        if self._find is None or peer.left is not None:
             return
         try:
             found = self._find(peer.name, time.monotonic() + PIECE)
