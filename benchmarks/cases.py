@@ -185,8 +185,9 @@ def cartpole_steps(rpc: Any, observers: int) -> Iterator[Step]:
     The value is the number of steps, which depends on all that was learnt before.
     """
     cartpole.rpc = rpc  # the demo as it is, but for one import
+    goal = cartpole.threshold()
     for seed in itertools.count():
-        options = cartpole.Options(observers, seed, gamma=0.99, max_episodes=1_000_000)
+        options = cartpole.Options(observers, seed, gamma=0.99, max_episodes=1_000_000, goal=goal)
         steps = 0
         start = time.perf_counter()
         for progress in cartpole.Agent(options).train():
