@@ -190,7 +190,10 @@ def cartpole_steps(rpc: Any, observers: int) -> Iterator[Step]:
         options = cartpole.Options(observers, seed, gamma=0.99, max_episodes=1_000_000, goal=goal)
         steps = 0
         start = time.perf_counter()
-        for progress in cartpole.Agent(options).train():
+        agent = cartpole.Agent(options)
+        for number in range(1, observers + 1):
+            agent.add_observer(f"observer{number}", number)
+        for progress in agent.train():
             taken = progress.env_steps - steps
             yield Step((time.perf_counter() - start) / taken, taken)
             steps = progress.env_steps
