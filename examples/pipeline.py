@@ -65,7 +65,8 @@ def main():
     local = torch.optim.SGD(model.parameters(), lr=RATE)
     equal = True
     with farcall.local(3) as group:
-        stages = [farcall.spawn(group[n], Stage, layers[n]) for n in range(3)]
+        with torch.no_grad():  # the layers are copied: no gradient comes back to those here
+            stages = [farcall.spawn(group[n], Stage, layers[n]) for n in range(3)]
         parameters = [one for stage in stages for one in stage.references.sync()]
         distributed = DistributedOptimizer(torch.optim.SGD, parameters, lr=RATE)
         for step in range(STEPS):
