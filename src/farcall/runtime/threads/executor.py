@@ -11,19 +11,17 @@ to another thread when the leader
 
 Until the leader says `may_pass_lead`, no other thread takes an event. So the state machines see
 the events of one link in their order, which the reference protocol relies on; what may take long
-or run user code (sending, completing futures, functions) comes after.
+or run user code (sending, completing futures, functions) comes after. The word of a thread that has
+just lost the lead does not count (docs/threads.md).
 
 At most `max_running` user functions run at once, and some more of callers that would have none
 (`function_queue`); others are queued, and replies are still received.
 A function inside a farcall wait does not count, so nested and mutual calls of any depth never
 exhaust the bound; when its wait ends it goes on at once, even if that makes one more for a while.
-A wait of torch's can't announce itself; when functions are queued, the watchdog looks whether one
-that runs sits in such a wait (`waits`).
 
 But each function that waits keeps a thread, and there are at most `max_threads`, or fewer if the
-system gives no more. So functions stay queued until there is a thread (`function_queue`). There is
-always a thread that can lead: the leader runs a function, or a callback that may wait, only if
-another thread rests. If none rests and none can be started, it queues it, and goes on leading.
+system gives no more; functions stay queued until there is one. A thread can always lead: the leader
+runs a function, or a callback that may wait, only if another thread rests, and else queues it.
 
 Locks: `_lock` guards every table here and is held for a few instructions; nothing that belongs to
 the user runs under it. That a function has ended is noted without it: that only makes room.
@@ -210,25 +208,19 @@ class Executor:
 
     def may_pass_lead(self) -> None:
         """The calling thread has done what must be done in order. No effect if it does not lead."""
-        me = threading.get_ident()
-        if self._leader == me:
+        if self._leader == (me := threading.get_ident()):
             with self._lock:
-                # The watchdog may have passed the lead just now. Then it would take that for the
-                # new leader's word, pass the lead again, and two threads would take events.
                 if self._leader == me:
                     self._watch.begin()
 
     def completes(self) -> None:
         """Like `may_pass_lead`; the calling thread goes on to complete the future of a call."""
-        me = threading.get_ident()
-        if self._leader != me:
-            return
-        with self._lock:
-            leads = self._leader == me
-            if leads:
-                self._watch.begin()
-        if leads and self._in_a_row and not self.row.is_on:
-            self.row.begin()
+        if self._leader == (me := threading.get_ident()):
+            with self._lock:
+                if leads := self._leader == me:
+                    self._watch.begin()
+            if leads and self._in_a_row and not self.row.is_on:
+                self.row.begin()
 
     def let_complete(self) -> None:
         """See `CompletionRow.stand_back`. The leader itself does not."""
@@ -267,12 +259,11 @@ class Executor:
         return Wait(self, threading.get_ident()) if self.is_at_work() else _NO_WAIT
 
     def leave(self, me: int) -> bool:
-        """The calling thread begins to wait. Gives whether it runs a function."""
+        """The calling thread begins to wait. Gives whether it runs a function, not a callback."""
         with self._lock:
             place = self._running.pop(me, None)
             leads = self._leader == me
             if place is not None or leads:
-                # A leader that runs no function runs a callback, and is away until that ends.
                 self._away[me] = self._place_of_callbacks if place is None else place
             if leads:
                 # Seldom: what waits here is no function, and did not ask by `may_wait_here`.
