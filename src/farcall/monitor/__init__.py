@@ -1,4 +1,4 @@
-"""Looks at workers from outside: who is there, what they do, and what they wait for.
+"""Looks at workers from outside: their state, their calls, and their waits.
 
 It asks the workers over their own authenticated connections, and needs no daemon. Of this machine
 it finds those of the same user by itself, whatever their secrets are; others by what these know,

@@ -47,7 +47,7 @@ def start(
             "STRICT_PACK" (on one) or "STRICT_SPREAD" (each on another one).
         names: of the workers; by default "worker0", "worker1" and so on.
         address: of the cluster, as `ray.init` takes it, if Ray is not connected yet: "auto",
-            "host:port". None: that of `RAY_ADDRESS` or of this machine; else Ray starts one here.
+            "host:port". With None, Ray takes `RAY_ADDRESS` or this machine's, or starts one here.
         start_timeout: seconds that Ray has to find room and to start the workers; 0 for no limit.
         options: those of `rpc.RpcBackendOptions`, for driver and workers. `rpc_timeout` (seconds)
             is 0 by default, no limit.
