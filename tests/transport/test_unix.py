@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stations import SocketNet, Station, Threads, echo, request, soon
+from stations import SocketNet, Station, Threads, echo, open_descriptors, request, soon
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.ids import Worker
@@ -71,10 +71,6 @@ def by_tcp(worker: Worker, unix: str) -> Worker:
 
 def names() -> str:
     return Path("/proc/net/unix").read_text()
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
