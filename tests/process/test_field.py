@@ -77,11 +77,11 @@ def test_short_soak() -> None:
 GROWTH = f"""
 import sys
 sys.path[:0] = [{str(RUN.parent)!r}, {str(RUN.parents[1])!r}, {str(RUN.parents[1] / "process")!r}]
-from soak import growth
-early, flat = [*range(900, 1000, 2)], [1000] * 50  # samples
-print([round(growth(samples), 2) for samples in (
+from soak import Memory, growth
+early, flat = [*range(900, 1000, 2)], [1000] * 50  # samples of anonymous memory
+print([round(growth([Memory(2 * sample, sample) for sample in samples]), 2) for samples in (
     early + flat,
-    early + [1000 + 2 * n for n in range(50)],  # it goes on growing
+    early + [1000 + 4 * n for n in range(50)],  # it goes on growing
     early + [1000] * 20 + [1500] + [1000] * 29,  # once, for a moment
 )])
 """
