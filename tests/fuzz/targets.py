@@ -9,12 +9,16 @@ To add a reader: a function under `@target`, whose seeds are what an honest peer
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import operator
 import socket
 import struct
+import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -34,7 +38,7 @@ from farcall.runtime.membership.records import (
     Record,
 )
 from farcall.runtime.membership.signed_store import SignedStore
-from farcall.runtime.membership.signing import SecretSigner, Unsigned
+from farcall.runtime.membership.signing import SecretSigner, Signer, Unsigned
 from farcall.serde import Only, Serializer, dump_failure, load_failure
 from farcall.transport.connect.conversation import Conversation
 from farcall.transport.connect.credentials import SecretCertificates, Terms
@@ -85,6 +89,9 @@ from farcall.wire.messages import (
 
 LIMITS = Limits(meta=1 << 16, body=1 << 18, buffers=300, buffer=1 << 18, frame=1 << 20)
 """Small, so that a frame which claims much is refused and takes no time."""
+
+sys.path.append(str(Path(__file__).parents[1]))
+from authorities import KEYS, Authority  # noqa: E402  of the tests
 
 ZEROS = 80_000
 
@@ -330,6 +337,37 @@ def record(data: bytes) -> None:
     for kind in KINDS_IN_STORE:
         use(UNSIGNED._found("key", kind, data))
         assert SIGNED._found("key", kind, data).value is None, "nobody signed it under this key"
+
+
+SIGNED_DATA = b"what the store holds"
+FILES = tempfile.TemporaryDirectory()  # of certificates, as long as this process
+
+
+@functools.cache
+def certified() -> tuple[Signer, bytes]:
+    """One that signs with a certificate, and its signature.
+
+    The key is one of Ed25519, of which nobody can make a second signature of the same data.
+    """
+    signer = Authority(Path(FILES.name), make_key=KEYS["Ed25519"]).signer("w1", "w1", binds=True)
+    return signer, signer.sign(SIGNED_DATA)
+
+
+def certified_signatures() -> Iterable[bytes]:
+    signature = certified()[1]
+    yield signature
+    chain, proof = msgspec.msgpack.decode(signature)
+    for other in ([*chain, *chain], [chain[0][:-1]], [b""], []):
+        yield msgspec.msgpack.encode([other, proof])
+    yield msgspec.msgpack.encode([chain, b""])
+
+
+@target(certified_signatures)
+def certificate(data: bytes) -> None:
+    signer, signature = certified()
+    objection = signer.objection(SIGNED_DATA, data, "w1")
+    assert objection or data == signature, "it was never signed"
+    use(objection)
 
 
 # Values.
