@@ -139,12 +139,12 @@ pictures: $(VENV_MADE) ## Draw the layers and the machines of protocol/ again, i
 
 sim: $(NATIVE) ## Simulate protocols and workers, run random programs. Options: SCHEDULES=100000 WORKERS=1000 PROGRAMS=10000 SEED=0 JOBS=2
 	for protocol in calls backward connecting termination directory; do \
-	    $(BIN)/python -m farcall.testing.sim --protocol $$protocol --schedules 3000 --coverage && \
-	    $(BIN)/python -m farcall.testing.sim --protocol $$protocol --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS) \
+	    PYTHONPATH=tests $(BIN)/python -m simulator.sim --protocol $$protocol --schedules 3000 --coverage && \
+	    PYTHONPATH=tests $(BIN)/python -m simulator.sim --protocol $$protocol --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS) \
 	    || exit 1; \
 	done
-	$(BIN)/python -m farcall.testing.sim --protocol agents --schedules $(WORKERS) --seed $(SEED) --jobs $(JOBS)
-	$(BIN)/python -m farcall.testing.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
+	PYTHONPATH=tests $(BIN)/python -m simulator.sim --protocol agents --schedules $(WORKERS) --seed $(SEED) --jobs $(JOBS)
+	PYTHONPATH=tests $(BIN)/python -m simulator.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
 field: $(NATIVE) ## Try with real processes what the simulator promises. Options: FIELD_ARGS="--trials stands,many"
 	$(BIN)/python tests/field/run.py $(FIELD_ARGS)

@@ -62,10 +62,6 @@ def context_left() -> Any:
         return context
 
 
-def simulated() -> Any:
-    return testing.simulate(0)
-
-
 # By the public name that gives the object, and what else is said of it.
 OBJECTS: dict[str, Callable[[], Any]] = {
     "autograd.backward": lambda: None,
@@ -130,12 +126,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "rpc.rpc_sync": lambda: rpc.rpc_sync("w1", abs, args=(-1,)),
     "testing.ManualClock": testing.ManualClock,
     "testing.Faults": testing.Faults,
-    "testing.Result": simulated,
-    "testing.Event": lambda: simulated().log[:200],
-    "testing.PlantedBug": lambda: list(testing.PlantedBug),
     "testing.Network": lambda: testing.Network(testing.ManualClock(), Random(0), testing.Faults()),
-    "testing.Violation": lambda: testing.Violation("R1", "a value was lost"),
-    "testing.simulate": simulated,
 }
 # Or functions.
 GIVES_NOTHING = {"barrier", "kill", "init_rpc", "shutdown", "functions", "FUNCTIONS"}

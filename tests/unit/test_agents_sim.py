@@ -10,11 +10,11 @@ import threading
 import time
 
 import pytest
+from simulator.agents import AgentBug, simulate_agents
+from simulator.agents.planted import planted
+from simulator.system.installing import System, installed
+from simulator.system.scheduler import Process, SimThread, Stuck
 
-from farcall.testing.agents import AgentBug, simulate_agents
-from farcall.testing.agents.planted import planted
-from farcall.testing.system.installing import System, installed
-from farcall.testing.system.scheduler import Process, SimThread, Stuck
 from farcall.transport import waiter
 from farcall.transport.connect import connections
 

@@ -13,12 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-
-from farcall.autograd import context_state, graph, passes
-from farcall.autograd.autograd import Autograd
-from farcall.runtime.calls.deferred import result_of
-from farcall.runtime.calls.server_call import ServerCall
-from farcall.testing.gradients import (
+from simulator.gradients import (
     Bench,
     Hang,
     Program,
@@ -28,11 +23,11 @@ from farcall.testing.gradients import (
     local,
     shrink,
 )
-from farcall.testing.gradients.check import within
-from farcall.testing.gradients.local import run_locally
-from farcall.testing.gradients.ops import OPERATIONS, make_parameters
-from farcall.testing.gradients.outcome import Outcome, Report, differences
-from farcall.testing.gradients.program import (
+from simulator.gradients.check import within
+from simulator.gradients.local import run_locally
+from simulator.gradients.ops import OPERATIONS, make_parameters
+from simulator.gradients.outcome import Outcome, Report, differences
+from simulator.gradients.program import (
     PACKINGS,
     WAYS,
     Await,
@@ -42,8 +37,13 @@ from farcall.testing.gradients.program import (
     Op,
     Pass,
 )
-from farcall.testing.gradients.scope import Group, Scope, Value
-from farcall.testing.gradients.sim import attempt, main
+from simulator.gradients.scope import Group, Scope, Value
+from simulator.gradients.sim import attempt, main
+
+from farcall.autograd import context_state, graph, passes
+from farcall.autograd.autograd import Autograd
+from farcall.runtime.calls.deferred import result_of
+from farcall.runtime.calls.server_call import ServerCall
 
 PROGRAMS = 1000
 BLOCKS = 10
@@ -84,7 +84,7 @@ def test_random_programs_have_the_gradients_of_the_local_run(bench, block):  # B
 
 
 def replay(seed: int, option: str = "--shrink") -> str:
-    return f"python -m farcall.testing.gradients --replay --seed {seed} {option}"
+    return f"python -m simulator.gradients --replay --seed {seed} {option}"
 
 
 def test_programs_that_run_at_once_with_the_same_parameters_do_not_disturb_each_other(bench):
@@ -487,7 +487,7 @@ def test_command_line_fails_and_says_how_to_replay(monkeypatch):
     doubles_gradients(monkeypatch)
     result = CliRunner().invoke(main, ["--programs", "5"])
     assert result.exit_code == 1
-    assert "-m farcall.testing.gradients --replay --seed" in result.output
+    assert "-m simulator.gradients --replay --seed" in result.output
 
 
 def test_command_line_replays_and_shrinks_a_program(monkeypatch):

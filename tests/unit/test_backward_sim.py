@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 from click.testing import CliRunner
+from simulator.backward import BackwardBug, simulate_backward
+from simulator.backward.history import History, draw_history
+from simulator.sim import main
 
 from farcall.testing import Faults
-from farcall.testing.backward import BackwardBug, simulate_backward
-from farcall.testing.backward.history import History, draw_history
-from farcall.testing.sim import main
 
 SCHEDULES = 2000
 ORDERLY = Faults()
@@ -139,7 +139,7 @@ def test_command_line_says_how_to_replay_a_backward_pass():
     arguments = ["--protocol", "backward", "--plant", "keeps-credit"]
     result = CliRunner().invoke(main, [*arguments, "--schedules", "20"])
     assert result.exit_code == 1
-    command = result.output.splitlines()[2].split("farcall.testing.sim ")[1].split()
+    command = result.output.splitlines()[2].split("simulator.sim ")[1].split()
     assert {"--replay", "--protocol", "backward", "--plant", "keeps-credit"} <= set(command)
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 1

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 from click.testing import CliRunner
+from simulator.connecting import ConnectingBug, simulate_connecting
+from simulator.sim import main
 
 from farcall.protocol.connecting import Address, Cause, Connecting, Dead, Failure, Pause, Try, Wait
-from farcall.testing.connecting import ConnectingBug, simulate_connecting
-from farcall.testing.sim import main
 
 SCHEDULES = 2000
 SEARCHED = 2000  # schedules in which a planted mistake has to be found
@@ -171,7 +171,7 @@ def test_command_line_replays_a_planted_mistake():
     arguments = ["--protocol", "connecting", "--plant", "ignores-deadline"]
     result = CliRunner().invoke(main, [*arguments, "--schedules", "20"])
     assert result.exit_code == 1
-    command = result.output.splitlines()[2].split("farcall.testing.sim ")[1].split()
+    command = result.output.splitlines()[2].split("simulator.sim ")[1].split()
     assert {"--replay", "--protocol", "connecting", "--plant", "ignores-deadline"} <= set(command)
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 1

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
-
-from farcall.testing.directory import DirectoryBug, simulate_directory
-from farcall.testing.sim import main
+from simulator.directory import DirectoryBug, simulate_directory
+from simulator.sim import main
 
 SCHEDULES = 2000
 SEARCHED = 2000  # schedules in which a planted mistake has to be found
@@ -79,7 +78,7 @@ def test_command_line_replays_a_planted_mistake():
     arguments = ["--protocol", "directory", "--plant", "lost-keeps-names"]
     result = CliRunner().invoke(main, [*arguments, "--schedules", "40"])
     assert result.exit_code == 1
-    command = result.output.splitlines()[2].split("farcall.testing.sim ")[1].split()
+    command = result.output.splitlines()[2].split("simulator.sim ")[1].split()
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 1
     assert "VIOLATION DIR-1" in again.output

@@ -109,16 +109,7 @@ EXPORTS = {
         "text_of",
         "type_name_of",
     ],
-    "farcall.testing": [
-        "Event",
-        "Faults",
-        "ManualClock",
-        "Network",
-        "PlantedBug",
-        "Result",
-        "Violation",
-        "simulate",
-    ],
+    "farcall.testing": ["Faults", "ManualClock", "Network"],
 }
 ERRORS = {
     "AuthenticationFailed",

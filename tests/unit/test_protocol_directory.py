@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from simulator.directory.world import Record
 
 from farcall.ids import MAX_MEETINGS, Worker, WorkerInfo, nth_incarnation
 from farcall.protocol.directory import FORGET_SECONDS, DirectoryMachine, Found, Standing, Verdict
 from farcall.protocol.lookup import MOST_STUCK, STUCK_SECONDS, LookupMachine, Round, Step
-from farcall.testing.directory.world import Record
 
 W1 = Worker("w1", 1, 11, ("tcp:1",), pid=5)
 AGAIN = nth_incarnation(W1.incarnation, 1)

@@ -6,15 +6,17 @@ from random import Random
 
 import pytest
 from click.testing import CliRunner
+from simulator.oracle import Oracle
+from simulator.planted import PlantedBug
+from simulator.sim import Chosen, cover, main
+from simulator.sim_records import Machines
+from simulator.sim_worker import SimWorker
+from simulator.simulation import simulate
+from simulator.story import told
 
 from farcall.ids import RefId
 from farcall.protocol.instructions import Answer, Follow, Send, TransferKey
-from farcall.testing import Faults, ManualClock, Network, PlantedBug, simulate
-from farcall.testing.oracle import Oracle
-from farcall.testing.sim import Chosen, cover, main
-from farcall.testing.sim_records import Machines
-from farcall.testing.sim_worker import SimWorker
-from farcall.testing.story import told
+from farcall.testing import Faults, ManualClock, Network
 from farcall.wire.messages import (
     Accepted,
     Cancel,
@@ -253,7 +255,7 @@ def test_command_line_sums_up_and_succeeds():
 def test_command_line_fails_and_says_how_to_replay():
     result = CliRunner().invoke(main, ["--schedules", "50", "--plant", "does-not-pin"])
     assert result.exit_code == 1
-    assert "-m farcall.testing.sim --replay --seed" in result.output
+    assert "-m simulator.sim --replay --seed" in result.output
     assert "--plant does-not-pin" in result.output
 
 

@@ -6,11 +6,10 @@ from functools import partial
 
 import pytest
 from click.testing import CliRunner
-
-from farcall.testing import simulate
-from farcall.testing.schedule import Script
-from farcall.testing.shrinking import shrink
-from farcall.testing.sim import PROTOCOLS, Chosen, main
+from simulator.schedule import Script
+from simulator.shrinking import shrink
+from simulator.sim import PROTOCOLS, Chosen, main
+from simulator.simulation import simulate
 
 SEARCHED = 200  # schedules in which a planted mistake has to be found
 PLANTED = [

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
-
-from farcall.testing.sim import main
-from farcall.testing.termination import TerminationBug, simulate_termination
+from simulator.sim import main
+from simulator.termination import TerminationBug, simulate_termination
 
 SCHEDULES = 4000
 SEARCHED = 2000  # schedules in which a planted mistake has to be found

@@ -1,0 +1,36 @@
+"""What is around a simulated worker in backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from simulator.backward.history import Node, ReceivedNodes
+from simulator.backward.messages import Options
+
+Run = Iterator[bool]  # whether a step was done; else it waits for a gradient
+
+
+class World(Protocol):
+    """What a worker can do, and whom it tells."""
+
+    def send(self, worker: int, peer: int, message: Any, call: int) -> None:
+        """A message goes off; `call` is 0 if it wants no answer."""
+
+    def start(self, worker: int, run: Run, expire: Callable[[], None]) -> None:
+        """A run begins. If it waits for too long, it is to `expire`."""
+
+    def is_held_up(self) -> bool:
+        """Whether other things happen before a thread that was told what to do has done it."""
+
+    def ran(self, context: int, options: Options, node: Node) -> None:
+        """A node is run."""
+
+    def accumulated(self, context: int, options: Options, leaf: Node, gradient: int) -> None:
+        """A leaf gets a gradient."""
+
+    def sent(self, context: int, options: Options, receive: ReceivedNodes) -> None:
+        """The gradients of a receive go off."""
+
+    def ended(self, context: int, options: Options, error: str) -> None:
+        """A pass that began here has ended."""
