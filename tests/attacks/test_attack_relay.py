@@ -39,6 +39,7 @@ def start(crew: Crew, transport: str, options: dict[str, Any]) -> Iterator[Scene
         members = [crew.member(f"w{rank}", FARCALL_TRANSPORTS=transport) for rank in range(2)]
         for rank, (member, host) in enumerate(zip(members, (net.a, net.b), strict=True)):
             member.run(enter, host)
+            member.run(honest.look_again_soon)
             listen = f"{net.addresses[host]}:{PORT}"
             member.start(join, member.name, rank, 2, crew.init_method, listen=listen, **options)
         for member in members:

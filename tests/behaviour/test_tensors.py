@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -91,24 +92,23 @@ def same_memory(tensors: list[torch.Tensor]) -> bool:
 
 
 @each_way
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_arrives(pair: list[Agent], call: Callable[..., Any], dtype: Any) -> None:
-    for count in (6, 20_000):  # inside the pickle, and beside it
+def test_every_dtype_arrives(pair: list[Agent], call: Callable[..., Any]) -> None:
+    # Inside the pickle, and beside it.
+    for dtype, count in itertools.product(DTYPES, (6, 20_000)):
         raw = torch.randint(0, 2, (count * dtype.itemsize,), dtype=torch.uint8)
         tensor = raw.view(dtype).reshape(2, count // 2)
         back = call("w1", echo, (tensor,))
         assert (back.dtype, back.shape) == (dtype, tensor.shape)
-        assert torch.equal(back.contiguous().view(torch.uint8), tensor.view(torch.uint8))
+        arrived, sent = (each.contiguous().view(torch.uint8) for each in (back, tensor))
+        assert torch.equal(arrived, sent), (dtype, count)
 
 
 @each_way
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_arrives(pair: list[Agent], call: Callable[..., Any], layout: str) -> None:
-    tensor = LAYOUTS[layout]
-    back = call("w1", echo, (tensor,))
-    assert torch.equal(back, tensor)
-    assert back.dtype == tensor.dtype
-    assert back.shape == tensor.shape
+def test_every_layout_arrives(pair: list[Agent], call: Callable[..., Any]) -> None:
+    for layout, tensor in LAYOUTS.items():
+        back = call("w1", echo, (tensor,))
+        assert torch.equal(back, tensor), layout
+        assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape), layout
 
 
 @pytest.mark.parametrize("layout", ["transposed", "permuted", "expanded", "channels last"])

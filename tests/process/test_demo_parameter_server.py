@@ -108,7 +108,8 @@ def test_run_that_misses_the_goal_says_so_and_exits_with_3(tmp_path: Path) -> No
 
 
 # Far too many epochs, so that these runs end for the reason given.
-ENDLESS = ("demo", "parameter-server", "--epochs", "1000000", "--log-interval", "1")
+ENDLESS = ("demo", "parameter-server", "--trainers", "2", "--epochs", "1000000")
+ENDLESS += ("--log-interval", "1")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
