@@ -26,7 +26,12 @@ from patience import PATIENCE
 from farcall.testing.cluster import acting_as, cluster
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "examples/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/decisions").glob("*.md")),
+]
 # The others hold no code to run, quote the demos (see test_docs_demos.py), or start workers
 # (tests/process/test_groups_page.py).
 RUN = (
@@ -119,13 +124,17 @@ def test_script_on_the_page_runs_and_prints_what_it_says(block: Block, tmp_path:
     assert run_as_script(block, tmp_path).splitlines() == block.prints
 
 
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
 def anchors_of(page: Path) -> set[str]:
     """The fragments under which a page's headings can be reached, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     for target in targets:
@@ -138,13 +147,13 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
             assert fragment in anchors_of(linked), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_named_on_the_page_exist(page: Path) -> None:
     named = re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]*\w)`", page.read_text("utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_make_targets_named_on_the_page_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
