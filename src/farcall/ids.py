@@ -1,4 +1,4 @@
-"""Who is who: the names that travel between workers.
+"""Identities: the names that travel between workers.
 
 An *incarnation* is a random number drawn once for each life of a worker. A name may come back
 after a crash; its incarnation never does. Everything that must not be mistaken across a restart

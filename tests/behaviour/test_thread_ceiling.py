@@ -1,4 +1,4 @@
-"""The ceiling of threads: who waits keeps a thread, there are only so many, and no call suffers."""
+"""The ceiling of threads: a wait keeps a thread, there are only so many, and no call suffers."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Worker:
             self._pipe.send(command)
 
     def answer(self, patience: float = PATIENCE) -> Any:
-        """None: it has ended, or says nothing."""
+        """Return the next answer, or None if the process has ended or says nothing."""
         with contextlib.suppress(EOFError, OSError):
             return self._pipe.recv() if self._pipe.poll(patience) else None
         return None

@@ -163,7 +163,7 @@ def uneven(rank: int) -> list[Gradients]:
 
 
 def test_uneven_inputs(group: Group) -> None:
-    """As in PyTorch: who has no more inputs takes part with gradients of zero."""
+    """As in PyTorch: a rank without more inputs takes part with gradients of zero."""
     alone = [gradients_alone("Program", rank, 1) for rank in range(TRAINERS)]
     group.run(begin_program, "Program", {})
     first, second = group.run(uneven)

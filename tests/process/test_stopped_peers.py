@@ -1,4 +1,4 @@
-"""A worker is stopped: nobody waits for it but who waits for an answer, and it loses nothing."""
+"""A worker is stopped: only callers that need its answer wait for it, and it loses nothing."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Context:
         """A message with tensors is about to be sent. Recording them takes a while: see `record`.
 
         If they may be changed in place by then, small ones are copied, and large ones recorded now.
-        Not if who sends them `waits`, until they are recorded.
+        That is not needed if the sending thread `waits` until they are recorded.
         """
         if not waits:
             for tensor in tensors:

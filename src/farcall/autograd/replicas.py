@@ -52,7 +52,7 @@ class Replicas:
 
     def _note(self, module: torch.nn.Module, args: Any) -> None:
         if not isinstance(module, DistributedDataParallel):
-            # Who calls `forward`, and not the module, runs no hook of it, but of what is in it.
+            # A call of `forward`, not of the module, runs no hook of it, but those of its parts.
             around = DistributedDataParallel._active_ddp_module
             if around is None or around.module is not module:
                 return

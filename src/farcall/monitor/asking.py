@@ -102,8 +102,8 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
 
     Args:
         stacks: also ask of each thread where it is.
-        timeout: seconds; who does not answer in that time is silent. All are asked at once, and
-            those of other machines after those of this one.
+        timeout: seconds; a worker that does not answer in that time counts as silent. All are
+            asked at once, and those of other machines after those of this one.
 
     Raises:
         ValueError: the credentials of this process can't be used; the message says why.

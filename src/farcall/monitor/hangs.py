@@ -23,7 +23,7 @@ _NOT_COME = "for which there is no end before the others come"
 
 
 class _Step(NamedTuple):
-    """One call on the way from who waits to what it waits for."""
+    """One call on the way from a waiting thread to the cause of its wait."""
 
     caller: str
     call: CallReport
@@ -81,7 +81,7 @@ def explain(answer: Answer) -> list[str]:
 
 
 class _Graph:
-    """Who waits for whom, by the numbers of calls."""
+    """The graph of waits between workers, by the numbers of calls."""
 
     def __init__(self, answer: Answer) -> None:
         self._reports = {report.name: report for report in answer.reports}

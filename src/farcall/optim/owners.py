@@ -89,7 +89,7 @@ def gather(what: str, calls: Mapping[str, Call]) -> dict[str, Any]:
 
 
 def explained(what: str, failures: Mapping[str, Exception], done: Sequence[str]) -> Exception:
-    """The first error, with a note that names its worker, the others' errors, and who did it."""
+    """Return the first error, with notes of its worker, the other errors, and what was done."""
     (owner, error), *others = failures.items()
     note(error, f"{what} failed on worker {owner!r}")
     for other, failure in others:

@@ -142,7 +142,7 @@ class DirectoryMachine(Generic[P]):
         self._met_again: dict[int, int] = {}  # by the original incarnation: that of now
         self._lost: deque[tuple[float, P]] = deque()  # each with when that was
         self._forgotten: deque[tuple[float, int]] = deque()
-        self._present: dict[str, P] = {}  # by name: who is here, by the news
+        self._present: dict[str, P] = {}  # by name: the parties here, by the news
         self.news: deque[News[P]] = deque()
         # Of each message: without a step of Python.
         self.of_incarnation: Callable[[int], P | None] = self._by_incarnation.get

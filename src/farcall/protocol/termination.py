@@ -100,7 +100,7 @@ class TerminationDetector:
         self._me = me
         self._members = sorted(members)
         self._ready = False
-        self._idle_epoch: int | None = None  # None: busy
+        self._idle_epoch: int | None = None  # None while busy
         # The round of each worker that asked and has no answer yet. Several: a dead leader's last
         # question may come after its successor's first one.
         self.asked: dict[int, int] = {}

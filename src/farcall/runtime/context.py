@@ -44,7 +44,7 @@ class ServingAgent(Protocol):
 
 
 class Caller(Protocol):
-    """What is known here of who made a call. See `peers.Peer`."""
+    """A caller, as far as it is known here. See `peers.Peer`."""
 
     only: Only | None  # what it may do here; None: everything
     name: str

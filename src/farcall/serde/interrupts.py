@@ -36,7 +36,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _is_of_user(handler: object) -> bool:
-    # None: it was installed by C.
+    # A handler that was installed by C reads as None.
     return not (
         handler is None
         or isinstance(handler, signal.Handlers)

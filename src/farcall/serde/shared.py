@@ -29,10 +29,10 @@ class SharedBytes(_Bytes):
 
 
 def file_and_address(storage: torch.UntypedStorage) -> tuple[int, int] | None:
-    """Descriptor of the file that a CPU storage lies in, and where the file is mapped.
+    """Return the descriptor of the file that a CPU storage lies in, and where it is mapped.
 
-    None: it does not lie in shared memory, or that has no descriptor. The descriptor is torch's
-    own, open as long as the storage is there.
+    Return None if it does not lie in shared memory, or if that has no descriptor. The descriptor is
+    torch's own, open as long as the storage is there.
     """
     address = storage.data_ptr()
     # Asking torch for a descriptor moves what was shared by the name of a file

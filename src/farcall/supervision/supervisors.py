@@ -30,7 +30,7 @@ class _Plan:
     def __init__(self, state: State) -> None:
         self.state = state
         self.heard_at = time.monotonic()
-        self.spec: Spec | None = None  # None: this worker can't take over
+        self.spec: Spec | None = None  # None if this worker can't take over
         self.leader: Leader | None = None  # if it supervises
 
 

@@ -100,7 +100,7 @@ class Network(Generic[M]):
             self._launch(source, target, message)
 
     def deliver(self) -> tuple[int, int, M] | None:
-        """The next arrival, as (source, target, message); the clock moves to it. None: no more."""
+        """Move the clock to the next arrival; return (source, target, message), or None if none."""
         while self._flying:
             flight = heapq.heappop(self._flying)
             moment, _, source, target, message = flight

@@ -84,7 +84,7 @@ class Watched(Protocol):
 
 
 class Value:
-    """A remote value: who owns it, and how far its life has got."""
+    """A remote value: its owner, and how far its life has got."""
 
     __slots__ = ("dropped", "made", "owner", "unsent")
 

@@ -62,7 +62,7 @@ class Link(Protocol):
 
     @property
     def peer(self) -> Worker:
-        """Who is at the other end, as it said in the handshake."""
+        """The worker at the other end, as it said in the handshake."""
 
     @property
     def description(self) -> str:
@@ -109,8 +109,8 @@ class Link(Protocol):
             alarm: a file descriptor; when it can be read, the wait ends.
 
         Returns:
-            None: the alarm went off, the deadline passed, the link was lost, another thread
-            receives, or the transport can't do this. Whoever receives has it for `Endpoint.next`.
+            None if the alarm went off, the deadline passed, the link was lost, another thread
+            receives, or the transport can't do this. Any other frame is left for `Endpoint.next`.
         """
 
     def set_reading(self, is_on: bool) -> None:
@@ -200,10 +200,10 @@ class Endpoint(Protocol):
         """The link that this side dialled to a worker, if there is one already. Never waits."""
 
     def answers(self, worker: Worker, deadline: float) -> bool:
-        """Whether a worker's process says by the deadline that it is there. Waits for that.
+        """Return whether a worker's process says by the deadline that it is there; wait for that.
 
-        It says so by itself, whatever its functions do, unless it is stopped, its interpreter is
-        held, or its host is dark. True where that can't be asked.
+        It says so by itself, whatever its functions do, unless it is stopped, its GIL is held, or
+        its host is dark. Return True where that can't be asked.
         """
 
     def is_gone(self, worker: Worker, deadline: float) -> bool:

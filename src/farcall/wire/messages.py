@@ -77,7 +77,7 @@ Turn = tuple[int, RefNumber, int]
 
 
 class Reference(Message):
-    """A reference inside a message: which value, and who owns it."""
+    """A reference inside a message: the id of a value, and its owner."""
 
     minted_by: int
     number: RefNumber
@@ -235,7 +235,7 @@ class ReleaseContext(Message):
 
 
 class HoldContext(Message):
-    """To the creator of an autograd context: who gave it to the sender died; tell it of the end."""
+    """To the creator of an autograd context: tell the sender of its end, since its giver died."""
 
     context: int
 

@@ -29,4 +29,4 @@ def _get_debug_info() -> dict[str, str]:
 
 
 def enable_gil_profiling(flag: bool) -> None:
-    """Accepted: farcall's native part does not wait for the interpreter's lock to be measured."""
+    """Accept the flag without effect: farcall's native part does not wait for the GIL."""

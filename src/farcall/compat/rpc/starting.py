@@ -99,7 +99,7 @@ def _validate_rpc_args(
 ) -> None:
     for value, kind in (
         (backend, enum.Enum),
-        (store, (dist.Store, type(None))),  # None: our own backends open one
+        (store, (dist.Store, type(None))),  # None where our own backends open one
         (name, str),
         (rank, numbers.Integral),
         (world_size, (numbers.Integral, type(None))),

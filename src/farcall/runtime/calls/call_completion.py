@@ -229,9 +229,10 @@ class CallCompletion:
         return f"; no link to it was made in time ({tried or ', '.join(peer.worker.addresses)})"
 
     def arrived(self, peer: Peer, answer: Frame) -> PendingCall | None:
-        """The answer of a call arrived. None: it had ended already.
+        """Return the call whose answer arrived, or None if the call had ended already.
 
-        Who gets the call says `coordinator.end` when it is done with it, callbacks included.
+        The thread that gets the call says `coordinator.end` when it is done with it, callbacks
+        included.
         """
         pending = peer.outgoing.outcome(answer.call_id)
         if pending is None or pending.is_noted:

@@ -37,7 +37,7 @@ class Limits:
 
         Returns:
             The deadline in `time.monotonic()` seconds; the seconds from now; and, if a call that is
-            being served has set them, what that call asked for and who made it, else None.
+            being served has set them, what that call asked for and its caller, else None.
 
         Raises:
             RpcTimeout: nothing is left.

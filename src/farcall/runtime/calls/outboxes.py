@@ -26,7 +26,7 @@ from farcall.wire.messages import OnDevice
 logger = get_logger("farcall")
 
 AT_ONCE = 0.0  # a deadline: what can't be written without waiting isn't
-# How long, in seconds, who sends waits for a peer that reads slowly before it leaves the rest to
+# Seconds that a sending thread waits for a peer that reads slowly, before it leaves the rest to
 # the thread of the box. A healthy peer that is sent much makes room within less.
 GRACE = 0.01
 # Bytes a second below which a peer counts as one that does not read. A thread waits so long at most

@@ -35,7 +35,7 @@ class Group:
         enter: called in each thread that runs functions of users, before them.
 
     Attributes:
-        roster: who is there.
+        roster: the workers that are there.
         gatherings: exchanges of values.
         later: does work later.
     """

@@ -40,7 +40,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     function: str
     deadline: float
     timeout: float
-    future: Future[Any] | None = None  # None: a thread waits in `Link.exchange`, or a creation
+    future: Future[Any] | None = None  # None if a thread waits in `Link.exchange`; or a creation
     created: RefId | None = None
     depth: int = 1  # see `function_queue`
     inherited: Served | None = None  # the deadline is that of a call being served

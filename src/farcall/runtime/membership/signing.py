@@ -85,7 +85,7 @@ class Unsigned:
 
 
 class Membership:
-    """What a worker shows to those that it dials: a signature of who it is in which group.
+    """A signature of a worker's identity and group, shown to the workers that it dials.
 
     Args:
         prefix: of the group at its store.

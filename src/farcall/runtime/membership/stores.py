@@ -2,7 +2,7 @@
 
 It accepts what `torch.distributed.rendezvous` accepts, and torchrun's environment, but opens the
 stores itself: that function's TCPStore waits for all clients, and when one is missing its timeout
-names nobody. Who is missing is the business of `rendezvous`; here a worker only gets a store,
+names no worker. `rendezvous` finds the missing ones; here a worker only gets a store,
 and its place (rank, world size) as the arguments, the URL or the environment tell it.
 """
 

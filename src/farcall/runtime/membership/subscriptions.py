@@ -1,4 +1,4 @@
-"""What users hold of their interest in who comes and goes."""
+"""Subscriptions of users to the joins and losses of workers."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ to another thread when the leader
 - enters a farcall wait (`waiting`): a nested call, `Future.wait`, `RRef.to_here`; or
 - has been busy with one event for a millisecond, counted from `may_pass_lead`: a watchdog sees to
   that, as Go's sysmon does. `transport.base.Watch` looks for it, if it can without taking the
-  interpreter from others.
+  GIL from others.
 
 Until the leader says `may_pass_lead`, no other thread takes an event. So the state machines see
 the events of one link in their order, which the reference protocol relies on; what may take long
@@ -126,7 +126,7 @@ class Executor:
             )
 
     def stop(self, timeout: float) -> bool:
-        """Take no more events and end the threads. False: a user function still runs."""
+        """Take no more events, end the threads; return False if a user function still runs."""
         with self._lock:
             self._stopping = True
             self._queue.clear()
@@ -164,7 +164,7 @@ class Executor:
         """Run a user function in another thread, when there is one for it. See `submit`."""
         with self._lock:
             self._queue.push(function, depth, caller)
-            # In this order: who ends a function looks whether one is queued.
+            # In this order: a thread that ends a function looks whether one is queued.
             if len(self._running) < self.max_running or self._places.may_run(caller):
                 self._followers.find()
             self._watch.set_queue(True)
@@ -200,7 +200,7 @@ class Executor:
         finally:
             if self._running.pop(me, None) is None:
                 self._away.pop(me, None)  # it was in a wait of torch's when it was last looked at
-            # In this order: who queues a function then looks whether there is a place.
+            # In this order: a thread that queues a function then looks for a place.
             if self._queue.size:
                 with self._lock:
                     if self._leader == me and self._turns.is_any():

@@ -66,7 +66,7 @@ class Followers:
         return self.wake() or self.start()
 
     def wake(self) -> bool:
-        """Wake a thread that rests. False: there is none."""
+        """Wake a thread that rests; return False if there is none."""
         if not self.resting:
             return False
         self.resting.pop().release()
@@ -74,7 +74,7 @@ class Followers:
         return True
 
     def start_first(self) -> bool:
-        """Start the threads that every executor needs. False: the system gives fewer."""
+        """Start the threads that every executor needs; return False if the system gives fewer."""
         return all(self.start() for _ in range(min(FIRST_THREADS, self._most)))
 
     def has_spare(self) -> bool:
@@ -132,7 +132,7 @@ class Followers:
         self.threads.discard(threading.current_thread())
 
     def bell(self) -> threading.Lock | None:
-        """A bell for the calling thread, to `sleep` with. None: there are enough that rest."""
+        """Return a bell for the calling thread to `sleep` with, or None if enough threads rest."""
         if len(self.resting) >= SPARE_THREADS:
             return None
         bell = threading.Lock()
@@ -141,7 +141,7 @@ class Followers:
         return bell
 
     def sleep(self, bell: threading.Lock) -> bool:
-        """Sleep until there is work. False: for so long that one thread less will do."""
+        """Sleep until there is work; return False if there was none for `SPARE_SECONDS`."""
         if bell.acquire(timeout=SPARE_SECONDS):
             return True
         with self._lock:

@@ -1,4 +1,4 @@
-"""A simulated backward pass, as who judges it sees it."""
+"""A simulated backward pass, as the oracle sees it."""
 
 from __future__ import annotations
 

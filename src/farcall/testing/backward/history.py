@@ -91,7 +91,8 @@ class History:
         creator: worker that made the context.
         nodes: by worker.
         sends: by worker and number: the nodes of the tensors that were sent.
-        messages: who sent to whom, in order; every receiver knows the context from then on.
+        messages: sender and receiver of each, in order; every receiver knows the context
+            from then on.
     """
 
     def __init__(self, creator: int) -> None:

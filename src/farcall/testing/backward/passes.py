@@ -296,7 +296,7 @@ class SimulatedPass:
     def _walk(
         self, source: int, reach: SimulatedReach, sums: Sums, done: Callable[[Node, int], None]
     ) -> Generator[bool, None, bool]:
-        """Run what the gradients of a source complete. False: the pass has failed."""
+        """Run what the gradients of a source complete; return False if the pass has failed."""
         ready = []
         for index, node in self._entries(source, reach):
             gradient = self._gradients[source].get(index, 0)  # 0 in fast mode: it is not used

@@ -220,7 +220,7 @@ class _BackwardSchedule(Schedule):
             self.send(worker.id, peer, Forward(context, hops), 0)
 
     def _advance(self) -> bool:
-        """A run goes on by a node, unless it waits for a gradient. False: all of them wait."""
+        """Let one run go on by a node; return False if all of them wait for a gradient."""
         for run in self._random.sample(self._runs, len(self._runs)):
             goes_on = next(run.steps, None) if run.worker in self._workers else None
             if goes_on is None:

@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
 
 class Store:
-    """Who has which name.
+    """A store: the workers that have names.
 
     Args:
         changes: what becomes of it, in order.

@@ -47,7 +47,7 @@ class Member:
         given_up: another one has declared it lost, since it was silent.
         gone: whose end it has noticed.
         serving: what it serves.
-        own: its calls: who serves them, and on behalf of whom they are.
+        own: its calls: their servers, and the calls on whose behalf they are.
         stands_until: when its process goes on, in seconds; infinite: never.
         cut: to whom nothing went that it sent from when on: it died before it was written.
         heard: when each of those that it asks has answered last, or was asked first.

@@ -16,7 +16,7 @@ class KeptLink(Protocol):
 
     @property
     def peer(self) -> Worker:
-        """Who is at the other end."""
+        """The worker at the other end."""
 
     @property
     def description(self) -> str:
@@ -34,7 +34,7 @@ class KeptLink(Protocol):
 
 
 class Connection(NamedTuple):
-    """A stream socket that is ours alone, and who is at its other end: the handshake is done.
+    """A stream socket that is ours alone, and the peer at its end: the handshake is done.
 
     Attributes:
         sock: nothing beyond the handshake was read from it. Its timeout may be anything.

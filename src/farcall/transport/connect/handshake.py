@@ -1,4 +1,4 @@
-"""The first messages on a connection: who is there, and does it know the secret?
+"""The first messages on a connection: the identity of each side, and proofs of the secret.
 
 Runs over a connected stream before the first frame, so that nothing a stranger sends is ever
 unpickled. It knows no sockets, no frames, no worker state: each side is a script of

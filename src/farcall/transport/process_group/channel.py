@@ -1,9 +1,9 @@
-"""All that travels between two ranks of a process group: two threads, and who waits for them.
+"""All that travels between two ranks of a process group: two threads, and waits for them.
 
 A reader has receives under way for as long as the channel lives, so that the end of the peer is
 noticed: a process group tells only those who wait for that very rank. A writer waits until what was
-sent is through. Small messages are given to the group by whoever sends them, who does not wait;
-what has more than one message goes by the writer, so that a sender that is interrupted leaves
+sent is through. Small messages are given to the group by the sending thread, which does not wait;
+a frame of more than one message goes by the writer, so that a sender that is interrupted leaves
 nothing half sent.
 
 Where there are lanes, a third thread waits for the end of the peer, or its alarm, while the others

@@ -1,7 +1,7 @@
 """Frames over sockets, in pure Python. TCP runs everywhere; where there are keys, in records.
 
 How connections come about is in `connections.py`; here frames move. Dead hosts are noticed by TCP
-keepalive, which the kernel answers even while a peer's interpreter is busy; dead processes by their
+keepalive, which the kernel answers even while a peer's GIL is held; dead processes by their
 closed connections, at once.
 """
 

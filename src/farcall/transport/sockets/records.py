@@ -149,7 +149,7 @@ class Sealer:
         return self._state[3]
 
     def seal(self) -> bool:
-        """Seal more, when all of `sealed` has been sent. False: there is no more."""
+        """Seal more, when all of `sealed` has been sent; return False if there is no more."""
         key, number, parts, _ = self._state
         if not parts:
             return False
