@@ -157,7 +157,7 @@ worker_info = lru_cache(1024)(WorkerInfo)
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """What a worker tells the rendezvous about itself.
+    """A worker's words about itself to the rendezvous.
 
     Attributes:
         name: unique among live workers.

@@ -89,7 +89,7 @@ class Worker:
         return sum(max(0.0, min(end, ended) - max(start, began)) for start, end in self.stops)
 
     def is_member(self, patience: float = 0.0) -> bool:
-        """Whether it has joined the group; wait for that so long."""
+        """Return whether it has joined the group; wait for that so long."""
         self._is_member = self._is_member or self.answer(patience) == "is a member"
         return self._is_member
 

@@ -176,7 +176,7 @@ def test_uneven_inputs(group: Group) -> None:
 
 
 def keep_grad(rank: int) -> bool:
-    """Whether a `.grad` that a user has set is as it was after a distributed pass."""
+    """Return whether a `.grad` that a user has set is as it was after a distributed pass."""
     module = torch.nn.parallel.DistributedDataParallel(layer(2))
     mine = [torch.full_like(parameter, 7.0) for parameter in module.parameters()]
     for parameter, grad in zip(module.parameters(), mine, strict=True):

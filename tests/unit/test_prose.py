@@ -58,9 +58,9 @@ CEILINGS = {
     "returned fragment": (0, 0),
     "for ever": (0, 2),
     "interpreter for GIL": (0, 28),
-    "question as opening": (740, 0),
-    "nobody": (398, 183),
-    "what is": (513, 163),
+    "question as opening": (168, 0),
+    "nobody": (394, 183),
+    "what is": (477, 163),
 }
 
 

@@ -87,7 +87,7 @@ def _grad(
     retain_graph: bool,
     create_graph: bool,
 ) -> Sequence[Tensor | None]:
-    """What `torch.autograd.grad` does."""
+    """Do the work of `torch.autograd.grad`."""
     try:
         found: tuple[Tensor | None, ...] = _run_backward(
             tuple(roots),

@@ -1,4 +1,4 @@
-"""What a worker records of the messages of an autograd context: where gradients enter and leave.
+"""Records of the messages of an autograd context at a worker: where gradients enter and leave.
 
 Each tensor that is sent becomes the input of a node of its own, where its gradient enters the local
 graph: an *entry*. Each tensor that arrives becomes the output of a node of its own, where the local
@@ -28,7 +28,7 @@ ENTRIES_BELOW = 1 << 40
 
 
 class Traffic(Protocol):
-    """What entries and exits do in a thread that runs them."""
+    """The actions of entries and exits in a thread that runs them."""
 
     def enter(self, source: int, index: int) -> Tensor | None:
         """The gradient of a tensor that was sent: it is waited for."""

@@ -64,7 +64,7 @@ class Replicas:
             self._called.setdefault(context.gradients, {})[weakref.ref(module)] = None
 
     def involved(self, context: Context) -> bool:
-        """Whether DDP modules were called in the context."""
+        """Return whether DDP modules were called in the context."""
         return context.id in self._called
 
     def accumulate(self, context: Context, fresh: dict[Tensor, Tensor]) -> None:

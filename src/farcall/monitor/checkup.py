@@ -42,7 +42,7 @@ class Pair(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """What `doctor` found.
+    """The findings of `doctor`.
 
     Attributes:
         findings: what matters most comes first.

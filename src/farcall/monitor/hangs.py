@@ -1,4 +1,4 @@
-"""Why does nothing go on? Sentences about what workers wait for, the likeliest cause first."""
+"""The causes of hangs: sentences about what workers wait for, the likeliest cause first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Step(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """What a thread waits for, call by call, and what is at the end.
+    """The waits of a thread, call by call, and the end of the chain.
 
     Attributes:
         end: a clause about who or what does not go on.

@@ -122,7 +122,7 @@ class Owners:
         return gather(what, self.calls(method, args))
 
     def calls(self, method: str, args: Mapping[str, Sequence[Any]]) -> dict[str, Call]:
-        """What calls a method of some parts."""
+        """Return functions that call a method of some parts."""
         return {owner: _PartCall(self.parts[owner], method, own) for owner, own in args.items()}
 
 

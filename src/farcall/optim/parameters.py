@@ -166,5 +166,5 @@ def _check(value: Any, number: int) -> None:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """What the norm of a gradient is that of."""
+    """Return a tensor with the norm of a gradient."""
     return gradient if gradient.layout is torch.strided else gradient.coalesce()._values()

@@ -90,7 +90,7 @@ P = TypeVar("P", bound=Party)
 
 
 class Standing(Enum):
-    """What a key stands for; see the table."""
+    """The standing of a key; see the table."""
 
     KNOWN = auto()
     LOST = auto()
@@ -99,7 +99,7 @@ class Standing(Enum):
 
 
 class Verdict(Enum):
-    """What a handshake means; see the table."""
+    """The verdict on a handshake; see the table."""
 
     WELCOME = auto()
     ANEW = auto()
@@ -109,7 +109,7 @@ class Verdict(Enum):
 
 
 class Found(NamedTuple, Generic[P]):
-    """What a key stands for, and the worker that has it, lost or not."""
+    """The standing of a key, and the worker that has it, lost or not."""
 
     standing: Standing
     party: P | None

@@ -116,7 +116,7 @@ class TerminationDetector:
 
     @property
     def missing(self) -> list[int]:
-        """Whom we wait for: at the leader, those that are not ready and idle; else, the leader."""
+        """The workers to wait for: at the leader, those not ready and idle; else, the leader."""
         if self.leader != self._me:
             return [self.leader]
         return [inc for _, inc in self._members if inc not in self._answers]

@@ -1,4 +1,4 @@
-"""Whether a KeyboardInterrupt is the user's Ctrl-C, or was raised by the code that was called."""
+"""The origin of a KeyboardInterrupt: the user's Ctrl-C, or the code that was called."""
 
 from __future__ import annotations
 

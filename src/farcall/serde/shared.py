@@ -24,7 +24,7 @@ class SharedBytes(_Bytes):
     storage: torch.UntypedStorage
 
     def file_and_address(self) -> tuple[int, int] | None:
-        """What a transport asks for."""
+        """Return the file and address of a storage, for a transport."""
         return file_and_address(self.storage)
 
 

@@ -29,7 +29,7 @@ SNAPSHOT_KEEPERS = 2  # that have each snapshot, beside the owner and the superv
 
 
 class Remote(NamedTuple):
-    """What runs on other workers. See `handlers`."""
+    """The functions that run on other workers. See `handlers`."""
 
     make: Handler
     wait_until_made: Handler

@@ -35,7 +35,7 @@ class _Plan:
 
 
 class Supervisors:
-    """What one agent knows of supervisions. Thread-safe; all that leads to calls is done later.
+    """The supervisions that one agent knows. Thread-safe; all that leads to calls is done later.
 
     Args:
         remote: what runs on other workers.

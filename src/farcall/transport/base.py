@@ -44,7 +44,7 @@ class Silent(LinkError):
 
 
 class Means(NamedTuple):
-    """What an endpoint can use to reach others, for people.
+    """The means of an endpoint to reach others, for people.
 
     Attributes:
         transport: the name of the implementation: "native", "socket", "inproc", ...
@@ -66,11 +66,11 @@ class Link(Protocol):
 
     @property
     def description(self) -> str:
-        """Which path this is, for people: "tcp 127.0.0.1:4711", "unix from pid 12 (uid 0)"."""
+        """The path of the link, for people: "tcp 127.0.0.1:4711", "unix from pid 12 (uid 0)"."""
 
     @property
     def drawback(self) -> str:
-        """Why it was made over this path and not over a better one, or "": this side can't tell."""
+        """The reason for this path and not a better one, or "": this side can't tell."""
 
     def send(self, frame: Frame, deadline: float) -> None:
         """Write a frame.
@@ -143,7 +143,7 @@ Event = Arrived | LinkLost
 
 
 class Notice(IntEnum):
-    """What `Watch.wait` ends with."""
+    """The result of `Watch.wait`."""
 
     STOPPED = 0
     OVERDUE = 1
@@ -163,10 +163,10 @@ class Watch(Protocol):
         """That is over."""
 
     def is_overdue(self) -> bool:
-        """Whether it began more than a millisecond ago, and is not over."""
+        """Return whether it began more than a millisecond ago, and is not over."""
 
     def set_queue(self, is_there: bool) -> None:
-        """Whether something waits for the watched one, or for others like it."""
+        """Set whether something waits for the watched one, or for others like it."""
 
     def wait(self) -> int:
         """Until the busy one is overdue, or for some time there was a queue and nothing came to an
@@ -186,7 +186,7 @@ class Endpoint(Protocol):
 
     @property
     def means(self) -> Means:
-        """What this endpoint can use to reach others."""
+        """The means of this endpoint to reach others."""
 
     def connect(self, worker: Worker, deadline: float) -> Link:
         """The link that this side dialled to a worker; dials it on first use.

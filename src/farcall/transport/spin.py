@@ -60,7 +60,7 @@ class Spinner:
         self._average = 0.0
 
     def wait(self, look: Callable[[], T], sleep: Callable[[], T]) -> T:
-        """What `look` finds, if it is soon, else what `sleep` does."""
+        """Return the result of `look`, if it comes soon, else that of `sleep`."""
         start = monotonic()
         try:
             if self._average < WORTH_SECONDS and self._budget.take():

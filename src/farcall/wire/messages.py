@@ -35,7 +35,7 @@ class OnDevice(bytearray):
 
 
 class Kind(IntEnum):
-    """What a frame means. The value is on the wire: append, never renumber."""
+    """The kinds of frames. The value is on the wire: append, never renumber."""
 
     REQUEST = 1
     REPLY = 2
@@ -87,7 +87,7 @@ class Reference(Message):
 
 
 class Extras(Message):
-    """What few requests say.
+    """The fields that few requests have.
 
     `concurrency` is how many calls of methods of the value that it makes may run at once, 0 for any
     number. `held` are the turns of those calls of methods that the request comes from. `trace` is

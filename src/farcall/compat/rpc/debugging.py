@@ -1,4 +1,4 @@
-"""What torch.distributed.rpc says of itself, as text under torch's names."""
+"""Information of torch.distributed.rpc about itself, as text under torch's names."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _generation = 0
 
 
 def is_available() -> bool:
-    """Whether there is RPC: always."""
+    """Return whether there is RPC: always."""
     return True
 
 

@@ -79,7 +79,7 @@ class Answering(msgspec.Struct, eq=False):
 
     @property
     def name(self) -> str:
-        """What the caller asked for, for messages."""
+        """The name of the requested function, for messages."""
         return readable(self.request.function, self.method)
 
     # Outcomes. Each request ends once, in `_end`: what runs code of the user before may raise.

@@ -1,4 +1,4 @@
-"""Which calls are due, for tens of thousands of calls in flight.
+"""The due calls, among tens of thousands of calls in flight.
 
 Nothing is done for a single call, so one that ends in time costs nothing. What is kept is the time
 before which none can be due. Then all open calls are looked at, but not sooner again than after
@@ -18,7 +18,7 @@ SHARE = 10  # so at most a tenth of the time goes into looking
 
 
 class Call(Protocol):
-    """What has a deadline."""
+    """A call with a deadline."""
 
     @property
     def deadline(self) -> float:

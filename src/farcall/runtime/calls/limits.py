@@ -1,4 +1,4 @@
-"""How long a call may take, and how its user gets more time."""
+"""The limits of a call's time, and how its user gets more."""
 
 from __future__ import annotations
 

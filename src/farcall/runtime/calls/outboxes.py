@@ -45,7 +45,7 @@ class Waiting(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether it need not be sent any more."""
+        """Return whether it need not be sent any more."""
 
     def send(self) -> None:
         """Send it. May wait for the peer, until a deadline of its own."""
@@ -210,7 +210,7 @@ def detached(frame: Frame) -> Frame:
 
 
 def size_of(frame: Frame) -> int:
-    """How many bytes a frame takes here while it waits, about."""
+    """Return how many bytes a frame takes here while it waits, about."""
     return OVERHEAD + len(frame.body) + sum(len(buffer) for buffer in frame.buffers)
 
 

@@ -1,4 +1,4 @@
-"""What an agent's users do with the group as a whole: see who is there, and exchange values."""
+"""The group as a whole, for an agent's users: see who is there, and exchange values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farcall.transport.base import Endpoint
 
 
 class Extension(Protocol):
-    """What a layer above keeps with an agent."""
+    """The state that a layer above keeps with an agent."""
 
     def close(self) -> None:
         """The agent has shut down."""

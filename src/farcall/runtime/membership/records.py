@@ -1,4 +1,4 @@
-"""What workers write to the store of their group, and what of it is possible at all."""
+"""Records that workers write to the store of their group, and checks of what is possible."""
 
 from __future__ import annotations
 

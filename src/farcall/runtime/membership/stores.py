@@ -271,7 +271,7 @@ def _open_file(url: SplitResult, world_size: int, timeout: float) -> Store:
 
 
 def _problem_of_file(path: str) -> str | None:
-    """What is wrong with the path of a FileStore, which would try to open it until its timeout."""
+    """Return the fault of a FileStore's path, which would try to open it until its timeout."""
     directory = os.path.dirname(path)
     if not os.path.exists(directory):
         return f"can't create {path}: the directory {directory} does not exist"

@@ -47,7 +47,7 @@ class Subscription:
 
 
 class _Events:
-    """What was heard and not taken yet, and the task that waits for more. Thread-safe."""
+    """News not taken yet, and the task that waits for more. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what follows

@@ -219,7 +219,7 @@ class Candidate:
 
 
 def _identity(device: torch.device | None) -> str:
-    """What is different for all CUDA devices of all hosts; "" if there is none.
+    """Return an identity that no other CUDA device of any host has; "" if there is none.
 
     Hosts are told apart as by nccl: workers with values of their own of NCCL_HOSTID may share a
     device, and talk by sockets then.

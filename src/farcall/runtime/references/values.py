@@ -95,7 +95,7 @@ class ValueSlot:
 
     @property
     def is_failed(self) -> bool:
-        """Whether there will never be a value."""
+        """Return whether there will never be a value."""
         return self._error is not None
 
     def get(self) -> Any:

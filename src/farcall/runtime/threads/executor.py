@@ -228,7 +228,7 @@ class Executor:
             self.row.stand_back()
 
     def may_wait_here(self, depth: int) -> bool:
-        """Whether the calling thread may run the callbacks of a call of this depth.
+        """Return whether the calling thread may run the callbacks of a call of this depth.
 
         They may wait. So a leader runs them only if there is a thread for it, as for a function.
         """
@@ -245,11 +245,11 @@ class Executor:
 
     @property
     def running(self) -> int:
-        """How many functions run, but for those that wait for farcall."""
+        """Return how many functions run, but for those that wait for farcall."""
         return len(self._running)
 
     def is_at_work(self) -> bool:
-        """Whether the calling thread leads or runs a function: `waiting` has something to do."""
+        """Return whether the calling thread leads or runs a function, so `waiting` has work."""
         me = threading.get_ident()
         # Of both the thread itself is the only one that makes them so.
         return me == self._leader or me in self._running
@@ -288,11 +288,11 @@ class Executor:
         self._followers.wake()
 
     def _has_free_leader(self) -> bool:
-        """Whether a thread leads that runs nothing of the user's. Lock held."""
+        """Return whether a thread leads that runs nothing of the user's. Lock held."""
         return bool(self._leader) and self._leader not in self._running and not self._runs_callbacks
 
     def _is_led(self) -> bool:
-        """Whether somebody else leads, or could, while the calling thread works. Lock held."""
+        """Return whether another thread leads, or could, while this one works. Lock held."""
         return self._has_free_leader() or self._followers.has_spare()
 
     def shortage(self) -> str:

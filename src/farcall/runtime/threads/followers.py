@@ -78,11 +78,11 @@ class Followers:
         return all(self.start() for _ in range(min(FIRST_THREADS, self._most)))
 
     def has_spare(self) -> bool:
-        """Whether there is a thread that has nothing to do; one is started, if there may be."""
+        """Return whether there is an idle thread; start one if there may be."""
         return bool(self.resting) or self.waking > 0 or self.start()
 
     def has_reserve(self) -> bool:
-        """Whether there is one more besides, if there may be.
+        """Return whether there is one more besides, if there may be.
 
         What is called by no function needs that: else, where the system gives no more threads, the
         calls that functions wait for would find none.
@@ -93,7 +93,7 @@ class Followers:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many threads as there may be."""
+        """Return whether there are as many threads as there may be."""
         return len(self.threads) >= self._most
 
     def start(self, *, beyond: bool = False) -> bool:

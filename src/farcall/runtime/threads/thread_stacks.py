@@ -1,4 +1,4 @@
-"""What the threads of this process are doing."""
+"""The stacks of the threads of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forward passes leave behind: a random graph over workers, with what was sent and received.
+"""Traces of forward passes: a random graph over workers, with what was sent and received.
 
 A node stands for a sum of its children with whole-number factors, so gradients are whole numbers
 and are compared exactly. A received tensor is a node whose gradient goes to what was sent.
@@ -85,7 +85,7 @@ class ReceivedNodes:
 
 
 class History:
-    """What happened in one autograd context before its backward passes.
+    """The events in one autograd context before its backward passes.
 
     Attributes:
         creator: worker that made the context.

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class PassHome(Protocol):
-    """What a pass uses of its worker."""
+    """The part of a worker that a pass uses."""
 
     id: int
     machines: Machines
@@ -98,12 +98,12 @@ class SimulatedPass:
 
     @property
     def error(self) -> str:
-        """What the pass failed with."""
+        """The error that the pass failed with."""
         return self.machine.error or ""
 
     @property
     def is_idle(self) -> bool:
-        """Whether this worker has nothing to do, and nobody waits for it."""
+        """Return whether this worker has nothing to do, and nobody waits for it."""
         return not (self.machine.is_asked or self._runs)
 
     # The machine.
@@ -227,7 +227,7 @@ class SimulatedPass:
         return self.machine.state is State.ALONE
 
     def _part(self, source: int) -> SimulatedReach:
-        """What the used tensors of a source lead to."""
+        """Return the reach of the used tensors of a source."""
         reach = self._new_reach(self._content.receives)
         reach.explore(self._source(source), list(self._gradients[source]))
         return reach

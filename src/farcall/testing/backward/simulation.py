@@ -239,7 +239,7 @@ class _BackwardSchedule(Schedule):
         return bool(runs)
 
     def _runs_on(self) -> bool:
-        """Whether some run waits for nothing."""
+        """Return whether some run waits for nothing."""
         return any(run.worker in self._workers for run in self._runs) and self._advance()
 
     def _crash(self) -> bool:
@@ -309,7 +309,7 @@ class _BackwardSchedule(Schedule):
         self._runs.append(_Run(worker, run, expire))
 
     def is_held_up(self) -> bool:
-        """Whether a thread is slow."""
+        """Return whether a thread is slow."""
         return self._random.random() < 0.2 and self._happens()
 
     def ran(self, context: int, options: Options, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""What the steps of a program do, and what they count.
+"""The steps of a program: their work, and their counts.
 
 Operations keep elements between -1 and 1 if their inputs are. The same functions run in the local
 and in the distributed run of a program, so what is compared is how they are put together.
@@ -52,7 +52,7 @@ class Tally:
 
 
 class Site:
-    """What a program has on one worker: parameters, stored values, counts.
+    """A program's things on one worker: parameters, stored values, counts.
 
     Args:
         index: of the worker.

@@ -82,12 +82,12 @@ class Member:
 
     @property
     def takes_part(self) -> bool:
-        """Whether it has neither died nor left."""
+        """Return whether it has neither died nor left."""
         return self.alive and not self.detector.dismissed
 
     @property
     def counts(self) -> bool:
-        """Whether the others have to wait for it."""
+        """Return whether the others have to wait for it."""
         return self.alive and not self.given_up
 
     def answers_at(self, now: float) -> float:

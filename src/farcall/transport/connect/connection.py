@@ -12,7 +12,7 @@ from farcall.transport.connect.multi_stream import StreamTarget
 
 
 class KeptLink(Protocol):
-    """What has to be known of a link to keep it."""
+    """The part of a link that has to be known to keep it."""
 
     @property
     def peer(self) -> Worker:
@@ -20,11 +20,11 @@ class KeptLink(Protocol):
 
     @property
     def description(self) -> str:
-        """Which path it takes, for people."""
+        """The path of the link, for people."""
 
     @property
     def lost(self) -> str | None:
-        """Why the link ended, or None while it has not."""
+        """The reason why the link ended, or None while it has not."""
 
     def lose(self, cause: str) -> None:
         """End the link."""

@@ -230,12 +230,12 @@ class Dialler(Generic[T]):
 
     @property
     def has_addresses(self) -> bool:
-        """Whether there is an address that may be tried."""
+        """Return whether there is an address that may be tried."""
         return bool(self._ways.urls)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody dials now."""
+        """Return whether nobody dials now."""
         return self._machine.is_idle
 
     def reach(self, deadline: float, talk: Callable[[Dialled], T]) -> T:

@@ -1,4 +1,4 @@
-"""How a worker listens for others, and finds its way to them: the same for every transport."""
+"""A worker's listening for others, and its ways to them: the same for every transport."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def answer_nothing(sock: socket.socket, keys: Keys | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where to listen, whom to let in, and which ways to others to take.
+    """The addresses to listen on, the workers to let in, and the ways to others to take.
 
     Attributes:
         listen: (host, port) to listen on with TCP; port 0 takes a free one.
@@ -90,7 +90,7 @@ class Listening:
 
     @property
     def uses_unix(self) -> bool:
-        """Whether to listen on a Unix socket, and to dial those of others.
+        """Return whether to listen on a Unix socket, and to dial those of others.
 
         "shm" is as good as "unix", as shared memory is handed over on a Unix socket.
         """
@@ -98,7 +98,7 @@ class Listening:
 
     @property
     def protection(self) -> str:
-        """What protects frames over TCP: see `base.Means`."""
+        """The protection of frames over TCP: see `base.Means`."""
         if self.secret is None and self.tls is None:
             return "none"
         return "encrypted" if self.encrypt else "authenticated"

@@ -27,7 +27,7 @@ from farcall.transport.connect.handshake_messages import NONCE_LENGTH, Identity
 
 
 class StreamTarget(NamedTuple):
-    """How to dial more connections for a link.
+    """The address and the worker by which more connections for a link are dialled.
 
     Attributes:
         family, address: of the socket, as of the first connection's.

@@ -100,7 +100,7 @@ class NativeEndpoint:
 
     @property
     def shared_memory(self) -> int:
-        """How many bytes of shared memory its links have created and not given back."""
+        """Return how many bytes of shared memory its links have created and not given back."""
         return self._core.shared_memory
 
     def _open_link(self, connection: Connection) -> NativeLink:

@@ -104,7 +104,7 @@ class ProcessGroupEndpoint:
 
     @property
     def has_lanes(self) -> bool:
-        """Whether frames may have buffers that are `OnDevice`."""
+        """Return whether frames may have buffers that are `OnDevice`."""
         return self._lanes is not None
 
     # Dialling.

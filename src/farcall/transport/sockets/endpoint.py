@@ -101,7 +101,7 @@ class SocketEndpoint:
         self._put(Arrived(link, frame))
 
     def _is_behind(self) -> bool:
-        """Whether so much waits for `next` that callers should read no more for it."""
+        """Return whether so much waits for `next` that callers should read no more for it."""
         events = list(self._events)  # in one step: others append to it
         if len(events) >= MAX_UNREAD_EVENTS:
             return True
@@ -193,7 +193,7 @@ class SocketEndpoint:
 
 
 def _size(event: Event) -> int:
-    """How many bytes arrived with an event."""
+    """Return how many bytes arrived with an event."""
     if not isinstance(event, Arrived):
         return 0
     frame = event.frame
