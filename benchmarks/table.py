@@ -162,7 +162,7 @@ def show_quartiles(found: Quartiles | None) -> str:
 
 
 def show_ratio(result: Result, name: str) -> str:
-    """How many times an implementation's time is farcall's; of what both add, and of all."""
+    """Return how many times an implementation's time is farcall's; of what both add, and of all."""
     shown = show_quartiles(result.ratios.get(name))
     if LOCAL in result.times and name in result.step_ratios:
         shown += f", per step {show_quartiles(result.step_ratios[name])}"

@@ -38,7 +38,7 @@ class Peer:
     Args:
         implementation: of `plans.EVERY`, `LOCAL` or `BEFORE`.
         world: of `plans.WORLDS`.
-        source: where farcall is imported from. None: where it is installed.
+        source: where farcall is imported from; None: where it is installed.
     """
 
     def __init__(self, implementation: str, world: str, source: Path | None = None) -> None:

@@ -151,7 +151,7 @@ nb::object in_frame(InFrame frame, std::uint64_t link_id) {
   return tuple;
 }
 
-// A signal may have come while a thread slept without the interpreter.
+// A signal may have come while a thread slept without the GIL.
 void check_signals() {
   nb::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw Interrupted();
@@ -160,7 +160,7 @@ void check_signals() {
 // Python runs the handlers of signals in its main thread only.
 Interrupt interrupt_of_thread() { return gettid() == getpid() ? check_signals : no_interrupt; }
 
-// Runs `work` without the interpreter.
+// Runs `work` without the GIL.
 template <class Work>
 Status without_interpreter(Work work) {
   try {
@@ -183,7 +183,7 @@ int send_frame(Link& link, int kind, std::uint64_t call_id, nb::handle meta, nb:
   Held held;
   const OutFrame frame = out_frame(held, kind, call_id, meta, body, buffers);
   if (!link.may_send(frame)) return kTooLarge;
-  // Letting go of the interpreter for less than a microsecond costs more than it gives: another
+  // Releasing the GIL for less than a microsecond costs more than it gives: another
   // thread takes it, and has to be waited for.
   if (link.send_at_once(frame)) return kSent;
   return without_interpreter(
@@ -342,7 +342,7 @@ NB_MODULE(_native, module) {
           nb::call_guard<nb::gil_scoped_release>())
       .def("stop", &Watch::stop);
 
-  // Rung without the interpreter: the thread that wakes up needs it.
+  // Rung without the GIL: the thread that wakes up needs it.
   nb::class_<Bell>(module, "Bell")
       .def(nb::init<>())
       .def("ring", &Bell::ring, nb::call_guard<nb::gil_scoped_release>())

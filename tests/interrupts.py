@@ -95,7 +95,7 @@ class Interrupt:
 
 
 def is_in_finalizer(frame: FrameType | None) -> bool:
-    """Whether Python would swallow the interrupt."""
+    """Return whether Python would swallow the interrupt."""
     while frame is not None:
         if frame.f_code.co_name == "__del__":
             return True

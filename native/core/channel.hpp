@@ -82,7 +82,7 @@ class Channel : public Source {
   virtual void on_readable() = 0;
   // What was read is done with.
   virtual void finish_reading() {}
-  // The reader is about to sleep until the socket can be read. False: there is input already.
+  // The reader is about to sleep until the socket can be read. Returns false if there is input.
   virtual bool arm() = 0;
   virtual void disarm() {}
   // The outcome of this call need not wake anybody: the calling thread looks for it soon, having
@@ -95,20 +95,21 @@ class Channel : public Source {
   virtual void discard(const Composed&) {}
   // With the role of writing: wait until so much may be on its way, compose what was not, and tell
   // the peer of what is lent.
-  // False: the deadline passed. Throws LinkFailure.
+  // Returns false if the deadline passed. Throws LinkFailure.
   virtual bool wait_for_room(const OutFrame&, Composed&, Nanoseconds, Interrupt) { return true; }
   // How many bytes were taken; 0: there is no space. Throws LinkFailure.
   virtual std::size_t write(const Part* parts, std::size_t count) = 0;
-  // Writes of what is left as much as there is space for. False: nothing. Throws LinkFailure.
+  // Writes as much of the rest as there is space for. Returns false if nothing was written. Throws
+  // LinkFailure.
   virtual bool write_some(Composed& composed);
   virtual void sent(const Composed&) {}
-  // All of a small frame, without a system call if nobody sleeps at the other end. False: none of
-  // it, for it is not small, or there is no space. Throws LinkFailure.
+  // All of a small frame, without a system call if nobody sleeps at the other end. Returns
+  // false, and writes nothing, if it is not small or there is no space. Throws LinkFailure.
   virtual bool write_at_once(const OutFrame&) { return false; }
-  // May return early. False: the deadline passed. Throws LinkFailure.
+  // May return early. Returns false if the deadline passed. Throws LinkFailure.
   virtual bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) = 0;
-  // What is left of a frame waits for the endpoint. True: there is space already, or the channel
-  // can't ask: the endpoint has to.
+  // What is left of a frame waits for the endpoint. Returns true if there is space already,
+  // or the channel can't ask: then the endpoint has to.
   virtual bool ask_for_space() = 0;
   virtual void wake_writer() {}
 

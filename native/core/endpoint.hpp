@@ -1,4 +1,4 @@
-// One agent's links: who has something to read, and who waits for it.
+// One agent's links: which of them have input, and which threads wait for it.
 #pragma once
 
 #include <atomic>
@@ -39,8 +39,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::shared_ptr<Link> open_rings(Descriptor socket, const Limits& limits, int side,
                                    const RingBounds& bounds, Nanoseconds deadline);
 
-  // The next event. None: the deadline passed, somebody called `wake`, or for no reason.
-  // One thread at a time. A deadline of 0 is not waited for at all.
+  // The next event, or nullopt: when the deadline passed, when `wake` was called, or spuriously.
+  // For one thread at a time. A deadline of 0 is not waited for at all.
   std::optional<Event> next(Nanoseconds deadline, Interrupt interrupt);
   // The next event if it can be had in no time, and nobody is inside `next`.
   std::optional<Event> poll();

@@ -32,8 +32,8 @@ std::uint64_t inode_of(int fd) {
   return fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode) ? status.st_ino : 0;
 }
 
-// A socket without a peer. The descriptor stays taken: who closes it later, as its owner, must not
-// close what else the child has opened meanwhile.
+// A socket without a peer. The descriptor stays taken, so that its owner, who closes it later, does
+// not close a file that the child has opened meanwhile.
 void replace(int fd, int& placeholder) {
   if (placeholder < 0) placeholder = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (placeholder >= 0 && dup3(placeholder, fd, O_CLOEXEC) >= 0) return;

@@ -82,9 +82,9 @@ InFrame FrameReader::finished() {
   return std::exchange(frame_, InFrame{});
 }
 
-// Goes on to the next buffer that is in the frame itself, then to those in stripes. False: there is
-// none. Memory is taken when what came before has arrived, else a peer could make us take a lot by
-// claiming a lot.
+// Goes on to the next buffer that is in the frame itself, then to those in stripes. Returns
+// false if there is none. Memory is taken when the bytes before have arrived, else a peer could make
+// us take a lot by claiming a lot.
 bool FrameReader::next_buffer(Source& source) {
   for (; index_ < table_.lengths.size(); ++index_) {
     const std::uint64_t place = table_.places.empty() ? 0 : table_.places[index_];

@@ -16,8 +16,8 @@
 namespace farcall {
 
 // Called when a signal interrupts a sleep; throws to end the wait. Python runs its signal handlers
-// in it. A signal that comes just before a sleep does not interrupt it. So who has to hear of
-// signals sleeps in pieces, and calls it after each.
+// in it. A signal that comes just before a sleep does not interrupt it. So a
+// thread that has to notice signals sleeps in short pieces, and calls it after each.
 using Interrupt = void (*)();
 
 inline void no_interrupt() {}
@@ -63,7 +63,7 @@ class Role {
     return state_.compare_exchange_strong(free, kTaken, std::memory_order_acquire);
   }
 
-  // False: the deadline passed.
+  // Returns whether it was taken before the deadline.
   bool take(Nanoseconds deadline, Interrupt interrupt) {
     if (try_take()) return true;
     while (state_.exchange(kContended, std::memory_order_acquire) != kFree) {

@@ -1,4 +1,4 @@
-// A two-way connection to one worker: who may read it, who may write it, and how it ends.
+// A two-way connection to one worker: which thread may read, which may write, and how it ends.
 //
 // Reading is a role, held by one thread at a time: the endpoint's `next`, or a caller inside
 // `exchange`, which takes its own reply off the channel. Writing is a role, too: a frame is written
@@ -53,13 +53,13 @@ class Link : public std::enable_shared_from_this<Link> {
 
   // All of these are for any thread. They throw NotSent, TimedOut, LinkFailure, Interrupted.
   void send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt);
-  // Sends a small frame if that takes no time. False: it would; nothing was sent. Does not throw.
+  // Sends a small frame if that does not block. Returns whether it was sent. Does not throw.
   bool send_at_once(const OutFrame& frame);
   // Sends a request and waits for its outcome. `meanwhile` is called when it was sent.
   InFrame exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt,
                    const std::function<void()>& meanwhile);
-  // Reads until a frame of one of these kinds (a bit each) arrives. None: `alarm` can be read, the
-  // deadline passed, the link was lost, or another thread reads.
+  // Reads until a frame of one of these kinds (a bit each) arrives. Returns nullopt if `alarm`
+  // can be read, the deadline passed, the link was lost, or another thread reads.
   std::optional<InFrame> receive(std::uint64_t kinds, int alarm, Nanoseconds deadline,
                                  Interrupt interrupt);
   // Let the endpoint read. Throws LinkFailure if that is closed.
@@ -84,7 +84,7 @@ class Link : public std::enable_shared_from_this<Link> {
   int side_fd(unsigned lane) const { return stream_->side_fd(lane); }
   // The next frame that no caller waits for, if there is input and nobody else reads.
   std::optional<Event> take_event();
-  // The socket can be read: see what that means, and who is to do something about it.
+  // The socket can be read: find out what that means, and wake the thread that has to act on it.
   void on_readable();
   // The socket is closed for good in both directions: the same.
   void on_hang_up();
@@ -92,7 +92,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void on_side(unsigned lane, std::uint32_t events);
   bool has_residue() const { return has_residue_.load(std::memory_order_seq_cst); }
   void write_residue();
-  // Before the endpoint's thread sleeps. False: there is something to do.
+  // Called before the endpoint's thread sleeps. Returns false if there is something to do.
   bool prepare_sleep();
   bool may_have_input() const {
     return !reading_.load(std::memory_order_relaxed) &&
@@ -160,7 +160,8 @@ class Link : public std::enable_shared_from_this<Link> {
   Role writing_;
   Composed residue_;
   std::atomic<bool> has_residue_{false};
-  std::atomic<bool> residue_waits_{false};  // for who takes this, and the role of writing with it
+  // For the thread that takes `residue_`, and the role of writing with it.
+  std::atomic<bool> residue_waits_{false};
 
   std::mutex interest_;  // guards what epoll is asked to watch for, and `join`
   std::atomic<bool> watched_{true};  // by the endpoint

@@ -2,10 +2,10 @@
 //
 // epoll watches the first connection for as long as the endpoint's thread is to read or write there.
 // Of the others it tells once and has to be asked again, for their end, for what a residue waits for,
-// and for input where it is wanted and nobody has the role of reading. Within stripes, who gives that
-// role back asks (`give_role_back`), and the endpoint's thread does before it sleeps. So there is
-// always a reader, or epoll was asked, or it has told: then the endpoint's thread marks the connection
-// (`on_side`), and looks at its links before it sleeps.
+// and for input where it is wanted and no thread has the role of reading. Within stripes, a thread
+// that gives that role back asks (`give_role_back`), and the endpoint's thread does before it sleeps.
+// So there is always a reader, or epoll was asked, or it has told: then the endpoint's thread marks
+// the connection (`on_side`), and looks at its links before it sleeps.
 #include <sys/epoll.h>
 
 #include <utility>
@@ -29,10 +29,10 @@ void Link::update_interest() {
   home_->watch(*this, events);
 }
 
-// Without the role of reading, which others may take and give back meanwhile. Who wants input on the
-// first connection says so, gives the role back, and then looks at `watched_`; this changes
-// `watched_` and then looks what is wanted. Of the others, the last one inside the lock has seen
-// all that was wanted before.
+// Without the role of reading, which others may take and give back meanwhile. A thread that wants
+// input on the first connection says so, gives the role back, and then looks at `watched_`; this
+// changes `watched_` and then looks what is wanted. Of the others, the last one inside the lock has
+// seen all that was wanted before.
 void Link::arm_lanes() {
   const bool is_free = !reading_.load(std::memory_order_seq_cst);
   if (is_free && watched_.load(std::memory_order_seq_cst) != stream_->wants(0)) {

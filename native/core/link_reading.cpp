@@ -1,4 +1,4 @@
-// Who reads from a link, and waits for an outcome.
+// Reading from a link, and waiting for an outcome.
 #include <poll.h>
 
 #include <algorithm>
@@ -77,7 +77,7 @@ void Link::pass_bell_on() {
   if (has_residue()) home_->wake_sleeper();
 }
 
-// To the caller that waits for it. False: nobody does.
+// Gives an outcome to the caller that waits for it. Returns false if no caller does.
 bool Link::deliver(InFrame& frame) {
   if (!is_outcome(frame.kind)) return false;
   std::lock_guard lock(state_);
@@ -251,7 +251,7 @@ std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds
   return std::nullopt;
 }
 
-// Also returns for no reason. False: the deadline passed.
+// May wake up spuriously. Returns false if the deadline passed.
 bool Link::sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt) {
   if (watched_.load(std::memory_order_relaxed)) set_watched(false);
   channel_->await_outcome(0);  // another caller's, which this thread would have to deliver

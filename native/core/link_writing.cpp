@@ -1,4 +1,4 @@
-// Who writes on a link, and what becomes of a frame that is written in part.
+// Writing on a link, and the fate of a frame that is written in part.
 #include <exception>
 
 #include "link_parts.hpp"
@@ -26,14 +26,14 @@ bool Link::write_at_once(const OutFrame& frame) {
   try {
     written = !is_lost() && channel_->write_at_once(frame);
   } catch (const std::exception&) {
-    // Who writes the other way finds out.
+    // The caller's next attempt, by `send`, meets the error again.
   }
   writing_.give_back();
   return written;
 }
 
-// Who has the role of reading gives it back before it waits for the peer, which may wait for us to
-// read.
+// A thread that has the role of reading gives it back before it waits for the peer, which may wait
+// for us to read.
 void Link::send_entered(const OutFrame& frame, Reading& reading, Nanoseconds deadline,
                         Interrupt interrupt) {
   if (is_lost()) throw LinkFailure(cause());

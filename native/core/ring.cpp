@@ -9,7 +9,7 @@ namespace farcall {
 
 namespace {
 
-// A peer that dies, or lies, must not make a writer sleep for ever.
+// A peer that dies, or lies, must not make a writer sleep forever.
 constexpr Nanoseconds kMaxSleep = 100 * kMillisecond;
 
 constexpr char kDamaged[] = "the peer damaged the shared memory";
@@ -17,8 +17,8 @@ constexpr char kDamaged[] = "the peer damaged the shared memory";
 }  // namespace
 
 std::uint64_t RingWriter::checked_head() {
-  // Sequentially consistent, as in `RingReader::publish`: who has said that it waits, and then
-  // sees too little here, is seen by who moves it on.
+  // Sequentially consistent, as in `RingReader::publish`: a writer that has said that it waits, and
+  // then sees too little here, is seen by the reader that moves it on.
   const std::uint64_t head = control_.head.load(std::memory_order_seq_cst);
   if (head < head_ || head > published_) throw LinkFailure(kDamaged);
   head_ = head;

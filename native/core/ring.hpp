@@ -41,7 +41,7 @@ constexpr std::uint32_t kWriterWantsBell = 2;  // what is left of a frame waits 
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// Whom to tell after a step. Ringing is the caller's, who has the socket.
+// The sides to tell after a step. The caller rings, for it has the socket.
 enum class Tell { kNobody, kBell };
 
 // From the smallest to the largest. Sizes are powers of two; the windows don't overlap.
@@ -86,11 +86,11 @@ class RingWriter {
   bool shrink();
   bool is_grown() const { return window_ > 0; }
 
-  // Sleep until half of the window is free, or a little. False: the deadline passed.
+  // Sleep until half of the window is free, or a little. Returns false if the deadline passed.
   bool wait_for_space(Nanoseconds deadline, Interrupt interrupt);
   // The same, until the reader has read on from `read`.
   bool wait_for_progress(std::uint64_t read, Nanoseconds deadline, Interrupt interrupt);
-  // Have the reader ring the bell when there is space. True: there is some already.
+  // Have the reader ring the bell when there is space. Returns true if there is some already.
   bool ask_for_bell();
   // Wake whoever sleeps in `wait_for_space`, since the link is lost.
   void wake();
@@ -137,9 +137,9 @@ class RingReader {
   }
   Tell publish();
 
-  // Ask for the doorbell at the next byte. False: there is input already.
+  // Ask for the doorbell at the next byte. Returns false if there is input already.
   bool arm();
-  // No bell for the outcome of this call: who calls this looks for it soon, after `await(0)`.
+  // No bell for the outcome of this call: its caller looks for it soon, after `await(0)`.
   // Callable by any thread.
   void await(std::uint64_t call_id) { control_.awaited.store(call_id, std::memory_order_seq_cst); }
   // Nobody sleeps.

@@ -174,8 +174,8 @@ void RingChannel::finish_reading() {
 
 void RingChannel::ring_bell() {
   const Record record{RecordType::kBell, 0, 0, 0};
-  // If it does not fit, there are bells that nobody has heard yet. If the peer is gone, who reads
-  // finds out.
+  // If it does not fit, there are bells that the peer has not heard yet. If it is gone, the
+  // reader finds out.
   send(socket_.get(), &record, sizeof record, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
@@ -201,8 +201,8 @@ bool RingChannel::reserve(std::size_t size) {
   return true;
 }
 
-// Threads compose at the same time, as far as there is room. Who finds none needs the role of
-// writing first: only that knows what the peer has read, and may wait for it.
+// Threads compose at the same time, as far as there is room. A thread that finds none needs the
+// role of writing first: only its holder knows what the peer has read, and may wait for it.
 void RingChannel::compose(const OutFrame& frame, Composed& composed) {
   const std::size_t size = size_in_segments(frame);
   if (size > 0) {
@@ -234,7 +234,7 @@ void RingChannel::fill_segments(const OutFrame& frame, Composed& composed) {
       continue;
     }
     if (!goes_in_segment(buffer)) continue;
-    composed.slots.reserve(frame.buffers.size());  // who is told of a slot can put it back
+    composed.slots.reserve(frame.buffers.size());  // so that noting a slot can't fail
     const SegmentWriter::Place place = segments_out_.take(buffer.size);
     if (!place) {
       composed.in_segments -= buffer.size;
@@ -297,7 +297,7 @@ bool RingChannel::wait_for_room(const OutFrame& frame, Composed& composed, Nanos
 }
 
 // Now, and not when the frame is composed: so numbers and frames come in the same order, and the
-// receiver can tell what no frame will name. False: the deadline passed.
+// receiver can tell what no frame will name. Returns false if the deadline passed.
 bool RingChannel::lend(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
                        Interrupt interrupt) {
   const std::size_t count = frame.buffers.size();
@@ -368,7 +368,7 @@ bool RingChannel::wait_for_space(Nanoseconds deadline, Interrupt interrupt) {
   return writer_.wait_for_space(deadline, interrupt);
 }
 
-// Who is gone never makes space. Whoever reads may be this very thread.
+// A dead peer never makes space. The thread that reads may be this very one.
 void RingChannel::check_peer() const {
   pollfd looked_at{socket_.get(), POLLRDHUP, 0};
   if (::poll(&looked_at, 1, 0) > 0) throw LinkFailure(kClosed);

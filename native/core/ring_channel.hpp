@@ -51,7 +51,7 @@ struct RingBounds {
 
 class RingChannel final : public Channel {
  public:
-  // `side`: 0 for who dialled, 1 for the other.
+  // `side`: 0 for the dialler, 1 for the other.
   RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side,
               EndpointMemory& home, const RingBounds& bounds = {});
 
@@ -160,11 +160,11 @@ class RingChannel final : public Channel {
   std::atomic<bool> ended_{false};  // nothing comes over the socket any more
 
   std::atomic<bool> is_shut_down_{false};
-  Nanoseconds waits_for_descriptor_since_ = kNever;  // for who reads
+  Nanoseconds waits_for_descriptor_since_ = kNever;  // for the reader
 
   const RingBounds bounds_;
   std::atomic<std::size_t> reserved_{0};  // bytes in segments; see RingBounds
-  // For who writes.
+  // For the writer.
   std::deque<OnItsWay> on_their_way_;
   std::size_t lent_on_their_way_ = 0;
   std::uint64_t lent_ever_ = 0;

@@ -16,7 +16,7 @@ namespace farcall {
 
 namespace {
 
-// The first record on the socket, from who dialled: with the memory, or without any.
+// The first record on the socket, from the dialler: with the memory, or without any.
 struct Offer {
   std::uint64_t magic;
   std::uint64_t size;

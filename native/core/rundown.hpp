@@ -10,7 +10,7 @@ namespace farcall {
 
 class Rundown {
  public:
-  // False: it has ended. True: it is there until `leave`.
+  // Returns true if the object is there until `leave`, false if it has ended.
   bool enter() {
     std::uint32_t users = users_.load(std::memory_order_relaxed);
     while (users != 0) {
@@ -19,10 +19,11 @@ class Rundown {
     return false;
   }
 
-  // True: the caller has to tear it down.
+  // Returns true if the caller has to tear it down.
   [[nodiscard]] bool leave() { return users_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
-  // Called once. Nobody enters any more when all have left. True: as for `leave`.
+  // Called once. `enter` returns false from the time on when all have left. The result is that of
+  // `leave`.
   [[nodiscard]] bool end() { return leave(); }
 
  private:

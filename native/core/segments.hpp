@@ -48,7 +48,8 @@ struct SegmentName {
 // The sender's side. Thread-safe.
 class SegmentWriter {
  public:
-  // Tells the receiver of a new segment, or of the end of one (size 0). False: it can't be told now.
+  // Tells the receiver of a new segment, or of the end of one (size 0). Returns false if
+  // the receiver can't be told now.
   using Announce = std::function<bool(SegmentName name, std::size_t size, int descriptor)>;
 
   SegmentWriter(std::shared_ptr<SharedMemory> home, SegmentStates& states,

@@ -1,11 +1,12 @@
 // When to look again at once, and when to sleep.
 //
-// Waking a thread on an idle core costs some 25 us, looking again a few nanoseconds. So whoever
-// waits for a peer that has lately answered quickly looks for a while before it sleeps. How long
-// waits lately were decides, so nobody spins for a slow peer, but see `busy_wait_budget.hpp`. Who spins offers
-// its core to others every microsecond or two. Where several workers share a core, that hands it
-// round among those who wait until one has something to do, for less than sleeping and waking costs;
-// somebody who takes the core for long to compute makes the spinning thread sleep.
+// Waking a thread on an idle core costs some 25 us, looking again a few nanoseconds. So a
+// thread that waits for a peer that has lately answered quickly looks for a while before it sleeps.
+// The length of the last waits decides, so no thread spins for a slow peer, but see
+// `busy_wait_budget.hpp`. A spinning thread offers its core to others every microsecond or two.
+// Where several workers share a core, that hands it round among the waiting threads until one has
+// something to do, for less than sleeping and waking costs; a thread that takes the core for long to
+// compute makes the spinning thread sleep.
 //
 // Two that talk to each other may find themselves on one core while another is idle: a Unix socket
 // wakes its reader with the hint that the writer is about to sleep, and the scheduler puts the reader
@@ -176,8 +177,8 @@ class Spinner {
     return End::kNoRoom;
   }
 
-  // Moves to another core if others took this one each time that it was offered lately. That the
-  // wait is over then says that it is the peer who shares this core. True: it is over.
+  // Moves to another core if others took this one each time that it was offered lately. If the
+  // wait is over then, it is the peer that shares this core. Returns true if it is over.
   template <class Look>
   bool mind_sharing(Nanoseconds time, Nanoseconds away, Look& look) {
     if (away <= kShared) {

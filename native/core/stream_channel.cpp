@@ -80,7 +80,7 @@ BlockRef StreamChannel::segment(std::uint64_t, std::size_t) {
   throw BadFrame("a stream has no shared segments");
 }
 
-// Opens no record: who only looks is not ready for what that may throw.
+// Opens no record: a caller that only looks is not ready for the exceptions of that.
 bool StreamChannel::look_first() {
   if (has_bytes() || !failure_.empty()) return true;
   if (records_) {

@@ -123,7 +123,7 @@ StripesIn::State StripesIn::check_end(bool is_first) {
   return State::kEnd;
 }
 
-// False: the chunk is of a later buffer.
+// Returns false if the chunk is of a later buffer.
 bool StripesIn::start_chunk(Lane& lane) {
   const ChunkHeader& header = *lane.header;
   if (header.buffer < number_) throw BadFrame(name_of(header) + ", which is complete");

@@ -58,7 +58,8 @@ class StripesOut {
   bool has_begun() const { return !lanes_.empty(); }
 
   std::size_t lanes() const { return lanes_.size(); }
-  // What is to be written on a connection next: rest of a header, rest of a chunk. False: nothing.
+  // Gives what to write on a connection next: rest of a header, rest of a chunk. Returns false if
+  // there is nothing.
   bool fill(std::size_t lane, Part (&parts)[2]);
   // So many bytes of it were taken.
   void take(std::size_t lane, std::size_t count);
@@ -134,8 +135,8 @@ class StripesIn {
     }
   }
 
-  // The buffers of a frame are complete: reads the end on the first connection. False: it is not
-  // there yet. Throws BadFrame.
+  // The buffers of a frame are complete: reads the end on the first connection. Returns
+  // false if it is not there yet. Throws BadFrame.
   template <class Read>
   bool finish(Lane& first, Read read) {
     if (!first.header && !read_header(first, read)) return false;

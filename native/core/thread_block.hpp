@@ -33,7 +33,8 @@ struct Span {
 // Of the calling thread.
 class ThreadBlock {
  public:
-  // The block of the library that has `function`. None: the thread has not used it, or it has none.
+  // The block of the library that has `function`; nullopt if the thread has not used it, or if the
+  // library has no block.
   static std::optional<ThreadBlock> of(const void* function) {
     Dl_info library;
     if (function == nullptr || dladdr(function, &library) == 0) return std::nullopt;

@@ -1,7 +1,7 @@
-// A watchdog's eye: notices, without the interpreter, when somebody is busy for too long.
+// A watchdog's eye: notices, without the GIL, when a watched thread is busy for too long.
 //
-// A thread of Python that looked a few hundred times a second would take the interpreter from the
-// others each time, and as each of torch's operations lets go of it, they would hand it to and fro.
+// A thread of Python that looked a few hundred times a second would take the GIL from the others
+// each time, and as each of torch's operations releases it, they would hand it to and fro.
 #pragma once
 
 #include <atomic>

@@ -122,7 +122,7 @@ class Peer {
   std::array<std::size_t, kLanes> said_{};
 };
 
-// Takes what is there. Afterwards nothing tells of more: who waits for it sleeps.
+// Takes what is there. Afterwards nothing tells of more: a thread that waits for it sleeps.
 void read(FrameReader& reader, StreamChannel& channel) {
   while (const std::optional<InFrame> frame = reader.read(channel)) {
     require(frame->meta_offset + frame->meta_size <= frame->front->size());

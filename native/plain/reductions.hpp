@@ -10,8 +10,8 @@
 
 namespace farcall {
 
-// On the stack of who reads a pickle. Functions that only a reduction may use are not objects here:
-// nobody gets hold of them.
+// An item on the stack of a reader of a pickle. Functions that only a reduction may use are not
+// objects here: no program gets hold of them.
 struct Item {
   enum class Kind : std::uint8_t { kObject, kRaw, kRebuild, kLoadReference, kRebuildReference };
 
@@ -35,7 +35,7 @@ struct Made {
   bool requires_grad = false;
 };
 
-// What has that name. False: nothing that may be used here.
+// Finds the item of that name. Returns false if none that may be used here has it.
 bool look_up(const Name& name, Item& item);
 
 // The tensor of a call of kRebuildTensor.

@@ -15,7 +15,7 @@ constexpr std::size_t rounded(std::size_t size) {
   return (size + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// What DLPack wants to know of a tensor: description, shape and strides, and who owns its memory.
+// A tensor as DLPack describes it: description, shape and strides, and the owner of its memory.
 struct Block {
   dlpack::ManagedTensor managed;
   Py_buffer view;
@@ -47,7 +47,7 @@ BlockPtr make_block(std::size_t extra) {
   return BlockPtr(new (memory) Block);
 }
 
-// Shape and extent of what lies in `size` bytes. False: it does not.
+// Gives shape and extent of a tensor in `size` bytes. Returns false if it does not fit there.
 bool fit(const Shape* given, std::size_t size, const DType& dtype, Shape& flat, const Shape*& shape,
          Extent& extent) {
   shape = given;

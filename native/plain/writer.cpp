@@ -75,7 +75,7 @@ class Writer {
   }
 
  private:
-  // False: this is not plain.
+  // Returns whether the value is plain.
   bool write(PyObject* value, int depth) {
     if (++values_ > kMaxValues || depth > kMaxDepth) return false;
     PyTypeObject* type = Py_TYPE(value);

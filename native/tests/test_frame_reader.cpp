@@ -157,7 +157,7 @@ void test_bad_frames() {
   }
 }
 
-// Who sends only the table of many buffers doesn't make us allocate any of them.
+// A peer that sends only the table of many buffers doesn't make us allocate any of them.
 void test_memory_is_taken_when_bytes_arrive() {
   constexpr std::size_t count = 50'000;
   TestFrame frame = test_frame(kRequest, 1, 0, 0, std::vector<std::size_t>(count, 1));

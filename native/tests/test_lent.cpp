@@ -1,4 +1,4 @@
-// Memory of a program that is lent to the peer: who sees what, what is refused, and what is left.
+// Memory of a program that is lent to the peer: what each side sees, what is refused, what is left.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -289,7 +289,7 @@ void test_files_that_change() {
   CHECK_THROWS(reader.open(4, kSize), BadFrame);
 }
 
-// What a peer lends to who does not want it ends the link, and says so.
+// Memory lent to a worker that has not asked for it ends the link, with an error that says so.
 void test_peer_that_lends_unasked() {
   auto left_home = std::make_shared<Endpoint>(0), right_home = std::make_shared<Endpoint>(0);
   auto [first, second] = socket_pair();

@@ -148,7 +148,7 @@ void test_lose_while_writers_are_stuck(Kind kind) {
   check_end(*pair.left_home, pair.left, "enough");
 }
 
-// Who waits for the role of writing behind what is left of a frame is told, too.
+// A thread that waits for the role of writing behind the rest of a frame is told, too.
 void test_lose_with_a_residue(Kind kind) {
   Pair pair(kind);
   const TestFrame large = test_frame(kOneWay, 1, 1, 8 << 20);
@@ -177,7 +177,7 @@ void test_lost_before_it_starts(Kind kind) {
   endpoint->close();
 }
 
-// Who starts a link is told of the failure, so no event may tell of its end.
+// The caller that starts a link is told of the failure, so no event may tell of its end.
 void test_start_that_fails() {
   auto endpoint = std::make_shared<Endpoint>(0);
   Descriptor unwatchable(open("/dev/null", O_RDWR | O_CLOEXEC));  // epoll takes no such files

@@ -111,7 +111,7 @@ void test_bell_for_another() {
   caller.join();
 }
 
-// No memory for what is left: the link ends, and nobody waits for ever.
+// No memory for what is left: the link ends, and no thread waits forever.
 void test_residue_without_memory(Kind kind) {
   Pair pair(kind);
   largest_allocation = 1 << 20;
@@ -140,7 +140,7 @@ void test_interrupts(Kind kind) {
   interrupt_until_thrown([&] {
     pair.left->exchange(test_frame(kRequest, 1, 0, 0).out(), kNever, stop, {});
   });
-  // A caller that waits for who reads.
+  // A caller that waits for the reader.
   std::atomic<bool> over{false};
   std::thread reader([&] {
     while (!over) pair.left->receive(1 << 9, -1, now() + 10 * kMillisecond, no_interrupt);

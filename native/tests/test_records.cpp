@@ -317,7 +317,7 @@ void test_cut_connection() {
   }
 }
 
-// A part of a record is no input: who waits for the rest sleeps.
+// A part of a record is no input: a thread that waits for the rest sleeps.
 void test_waiting_for_the_rest_of_a_record() {
   RawPeer peer(true);
   const TestFrame frame = test_frame(kOneWay, 1, 3, 5);

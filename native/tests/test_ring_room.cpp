@@ -99,7 +99,7 @@ void test_what_is_composed_counts() {
   CHECK(composed_by(side, frames[3]).in_segments == kSize);
   side.channel->discard(composed[3]);  // nothing
   CHECK(composed_by(side, frames[3]).parts.empty());
-  // Who has the role of writing never waits for threads that wait for it.
+  // The holder of the role of writing never waits for threads that wait for it.
   CHECK(side.channel->wait_for_room(frames[3].out(), composed[3], 0, no_interrupt));
   CHECK(composed[3].in_segments == kSize);
   // Nor does it wait in vain for what it has sent itself.

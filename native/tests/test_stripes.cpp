@@ -17,7 +17,7 @@ constexpr Striping kFew{4, 1000, 300, false};
 // What was written on each connection.
 using Lanes = std::vector<Bytes>;
 
-// Writes up to `most` bytes on a connection. False: it has nothing to write.
+// Writes up to `most` bytes on a connection. Returns false if there is nothing to write.
 bool write_on(StripesOut& out, Lanes& lanes, std::size_t lane, std::size_t most) {
   Part parts[2];
   if (!out.fill(lane, parts)) return false;

@@ -1,4 +1,4 @@
-"""What farcall raises.
+"""The errors that farcall raises.
 
     FarcallError (RuntimeError)
     |-- NotInitialized            a call before init_rpc or after shutdown
@@ -215,4 +215,4 @@ class AuthenticationFailed(LinkError):
 
 
 class BadFrame(LinkError):
-    """What arrived is not a frame, or breaks a limit. The link it came on is closed."""
+    """Bytes that arrived are not a frame, or break a limit. The link they came on is closed."""

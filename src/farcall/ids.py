@@ -1,4 +1,4 @@
-"""Who is who: the names that travel between workers.
+"""Identities: the names that travel between workers.
 
 An *incarnation* is a random number drawn once for each life of a worker. A name may come back
 after a crash; its incarnation never does. Everything that must not be mistaken across a restart
@@ -157,7 +157,7 @@ worker_info = lru_cache(1024)(WorkerInfo)
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """What a worker tells the rendezvous about itself.
+    """A worker's words about itself to the rendezvous.
 
     Attributes:
         name: unique among live workers.

@@ -94,7 +94,7 @@ class RRef(Generic[T]):
     # Where it lives.
 
     def is_owner(self) -> bool:
-        """Whether the value lives on this worker."""
+        """Return whether the value lives on this worker."""
         return self._handle.is_owner
 
     def owner(self) -> WorkerInfo:
@@ -115,7 +115,7 @@ class RRef(Generic[T]):
         return self._handle.reference.owner_name or self.owner().name
 
     def confirmed_by_owner(self) -> bool:
-        """Whether the owner has confirmed that it knows of this worker's reference."""
+        """Return whether the owner has confirmed that it knows of this worker's reference."""
         return self._handle.references.is_confirmed(self._handle)
 
     # The value.

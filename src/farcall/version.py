@@ -1,4 +1,4 @@
-"""Which farcall this is. `pyproject.toml` says the same, and a test compares them."""
+"""The version of farcall. `pyproject.toml` says the same, and a test compares them."""
 
 from __future__ import annotations
 

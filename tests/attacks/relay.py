@@ -47,7 +47,7 @@ CHANGES: dict[str, Change] = {"change": flip, "drop": drop, "repeat": repeat, "r
 
 
 class Pipe(NamedTuple):
-    """One direction of one connection. `forth`: away from who dialled."""
+    """One direction of one connection. `forth`: away from the dialler."""
 
     source: socket.socket
     target: socket.socket

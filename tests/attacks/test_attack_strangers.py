@@ -67,7 +67,7 @@ def test_cves_of_torch_rpc_do_nothing(
 def test_cves_are_real_for_a_member_without_a_policy(
     crew: Crew, transport: str, trap: Path, cve: str
 ) -> None:
-    """The control: the same frames, from who has the secret and has been let in."""
+    """The control: the same frames, from a worker that has the secret and has been let in."""
     environment = {"FARCALL_SECRET": honest.SECRET}
     first, second = honest.pair(crew, transport, environment=environment, listen="127.0.0.1")
     frame = attacker.CVES[cve](str(trap))

@@ -1,4 +1,4 @@
-"""A group whose workers come and go, all in one process: for tests of who is there."""
+"""A group whose workers come and go, all in one process: for tests of membership."""
 
 from __future__ import annotations
 

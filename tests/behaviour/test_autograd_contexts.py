@@ -18,7 +18,7 @@ from farcall.testing.cluster import acting_as
 
 
 def has_failed(agent: Agent, context_id: int) -> bool:
-    """Whether the worker knows of a pass in the context that has failed."""
+    """Return whether the worker knows of a pass in the context that has failed."""
     assert isinstance(agent.gradients, Autograd)
     known = agent.gradients.get(context_id)
     assert known is not None
@@ -26,7 +26,7 @@ def has_failed(agent: Agent, context_id: int) -> bool:
 
 
 def knows(agent: Agent, context_id: int) -> bool:
-    """Whether the worker knows the context."""
+    """Return whether the worker knows the context."""
     with acting_as(agent):
         try:
             dist_autograd.get_gradients(context_id)

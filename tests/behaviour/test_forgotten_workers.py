@@ -26,7 +26,7 @@ def crowd(
 
 
 def tables(agent: Agent) -> dict[str, int]:
-    """How much is kept of other workers."""
+    """Return how much is kept of other workers."""
     known, references = agent.directory._machine, agent.references._refs
     found = {
         "incarnations": len(known._by_incarnation),

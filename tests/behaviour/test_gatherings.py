@@ -85,7 +85,7 @@ def test_those_that_go_on_at_once_do_not_mix(trio: list[Agent], pool: ThreadPool
     assert outcomes(some) == [{"w0": 0, "w1": 1}] * 2
 
 
-@pytest.mark.parametrize("late", [0, 2])  # who leads, and another
+@pytest.mark.parametrize("late", [0, 2])  # the leader, and another
 def test_one_that_does_not_come_is_named_to_all(
     trio: list[Agent], pool: ThreadPoolExecutor, late: int
 ) -> None:

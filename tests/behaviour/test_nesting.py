@@ -1,4 +1,4 @@
-"""Nested and mutual calls, and who runs when: no thread starvation, and the bound holds."""
+"""Nested and mutual calls, and their order: no thread starvation, and the bound holds."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_mutual_calls_through_references(start: Callable[..., list[Agent]], prox
     here.local_value().meet(there)
     there.rpc_sync().meet(here)
     assert proxy(there, "play", 10, proxy) == 10
-    there.rpc_sync().meet(there)  # so that neither keeps the other for ever
+    there.rpc_sync().meet(there)  # so that neither keeps the other forever
     here.local_value().meet(here)
 
 

@@ -135,7 +135,7 @@ def steps_meet(
     patience: float,
     prepare: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Whether steps of these optimizers, each of a trainer, go on at once.
+    """Return whether steps of these optimizers, each of a trainer, go on at once.
 
     Each steps once before, so that its state is complete; then `prepare` is called.
     """

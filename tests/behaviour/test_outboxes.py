@@ -1,6 +1,6 @@
 """Whatever a peer does, only a thread that waits for an answer waits for the network.
 
-Nothing here has a timeout: what waited would wait for ever, and the test with it.
+Nothing here has a timeout: a call that waited would wait forever, and the test with it.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ def nothing_is_left(unread: Answered) -> bool:
 
 def test_a_caller_that_does_not_read_costs_the_others_nothing(unread: Answered) -> None:
     futures = ask_for_much(unread)
-    # All threads of the callee are free: this would wait for ever if both waited for w0.
+    # All threads of the callee are free: this would wait forever if both waited for w0.
     with acting_as(unread.agents[2]):
         for _ in range(10):
             assert rpc.rpc_sync("w1", echo, args=(7,), **FOREVER) == 7

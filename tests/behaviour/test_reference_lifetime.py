@@ -66,7 +66,7 @@ def deaths() -> Deaths:
 
 
 def is_alive(agent: Agent, deaths: Deaths) -> bool:
-    """Whether the value is still there, after everything on its way has arrived."""
+    """Return whether the value is still there, after everything on its way has arrived."""
     wait_until_settled(agent)
     return deaths.count == 0
 

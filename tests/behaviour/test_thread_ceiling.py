@@ -1,4 +1,4 @@
-"""The ceiling of threads: who waits keeps a thread, there are only so many, and no call suffers."""
+"""The ceiling of threads: a wait keeps a thread, there are only so many, and no call suffers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ each_way = pytest.mark.parametrize("way", [by_sync, by_async, by_remote])
 
 
 def threads_of(worker: str) -> int:
-    """How many threads serve a worker's calls."""
+    """Return how many threads serve a worker's calls."""
     names = [thread.name.rpartition("-")[0] for thread in threading.enumerate()]
     return names.count(f"farcall-{worker}")
 

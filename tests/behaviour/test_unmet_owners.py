@@ -1,5 +1,5 @@
-"""References that are made by a worker which is not known yet: nobody waits for the store but who
-needs the value, or the owner.
+"""References that are made by a worker which is not known yet: only a thread that needs
+the value, or the owner, waits for the store.
 """
 
 from __future__ import annotations

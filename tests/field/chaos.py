@@ -89,7 +89,7 @@ class Worker:
         return sum(max(0.0, min(end, ended) - max(start, began)) for start, end in self.stops)
 
     def is_member(self, patience: float = 0.0) -> bool:
-        """Whether it has joined the group; wait for that so long."""
+        """Return whether it has joined the group; wait for that so long."""
         self._is_member = self._is_member or self.answer(patience) == "is a member"
         return self._is_member
 
@@ -98,7 +98,7 @@ class Worker:
             self._pipe.send(command)
 
     def answer(self, patience: float = PATIENCE) -> Any:
-        """None: it has ended, or says nothing."""
+        """Return the next answer, or None if the process has ended or says nothing."""
         with contextlib.suppress(EOFError, OSError):
             return self._pipe.recv() if self._pipe.poll(patience) else None
         return None

@@ -86,7 +86,7 @@ def ask_for_slow_answers(count: int) -> None:
 
 
 def send_big_requests(seconds: float) -> int:
-    """How many requests of 10 MB for a slow function were taken in that time."""
+    """Return how many requests of 10 MB for a slow function were taken in that time."""
     value, taken, end = big(), 0, time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         _open.append(rpc.rpc_async("server", wait_long, args=(value,), timeout=60))

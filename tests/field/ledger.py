@@ -100,7 +100,7 @@ class Ledger:
         return self._unexpected.read_text() if self._unexpected.exists() else ""
 
     def counts(self) -> Counter[tuple[str, str]]:
-        """How many calls of each kind ended in which way."""
+        """Return how many calls of each kind ended in which way."""
         sums = self._rows()[:, 1:].sum(axis=0).reshape(len(KINDS), len(OUTCOMES))
         return Counter(
             {

@@ -16,7 +16,7 @@ TIMEOUT = 120.0  # seconds: what counts is that nobody is taken for dead
 
 
 def call_all(me: int, count: int, at: float) -> tuple[int, list[str]]:
-    """How many calls gave their value, and how the others ended."""
+    """Return how many calls gave their value, and how the others ended."""
     time.sleep(max(0.0, at - time.monotonic()))
     futures = [
         rpc.rpc_async(f"w{other}", operator.add, args=(other, me), timeout=TIMEOUT)

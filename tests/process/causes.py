@@ -36,7 +36,7 @@ CAUSES: dict[str, list[str]] = {
         "Event().wait()",
     ],
     "missing_worker": ["w0 waits since", "for 'w9' to join (wait_for)"],
-    "stopped_store": ["w0 waits since", "who 'w9' is", "the store does not answer"],
+    "stopped_store": ["w0 waits since", "'w9' is", "the store does not answer"],
     "no_files": ["w1 (pid", "files open, and may have", "ulimit -n"],
     "forgotten_shutdown": ["w0 waits in shutdown for", "w1", "w2", "must call shutdown"],
     "missing_rank": ["w0 (rank 0) waits in init_rpc", "others of a group of 3"],

@@ -142,7 +142,7 @@ def bounce(back: str, size: int, times: int) -> int:
     return int(tensor.sum())
 
 
-# Who calls. Each function makes one round of calls; `kept` holds what arrived for a while.
+# The callers. Each function makes one round of calls; `kept` holds what arrived for a while.
 
 
 def _size(draw: random.Random) -> int:

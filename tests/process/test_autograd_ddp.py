@@ -163,7 +163,7 @@ def uneven(rank: int) -> list[Gradients]:
 
 
 def test_uneven_inputs(group: Group) -> None:
-    """As in PyTorch: who has no more inputs takes part with gradients of zero."""
+    """As in PyTorch: a rank without more inputs takes part with gradients of zero."""
     alone = [gradients_alone("Program", rank, 1) for rank in range(TRAINERS)]
     group.run(begin_program, "Program", {})
     first, second = group.run(uneven)
@@ -176,7 +176,7 @@ def test_uneven_inputs(group: Group) -> None:
 
 
 def keep_grad(rank: int) -> bool:
-    """Whether a `.grad` that a user has set is as it was after a distributed pass."""
+    """Return whether a `.grad` that a user has set is as it was after a distributed pass."""
     module = torch.nn.parallel.DistributedDataParallel(layer(2))
     mine = [torch.full_like(parameter, 7.0) for parameter in module.parameters()]
     for parameter, grad in zip(module.parameters(), mine, strict=True):

@@ -1,6 +1,6 @@
 """Processes die during distributed backward passes: the root hears of it, nobody keeps anything.
 
-A backward function of the victim waits for ever when the victim is killed. No outcome depends on
+A backward function of the victim waits forever when the victim is killed. No outcome depends on
 how long anything takes; the seconds that are checked are far above what is usual, which is printed,
 and far below the timeout of calls.
 """

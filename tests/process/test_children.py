@@ -245,7 +245,7 @@ def test_children_and_grandchildren_end_when_the_parent_is_killed() -> None:
 
 
 def ends(descriptor: int) -> bool:
-    """Whether all who could write to this pipe end."""
+    """Return whether all who could write to this pipe end."""
     ready, _, _ = select.select([descriptor], [], [], PATIENCE)
     return bool(ready) and os.read(descriptor, 1) == b""
 

@@ -118,7 +118,7 @@ def test_code_that_was_compiled_before_says_why_it_cannot_call(tmp_path: Path) -
     ]
 
 
-@pytest.mark.parametrize("last", [0, 2])  # who collects, and one of the others
+@pytest.mark.parametrize("last", [0, 2])  # the collector, and one of the others
 def test_all_gather_ends_when_one_is_late_or_dies(last: int, tmp_path: Path) -> None:
     program = str(PROGRAMS / "gathering.py")
     done = launch("--compat", program, f"file://{tmp_path}/store", str(last))

@@ -110,7 +110,7 @@ def hand_over(to: str, count: int) -> int:
 
 
 def mapped_bytes() -> int:
-    """How much of farcall's shared memory this process has mapped."""
+    """Return how much of farcall's shared memory this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     spans = [line.split()[0].split("-") for line in lines if "memfd:farcall" in line]
     return sum(int(end, 16) - int(start, 16) for start, end in spans)

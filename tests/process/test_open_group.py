@@ -1,4 +1,4 @@
-"""Groups whose workers come and go, in processes: who is there, and training that goes on."""
+"""Groups whose workers come and go, in processes: membership, and training that goes on."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def start(crew: Crew, name: str, rank: int = -1, where: str = "", **options: Any
     return member
 
 
-# Who is there.
+# Membership.
 
 
 def test_processes_know_who_is_there(crew: Crew) -> None:
@@ -144,7 +144,7 @@ def test_one_that_was_killed_is_not_waited_for_in_its_record(crew: Crew) -> None
     assert boss.run(who) == [("boss", ""), ("a", "")]
 
 
-@pytest.mark.parametrize("dies", ["a", "c"])  # who collects, and another
+@pytest.mark.parametrize("dies", ["a", "c"])  # the collector, and another
 def test_a_barrier_ends_for_all_when_one_is_killed(crew: Crew, dies: str) -> None:
     members = {name: start(crew, name) for name in "abc"}
     for name, member in members.items():

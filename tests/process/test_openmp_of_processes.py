@@ -26,7 +26,7 @@ def use_all_cores() -> None:
 
 
 def idle_teams() -> int:
-    """How many this process has."""
+    """Return how many this process has."""
     return sum(one.name.startswith("farcall-openmp-") for one in threading.enumerate())
 
 

@@ -30,7 +30,7 @@ def paths() -> tuple[set[str], set[str]]:
 
 
 def mapped() -> int:
-    """How many pieces of farcall's shared memory this process has."""
+    """Return how many pieces of farcall's shared memory this process has."""
     return Path("/proc/self/maps").read_text().count("memfd:farcall")
 
 

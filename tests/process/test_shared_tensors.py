@@ -1,4 +1,4 @@
-"""Tensors in shared memory that go to other processes by handle: who sees what, what is left."""
+"""Tensors in shared memory that go to other processes by handle: their contents and leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker is stopped: nobody waits for it but who waits for an answer, and it loses nothing."""
+"""A worker is stopped: only callers that need its answer wait for it, and it loses nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make(to: str) -> int:
 
 
 def send(to: str) -> bool:
-    """Whether all of it is still going on. Without timeouts: what waited would never end."""
+    """Return whether all of it is still going on. Without timeouts: what waited would never end."""
     value = rpc.rpc_async(to, operator.add, args=(1, 2), timeout=0)
     many = [rpc.rpc_async(to, len, args=(bytes(100_000),), timeout=0) for _ in range(100)]
     made = rpc.remote(to, Counter, timeout=0)

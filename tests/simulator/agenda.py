@@ -1,4 +1,4 @@
-"""What is to happen at simulated processes, on a virtual clock, and links between them.
+"""The future events at simulated processes, on a virtual clock, and links between them.
 
 Every link keeps its order; of two links either may be faster. A process may stand still: what
 happens at it happens when it goes on, if it does.
@@ -62,11 +62,11 @@ class Agenda(Generic[M]):
         self.at(arrival, to, act)
 
     def __len__(self) -> int:
-        """How much is to happen yet."""
+        """Return how much is to happen yet."""
         return len(self._queue)
 
     def __iter__(self) -> Iterator[tuple[M, Callable[[], None]]]:
-        """What happens, in order, at workers that don't stand still; the clock goes along."""
+        """Give the events, in order, at workers that don't stand still; the clock goes along."""
         queue, clock = self._queue, self.clock
         while queue:
             moment, number, member, act = heapq.heappop(queue)

@@ -1,4 +1,4 @@
-"""Which lines of the machines a simulation has reached: what no schedule does proves nothing.
+"""The lines of the machines that a simulation has reached: others prove nothing.
 
     with Reached([refs, calls]) as reached:
         simulate(1)
@@ -73,7 +73,7 @@ class Reached:
         ]
 
     def __len__(self) -> int:
-        """How many lines there are to reach."""
+        """Return how many lines there are to reach."""
         return sum(len(lines) for lines in self._lines.values())
 
 

@@ -63,7 +63,7 @@ class Transfer(NamedTuple):
 
 
 class Watched(Protocol):
-    """What the oracle looks at in a worker."""
+    """The part of a worker that the oracle looks at."""
 
     incarnation: int
     machine: WorkerMachine[Any, Any]
@@ -72,7 +72,7 @@ class Watched(Protocol):
     owners: dict[RefId, int]
 
     def meeting_with(self, other: int) -> int:
-        """Which meeting with that worker is the present one, or was the last one, here."""
+        """Return the number of the present or last meeting with that worker."""
 
     @property
     def received(self) -> Container[TransferKey]:
@@ -84,7 +84,7 @@ class Watched(Protocol):
 
 
 class Value:
-    """A remote value: who owns it, and how far its life has got."""
+    """A remote value: its owner, and how far its life has got."""
 
     __slots__ = ("dropped", "made", "owner", "unsent")
 
@@ -105,7 +105,7 @@ def _call_key(caller: int, callee: int, call_id: int) -> CallKey:
 
 
 class CallFate:
-    """What has happened to a call."""
+    """The events of a call."""
 
     __slots__ = ("abandoned", "answered", "creates", "ends", "runs")
 
@@ -238,7 +238,7 @@ class Oracle:
     # Judgement.
 
     def check(self) -> None:
-        """What must hold after every event."""
+        """Check the conditions that hold after every event."""
         values, workers = self.values, self.workers
         for ref, value in values.items():
             owner = workers.get(value.owner)
@@ -268,7 +268,7 @@ class Oracle:
                     self._report("REF-1", f"{_describe(transfer)} carries {_name(ref)}, now gone")
 
     def check_end(self, forgotten: Set[int] = frozenset()) -> None:
-        """What must hold when all is quiet, and everybody has forgotten these dead."""
+        """Check the conditions that hold when all is quiet and all dead are forgotten."""
         for incarnation, worker in self.workers.items():
             wanted = {
                 handle.ref
@@ -315,7 +315,7 @@ class Oracle:
         )
 
     def _is_given_up(self, transfer: Transfer, refs: Sequence[RefId]) -> bool:
-        """Whether it is a request with nothing but its receiver's values that nobody keeps."""
+        """Return whether the request has nothing but values of its receiver that nobody keeps."""
         sender, receiver, call_id, of_reply, meeting = transfer
         if of_reply:
             return False
@@ -324,12 +324,12 @@ class Oracle:
         return given_up and all(self.values[ref].owner == receiver for ref in refs)
 
     def _has(self, worker: Watched, handle: Handle) -> bool:
-        """Whether the owner of a worker's reference lives, and the two have not parted since."""
+        """Return whether the owner of a worker's reference lives, without a parting since then."""
         owner, meeting = original(handle.owner), meeting_of(handle.owner)
         return owner in self.workers and self._ended_of(worker.incarnation, owner) <= meeting
 
     def _bound(self, transfer: Transfer, ref: RefId) -> bool:
-        """Whether sender, receiver and owner live and have believed in each other all along."""
+        """Return whether sender, receiver and owner live and have always believed in each other."""
         sender, receiver, owner = transfer.sender, transfer.receiver, self.values[ref].owner
         of_sender, of_receiver = self._sent_at[transfer][ref]
         if not self.workers.keys() >= {sender, receiver, owner}:
@@ -342,7 +342,7 @@ class Oracle:
         )
 
     def _ended_of(self, one: int, other: int) -> int:
-        """How many meetings of two workers have ended."""
+        """Return how many meetings of two workers have ended."""
         return self._ended.get(frozenset((one, other)), 0)
 
     def _report(self, invariant: str, text: str) -> None:
@@ -361,7 +361,7 @@ def _describe(transfer: Transfer) -> str:
 
 
 def _would_accept(worker: Watched, transfer: Transfer) -> bool:
-    """Whether a worker would accept this message if it arrived now, or has accepted it."""
+    """Return whether a worker would accept this message if it arrived now, or has accepted it."""
     _, _, call_id, of_reply, meeting = transfer
     sender = nth_incarnation(transfer.sender, meeting)
     if worker.machine.is_lost(sender) or meeting < worker.meeting_with(transfer.sender):

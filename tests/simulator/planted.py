@@ -308,7 +308,7 @@ class _ForgetsOwnOfCancelled(SimWorker):
 
 
 class PlantedBug(StrEnum):
-    """What to do wrong."""
+    """The mistakes to plant."""
 
     OWNER_IGNORES_SEQUENCES = "owner-ignores-sequences"
     DOES_NOT_WAIT_FOR_OWNER = "does-not-wait-for-owner"
@@ -396,7 +396,7 @@ _WORKERS: dict[PlantedBug, type[SimWorker]] = {
 
 
 def plant(bug: PlantedBug | None) -> tuple[Machines, type[SimWorker]]:
-    """What simulated workers are made of: the machines as they are, or with one mistake."""
+    """Return the parts of simulated workers: the machines as they are, or with one mistake."""
     if bug is None:
         return Machines(), SimWorker
     return _PLANTS.get(bug, Machines()), _WORKERS.get(bug, SimWorker)

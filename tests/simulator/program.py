@@ -23,7 +23,7 @@ class Note(Protocol):
 
 
 class Program:
-    """What the workers do.
+    """The program of the workers.
 
     Args:
         random: draws every choice.
@@ -47,7 +47,7 @@ class Program:
         self._values_left = random.choice((1, 2, 3, 20))
 
     def name(self, peer: int) -> str:
-        """What a worker is called, with a stroke for each time that it was met again."""
+        """Return a worker's name, with a stroke for each time that it was met again."""
         return self._names[original(peer)] + "'" * meeting_of(peer)
 
     def act(self, worker: SimWorker) -> None:
@@ -120,7 +120,7 @@ class Program:
                 worker.discard(handle)
 
     def _how(self) -> str:
-        """What becomes of a request, see `SimWorker.call`."""
+        """Draw the fate of a request, see `SimWorker.call`."""
         return self.pick(("fails", "waits", "waits")) if self._draw() < 0.1 else "sent"
 
     def finish(self, worker: SimWorker) -> bool:
@@ -206,14 +206,14 @@ class Program:
         return True
 
     def _another_value(self) -> bool:
-        """Whether the program makes one more: it is sparing, but starts over when all are gone."""
+        """Return whether the program makes one more: rarely, but again when all are gone."""
         if self._values_left <= 0 and any(worker.handles for worker in self._workers.values()):
             return False
         self._values_left -= 1
         return True
 
     def _peer(self, worker: SimWorker) -> int | None:
-        """Whom to call: anybody whom the worker has not forgotten, dead or alive."""
+        """Draw a worker to call: any that the caller has not forgotten, dead or alive."""
         peers = [i for i in self._names if self._may_call(worker, i) and self._draw() < 0.5]
         return worker.now(self.pick(peers)) if peers else None
 

@@ -1,4 +1,4 @@
-"""What the simulations of all protocols have in common.
+"""The common part of the simulations of all protocols.
 
 A schedule is drawn from one `random.Random(seed)`. What happens in it that need not happen are its
 *inputs*: what users do, and what goes wrong. They are numbered in the order in which they are
@@ -38,7 +38,7 @@ class Event(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a schedule came to.
+    """The result of a schedule.
 
     Attributes:
         seed: replays it.
@@ -56,12 +56,12 @@ class Result(NamedTuple):
 
     @property
     def events(self) -> int:
-        """How many things happened."""
+        """Return how many things happened."""
         return len(self.log)
 
 
 class Script(NamedTuple):
-    """How to run a schedule again with fewer inputs, and all else as much like before as can be.
+    """The way to run a schedule again with fewer inputs, and all else as much as before as can be.
 
     Attributes:
         left_out: the numbers of the inputs that do not happen.
@@ -104,7 +104,7 @@ class Schedule(ABC):
         """Let one thing happen after the other, until an invariant is broken or nothing is left."""
 
     def _happens(self) -> bool:
-        """Whether the next input happens.
+        """Return whether the next input happens.
 
         Draw what it needs before you ask, if you can: then the next ones are drawn as with it.
         """

@@ -1,4 +1,4 @@
-"""What the command lines that try many seeds show: how far they are, and which seeds failed."""
+"""The display of command lines that try many seeds: progress, and the seeds that failed."""
 
 from __future__ import annotations
 

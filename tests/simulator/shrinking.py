@@ -40,7 +40,7 @@ def _broken_in(result: Result) -> str | None:
 
 
 def _sizes(size: int) -> Iterator[int]:
-    """How many inputs are left out at once: fewer and fewer, in the end one."""
+    """Return how many inputs are left out at once: fewer and fewer, in the end one."""
     while size > 1:
         yield size
         size //= 2

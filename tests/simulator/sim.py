@@ -60,7 +60,7 @@ CHUNKS_OF_A_PROCESS = 20
 
 
 class Protocol(NamedTuple):
-    """What can be simulated.
+    """A protocol that can be simulated.
 
     Attributes:
         simulate: runs a schedule of it; takes a seed, and by name `bug` and `script`.
@@ -105,7 +105,7 @@ QUERIES = {
 
 
 class Summary(NamedTuple):
-    """What a run of many schedules came to; `failures` are (seed, first violation)."""
+    """The result of a run of many schedules; `failures` are (seed, first violation)."""
 
     schedules: int = 0
     events: int = 0
@@ -120,7 +120,7 @@ class Summary(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What to simulate.
+    """The choice of a simulation.
 
     Attributes:
         name: of the protocol.

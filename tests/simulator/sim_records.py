@@ -1,4 +1,4 @@
-"""What a simulated worker is made of, and what it remembers of calls."""
+"""The parts of a simulated worker, and its records of calls."""
 
 from __future__ import annotations
 

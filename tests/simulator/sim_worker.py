@@ -166,7 +166,7 @@ class SimWorker:
         self.pump()
 
     def may_send(self, handle: Handle, peer: int, of_reply: bool) -> bool:
-        """Whether the agent may put this reference into a request or reply to that peer now."""
+        """Return whether the agent may now put this reference into a request or reply to a peer."""
         # Where links don't keep the order, a request may overtake the one that makes the reference.
         owner = peer if self._is_fifo and not of_reply else 0
         if not self.refs.is_usable(handle.ref, handle.owner):
@@ -282,7 +282,7 @@ class SimWorker:
         return self._meetings.get(other, 0)
 
     def has_parted(self, other: int, meeting: int) -> bool:
-        """Whether a meeting with another worker has ended here."""
+        """Return whether a meeting with another worker has ended here."""
         now = self.meeting_with(other)
         return now > meeting or (now == meeting and self.machine.is_lost(self.now(other)))
 
@@ -395,7 +395,7 @@ class SimWorker:
             self.tasks.append(task)
 
     def _is_wanted(self, task: Task) -> bool:
-        """Whether a function whose arguments are complete shall run."""
+        """Return whether a function whose arguments are complete shall run."""
         return not self.machine.is_lost(task.caller) and (task.is_creation or not task.is_over)
 
     def _answer(

@@ -80,7 +80,7 @@ class _Links:
             self._called.add((source, target, meeting))
 
     def deliver(self) -> tuple[int, int, Sent] | None:
-        """The next arrival on one link or the other. None: no more."""
+        """Return the next arrival on one link or the other, or None if there is no more."""
         first, second = self._networks
         if self._draw() * len(self) >= len(first):
             first, second = second, first

@@ -94,7 +94,7 @@ class Communicator:
         while all(self.begun) and all(queue[0][1].can_begin() for queue in self.begun):
             (kind, one), (other_kind, other) = (queue[0] for queue in self.begun)
             if kind == other_kind:
-                return  # both send, or both receive: for ever
+                return  # both send, or both receive: forever
             sent, received = (one, other) if kind == "send" else (other, one)
             received.memory.copy_(sent.memory)
             for queue in self.begun:

@@ -1,4 +1,4 @@
-"""Endpoints for the conformance suite: how to make them on every transport, and who reads them."""
+"""Endpoints for the conformance suite: how to make and to read them on every transport."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def dial(station: Station) -> socket.socket:
 def echo(event: Arrived) -> None:
     """An `answer`: a reply with the request's own body and buffers."""
     frame = event.frame
-    # Who has the reply may close before we know that it arrived; who hasn't notices.
+    # A peer that has the reply may close before we know that it arrived; one without it notices.
     with contextlib.suppress(LinkError):
         event.link.send(Frame(Reply(), frame.call_id, frame.body, frame.buffers), soon())
 

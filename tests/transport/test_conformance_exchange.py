@@ -145,7 +145,7 @@ def test_timeouts_and_answers_mixed_leave_every_answer_somewhere(
     def call(caller: int) -> None:
         for number in range(40):
             call_id = caller << 32 | number
-            # 0: gives up at once, soon: never, the rest: who knows.
+            # 0 gives up at once, soon never, and the rest at any moment.
             deadline = [0.0, soon(), time.monotonic() + 0.0002][number % 3]
             try:
                 link.exchange(request(call_id), deadline)
@@ -188,7 +188,7 @@ def test_lost_link_ends_every_waiting_exchange(
 
 
 def test_exchange_goes_on_while_next_starts_and_ends(near: Station, far: Station) -> None:
-    """Who receives changes all the time, and no outcome is lost."""
+    """The receiving thread changes all the time, and no outcome is lost."""
     far.read(echo)
     link = near.connect(far)
     stop = threading.Event()

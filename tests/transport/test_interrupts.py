@@ -41,7 +41,7 @@ def station(limited_station: StationMaker) -> StationMaker:
 
 
 def wait_until_blocked() -> None:
-    """Until the main thread sleeps, and not for the interpreter: it would get that meanwhile."""
+    """Wait until the main thread sleeps, and not for the GIL: it would get that meanwhile."""
     stat = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
     pause = threading.Event()
     seen = 0

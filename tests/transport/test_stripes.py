@@ -1,4 +1,4 @@
-"""Links over several TCP connections: how they get them, who may join, and how they end."""
+"""Links over several TCP connections: how they get them, which may join, and how they end."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_many_threads_share_the_connections(station: StationMaker, threads: Thre
     until(lambda: link.streams == 3)
 
 
-# Who may join.
+# Connections that may join.
 
 
 def introduce(far: Station, me: Identity, secret: bytes | None) -> socket.socket:

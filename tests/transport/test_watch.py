@@ -67,7 +67,8 @@ def test_watch_sleeps_when_nothing_happens_until_something_does(watch: Watch, wh
     noticed: list[int] = []
     thread = threading.Thread(target=lambda: noticed.append(watch.wait()))
     thread.start()
-    # Its longest pause between two looks is 4 ms: who did not wake up in 100 of them sleeps.
+    # Its longest pause between two looks is 4 ms: a thread that did not wake up in 100 of them
+    # sleeps.
     before = ""
     while before != (before := switches(thread)):
         time.sleep(0.4)

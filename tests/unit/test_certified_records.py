@@ -1,4 +1,4 @@
-"""Records and hellos that are signed with certificates: who is believed, and until when."""
+"""Records and hellos that are signed with certificates: which are believed, and until when."""
 
 from __future__ import annotations
 

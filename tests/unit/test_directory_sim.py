@@ -1,4 +1,4 @@
-"""Who is known, parts and meets again, under simulated faults of links, processes and stores."""
+"""Workers meet, part and meet again, under simulated faults of links, processes and stores."""
 
 from __future__ import annotations
 

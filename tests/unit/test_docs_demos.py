@@ -37,7 +37,7 @@ QUOTES = [(page, quote) for page in PAGES for quote in quotes_of(page)]
 
 
 def occurs(quote: str, source: str) -> bool:
-    """Whether `source` has these whole lines, at any depth of indentation."""
+    """Return whether `source` has these whole lines, at any depth of indentation."""
     depths = (0, 4, 8, 12)
     return any("\n" + indent(dedent(quote), " " * depth) in "\n" + source for depth in depths)
 

@@ -80,7 +80,7 @@ def test_parameters_share_locks_as_optimizers_share_parameters() -> None:
 
 
 def excludes(one: ParameterLocks, other: ParameterLocks) -> bool:
-    """Whether a thread waits for one lock while another thread holds the other."""
+    """Return whether a thread waits for one lock while another thread holds the other."""
     got_it = threading.Event()
 
     def take() -> None:

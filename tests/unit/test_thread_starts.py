@@ -221,7 +221,7 @@ class TestFunctionQueue:
             Counter()
         )  # how many of others ran since this caller's last turn
         for number in range(500):
-            caller = chance.choice([None, None, None, None, 1, 2, 3])  # None: own work
+            caller = chance.choice([None, None, None, None, 1, 2, 3])  # None for own work
             if chance.random() < 0.6:
                 queue.push(partial(ran.append, number), 1, caller)
                 waiting.setdefault(caller, []).append(number)

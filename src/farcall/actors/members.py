@@ -1,4 +1,4 @@
-"""What `handle.name` gives: a method, or an attribute, of an object on another worker."""
+"""The values of `handle.name`: methods and attributes of an object on another worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class _Handle(Protocol):
-    """What a member uses of its handle."""
+    """The parts of its handle that a member uses."""
 
     _handle: RefHandle
 
@@ -58,7 +58,7 @@ def _signature_of(member: Member[..., Any]) -> inspect.Signature | None:
 
 
 def _text_of(member: Member[..., Any]) -> str | None:
-    """How the method is called, and its docstring."""
+    """Return the signature of the method, and its docstring."""
     function = _function_of(member)
     if function is None:
         return Member.__doc__

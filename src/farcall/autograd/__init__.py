@@ -42,7 +42,7 @@ def _autograd() -> Autograd:
 
 
 def contents_of(context_id: int) -> Context:
-    """What this worker has of a context. For farcall's own optimizers.
+    """Return this worker's part of a context. For farcall's own optimizers.
 
     Raises:
         RuntimeError: this worker has no such context.

@@ -133,11 +133,11 @@ class Autograd:
             return self._contexts.next_id()
 
     def __len__(self) -> int:
-        """How many contexts this worker has."""
+        """Return how many contexts this worker has."""
         return len(self._contexts)
 
     def passes(self) -> int:
-        """How many backward passes go on that began here."""
+        """Return how many backward passes go on that began here."""
         with self._lock:
             passes = [each for known in self._contexts for each in known.passes.values()]
         return sum(backward.ending is not None for backward in passes)
@@ -181,7 +181,7 @@ class Autograd:
         return 0 if known is None else context
 
     def _shared_with(self, context: int, peer: Peer) -> Context | None:
-        """What a context holds that a peer is given; None if it has ended.
+        """Return the part of a context that a peer is given; None if it has ended.
 
         Raises:
             PeerLost: the peer has lost what it had of the context.

@@ -1,4 +1,4 @@
-"""What an autograd context holds at one worker: its records, the gradients, the passes."""
+"""The state of an autograd context at one worker: its records, the gradients, the passes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Context:
         """A message with tensors is about to be sent. Recording them takes a while: see `record`.
 
         If they may be changed in place by then, small ones are copied, and large ones recorded now.
-        Not if who sends them `waits`, until they are recorded.
+        That is not needed if the sending thread `waits` until they are recorded.
         """
         if not waits:
             for tensor in tensors:
@@ -73,7 +73,7 @@ class Context:
         self._reach.explore(source, range(len(source.edges)))
 
     def source(self, number: int) -> SentTensors | None:
-        """What was sent with this number."""
+        """Return the tensors that were sent with this number."""
         with self._lock:
             self._record(number)
             return self._sources.get(number)
@@ -86,7 +86,7 @@ class Context:
             return list(self._sources.values())
 
     def reach(self, roots: SentTensors | None) -> tuple[GraphReach, GraphReach, bool]:
-        """What all that was sent leads to; what these roots do; and whether any of it is shared."""
+        """Return the reach of all that was sent and of these roots, and whether any is shared."""
         with self._lock:
             for number in list(self._unrecorded):
                 self._record(number)

@@ -13,7 +13,7 @@ from farcall.transport.waiter import Alarm, Waiter
 
 
 class Dropped(NamedTuple):
-    """Why a pass was stopped at a worker, in place of the exception.
+    """The reason why a pass was stopped at a worker, in place of the exception.
 
     Every pass at a worker that did not begin it ends so. An exception takes longer to make, and
     most often nobody asks for it.
@@ -52,7 +52,7 @@ class Ending:
                 self._alarm.ring()
 
     def wake_by(self, alarm: Alarm | None) -> None:
-        """How to wake the calling thread if another one ends the pass from now on."""
+        """Set the way to wake the calling thread if another one ends the pass from now on."""
         with self._lock:
             self._alarm = alarm
             self._receiver = threading.get_ident()

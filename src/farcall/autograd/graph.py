@@ -65,9 +65,9 @@ def run(
     retain_graph: bool,
     create_graph: bool,
 ) -> Sequence[Tensor | None]:
-    """The gradients of the sinks, given those of a source's tensors, by their indices.
+    """Return the gradients of the sinks, given those of a source's tensors, by their indices.
 
-    None: it is undefined.
+    None is an undefined gradient.
     """
     edges = []
     given = []
@@ -87,7 +87,7 @@ def _grad(
     retain_graph: bool,
     create_graph: bool,
 ) -> Sequence[Tensor | None]:
-    """What `torch.autograd.grad` does."""
+    """Do the work of `torch.autograd.grad`."""
     try:
         found: tuple[Tensor | None, ...] = _run_backward(
             tuple(roots),
@@ -115,7 +115,7 @@ def run_shared(
     complete, and were given to the handler.
 
     Returns:
-        The leaves that were reached, and at least as many gradients. None: it is undefined.
+        The leaves that were reached, and at least as many gradients; None is an undefined one.
     """
     exploration.make_first()
     leaves: dict[Node, GradientEdge] = {}
@@ -159,8 +159,8 @@ def of_leaves(
     accumulation into `.grad` does. Users and optimizers change gradients in place.
 
     Args:
-        found: nobody else refers to it.
-        taken: addresses of memory that other leaves have; those of these are added. None: the
+        found: no other object refers to it.
+        taken: addresses of memory that other leaves have; those of these are added; None: the
             gradients are taken as they are.
     """
     kept = []

@@ -10,7 +10,7 @@ from farcall.runtime.current import current_agent
 
 
 class Options(NamedTuple):
-    """What was asked for at the root; the same at all workers of a pass."""
+    """The options that were given at the root; the same at all workers of a pass."""
 
     id: int
     retain_graph: bool

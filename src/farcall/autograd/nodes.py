@@ -1,4 +1,4 @@
-"""What a worker records of the messages of an autograd context: where gradients enter and leave.
+"""Records of the messages of an autograd context at a worker: where gradients enter and leave.
 
 Each tensor that is sent becomes the input of a node of its own, where its gradient enters the local
 graph: an *entry*. Each tensor that arrives becomes the output of a node of its own, where the local
@@ -28,13 +28,13 @@ ENTRIES_BELOW = 1 << 40
 
 
 class Traffic(Protocol):
-    """What entries and exits do in a thread that runs them."""
+    """The actions of entries and exits in a thread that runs them."""
 
     def enter(self, source: int, index: int) -> Tensor | None:
         """The gradient of a tensor that was sent: it is waited for."""
 
     def leave(self, node: Node, gradient: Tensor | None) -> bool:
-        """The gradient of a tensor that arrived is complete. False: it is none of this pass."""
+        """Take the complete gradient of a tensor that arrived; return False if not of this pass."""
 
 
 traffic: ContextVar[Traffic | None] = ContextVar("farcall_traffic", default=None)
@@ -45,10 +45,10 @@ else:
     # That without its support for torch.func, which takes as long as all the rest.
     _Function = torch.autograd.function._SingleLevelFunction
 
-# An exit is run only if something behind it is asked for. Only who has the interpreter may use this
-# leaf, as `apply` does; making the edge does not. For torch looks for the leaf's accumulator under
-# a lock of the leaf, and may have to wait for the interpreter then, while whoever has that waits
-# for the lock, both forever (torch 2.13).
+# An exit is run only if something behind it is asked for. Only a thread that has the GIL may use
+# this leaf, as `apply` does; making the edge does not. For torch looks for the leaf's accumulator
+# under a mutex of the leaf, and may have to wait for the GIL then, while the thread that has the
+# GIL waits for the mutex, both forever (torch 2.13).
 BEHIND_EXITS = torch.empty(0, requires_grad=True)
 BEHIND_EDGE = get_gradient_edge(BEHIND_EXITS)
 
@@ -185,7 +185,7 @@ def plain(tensor: Tensor) -> Tensor:
 class ReceivedTensors(msgspec.Struct, eq=False):
     """Tensors that this worker received in one message."""
 
-    peer: Peer  # who sent them
+    peer: Peer  # their sender
     number: int  # the sender's number for them
     context: int  # id of the context they belong to
     receives: dict[Node, ReceivedTensors]  # of that context; exits are added

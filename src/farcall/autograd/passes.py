@@ -88,23 +88,23 @@ class Pass:
 
     @cached_property
     def _live(self) -> GraphReach:
-        """What is used of what was sent, and leads where."""
+        """Return the used tensors of those sent that lead anywhere."""
         return GraphReach(self._context.receives)
 
     @property
     def error(self) -> StoredError | Dropped | None:
-        """What the pass failed with."""
+        """The error that the pass failed with."""
         error: StoredError | Dropped | None = self._machine.error
         return error
 
     @property
     def is_announced(self) -> bool:
-        """Whether it was told to others that the pass has failed."""
+        """Return whether it was told to others that the pass has failed."""
         return self._machine.is_announced
 
     @property
     def _name(self) -> tuple[int, tuple[Any, ...]]:
-        """What other workers know the pass by."""
+        """The name by which other workers know the pass."""
         return self._context.id, tuple(self.options)
 
     # The machine.
@@ -277,7 +277,7 @@ class Pass:
         return self._machine.arrive(source.number, credit)
 
     def _alone(self, source: SentTensors, used: Gradients) -> GraphReach:
-        """What the used tensors of a source lead to."""
+        """Return the reach of the used tensors of a source."""
         if len(used) == len(source.edges):
             known = self._of_roots if source is self._roots else self._all
             assert known is not None

@@ -1,4 +1,4 @@
-"""What the parts of distributed autograd use of each other, without importing each other."""
+"""Protocols by which the parts of distributed autograd use each other without imports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Recorded(Protocol):
 
 
 class RunningPass(Protocol):
-    """What a run uses of its `passes.Pass`."""
+    """The part of a `passes.Pass` that a run uses."""
 
     def wait_for(self, number: int) -> Mapping[int, torch.Tensor | None]:
         """Return the gradients of the live tensors of a source, when they are there."""
@@ -64,21 +64,21 @@ class RunningPass(Protocol):
 
 
 class FailedPass(Protocol):
-    """What others are told of a `passes.Pass` that failed."""
+    """The part of a failed `passes.Pass` that others are told."""
 
     options: Options
 
     @property
     def error(self) -> StoredError | Dropped | None:
-        """What the pass failed with."""
+        """The error that the pass failed with."""
 
     @property
     def is_announced(self) -> bool:
-        """Whether it was told to others that the pass has failed."""
+        """Return whether it was told to others that the pass has failed."""
 
 
 class PassHome(Protocol):
-    """What a pass uses of its `runner.Runner`."""
+    """The part of a `runner.Runner` that a pass uses."""
 
     agent: Agent
     replicas: Replicas

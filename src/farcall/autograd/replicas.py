@@ -52,7 +52,7 @@ class Replicas:
 
     def _note(self, module: torch.nn.Module, args: Any) -> None:
         if not isinstance(module, DistributedDataParallel):
-            # Who calls `forward`, and not the module, runs no hook of it, but of what is in it.
+            # A call of `forward`, not of the module, runs no hook of it, but those of its parts.
             around = DistributedDataParallel._active_ddp_module
             if around is None or around.module is not module:
                 return
@@ -64,7 +64,7 @@ class Replicas:
             self._called.setdefault(context.gradients, {})[weakref.ref(module)] = None
 
     def involved(self, context: Context) -> bool:
-        """Whether DDP modules were called in the context."""
+        """Return whether DDP modules were called in the context."""
         return context.id in self._called
 
     def accumulate(self, context: Context, fresh: dict[Tensor, Tensor]) -> None:

@@ -204,7 +204,7 @@ class Runner:
         reason = "" if backward.error is None else message_of(backward.error.error())
         call = (context, tuple(backward.options), reason)
         future = self.agent.call_async(peer.name, handlers.abort, call)
-        future.add_done_callback(lambda _: None)  # who can't be told has no part in it
+        future.add_done_callback(lambda _: None)  # a peer that can't be told has no part
 
     # What passes send.
 

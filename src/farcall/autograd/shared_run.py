@@ -1,4 +1,4 @@
-"""What a run of all sources of a worker does at its entries and exits."""
+"""The work of a run of all sources of a worker at its entries and exits."""
 
 from __future__ import annotations
 

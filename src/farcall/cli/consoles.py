@@ -1,4 +1,4 @@
-"""Where commands print tables."""
+"""Consoles on which commands print tables."""
 
 from __future__ import annotations
 

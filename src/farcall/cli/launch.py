@@ -39,7 +39,7 @@ FIRST_PORT, PORTS = 20000, 10000
 
 
 class Plan(NamedTuple):
-    """Which workers this launcher starts, and where all of them meet.
+    """A plan: the workers that this launcher starts, and the place where all of them meet.
 
     Attributes:
         places: of the workers that are started here.

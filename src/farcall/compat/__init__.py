@@ -71,7 +71,7 @@ def __dir__() -> list[str]:
 
 
 def is_installed() -> bool:
-    """Whether farcall stands in for torch.distributed.rpc in this process."""
+    """Return whether farcall stands in for torch.distributed.rpc in this process."""
     return _installed
 
 

@@ -1,4 +1,4 @@
-"""What `torch.distributed.autograd` is while farcall stands in for it."""
+"""`torch.distributed.autograd` while farcall stands in for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["backward", "context", "get_gradients", "is_available"]
 
 
 def is_available() -> bool:
-    """Whether there is distributed autograd: always."""
+    """Return whether there is distributed autograd: always."""
     return True
 
 
@@ -68,7 +68,7 @@ class GraphNode:
 
     @property
     def next_functions(self) -> tuple[tuple[GraphNode, int], ...]:
-        """Where its gradients go."""
+        """The nodes that its gradients go to."""
         return self._next(self._node.next_functions)
 
     def _next(self, edges: Iterable[tuple[Any, int]]) -> tuple[tuple[GraphNode, int], ...]:
@@ -131,7 +131,7 @@ class RecvNode(GraphNode):
 
 
 def _without_ours(edge: Any) -> tuple[Any, int]:
-    """Where a sent tensor was in the graph, without what farcall puts between."""
+    """Return the place of a sent tensor in the graph, without what farcall puts between."""
     node, index = edge[:2]
     if node.name() in ("CloneBackward0", "ExpandBackward0"):
         node, index = node.next_functions[0]
@@ -139,7 +139,7 @@ def _without_ours(edge: Any) -> tuple[Any, int]:
 
 
 class DistAutogradContext:
-    """What a worker has of a context."""
+    """A worker's part of a context."""
 
     def __init__(self, contents: Context) -> None:
         self._contents = contents

@@ -1,4 +1,4 @@
-"""What is done to torch's modules when they are imported, and not before.
+"""Changes to torch's modules when they are imported, and not before.
 
 A program that uses no optimizer does not pay for `torch.distributed.optim`, which takes a second
 to import.

@@ -27,7 +27,7 @@ _OF_AGENT = {"_set_devices_and_reverse_device_map", "_update_group_membership"}
 
 
 def refused(name: str) -> Callable[..., NoReturn]:
-    """What stands for a function of torch's which farcall has not."""
+    """Return a stand-in for a function of torch's which farcall has not."""
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(

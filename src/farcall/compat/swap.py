@@ -10,7 +10,7 @@ _MISSING = object()
 
 
 class Swap:
-    """What was replaced, in order. Not thread-safe."""
+    """The replaced objects, in order. Not thread-safe."""
 
     def __init__(self) -> None:
         self._attributes: list[tuple[Any, str, Any]] = []

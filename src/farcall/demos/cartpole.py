@@ -30,7 +30,7 @@ DROPOUT = 0.6
 
 @dataclass(frozen=True)
 class Options:
-    """What a run depends on: two runs with equal options take the same actions."""
+    """The options of a run: two runs with equal options take the same actions."""
 
     observers: int
     seed: int
@@ -41,7 +41,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training run stands after an episode.
+    """The state of a training run after an episode.
 
     Attributes:
         episode: episodes done, from 1.
@@ -94,7 +94,7 @@ class Policy(nn.Module):
 
 
 class Trajectory:
-    """What the agent remembers of one observer's episode, and that observer's random numbers."""
+    """The agent's memory of one observer's episode, and that observer's random numbers."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -219,7 +219,7 @@ class Agent:
                 return
 
     def is_solved(self) -> bool:
-        """Whether the goal is met."""
+        """Return whether the goal is met."""
         return self.running_reward > self.options.goal
 
     def take_stock(self, played: list[Trajectory], episode: int, seconds: float) -> Progress:
@@ -243,7 +243,7 @@ class Agent:
 
 
 def run_worker(rank: int, options: Options, init_method: str, monitor: Monitor[Progress]) -> None:
-    """What every process of the demo runs: rank 0 trains, the others wait for calls."""
+    """Run a process of the demo: rank 0 trains, the others wait for calls."""
     torch.set_num_threads(1)
     rpc.init_rpc(
         "agent" if rank == 0 else f"observer{rank}",

@@ -26,7 +26,7 @@ class ElasticAgent(Agent):
         self.observer_ids = itertools.count(1)
 
     def is_solved(self) -> bool:
-        """Whether the goal is met, and everything was endured that was to be."""
+        """Return whether the goal is met, and everything was endured that was to be."""
         return super().is_solved() and self.chaos.is_over
 
     def play(self) -> list[Trajectory]:

@@ -1,4 +1,4 @@
-"""What the CartPole demo says about its runs: the line while it goes, the summary, the picture."""
+"""Reports of the CartPole demo: the line while it goes, the summary, the picture."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Summary:
         )
 
     def fields(self) -> dict[str, object]:
-        """What `summary.json` holds: the numbers, and the run's options beside them."""
+        """Return the fields of `summary.json`: the numbers, and the run's options beside them."""
         numbers = asdict(self)
         return {"demo": "cartpole", **numbers.pop("options"), **numbers}
 

@@ -34,7 +34,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What `save` wrote. Runs no code, whatever is in the file.
+    """Load a file of `save`. Runs no code, whatever is in the file.
 
     Raises:
         CheckpointError: the file can't be read, or is something else.

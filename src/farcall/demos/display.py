@@ -27,7 +27,7 @@ def never(progress: object) -> bool:
 
 @dataclass(frozen=True)
 class View(Generic[P]):
-    """What a demo says about its progress.
+    """The sentences of a demo about its progress.
 
     Attributes:
         describe: one line that says where the run stands; it fits a terminal of 80 columns.
@@ -45,7 +45,7 @@ class View(Generic[P]):
 
 
 class Display(Protocol[P_contra]):
-    """Where progress is shown."""
+    """The place where progress is shown."""
 
     def show_started(self, started: int, workers: int) -> None:
         """Shows how many workers have started, of how many."""

@@ -37,7 +37,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class Unrest:
-    """What a run has to endure.
+    """The deaths that a run has to endure.
 
     Attributes:
         every: seconds from one death to the next.
@@ -65,7 +65,7 @@ def join(name: str, role: str, init_method: str) -> None:
 
 
 def serve(roles: Mapping[str, str], init_method: str, name: str) -> None:
-    """What a process runs that may be killed: answers calls until the demo's own process ends."""
+    """Answer calls, in a process that may be killed, until the demo's own process ends."""
     join(name, roles[name], init_method)
     demo = multiprocessing.parent_process()
     assert demo is not None
@@ -104,12 +104,12 @@ class Chaos:
 
     @property
     def has_killed_enough(self) -> bool:
-        """Whether there were as many deaths as there have to be."""
+        """Return whether there were as many deaths as there have to be."""
         return self._kills >= self._unrest.deaths
 
     @property
     def is_over(self) -> bool:
-        """Whether there were as many deaths as there have to be, and all are back."""
+        """Return whether there were as many deaths as there have to be, and all are back."""
         return self.has_killed_enough and self._all_are_here()
 
     def tell(self, line: str) -> None:

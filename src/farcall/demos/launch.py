@@ -31,7 +31,7 @@ POLL_SECONDS = 0.2
 
 
 class Training(Generic[P]):
-    """What is known of a run so far.
+    """The knowledge of a run so far.
 
     Attributes:
         history: the progress that was reported, in order.
@@ -45,7 +45,7 @@ class Training(Generic[P]):
         self.interrupted = False
 
     def outcome(self, otherwise: str) -> str:
-        """How the run ended: "failed", "interrupted", or `otherwise` if it was neither."""
+        """Return the run's end: "failed", "interrupted", or `otherwise` if it was neither."""
         if self.failure:
             return "failed"
         return "interrupted" if self.interrupted else otherwise
@@ -164,7 +164,7 @@ def _begin(
     init_method: str,
     monitor: Monitor[Any],
 ) -> None:
-    """What every worker process runs."""
+    """Run a worker process."""
     monitor.started()
     worker(rank, options, init_method, monitor)
 

@@ -41,7 +41,7 @@ Parameters = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Options:
-    """What a run depends on. Synchronous runs with equal options end with equal parameters."""
+    """The options of a run. Synchronous runs with equal options end with equal parameters."""
 
     mode: Literal["async", "sync"]
     trainers: int
@@ -54,7 +54,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training run stands.
+    """The state of a training run.
 
     Attributes:
         number: of this measurement, from 0.
@@ -380,7 +380,7 @@ class Job:
 
 
 def run_worker(rank: int, options: Options, init_method: str, monitor: Monitor[Progress]) -> None:
-    """What every process of the demo runs: rank 0 is the server, the others wait for calls."""
+    """Run a process of the demo: rank 0 is the server, the others wait for calls."""
     torch.set_num_threads(1)
     rpc.init_rpc(
         "ps" if rank == 0 else f"trainer{rank}",

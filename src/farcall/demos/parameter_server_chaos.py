@@ -50,7 +50,7 @@ class ElasticServer(AsyncServer):
         return self.optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """What a snapshot has: the parameters, and what Adam knows of their gradients."""
+        """Return the state for a snapshot: the parameters, and Adam's state of them."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

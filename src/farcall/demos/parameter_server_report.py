@@ -1,4 +1,4 @@
-"""What the parameter server demo says about its runs: lines, the summary, the picture."""
+"""Reports of the parameter server demo: lines, the summary, the picture."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Summary:
 
     @property
     def last(self) -> Progress:
-        """Where the run ended."""
+        """The last state of the run."""
         return self.history[-1] if self.history else NOTHING
 
     def line(self) -> str:
@@ -44,7 +44,7 @@ class Summary:
         )
 
     def fields(self) -> dict[str, object]:
-        """What `summary.json` holds: the numbers, and the run's options beside them.
+        """Return the fields of `summary.json`: the numbers, and the run's options beside them.
 
         `curve` has an entry for every measurement: seconds since training began, updates and
         images so far, and accuracy on the test pictures (0 to 1). Rates are averages over

@@ -1,4 +1,4 @@
-"""How a demo's training tells the process that started it how far it is.
+"""The progress of a demo's training, told to the process that started it.
 
 The worker that trains holds a `Monitor`; the process that started it holds the other end of the
 pipe (see `launch.py`). What is sent is the demo's own: any object that can be pickled, best a small
@@ -40,7 +40,7 @@ class Monitor(Generic[P]):
             self._connection.send(WorkerStarted())
 
     def stop_requested(self) -> bool:
-        """Whether the training should end now: it was told to, or nobody is watching any more.
+        """Return whether to end the training now: it was told to, or nobody watches any more.
 
         The other process only ever sends one thing, so a byte to read is the request, and so is
         the end of the pipe.

@@ -1,4 +1,4 @@
-"""What a demo leaves behind: one summary line, `summary.json` and pictures."""
+"""Files and lines that a demo leaves behind: a summary line, `summary.json`, pictures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Summary(Protocol):
         """The one line that ends a run."""
 
     def fields(self) -> dict[str, object]:
-        """What `summary.json` holds, the run's options among it."""
+        """Return the fields of `summary.json`, the run's options among them."""
 
 
 def write_report(out: Path, summary: Summary, figures: Mapping[str, Figure]) -> None:
@@ -45,5 +45,5 @@ def print_end(summary: Summary, failure: str | None) -> None:
 
 
 def endured(deaths: Mapping[str, int]) -> str:
-    """How many workers of which role were killed, to end the summary line with; "" if none was."""
+    """Return the number of killed workers by role, to end the summary with; "" if none was."""
     return "".join(f", {count} x {role} killed" for role, count in sorted(deaths.items()))

@@ -40,7 +40,7 @@ LARGEST_NORM = 0.5
 
 @dataclass(frozen=True)
 class Options:
-    """What a run depends on beside its text: equal options and texts give equal parameters."""
+    """The options of a run beside its text: equal options and texts give equal parameters."""
 
     epochs: int
     embedding: int
@@ -61,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training run stands after a batch.
+    """The state of a training run after a batch.
 
     Attributes:
         epoch: the epoch it is in, from 1.
@@ -128,7 +128,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """What a run is to do. `resume` is the checkpoint to go on from, `checkpoint` that to write."""
+    """The task of a run. `resume` is the checkpoint to go on from, `checkpoint` that to write."""
 
     options: Options
     corpus: Corpus
@@ -168,7 +168,7 @@ class LanguageModel:
         return rrefs
 
     def set_training(self, training: bool) -> None:
-        """Whether calls from now on are for training or for validation."""
+        """Set whether calls from now on are for training or for validation."""
         for part in self.parts.values():
             part.rpc_sync().set_training(training)
 
@@ -310,7 +310,7 @@ def batches(numbers: NDArray[np.int64], batch_size: int, bptt: int) -> list[tupl
 
 
 def run_worker(rank: int, job: Job, init_method: str, monitor: Monitor[Progress]) -> None:
-    """What both processes of the demo run: the trainer learns, `ps` waits for calls."""
+    """Run a process of the demo: the trainer learns, `ps` waits for calls."""
     torch.set_num_threads(1)
     rpc.init_rpc(
         WORKERS[rank],

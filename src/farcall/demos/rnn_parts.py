@@ -62,7 +62,7 @@ class Part(nn.Module):
             yield
 
     def set_training(self, training: bool) -> None:
-        """Whether calls from now on are for training or for validation."""
+        """Set whether calls from now on are for training or for validation."""
         self.train(training)
 
     def parameter_rrefs(self) -> list[rpc.RRef[nn.Parameter]]:

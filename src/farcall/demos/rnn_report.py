@@ -1,4 +1,4 @@
-"""What the language model demo says about its runs: the lines while it goes, summary, picture."""
+"""Reports of the language model demo: the lines while it goes, summary, picture."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Summary:
         )
 
     def fields(self) -> dict[str, object]:
-        """What `summary.json` holds: the numbers, and the run's options beside them."""
+        """Return the fields of `summary.json`: the numbers, and the run's options beside them."""
         numbers = asdict(self)
         return {"demo": "rnn", **numbers.pop("options"), **numbers}
 

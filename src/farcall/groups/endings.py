@@ -1,4 +1,4 @@
-"""How the workers of a group ended, as far as that is known."""
+"""The ends of a group's workers, as far as they are known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OBITUARY_SECONDS = 1.0  # between the loss of a worker and the news of how its p
 
 
 class Endings:
-    """What is known of the ends of a group's workers, by their numbers. Thread-safe."""
+    """The known ends of a group's workers, by their numbers. Thread-safe."""
 
     def __init__(self) -> None:
         self._words: dict[int, str] = {}

@@ -29,7 +29,7 @@ logger = get_logger("farcall")
 
 
 class Workers(Protocol):
-    """What runs the workers of a group: processes (`Crew`), threads (`Threads`), or Ray."""
+    """The runner of a group's workers: processes (`Crew`), threads (`Threads`), or Ray."""
 
     def ended(self) -> set[int]: ...
     def how_it_ended(self, number: int, seconds: float) -> str | None: ...
@@ -122,7 +122,7 @@ class GroupWorker(WorkerInfo):
 
     @property
     def ended(self) -> str | None:
-        """How the worker's process ended, in words; None while it runs."""
+        """The end of the worker's process, in words; None while it runs."""
         return self._group.how_it_ended(self.id)
 
 

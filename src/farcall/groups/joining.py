@@ -1,4 +1,4 @@
-"""How driver and workers become a group of fixed size: what each starts its agent with."""
+"""The start of a group of fixed size: arguments for the agents of driver and workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker of `farcall.local` runs, in a process forked by the fork server.
+"""The program of a worker of `farcall.local`, in a process forked by the fork server.
 
 Importing this module imports all that a worker needs; the fork server does it, once for all.
 """
@@ -35,7 +35,7 @@ class NoGuard(RuntimeError):
 
 
 class Plan(NamedTuple):
-    """What the driver tells all workers.
+    """The driver's instructions for all workers.
 
     Attributes:
         names: of the workers, by rank; the driver comes after them.

@@ -33,7 +33,7 @@ _ASKER = Identity("", -1, 0, asks=True)
 
 
 class Contact(NamedTuple):
-    """How a worker is asked."""
+    """The addresses and credentials with which a worker is asked."""
 
     urls: Urls
     credentials: LinkCredentials
@@ -69,12 +69,12 @@ class Silent(NamedTuple):
 
     @property
     def refuses(self) -> bool:
-        """Whether it is there, and does not answer this process: it has another secret, say."""
+        """Return whether it is there, but refuses this process: it has another secret, say."""
         return not self.why.startswith(SILENT)
 
 
 class Answer(NamedTuple):
-    """What `ask_all` found: those that answered, by name, and those that did not."""
+    """The result of `ask_all`: workers that answered, by name, and those that did not."""
 
     reports: list[WorkerReport]
     silent: list[Silent]
@@ -102,8 +102,8 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
 
     Args:
         stacks: also ask of each thread where it is.
-        timeout: seconds; who does not answer in that time is silent. All are asked at once, and
-            those of other machines after those of this one.
+        timeout: seconds; a worker that does not answer in that time counts as silent. All are
+            asked at once, and those of other machines after those of this one.
 
     Raises:
         ValueError: the credentials of this process can't be used; the message says why.

@@ -42,7 +42,7 @@ class Pair(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """What `doctor` found.
+    """The findings of `doctor`.
 
     Attributes:
         findings: what matters most comes first.
@@ -68,7 +68,7 @@ def doctor(
 
     Args:
         measure: measure latency and bandwidth of the paths, one after the other, by calls that
-            load the workers a little. None: only if nothing hangs.
+            load the workers a little; None: only if nothing hangs.
         group: only the group of this process of this machine.
         timeout: seconds; a worker that does not answer in that time is silent.
         seconds: no further path is measured after so many seconds.

@@ -1,4 +1,4 @@
-"""What a doctor finds: sentences about one subject each, with what to do."""
+"""A doctor's findings: sentences about one subject each, with a remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LEVELS: tuple[Level, ...] = ("wrong", "look", "fine")
 
 
 class Finding(NamedTuple):
-    """What is the case with one subject.
+    """A finding about one subject.
 
     Attributes:
         level: "wrong": something does not work; "look": it may be in the way; "fine".

@@ -1,4 +1,4 @@
-"""Why does nothing go on? Sentences about what workers wait for, the likeliest cause first."""
+"""The causes of hangs: sentences about what workers wait for, the likeliest cause first."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NOT_COME = "for which there is no end before the others come"
 
 
 class _Step(NamedTuple):
-    """One call on the way from who waits to what it waits for."""
+    """One call on the way from a waiting thread to the cause of its wait."""
 
     caller: str
     call: CallReport
 
 
 class _Chain(NamedTuple):
-    """What a thread waits for, call by call, and what is at the end.
+    """The waits of a thread, call by call, and the end of the chain.
 
     Attributes:
         end: a clause about who or what does not go on.
@@ -81,7 +81,7 @@ def explain(answer: Answer) -> list[str]:
 
 
 class _Graph:
-    """Who waits for whom, by the numbers of calls."""
+    """The graph of waits between workers, by the numbers of calls."""
 
     def __init__(self, answer: Answer) -> None:
         self._reports = {report.name: report for report in answer.reports}

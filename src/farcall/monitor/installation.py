@@ -1,4 +1,4 @@
-"""What workers that start here would run, and what they would prove themselves with."""
+"""The software that workers started here would run, and their credentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of this machine workers depend on: names, ports, limits, memory, the clock.
+"""Facts of this machine that workers depend on: names, ports, limits, memory, the clock.
 
 Each check looks anew, changes nothing, and takes a second at most. Imports no torch.
 """

@@ -1,4 +1,4 @@
-"""What workers say of themselves, as metrics of Prometheus. Needs `pip install "farcall[otel]"`."""
+"""Workers' reports as metrics of Prometheus. Needs `pip install "farcall[otel]"`."""
 
 from __future__ import annotations
 

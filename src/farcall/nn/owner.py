@@ -1,4 +1,4 @@
-"""What a `RemoteModule` calls on the worker where the module lives."""
+"""Functions that a `RemoteModule` calls on the worker where the module lives."""
 
 from __future__ import annotations
 

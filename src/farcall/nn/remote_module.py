@@ -96,7 +96,7 @@ class RemoteModule(nn.Module):
         return _rebuild, (type(self), self.module_rref, self.device, self._methods)
 
     def extra_repr(self) -> str:
-        """Where it is."""
+        """Return the place of the module, for `repr`."""
         return f"on {self.on!r}, {self.device}"
 
     @property
@@ -106,7 +106,7 @@ class RemoteModule(nn.Module):
 
     @property
     def is_scriptable(self) -> bool:
-        """Whether it was made with an interface."""
+        """Return whether it was made with an interface."""
         return bool(self._methods)
 
     def get_module_rref(self) -> RRef[nn.Module]:
@@ -116,7 +116,7 @@ class RemoteModule(nn.Module):
     # Calls.
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module's `forward` gives."""
+        """Call the module's `forward` and return its result."""
         try:
             return self._call(owner.run, "forward", self.device, args, kwargs)
         except BaseException as error:
@@ -211,7 +211,7 @@ class RemoteModule(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """What `load_state_dict`, of this or of a module that it is a part of, calls."""
+        """Load a state, for `load_state_dict` of this module or of one that it is a part of."""
         ours = {
             name.removeprefix(prefix): value
             for name, value in state_dict.items()
@@ -312,7 +312,7 @@ def _place(remote_device: str) -> tuple[str | int, str]:
 
 
 def _methods_of(interface: Any) -> tuple[str, ...]:
-    """What can be called, of an interface of TorchScript."""
+    """Return the methods of an interface of TorchScript."""
     if interface is None:
         return ()
     names = [name for name, value in vars(interface).items() if callable(value)]

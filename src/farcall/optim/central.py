@@ -96,7 +96,7 @@ class Central:
         return loss
 
     def _fetch(self, what: str, method: str, *args: Any) -> list[Any]:
-        """What all owners have for their parameters, in the order of the handle."""
+        """Fetch all owners' values for their parameters, in the order of the handle."""
         found = self.owners.call(what, method, *args)
         each = {owner: iter(items) for owner, items in found.items()}
         return [next(each[owner]) for owner in self._owner_of]

@@ -39,7 +39,7 @@ class LocalGroup(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What happened to the hyperparameters of one group."""
+    """A change of the hyperparameters of one group."""
 
     values: Options
     removed: tuple[str, ...]
@@ -121,7 +121,7 @@ def _copy(value: Any) -> Any:
 
 
 def changes(before: Sequence[Options], groups: Sequence[Group]) -> dict[int, Change]:
-    """What differs between the snapshots of groups and the groups, by their indices."""
+    """Return the differences between snapshots of groups and the groups, by their indices."""
     found = {}
     for index, (old, group) in enumerate(zip(before, groups, strict=True)):
         if _is_untouched(old, group):
@@ -138,7 +138,7 @@ def changes(before: Sequence[Options], groups: Sequence[Group]) -> dict[int, Cha
 
 
 def _is_untouched(old: Options, group: Group) -> bool:
-    """Whether all values are the very same, as in nearly every step; the quickest thing to see."""
+    """Return whether all values are the very same, as in nearly every step; a quick look."""
     count = 0
     for name, value in group.items():
         if name not in RESERVED:

@@ -89,7 +89,7 @@ def gather(what: str, calls: Mapping[str, Call]) -> dict[str, Any]:
 
 
 def explained(what: str, failures: Mapping[str, Exception], done: Sequence[str]) -> Exception:
-    """The first error, with a note that names its worker, the others' errors, and who did it."""
+    """Return the first error, with notes of its worker, the other errors, and what was done."""
     (owner, error), *others = failures.items()
     note(error, f"{what} failed on worker {owner!r}")
     for other, failure in others:
@@ -122,7 +122,7 @@ class Owners:
         return gather(what, self.calls(method, args))
 
     def calls(self, method: str, args: Mapping[str, Sequence[Any]]) -> dict[str, Call]:
-        """What calls a method of some parts."""
+        """Return functions that call a method of some parts."""
         return {owner: _PartCall(self.parts[owner], method, own) for owner, own in args.items()}
 
 

@@ -135,10 +135,10 @@ class Parameters:
 def _holder(parameter: Tensor) -> Tensor:
     """Something whose graph keeps torch's accumulator of a parameter, and no memory of it.
 
-    Else torch makes one for each use, under a lock of the parameter and waiting for the
-    interpreter meanwhile; a thread that has the interpreter and wants the lock, to index the
-    parameter or to apply an `autograd.Function` to it, waits for ever then (torch 2.13). An edge is
-    not enough: for what Python alone refers to torch needs the interpreter, too.
+    Else torch makes one for each use, under a mutex of the parameter and waiting for the
+    GIL meanwhile; a thread that has the GIL and wants the mutex, to index the parameter or to apply
+    an `autograd.Function` to it, waits forever then (torch 2.13). An edge is not enough: torch
+    needs the GIL, too, for an accumulator that only Python refers to.
     """
     if parameter.layout is not torch.strided:
         return parameter
@@ -166,5 +166,5 @@ def _check(value: Any, number: int) -> None:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """What the norm of a gradient is that of."""
+    """Return a tensor with the norm of a gradient."""
     return gradient if gradient.layout is torch.strided else gradient.coalesce()._values()

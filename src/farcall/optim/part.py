@@ -1,4 +1,4 @@
-"""What lives on an owner: its parameters, and the optimizer over them."""
+"""The part of an optimizer on an owner: its parameters, and torch's optimizer over them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 class Recipe(NamedTuple):
-    """How an optimizer is made: `kind(groups, *args, **kwargs)`."""
+    """The recipe of an optimizer: `kind(groups, *args, **kwargs)`."""
 
     kind: type[torch.optim.Optimizer]
     args: tuple[Any, ...]
@@ -174,7 +174,7 @@ class Part(Parameters):
             return Shard.of(to_cpu(saved, copy=True), self.numbers, self._groups)
 
     def check(self, outline: Outline) -> list[str]:
-        """What of a state that is to be loaded does not fit, in words."""
+        """Return the faults of a state that is to be loaded, in words."""
         with self.locks.held():
             shapes = {n: tuple(t.shape) for n, t in zip(self.numbers, self.tensors, strict=True)}
             held = Shard.of(self._optimizer.state_dict(), self.numbers, self._groups)

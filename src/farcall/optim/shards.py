@@ -20,7 +20,7 @@ STANDARD = ("state", "param_groups")
 
 
 class Shard(NamedTuple):
-    """What one owner holds.
+    """One owner's part of the state.
 
     Attributes:
         parameters: number of a parameter -> its state.
@@ -75,7 +75,7 @@ class Shard(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """What is checked of a shard before any is loaded.
+    """The properties of a shard that are checked before any is loaded.
 
     Attributes:
         shapes: number of a parameter -> name of a tensor in its state -> shape.
@@ -117,7 +117,7 @@ def mismatches(
     shapes: Mapping[int, Shape],
     held: Shard,
 ) -> list[str]:
-    """What does not fit an owner's optimizer, in words.
+    """Return the mismatches between a shard and an owner's optimizer, in words.
 
     Args:
         shapes: those of the parameters.
@@ -154,7 +154,7 @@ def _missing(options: Options, optimizer: torch.optim.Optimizer) -> list[str]:
 
 
 def _fits(shape: Shape, parameter: Shape) -> bool:
-    """Whether an optimizer of torch may have a state of this shape: Adafactor's has rows of one."""
+    """Return whether an optimizer may have a state of this shape: Adafactor's has rows of one."""
     if all(size == 1 for size in shape):
         return True
     return len(shape) == len(parameter) and all(
@@ -230,7 +230,7 @@ def check_groups(known: Iterable[int], groups: Sequence[Group]) -> None:
 
 
 def split(state_dict: Any, groups: Sequence[Group]) -> dict[str, Shard]:
-    """What each owner is to load, by name.
+    """Return each owner's part of the state to load, by name.
 
     Raises:
         TypeError: that is no `state_dict` of an optimizer.

@@ -18,7 +18,7 @@ _SWITCHES_GRAD: Any = torch_optimizer._use_grad_for_differentiable(lambda: None)
 
 
 def is_watched(optimizer: Optimizer) -> bool:
-    """Whether the wrapper has something to do: hooks, or a profiler that runs."""
+    """Return whether the wrapper has something to do: hooks, or a profiler that runs."""
     return bool(
         profiler._is_profiler_enabled
         or optimizer._optimizer_step_pre_hooks

@@ -1,4 +1,4 @@
-"""What is recorded: names by OpenTelemetry's conventions for RPC, and what goes by them.
+"""Recorded spans and metrics: names by OpenTelemetry's conventions for RPC.
 
 The conventions are those of https://opentelemetry.io/docs/specs/semconv/rpc/; what they have no
 name for has one that begins with "farcall.".
@@ -32,7 +32,7 @@ BOUNDARIES = (*SHORT, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 
 
 
 class Instruments(NamedTuple):
-    """What one side of calls is counted by."""
+    """The instruments that count one side of calls."""
 
     duration: Histogram
     calls: Counter

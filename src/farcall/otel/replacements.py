@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Replacements:
-    """What was replaced, to be put back. Not thread-safe."""
+    """Replaced objects, to be put back. Not thread-safe."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[object, str, object]] = []

@@ -1,4 +1,4 @@
-"""How a process ended, in words for a person."""
+"""The end of a process, in words for a person."""
 
 from __future__ import annotations
 

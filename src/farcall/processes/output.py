@@ -1,4 +1,4 @@
-"""What children print, shown line by line under their names.
+"""Output of children, shown line by line under their names.
 
 One thread reads all pipes. It never waits for a child; a child that prints faster than the terminal
 takes it is held back by its pipe.
@@ -39,7 +39,7 @@ class _Line(NamedTuple):
 
 
 class _Child:
-    """What is known of one name: the last lines, and the file of its log."""
+    """The output of one name: the last lines, and the file of its log."""
 
     def __init__(self, prefixes: list[str], keep: int, log: BinaryIO | None) -> None:
         self.prefixes = prefixes

@@ -18,7 +18,7 @@ class Role(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a worker belongs. All ranks count from 0."""
+    """The place of a worker. All ranks count from 0."""
 
     rank: int
     world_size: int
@@ -32,12 +32,12 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the worker is called in the output: "trainer1", or "worker3" without a role."""
+        """The worker's name in the output: "trainer1", or "worker3" without a role."""
         return f"{'worker' if self.role == NO_ROLE else self.role}{self.role_rank}"
 
 
 class Meeting(NamedTuple):
-    """Where the workers meet: at a store, which outlives each of them."""
+    """The place where workers meet: at a store, which outlives each of them."""
 
     host: str
     port: int

@@ -23,7 +23,7 @@ from farcall.threads import FarcallThread
 
 
 class Task(NamedTuple):
-    """What to run, with which variables beside those that are there."""
+    """A command to run, and its variables beside those that are there."""
 
     command: Sequence[str]
     variables: Mapping[str, str]

@@ -28,7 +28,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Rules(NamedTuple):
-    """How a group is kept.
+    """The rules by which a group is kept.
 
     Attributes:
         restarts: how often each worker may be started again after it failed.
@@ -59,7 +59,7 @@ class Launched:
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """The title for people."""
         where = "" if self.host is None else f" on {self.host}"
         return f"{self.place.name} (rank {self.place.rank}{where})"
 

@@ -60,7 +60,7 @@ MAX_QUEUED_BYTES = 256 << 20
 
 
 class Bounds(NamedTuple):
-    """What may wait for one peer, and what may be queued of it here.
+    """Bounds on calls that wait for one peer, and on calls of it that are queued here.
 
     Attributes:
         in_flight_bytes: of requests, and of answers, that wait to be sent.

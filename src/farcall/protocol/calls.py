@@ -168,7 +168,7 @@ class Outgoing(Generic[Record]):
 
 
 class CancelResult(Enum):
-    """What a CANCEL found."""
+    """The finding of a CANCEL."""
 
     RUNNING = "running"  # the function is queued or running: its outcome will be the answer
     ANSWER = "answer"  # it will never run, or it has ended: answer "cancelled" now
@@ -219,7 +219,7 @@ class Incoming(Generic[Record]):
 
     @property
     def received(self) -> int:
-        """How many calls were received in all. The ids tell, so nothing is counted per call."""
+        """The number of calls received in all. The ids tell, so nothing is counted per call."""
         if self._total is not None:
             return self._total
         return self._seen_to + len(self._seen_above) - self._cancelled

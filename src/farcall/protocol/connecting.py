@@ -82,7 +82,7 @@ HANDSHAKE_SECONDS = 20.0
 
 
 class Failure(Enum):
-    """Why an address gave no link."""
+    """The reason why an address gave no link."""
 
     ABSENT = auto()  # the worker is not there: the host says so, or the process that answers there
     NO_ANSWER = auto()  # the network or a name server says that it can't be reached now
@@ -93,7 +93,7 @@ class Failure(Enum):
 
 
 class Cause(Enum):
-    """Why a worker counts as dead."""
+    """The reason why a worker counts as dead."""
 
     ABSENT = auto()
     REFUSED = auto()
@@ -101,7 +101,7 @@ class Cause(Enum):
 
 
 class Address(NamedTuple):
-    """Where a worker may be.
+    """A place where a worker may be.
 
     Attributes:
         url: names the address.
@@ -209,7 +209,7 @@ class Connecting:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody dials."""
+        """Return whether nobody dials."""
         return self._dialler is None
 
     # Events.
@@ -288,7 +288,7 @@ class Connecting:
 
     @property
     def _left(self) -> int:
-        """How many addresses of the round are left, this one included."""
+        """Return how many addresses of the round are left, this one included."""
         return len(self._addresses) - self._index
 
     def _share(self, now: float) -> float:

@@ -136,7 +136,10 @@ class Contexts(Generic[T]):
         return context < self._low_watermarks.get(life, 0) or context in self._dead.get(life, ())
 
     def enter(self, context: int, giver: int, content: T) -> T | None:
-        """A peer gave us a context: what it holds, `content` if it is new. None: it has ended."""
+        """Enter a context that a peer gave us; return its content, or None if it has ended.
+
+        The content is `content` if the context is new here.
+        """
         entry = self._entries.get(context)
         if entry is None:
             if self.is_dead(context):
@@ -146,7 +149,7 @@ class Contexts(Generic[T]):
         return entry.content
 
     def tell(self, context: int, peer: int) -> T | None:
-        """We give a peer a context: what it holds here. None: it has ended.
+        """Return the content of a context that we give a peer, or None if it has ended.
 
         A peer that gave it to us is told of the end by others.
         """

@@ -90,7 +90,7 @@ P = TypeVar("P", bound=Party)
 
 
 class Standing(Enum):
-    """What a key stands for; see the table."""
+    """The standing of a key; see the table."""
 
     KNOWN = auto()
     LOST = auto()
@@ -99,7 +99,7 @@ class Standing(Enum):
 
 
 class Verdict(Enum):
-    """What a handshake means; see the table."""
+    """The verdict on a handshake; see the table."""
 
     WELCOME = auto()
     ANEW = auto()
@@ -109,7 +109,7 @@ class Verdict(Enum):
 
 
 class Found(NamedTuple, Generic[P]):
-    """What a key stands for, and the worker that has it, lost or not."""
+    """The standing of a key, and the worker that has it, lost or not."""
 
     standing: Standing
     party: P | None
@@ -142,7 +142,7 @@ class DirectoryMachine(Generic[P]):
         self._met_again: dict[int, int] = {}  # by the original incarnation: that of now
         self._lost: deque[tuple[float, P]] = deque()  # each with when that was
         self._forgotten: deque[tuple[float, int]] = deque()
-        self._present: dict[str, P] = {}  # by name: who is here, by the news
+        self._present: dict[str, P] = {}  # by name: the parties here, by the news
         self.news: deque[News[P]] = deque()
         # Of each message: without a step of Python.
         self.of_incarnation: Callable[[int], P | None] = self._by_incarnation.get

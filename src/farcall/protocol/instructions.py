@@ -1,4 +1,4 @@
-"""What the machines of calls and references ask for."""
+"""The instructions of the machines of calls and references."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ MAX_ENTRIES = 1 << 16
 
 
 class Instructions:
-    """What has to be done, in order, with REGISTER and RELEASE batched per owner."""
+    """The instructions of a step, in order, with REGISTER and RELEASE batched per owner."""
 
     def __init__(self) -> None:
         self._said: list[Instruction] = []

@@ -52,7 +52,7 @@ Q = TypeVar("Q", bound=Query)
 
 
 class Step(Enum):
-    """What a connection does about a question whose turn it is."""
+    """A step of a connection for a question whose turn it is."""
 
     ASK = auto()
     REOPEN = auto()  # make the connection, then ask

@@ -1,4 +1,4 @@
-"""What the machine of a backward pass (`passes.py`) says is to be done."""
+"""The instructions of the machine of a backward pass (`passes.py`)."""
 
 from __future__ import annotations
 

@@ -139,17 +139,17 @@ class PassMachine:
 
     @property
     def needs_survey(self) -> bool:
-        """Whether the root must know the live sources before it delivers its own."""
+        """Return whether the root must know the live sources before it delivers its own."""
         return self.state is State.WAITING and not self._is_fast
 
     @property
     def missing(self) -> int:
-        """How many live sources have no gradient yet."""
+        """Return how many live sources have no gradient yet."""
         return len(self._pending)
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody waits for an answer, or a gradient for `begin`."""
+        """Return whether somebody waits for an answer, or a gradient for `begin`."""
         return bool(self._askers or self._surveyors or self._early)
 
     # Which sources are live.

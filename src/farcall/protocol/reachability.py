@@ -1,4 +1,4 @@
-"""What sources reach at one worker: in the graph, and in which messages that came.
+"""The reach of sources at one worker: in the graph, and in which messages that came.
 
 Sources must be run together if something waits for several of them (BWD-1): a node, a hook, or a
 message. *Sinks* are the nodes where gradients leave the graph: leaves, and *exits*, which stand for
@@ -57,7 +57,7 @@ class Exploration(ABC):
 
     @property
     def is_shared(self) -> bool:
-        """Whether something must see the gradients of several sources together.
+        """Return whether something must see the gradients of several sources together.
 
         That is a node that more than one reaches, or the hooks of such a leaf. A leaf without hooks
         may be given its gradient in parts.
@@ -112,7 +112,7 @@ class Exploration(ABC):
 
 
 class Reach:
-    """What sources reach, and in which messages that came. Not thread-safe.
+    """The reach of sources, and the messages in which that came. Not thread-safe.
 
     Args:
         receives: of the context: exit -> the message it belongs to.
@@ -136,7 +136,7 @@ class Reach:
 
     @property
     def is_shared(self) -> bool:
-        """Whether something waits for several sources: a node, a hook, or a message to be sent."""
+        """Return whether something waits for several sources: a node, hook, or message to send."""
         return self._is_message_shared or self.exploration.is_shared
 
     def explore(self, source: SentTensors, live: Iterable[int]) -> list[tuple[Any, ...]]:

@@ -32,7 +32,7 @@ class Owned(msgspec.Struct, eq=False, gc=False):
     holders: dict[int, int] = {}
 
     def note(self, holder: int, sequence: int, holds: bool) -> bool:
-        """Take over a message of a holder unless a later one was seen. False: it is stale.
+        """Take over a message of a holder; return False if a later one was seen: it is stale.
 
         Args:
             sequence: positive.

@@ -14,7 +14,7 @@ PARTED = "it was lost, and was met again since"
 
 
 class RefTables:
-    """What one worker incarnation knows of references. `Refs` changes it.
+    """The tables of references of one worker incarnation. `Refs` changes them.
 
     Args:
         me: the incarnation.
@@ -55,7 +55,7 @@ class RefTables:
         return held.state if held is not None and held.owner == owner else HeldState.VOID
 
     def is_being_created(self, ref: RefId, *, elsewhere_than: int) -> bool:
-        """Whether its owner, if it is not that incarnation, may not know the reference yet."""
+        """Return whether its owner, if not that incarnation, may not know the reference yet."""
         held = self._held.get(ref)
         return (
             held is not None and held.state is HeldState.CREATING and held.owner != elsewhere_than
@@ -86,7 +86,7 @@ class RefTables:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing waits for an answer: no registration, release, pin or arrival."""
+        """Return whether nothing waits for an answer: no registration, release, pin or arrival."""
         return not (
             self._releasing
             or self.transfers

@@ -232,7 +232,7 @@ class Refs(RefTables):
         """Count one more use of each reference of a request; all of them live here.
 
         There is nothing to register or to wait for then, so neither `arrive` nor `taken_over`
-        follows. False: it is not so, and nothing was done.
+        follows. Return False, without side effects, if any reference has another owner.
         """
         owned = [
             self._owned.get(RefId(r.minted_by, r.number)) if r.owner == self._me else None

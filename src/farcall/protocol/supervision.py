@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Strategy(Enum):
-    """Which children are made again when one is lost."""
+    """A rule for the children that are made again when one is lost."""
 
     ONE = "one_for_one"  # that one
     ALL = "all"  # all of them
@@ -26,7 +26,7 @@ class Strategy(Enum):
 
 
 class Phase(Enum):
-    """What is known of a child. `TRANSITIONS` has what follows what."""
+    """The phase of a child. `TRANSITIONS` has what follows what."""
 
     WAITING = "waiting"  # for those before it
     MAKING = "making"
@@ -75,7 +75,7 @@ class SupervisionMachine:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will be made any more."""
+        """Return whether nothing will be made any more."""
         return bool(self.given_up) or all(phase is Phase.ENDED for phase in self.phases)
 
     def resume(
@@ -165,7 +165,7 @@ class SupervisionMachine:
 
 
 class Target(NamedTuple):
-    """Where a child is to live: on the worker of a name, or on one of a role if the name is ""."""
+    """The place of a child: the worker of a name, or one of a role if the name is ""."""
 
     name: str
     role: str

@@ -100,7 +100,7 @@ class TerminationDetector:
         self._me = me
         self._members = sorted(members)
         self._ready = False
-        self._idle_epoch: int | None = None  # None: busy
+        self._idle_epoch: int | None = None  # None while busy
         # The round of each worker that asked and has no answer yet. Several: a dead leader's last
         # question may come after its successor's first one.
         self.asked: dict[int, int] = {}
@@ -116,7 +116,7 @@ class TerminationDetector:
 
     @property
     def missing(self) -> list[int]:
-        """Whom we wait for: at the leader, those that are not ready and idle; else, the leader."""
+        """The workers to wait for: at the leader, those not ready and idle; else, the leader."""
         if self.leader != self._me:
             return [self.leader]
         return [inc for _, inc in self._members if inc not in self._answers]

@@ -76,7 +76,7 @@ from farcall.wire.messages import (
 
 
 class NotedCall(Protocol):
-    """What the machine reads in the record of a call that the worker makes."""
+    """The fields that the machine reads in the record of a call that the worker makes."""
 
     @property
     def created(self) -> RefId | None:
@@ -84,15 +84,15 @@ class NotedCall(Protocol):
 
     @property
     def is_noted(self) -> bool:
-        """Whether the call makes a reference, or pins some."""
+        """Return whether the call makes a reference, or pins some."""
 
     @property
     def cancelled(self) -> bool:
-        """Whether its end was asked for, see `wire.messages.Cancel`."""
+        """Return whether its end was asked for, see `wire.messages.Cancel`."""
 
     @property
     def sent(self) -> bool:
-        """Whether the callee may have got some of its request. If not yet, see `sent_late`."""
+        """Return whether the callee may have got some of its request; else see `sent_late`."""
 
 
 Call = TypeVar("Call", bound=NotedCall)

@@ -1,4 +1,4 @@
-"""What Ray says of the end of an actor, in words for a person."""
+"""Ray's words about the end of an actor, for a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Ray is to run the workers of a group: what each needs, and whether they are to be near."""
+"""The placement of a group's workers by Ray: what each needs, and whether they are to be near."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OTHER_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}
 
 
 class Wishes(NamedTuple):
-    """What workers need of Ray.
+    """The needs of workers, as Ray is told them.
 
     Attributes:
         bundles: the resources of each.

@@ -17,7 +17,7 @@ _NONCE = bytes(12)  # a key is used once
 
 
 class Seal:
-    """What one process opens a message with that others have sealed for it."""
+    """The key by which one process opens a message that others have sealed for it."""
 
     def __init__(self) -> None:
         self._key = X25519PrivateKey.generate()

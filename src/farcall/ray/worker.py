@@ -40,7 +40,7 @@ class Seat(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """What a worker says of itself when its process is there.
+    """A worker's words about itself when its process is there.
 
     Attributes:
         key: that the options for it are to be sealed with.

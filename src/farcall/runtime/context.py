@@ -1,4 +1,4 @@
-"""Which call the running code serves, and for which agent."""
+"""The call that the running code serves, and its agent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from farcall.wire.messages import Turn
 
 
 class WaitingPlace(Protocol):
-    """What an executor offers to a function that waits."""
+    """The place of an executor that a waiting function leaves and takes again."""
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around a wait: the function leaves its place to another."""
 
     def is_at_work(self) -> bool:
-        """Whether `waiting` has something to do in this thread. Stays so while a function runs."""
+        """Return whether `waiting` has work in this thread. Stays so while a function runs."""
 
 
 class CancelsCalls(Protocol):
@@ -34,7 +34,7 @@ class CancelsCalls(Protocol):
 
 
 class ServingAgent(Protocol):
-    """What is known here of an agent. `farcall.runtime.current` has its type."""
+    """An agent, as far as it is known here. `farcall.runtime.current` has its type."""
 
     @property
     def executor(self) -> WaitingPlace: ...
@@ -44,28 +44,28 @@ class ServingAgent(Protocol):
 
 
 class Caller(Protocol):
-    """What is known here of who made a call. See `peers.Peer`."""
+    """A caller, as far as it is known here. See `peers.Peer`."""
 
     only: Only | None  # what it may do here; None: everything
     name: str
 
 
 class CallBeingServed(Protocol):
-    """What the function of a call may ask of the call. See `server_call.ServerCall`."""
+    """The call that a function serves, as far as it may ask. See `server_call.ServerCall`."""
 
     @property
     def peer(self) -> Caller: ...
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the outcome any more."""
+        """Return whether nobody waits for the outcome any more."""
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether the caller has cancelled the call: what it calls ends, too."""
+        """Return whether the caller has cancelled the call: what it calls ends, too."""
 
     @property
     def place(self) -> RefId | None:
-        """Where the result goes, of a `remote()` call."""
+        """The slot for the result of a `remote()` call."""
 
     @property
     def held(self) -> tuple[Turn, ...]:

@@ -132,7 +132,7 @@ class ControlMessages:
             self._send(box, peer, Frame(message), partial(find, peer))
 
     def _dials(self, peer: Peer) -> bool:
-        """Which of the two links between two workers both use for what belongs to no call."""
+        """Return which of two links between two workers both use for what belongs to no call."""
         return peer.back_link is None or (peer.linked and self._me.id < peer.worker.id)
 
     def send(self, peer: Peer, frame: Frame, deadline: float) -> Link:
@@ -228,7 +228,7 @@ class ControlMessages:
         return {peer.incarnation for peer in self._directory.live() if len(peer.outgoing)}
 
     def answers(self, incarnation: int, until: float) -> bool:
-        """Whether a worker's process says that it is there. One that is lost need not be asked.
+        """Return whether a worker's process says that it is there. A lost one need not be asked.
 
         Args:
             until: `time.monotonic()` seconds, how long to wait for that.

@@ -1,4 +1,4 @@
-"""Which part of an agent a message is for that is neither a request nor an answer."""
+"""The routes of messages that are neither requests nor answers to the parts of an agent."""
 
 from __future__ import annotations
 

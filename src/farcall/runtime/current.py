@@ -1,4 +1,4 @@
-"""Which agent the running code belongs to.
+"""The agent that the running code belongs to.
 
 The process's default agent is the one variable below `rpc.py` that is not part of an agent; only
 `rpc.py` sets it.

@@ -1,4 +1,4 @@
-"""What an agent asks of distributed autograd, which lies in a layer above.
+"""The part of distributed autograd, which lies in a layer above, that an agent uses.
 
 Tensors requiring grad that travel inside an autograd context are recorded on both sides. The agent
 knows when they travel; what is recorded, and what becomes of it, is up to a `Gradients`.

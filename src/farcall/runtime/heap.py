@@ -1,4 +1,4 @@
-"""What becomes of memory that was freed: this process's malloc keeps more of it.
+"""Memory that was freed: this process's malloc keeps more of it.
 
 An iteration of training frees tensors of tens of megabytes and asks for as many again. glibc's
 malloc gives memory back to the system when 56 MB at the end of its heap are free, and whenever a

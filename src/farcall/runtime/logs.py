@@ -1,4 +1,4 @@
-"""`FARCALL_LOG`: what farcall does, on stderr, for who looks for the cause of something."""
+"""`FARCALL_LOG`: what farcall does, on stderr, for a user who looks for the cause of something."""
 
 from __future__ import annotations
 

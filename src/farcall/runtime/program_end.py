@@ -38,7 +38,7 @@ def keep_exit_code() -> None:
 
 
 def works_of(threads: list[FarcallThread]) -> list[str]:
-    """What these threads do for the user, in words."""
+    """Return the work that these threads do for the user, in words."""
     found = [thread.what for thread in threads if thread.what]
     others = {thread.ident for thread in threads if not thread.what}
     for ident, frame in current_frames().items():

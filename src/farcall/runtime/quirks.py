@@ -1,4 +1,4 @@
-"""What a layer that imitates another system, such as `compat`, changes in an agent."""
+"""The changes to an agent by a layer that imitates another system, such as `compat`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farcall.serde.pickling import Reducer
 
 @dataclass(frozen=True, slots=True)
 class Quirks:
-    """What an agent does as another system would. By default, nothing.
+    """The behaviour of an agent that imitates another system. By default there is none.
 
     An agent is given its quirks at its start, and never others: the first request may arrive as
     soon as it listens.

@@ -1,4 +1,4 @@
-"""What every part of an agent knows of the agent."""
+"""The status of an agent, known to every part of it."""
 
 from __future__ import annotations
 

@@ -357,7 +357,7 @@ def set_context(error: BaseException, context: BaseException) -> None:
 
 
 def earlier_than(error: BaseException) -> Iterator[tuple[bool, BaseException]]:
-    """What Python shows above an exception, the nearest first: whether it is a cause, and it."""
+    """Return what Python shows above an exception, the nearest first: whether a cause, and it."""
     known = {id(error)}
     for _ in range(MAX_CHAIN):
         cause, context = cause_of(error), context_of(error)

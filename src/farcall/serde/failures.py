@@ -1,4 +1,4 @@
-"""How a call's exception travels: `Failure` and the pickled exception, both ways.
+"""The way of a call's exception: `Failure` and the pickled exception, both ways.
 
 Sending never fails: what can't be pickled is left out, bit by bit, down to the text that
 `Failure` carries. On arrival the exception has the remote frames in its traceback, the remote
@@ -120,7 +120,7 @@ def _small_pickle(serializer: Serializer, error: BaseException, options: dict[st
 
 
 def _has_large_object(serializer: Serializer, error: Any, options: dict[str, Any]) -> bool:
-    """Whether it is an AttributeError that would take a whole model, say, along."""
+    """Return whether it is an AttributeError that would take a whole model, say, along."""
     if not issubclass(type(error), AttributeError):
         return False
     missing_in = vars(AttributeError)["obj"].__get__(error)

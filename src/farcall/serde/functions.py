@@ -84,7 +84,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _candidates(function: Any) -> Iterator[tuple[Any, Any]]:
-    """Where to look for it, likeliest first."""
+    """Return the places to look for it, likeliest first."""
     if isinstance(function, torch._C.ScriptFunction):
         # Its __module__ and __qualname__ are those of the class ScriptFunction.
         path = _MANGLED.sub("", function.qualified_name).removeprefix("__torch__.")

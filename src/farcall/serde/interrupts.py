@@ -1,4 +1,4 @@
-"""Whether a KeyboardInterrupt is the user's Ctrl-C, or was raised by the code that was called."""
+"""The origin of a KeyboardInterrupt: the user's Ctrl-C, or the code that was called."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _is_of_user(handler: object) -> bool:
-    # None: it was installed by C.
+    # A handler that was installed by C reads as None.
     return not (
         handler is None
         or isinstance(handler, signal.Handlers)

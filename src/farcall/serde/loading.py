@@ -1,4 +1,4 @@
-"""What a message that is being unpickled needs from outside its bytes.
+"""The context of a message that is being unpickled: its needs from outside its bytes.
 
 Pickle calls module-level functions and hands them nothing but what the bytes say. A reference
 handle needs the agent's own object instead, and the autograd layer must know which tensors came
@@ -18,7 +18,7 @@ Attach = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Arriving(NamedTuple):
-    """What `load_reference` and `attached` go by, while a message is loaded."""
+    """The context for `load_reference` and `attached`, while a message is loaded."""
 
     references: Sequence[Any]
     attach: Attach | None
@@ -44,7 +44,7 @@ def load_reference(index: int) -> Any:
 def attached(
     data: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.requires_grad_
 ) -> torch.Tensor:
-    """What stands for a tensor requiring grad that arrived.
+    """Return a stand-in for a tensor requiring grad that arrived.
 
     If it was recorded it is linked to its origin, else it is a leaf. Called in the order of
     `Payload.tensors`.

@@ -1,4 +1,4 @@
-"""What is noted while one message is pickled."""
+"""Notes that are taken while one message is pickled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farcall.serde.sharing import Place, Plan, key_of
 
 
 class Notes:
-    """What one message was found to hold: the memory that was met, and where to find common memory.
+    """Notes on one message: the memory that was met, and where to find common memory.
 
     Attributes:
         memory: dense CPU tensors and CPU storages, each as often as it was met.

@@ -82,7 +82,7 @@ class Payload(msgspec.Struct):
 
 
 class OutOfBand:
-    """What is met in one message and does not go into its pickle, or not only."""
+    """Objects that are met in one message and don't go into its pickle, or not only."""
 
     __slots__ = ("buffers", "check", "device_map", "modules", "notes", "references", "tensors")
 
@@ -227,7 +227,7 @@ class FastPickler(OutOfBand):
 
 
 class _Reducers(dict[type, Reducer]):
-    """What C pickle asks for the reducer of a type that it does not know itself."""
+    """The table in which C pickle looks up the reducer of a type that it does not know itself."""
 
     def __init__(
         self, out_of_band: OutOfBand, reference: type | None, more: Mapping[type, Reducer]

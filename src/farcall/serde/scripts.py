@@ -89,7 +89,7 @@ def _named_tensors(module: torch.jit.ScriptModule) -> Iterable[tuple[str, torch.
 
 
 def _count_with_grad(stream: io.BytesIO) -> int:
-    """How many tensors that require grad `torch.jit.save` wrote: also those in lists and the like.
+    """Return the number of tensors requiring grad that `torch.jit.save` wrote, also nested ones.
 
     TorchScript does not tell which attributes a module has.
     """

@@ -92,7 +92,7 @@ class Serializer:
         self._reference = reference
         self._check = check
         self._reducers = {} if reducers is None else reducers
-        # Picklers that nobody uses. A list is its own lock: who pops one has it alone.
+        # Idle picklers. `list.pop` is atomic, so a popped pickler has exactly one owner.
         self._idle: list[FastPickler] = []
 
     def dump(

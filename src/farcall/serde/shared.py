@@ -24,15 +24,15 @@ class SharedBytes(_Bytes):
     storage: torch.UntypedStorage
 
     def file_and_address(self) -> tuple[int, int] | None:
-        """What a transport asks for."""
+        """Return the file and address of a storage, for a transport."""
         return file_and_address(self.storage)
 
 
 def file_and_address(storage: torch.UntypedStorage) -> tuple[int, int] | None:
-    """Descriptor of the file that a CPU storage lies in, and where the file is mapped.
+    """Return the descriptor of the file that a CPU storage lies in, and where it is mapped.
 
-    None: it does not lie in shared memory, or that has no descriptor. The descriptor is torch's
-    own, open as long as the storage is there.
+    Return None if it does not lie in shared memory, or if that has no descriptor. The descriptor is
+    torch's own, open as long as the storage is there.
     """
     address = storage.data_ptr()
     # Asking torch for a descriptor moves what was shared by the name of a file

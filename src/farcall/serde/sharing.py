@@ -38,7 +38,7 @@ class Block:
 
 
 class Place(NamedTuple):
-    """Where in a block a tensor or storage lies: bytes from the block's begin, and its stride."""
+    """The place of a tensor or storage in a block: bytes from the block's begin, and its stride."""
 
     block: Block
     offset: int

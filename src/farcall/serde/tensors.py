@@ -58,7 +58,7 @@ _OWN_REDUCTIONS = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
 
 
 class DeviceMap(NamedTuple):
-    """Where tensors that are not on the CPU go on a peer.
+    """The devices on a peer for tensors that are not on the CPU.
 
     Attributes:
         target: device of ours -> device of the peer; raises if it has none.
@@ -215,7 +215,7 @@ def reduce_subclass(tensor: torch.Tensor) -> Any:
 
 
 def is_recorded(tensor: torch.Tensor) -> bool:
-    """Whether gradients flow through a tensor of this kind that is sent in an autograd context."""
+    """Return whether gradients flow through a tensor of this kind, sent in an autograd context."""
     kind = type(tensor)
     if tensor.is_nested:
         return False
@@ -344,7 +344,7 @@ def rebuild_view(
 
 
 def itself(value: Any) -> Any:
-    """What was made before: a storage that tensors of the message share."""
+    """Return an object made before: a storage that tensors of the message share."""
     return value
 
 

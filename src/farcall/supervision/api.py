@@ -124,7 +124,7 @@ def supervise(
             "all": all, each from its last snapshot; "rest": that one and those after it.
         snapshot: seconds between two copies of the object, or a `Snapshot`, which says how its
             state is read and restored. They are kept by this worker and two others that do not
-            own the object. None: the object is made from scratch.
+            own the object; None: the object is made from scratch.
         concurrency: see `remote`. With 1, a snapshot is taken between two calls, not during one.
         wait: seconds that a worker has to come back if `on` is its name, before another one of its
             role gets the object. In a group of fixed size none comes back.

@@ -1,4 +1,4 @@
-"""What users say of the objects that are supervised."""
+"""The wishes of users for supervised objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farcall.runtime.options.timeouts import validate_timeout
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How the state of a supervised object is kept, for the case that its worker dies.
+    """The way to keep the state of a supervised object, for the case that its worker dies.
 
     Args:
         every: seconds between two snapshots.

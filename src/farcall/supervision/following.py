@@ -54,7 +54,7 @@ class FollowingRRef(RRef[T]):
 
     @classmethod
     def here(cls, name: str) -> Self:
-        """What arrives: the reference, of the agent that the code runs for."""
+        """Return the reference as it arrives: of the agent that the code runs for."""
         return cls.to(current_agent(), name)
 
     def __reduce__(self) -> Any:

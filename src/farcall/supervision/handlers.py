@@ -1,4 +1,4 @@
-"""What workers that supervise ask of others, and what a worker knows of supervisions."""
+"""Questions of supervising workers to others, and a worker's knowledge of supervisions."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ SNAPSHOT_KEEPERS = 2  # that have each snapshot, beside the owner and the superv
 
 
 class Remote(NamedTuple):
-    """What runs on other workers. See `handlers`."""
+    """The functions that run on other workers. See `handlers`."""
 
     make: Handler
     wait_until_made: Handler
@@ -139,7 +139,7 @@ class Leader:
         self._is_retired = True
 
     def leads(self, state: State) -> bool:
-        """Return whether this is who supervises in a state."""
+        """Return whether this worker supervises in a state."""
         return (state.epoch, state.leader_id) == (self._state.epoch, self._state.leader_id)
 
     # Events.
@@ -394,4 +394,4 @@ class Leader:
 
 
 def _ignore(_: object) -> None:
-    """Nobody needs the answer: who has not heard hears of the next change, or is gone."""
+    """Ignore an answer: a worker that did not hear of this change hears of the next, or is gone."""

@@ -1,4 +1,4 @@
-"""What workers tell each other of a supervision: how it is to be, and how it is.
+"""Messages between workers about a supervision: its plan, and its state.
 
 Both travel as plain tuples, so that workers with a policy take them.
 """
@@ -13,7 +13,7 @@ from farcall.rref import RRef
 
 
 class ChildSpec(NamedTuple):
-    """How a child is made."""
+    """The recipe of a child."""
 
     name: str
     factory: Callable[..., Any]
@@ -54,7 +54,7 @@ class Spec(NamedTuple):
 
 
 class ChildState(NamedTuple):
-    """How a child is."""
+    """The state of a child."""
 
     phase: str
     generation: int
@@ -74,7 +74,7 @@ Keeper = tuple[str, int]  # a worker by name and original incarnation
 
 
 class State(NamedTuple):
-    """How a supervision is. Of two that a worker hears of the one with the larger `order` counts.
+    """The state of a supervision. Of two that a worker hears, that with the larger `order` counts.
 
     Attributes:
         epoch: how many workers have supervised so far.

@@ -30,12 +30,12 @@ class _Plan:
     def __init__(self, state: State) -> None:
         self.state = state
         self.heard_at = time.monotonic()
-        self.spec: Spec | None = None  # None: this worker can't take over
+        self.spec: Spec | None = None  # None if this worker can't take over
         self.leader: Leader | None = None  # if it supervises
 
 
 class Supervisors:
-    """What one agent knows of supervisions. Thread-safe; all that leads to calls is done later.
+    """The supervisions that one agent knows. Thread-safe; all that leads to calls is done later.
 
     Args:
         remote: what runs on other workers.

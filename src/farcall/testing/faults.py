@@ -38,7 +38,7 @@ def of_type(*types: type[Message]) -> Matches:
 
 @dataclass
 class Fault:
-    """What happens to some messages.
+    """The fate of some messages.
 
     Attributes:
         matches: to which ones.
@@ -52,7 +52,7 @@ class Fault:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def loses(self) -> bool:
-        """Whether the next one is lost."""
+        """Return whether the next one is lost."""
         with self._lock:
             self.losses -= 1
             return self.losses >= 0

@@ -28,7 +28,7 @@ SLOW = 20.0  # and a reordered one up to this many times more
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong, each a probability from 0 to 1.
+    """Faults, each with a probability from 0 to 1.
 
     Attributes:
         loss: that a message is lost.
@@ -53,7 +53,7 @@ class Faults:
 
     @property
     def is_fifo(self) -> bool:
-        """Whether links lose nothing and keep the order."""
+        """Return whether links lose nothing and keep the order."""
         return not (self.loss or self.reordering)
 
     @classmethod
@@ -100,7 +100,7 @@ class Network(Generic[M]):
             self._launch(source, target, message)
 
     def deliver(self) -> tuple[int, int, M] | None:
-        """The next arrival, as (source, target, message); the clock moves to it. None: no more."""
+        """Move the clock to the next arrival; return (source, target, message), or None if none."""
         while self._flying:
             flight = heapq.heappop(self._flying)
             moment, _, source, target, message = flight
@@ -130,7 +130,7 @@ class Network(Generic[M]):
             self.heal(one, other)
 
     def has_for(self, source: int, target: int) -> bool:
-        """Whether a message from one worker to another may still arrive."""
+        """Return whether a message from one worker to another may still arrive."""
         flights = [*self._flying, *self._cut.get((source, target), ())]
         return any((flight[2], flight[3]) == (source, target) for flight in flights)
 

@@ -44,7 +44,7 @@ class Silent(LinkError):
 
 
 class Means(NamedTuple):
-    """What an endpoint can use to reach others, for people.
+    """The means of an endpoint to reach others, for people.
 
     Attributes:
         transport: the name of the implementation: "native", "socket", "inproc", ...
@@ -62,15 +62,15 @@ class Link(Protocol):
 
     @property
     def peer(self) -> Worker:
-        """Who is at the other end, as it said in the handshake."""
+        """The worker at the other end, as it said in the handshake."""
 
     @property
     def description(self) -> str:
-        """Which path this is, for people: "tcp 127.0.0.1:4711", "unix from pid 12 (uid 0)"."""
+        """The path of the link, for people: "tcp 127.0.0.1:4711", "unix from pid 12 (uid 0)"."""
 
     @property
     def drawback(self) -> str:
-        """Why it was made over this path and not over a better one, or "": this side can't tell."""
+        """The reason for this path and not a better one, or "": this side can't tell."""
 
     def send(self, frame: Frame, deadline: float) -> None:
         """Write a frame.
@@ -109,8 +109,8 @@ class Link(Protocol):
             alarm: a file descriptor; when it can be read, the wait ends.
 
         Returns:
-            None: the alarm went off, the deadline passed, the link was lost, another thread
-            receives, or the transport can't do this. Whoever receives has it for `Endpoint.next`.
+            None if the alarm went off, the deadline passed, the link was lost, another thread
+            receives, or the transport can't do this. Any other frame is left for `Endpoint.next`.
         """
 
     def set_reading(self, is_on: bool) -> None:
@@ -143,7 +143,7 @@ Event = Arrived | LinkLost
 
 
 class Notice(IntEnum):
-    """What `Watch.wait` ends with."""
+    """The result of `Watch.wait`."""
 
     STOPPED = 0
     OVERDUE = 1
@@ -163,10 +163,10 @@ class Watch(Protocol):
         """That is over."""
 
     def is_overdue(self) -> bool:
-        """Whether it began more than a millisecond ago, and is not over."""
+        """Return whether it began more than a millisecond ago, and is not over."""
 
     def set_queue(self, is_there: bool) -> None:
-        """Whether something waits for the watched one, or for others like it."""
+        """Set whether something waits for the watched one, or for others like it."""
 
     def wait(self) -> int:
         """Until the busy one is overdue, or for some time there was a queue and nothing came to an
@@ -186,7 +186,7 @@ class Endpoint(Protocol):
 
     @property
     def means(self) -> Means:
-        """What this endpoint can use to reach others."""
+        """The means of this endpoint to reach others."""
 
     def connect(self, worker: Worker, deadline: float) -> Link:
         """The link that this side dialled to a worker; dials it on first use.
@@ -200,10 +200,10 @@ class Endpoint(Protocol):
         """The link that this side dialled to a worker, if there is one already. Never waits."""
 
     def answers(self, worker: Worker, deadline: float) -> bool:
-        """Whether a worker's process says by the deadline that it is there. Waits for that.
+        """Return whether a worker's process says by the deadline that it is there; wait for that.
 
-        It says so by itself, whatever its functions do, unless it is stopped, its interpreter is
-        held, or its host is dark. True where that can't be asked.
+        It says so by itself, whatever its functions do, unless it is stopped, its GIL is held, or
+        its host is dark. Return True where that can't be asked.
         """
 
     def is_gone(self, worker: Worker, deadline: float) -> bool:

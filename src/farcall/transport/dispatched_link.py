@@ -15,7 +15,7 @@ from farcall.wire.messages import Message
 
 
 class DispatchedLink(ABC):
-    """What such links have in common: `receive` and `exchange` of `base.Link`.
+    """The common part of such links: `receive` and `exchange` of `base.Link`.
 
     Attributes:
         waiters: by call, for whoever receives to take from, and to fail when the link is lost.

@@ -33,7 +33,7 @@ from farcall.wire.messages import KINDS
 
 
 class InprocNetwork:
-    """Where the endpoints of one process find each other. Thread-safe."""
+    """The network in which the endpoints of one process find each other. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

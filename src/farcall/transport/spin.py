@@ -3,9 +3,9 @@
 Waking a thread on an idle core costs tens of microseconds; looking again costs one. So whoever
 waits for a peer that has lately answered quickly looks for a while before it sleeps. How long waits
 lately were decides, so nobody spins for a slow peer, nor on a machine that is too busy to answer
-quickly; and an endpoint never has more spinning threads than there are cores besides its own. Who
-spins offers its core to others each time, and goes to sleep as soon as somebody takes that or the
-interpreter.
+quickly; and an endpoint never has more spinning threads than there are cores besides its own. A
+spinning thread offers its core to others each time, and goes to sleep as soon as another one takes
+the core or the GIL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 
 MAX_SPIN_SECONDS = 2e-3
 WORTH_SECONDS = 2e-3  # waits longer than this are slept through
-STALL_SECONDS = 300e-6  # a look takes far less, unless others use the core or the interpreter
+STALL_SECONDS = 300e-6  # a look takes far less, unless others use the core or the GIL
 WEIGHT = 0.1
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Spinner:
         self._average = 0.0
 
     def wait(self, look: Callable[[], T], sleep: Callable[[], T]) -> T:
-        """What `look` finds, if it is soon, else what `sleep` does."""
+        """Return the result of `look`, if it comes soon, else that of `sleep`."""
         start = monotonic()
         try:
             if self._average < WORTH_SECONDS and self._budget.take():

@@ -1,4 +1,4 @@
-"""What the main thread does so that Ctrl-C can't come in the middle of it.
+"""Work that the main thread does so that Ctrl-C can't come in the middle of it.
 
 Python runs the handlers of signals in the main thread, after calls and when functions begin. A
 KeyboardInterrupt right after `lock.acquire` loses what it returned before anybody has noted it, and

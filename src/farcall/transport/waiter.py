@@ -44,7 +44,7 @@ class Waiter(Generic[T]):
         self._lock.release()
 
     def wait(self, deadline: float) -> T:
-        """What was delivered. `deadline` in `time.monotonic()` seconds.
+        """Return the delivered object. `deadline` in `time.monotonic()` seconds.
 
         Raises:
             TimeoutError: the deadline passed.
@@ -56,7 +56,7 @@ class Waiter(Generic[T]):
         return self.result()
 
     def result(self) -> T:
-        """What was delivered; only when `is_set`."""
+        """The delivered object; only when `is_set`."""
         if self.cause is not None:
             raise LinkError(self.cause)
         return cast(T, self._value)

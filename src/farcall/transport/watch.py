@@ -16,7 +16,7 @@ STARVING_LOOKS = 10
 
 
 class Watch:
-    """As `native/core/watch.hpp`, where it is explained, but each look takes the interpreter."""
+    """As `native/core/watch.hpp`, where it is explained, but each look takes the GIL."""
 
     def __init__(self) -> None:
         self._busy_since = math.inf

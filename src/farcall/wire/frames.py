@@ -35,7 +35,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 class Limits(NamedTuple):
-    """What a peer may make us allocate, per frame. All in bytes but `buffers`."""
+    """The most that a peer may make us allocate, per frame. All in bytes but `buffers`."""
 
     meta: int = 64 << 20
     body: int = 16 << 30

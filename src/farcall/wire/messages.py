@@ -35,7 +35,7 @@ class OnDevice(bytearray):
 
 
 class Kind(IntEnum):
-    """What a frame means. The value is on the wire: append, never renumber."""
+    """The kinds of frames. The value is on the wire: append, never renumber."""
 
     REQUEST = 1
     REPLY = 2
@@ -77,7 +77,7 @@ Turn = tuple[int, RefNumber, int]
 
 
 class Reference(Message):
-    """A reference inside a message: which value, and who owns it."""
+    """A reference inside a message: the id of a value, and its owner."""
 
     minted_by: int
     number: RefNumber
@@ -87,7 +87,7 @@ class Reference(Message):
 
 
 class Extras(Message):
-    """What few requests say.
+    """The fields that few requests have.
 
     `concurrency` is how many calls of methods of the value that it makes may run at once, 0 for any
     number. `held` are the turns of those calls of methods that the request comes from. `trace` is
@@ -235,7 +235,7 @@ class ReleaseContext(Message):
 
 
 class HoldContext(Message):
-    """To the creator of an autograd context: who gave it to the sender died; tell it of the end."""
+    """To the creator of an autograd context: tell the sender of its end, since its giver died."""
 
     context: int
 

@@ -16,7 +16,7 @@ def run(rank: int, init_method: str, last: int, waiting: list[Event]) -> None:
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=WORLD_SIZE, rpc_backend_options=options)
     seen: list[object] = [sorted(rpc.api._all_gather(rank).items())]
     if rank == last:
-        waiting[rank].wait()  # for ever: it is killed
+        waiting[rank].wait()  # forever: it is killed
     for seconds in (0.2, -1):
         waiting[rank].set()
         try:

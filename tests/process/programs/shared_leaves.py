@@ -1,7 +1,7 @@
 """Several threads use the same leaf, in ways in which torch 2.13 by itself deadlocks.
 
-One of them has torch make the leaf's accumulator, which takes a lock of the leaf and then the
-interpreter; another one has the interpreter and takes that lock.
+One of them has torch make the leaf's accumulator, which takes a mutex of the leaf and then the
+GIL; another one has the GIL and takes that mutex.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes wrong in a schedule of whole workers."""
+"""Faults in a schedule of whole workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 @dataclass(frozen=True)
 class AgentFaults:
-    """How often each fault happens, per 100 seconds and worker; 0: never.
+    """The rates of faults, per 100 seconds and worker; 0: never.
 
     Attributes:
         stand: a worker stands still, up to 50 s.

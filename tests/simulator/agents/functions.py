@@ -1,4 +1,4 @@
-"""What simulated workers call on each other."""
+"""Functions that simulated workers call on each other."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class AgentOracle:
         return False
 
     def may_be_unknown(self, name: str) -> bool:
-        """Whether a worker need not be found by its name."""
+        """Return whether a worker need not be found by its name."""
         now = self._scheduler.now
         return (
             name not in self.joined
@@ -168,7 +168,7 @@ class AgentOracle:
         self._ran[call.number] += 1
 
     def is_there(self, name: str) -> bool:
-        """Whether a worker of this name lives."""
+        """Return whether a worker of this name lives."""
         return name in self.here
 
     # The end.

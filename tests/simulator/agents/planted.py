@@ -68,7 +68,7 @@ def _every_second_time(original: Any) -> Any:
 
 
 class AgentBug(Enum):
-    """What to do wrong: the name on the command line, what is replaced, and by what."""
+    """The mistakes to plant: the name on the command line, what is replaced, and by what."""
 
     module: str  # below `farcall.`
     path: str

@@ -1,4 +1,4 @@
-"""What a simulated worker does: start, call, hold references, let go, shut down."""
+"""The program of a simulated worker: start, call, hold references, let go, shut down."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SECRET = "ee89d25b89c546471e193d19d3be7f98"
 
 
 class Plan:
-    """What all workers of a schedule keep to.
+    """The plan of all workers of a schedule.
 
     Attributes:
         names: of the workers.
@@ -66,7 +66,7 @@ class _Options(RpcBackendOptions):
 
 
 class Program:
-    """What the main thread of one process runs."""
+    """The main thread's program of one process."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A simulated backward pass, as who judges it sees it."""
+"""A simulated backward pass, as the oracle sees it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT_DIED = "its root died"
 
 
 class Fate:
-    """What should happen in a pass, and what did.
+    """The wanted and the real fate of a pass.
 
     Attributes:
         expected: the right gradients of leaves.
@@ -43,7 +43,7 @@ class Fate:
 
 
 def uses_all(history: History, roots: Sequence[Node]) -> bool:
-    """Whether these depend on all tensors that were sent: fast mode is for that."""
+    """Return whether these depend on all tensors that were sent: fast mode is for that."""
     used = history.gradients(roots)
     nodes = [node for found in history.nodes.values() for node in found]
     return all(node in used for node in nodes if node.receive is not None)

@@ -1,4 +1,4 @@
-"""What forward passes leave behind: a random graph over workers, with what was sent and received.
+"""Traces of forward passes: a random graph over workers, with what was sent and received.
 
 A node stands for a sum of its children with whole-number factors, so gradients are whole numbers
 and are compared exactly. A received tensor is a node whose gradient goes to what was sent.
@@ -85,13 +85,14 @@ class ReceivedNodes:
 
 
 class History:
-    """What happened in one autograd context before its backward passes.
+    """The events in one autograd context before its backward passes.
 
     Attributes:
         creator: worker that made the context.
         nodes: by worker.
         sends: by worker and number: the nodes of the tensors that were sent.
-        messages: who sent to whom, in order; every receiver knows the context from then on.
+        messages: sender and receiver of each, in order; every receiver knows the context
+            from then on.
     """
 
     def __init__(self, creator: int) -> None:

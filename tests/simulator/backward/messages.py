@@ -1,4 +1,4 @@
-"""What simulated workers say to each other about backward passes.
+"""Messages of simulated workers about backward passes.
 
 The instructions `TellEnd` and `ReportHeld` are sent as they are.
 """

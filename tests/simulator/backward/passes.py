@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class PassHome(Protocol):
-    """What a pass uses of its worker."""
+    """The part of a worker that a pass uses."""
 
     id: int
     machines: Machines
@@ -98,12 +98,12 @@ class SimulatedPass:
 
     @property
     def error(self) -> str:
-        """What the pass failed with."""
+        """The error that the pass failed with."""
         return self.machine.error or ""
 
     @property
     def is_idle(self) -> bool:
-        """Whether this worker has nothing to do, and nobody waits for it."""
+        """Return whether this worker has nothing to do, and nobody waits for it."""
         return not (self.machine.is_asked or self._runs)
 
     # The machine.
@@ -227,7 +227,7 @@ class SimulatedPass:
         return self.machine.state is State.ALONE
 
     def _part(self, source: int) -> SimulatedReach:
-        """What the used tensors of a source lead to."""
+        """Return the reach of the used tensors of a source."""
         reach = self._new_reach(self._content.receives)
         reach.explore(self._source(source), list(self._gradients[source]))
         return reach
@@ -296,7 +296,7 @@ class SimulatedPass:
     def _walk(
         self, source: int, reach: SimulatedReach, sums: Sums, done: Callable[[Node, int], None]
     ) -> Generator[bool, None, bool]:
-        """Run what the gradients of a source complete. False: the pass has failed."""
+        """Run what the gradients of a source complete; return False if the pass has failed."""
         ready = []
         for index, node in self._entries(source, reach):
             gradient = self._gradients[source].get(index, 0)  # 0 in fast mode: it is not used

@@ -220,7 +220,7 @@ def _with(**attributes: type[Any]) -> type[PassMachine]:
 
 
 class BackwardBug(Enum):
-    """What to do wrong: the name on the command line, and the machine that does it."""
+    """The mistakes to plant: the name on the command line, and the machine that makes each."""
 
     planted: type[Any]
 

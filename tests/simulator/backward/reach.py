@@ -1,4 +1,4 @@
-"""What sources reach in a simulated graph, and adding up gradients in it."""
+"""The reach of sources in a simulated graph, and adding up gradients in it."""
 
 from __future__ import annotations
 

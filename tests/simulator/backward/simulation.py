@@ -220,7 +220,7 @@ class _BackwardSchedule(Schedule):
             self.send(worker.id, peer, Forward(context, hops), 0)
 
     def _advance(self) -> bool:
-        """A run goes on by a node, unless it waits for a gradient. False: all of them wait."""
+        """Let one run go on by a node; return False if all of them wait for a gradient."""
         for run in self._random.sample(self._runs, len(self._runs)):
             goes_on = next(run.steps, None) if run.worker in self._workers else None
             if goes_on is None:
@@ -239,7 +239,7 @@ class _BackwardSchedule(Schedule):
         return bool(runs)
 
     def _runs_on(self) -> bool:
-        """Whether some run waits for nothing."""
+        """Return whether some run waits for nothing."""
         return any(run.worker in self._workers for run in self._runs) and self._advance()
 
     def _crash(self) -> bool:
@@ -309,7 +309,7 @@ class _BackwardSchedule(Schedule):
         self._runs.append(_Run(worker, run, expire))
 
     def is_held_up(self) -> bool:
-        """Whether a thread is slow."""
+        """Return whether a thread is slow."""
         return self._random.random() < 0.2 and self._happens()
 
     def ran(self, context: int, options: Options, node: Node) -> None:

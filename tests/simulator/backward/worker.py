@@ -58,7 +58,7 @@ class Worker:
 
     @property
     def open_calls(self) -> int:
-        """How many calls have no answer yet."""
+        """Return how many calls have no answer yet."""
         return len(self._calls)
 
     def _fail_call(self, call: int) -> None:

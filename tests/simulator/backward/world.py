@@ -1,4 +1,4 @@
-"""What is around a simulated worker in backward passes."""
+"""The surroundings of a simulated worker in backward passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Run = Iterator[bool]  # whether a step was done; else it waits for a gradient
 
 
 class World(Protocol):
-    """What a worker can do, and whom it tells."""
+    """The world of a worker: actions that it has, and parties that it tells."""
 
     def send(self, worker: int, peer: int, message: Any, call: int) -> None:
         """A message goes off; `call` is 0 if it wants no answer."""
@@ -21,7 +21,7 @@ class World(Protocol):
         """A run begins. If it waits for too long, it is to `expire`."""
 
     def is_held_up(self) -> bool:
-        """Whether other things happen before a thread that was told what to do has done it."""
+        """Return whether other things happen before a slow thread has done what it was told."""
 
     def ran(self, context: int, options: Options, node: Node) -> None:
         """A node is run."""

@@ -66,7 +66,7 @@ class Caller:
 
     @property
     def dials(self) -> bool:
-        """Whether it is the one that dials."""
+        """Return whether it is the one that dials."""
         return not self.ended and isinstance(self.instruction, Try | Talk | Pause)
 
     def __str__(self) -> str:
@@ -234,7 +234,7 @@ class ConnectingOracle:
                 self._report("CON-5", f"{caller} waits for a host that is dark")
 
     def _may_be_fooled(self) -> bool:
-        """Whether a stranger takes connections and says nothing: it may be a busy worker."""
+        """Return whether a stranger takes connections and says nothing: it may be a busy worker."""
         return any(stranger == "says nothing" for stranger in self._world.strangers.values())
 
     def _expect(self, holds: bool, invariant: str, text: str) -> None:

@@ -38,7 +38,7 @@ BEGINNINGS = 150.0  # seconds in which callers begin
 
 
 class Habit(NamedTuple):
-    """How a caller calls: how often, with which timeouts, with which seconds in between."""
+    """A caller's habit: how often it calls, with which timeouts, with which seconds in between."""
 
     calls: int
     timeouts: Sequence[float]

@@ -22,7 +22,7 @@ SECRET_KINDS = 12  # one worker in so many refuses us
 
 
 class Mode(StrEnum):
-    """What a host is like for some time."""
+    """The mode of a host for some time."""
 
     UP = "up"
     DARK = "dark"  # nothing comes back
@@ -34,7 +34,7 @@ class Mode(StrEnum):
 
 
 class Stranger(StrEnum):
-    """What another host does that has an address in common with the worker's."""
+    """The behaviour of another host that has an address in common with the worker's."""
 
     REFUSES_CONNECTIONS = "refuses connections"
     OTHER_WORKER = "is another worker"
@@ -133,19 +133,19 @@ class World:
     # What is true.
 
     def mode(self, now: float) -> Mode:
-        """What the host is like then."""
+        """Return the mode of the host at a time."""
         return self._modes[bisect_right(self._starts, now) - 1]
 
     def is_dead(self, now: float) -> bool:
-        """Whether the worker has ended."""
+        """Return whether the worker has ended."""
         return self.mode(now) in ENDS
 
     def is_dark(self, now: float) -> bool:
-        """Whether no address gives a connection. A Unix name does, unless the backlog is full."""
+        """Return whether no address connects. A Unix name does, unless the backlog is full."""
         return self.mode(now) in SILENT and self.addresses[0].url != "unix"
 
     def was_in_reach(self, since: float, until: float) -> bool:
-        """Whether nothing kept us from the worker in all of that time."""
+        """Return whether nothing kept us from the worker in all of that time."""
         begins, ends = bisect_right(self._starts, since) - 1, bisect_right(self._starts, until)
         return (
             self._modes[begins:ends] == [Mode.UP]
@@ -155,7 +155,7 @@ class World:
         )
 
     def is_short_of_descriptors(self, now: float) -> bool:
-        """Whether this machine can't open a socket."""
+        """Return whether this machine can't open a socket."""
         return any(begin <= now < end for begin, end in self._short_of_descriptors)
 
     # What a dialler meets.

@@ -1,4 +1,4 @@
-"""How a simulated worker asks the store: what `runtime/membership/lookup.py` is to an agent.
+"""A simulated worker's questions to the store, as `runtime/membership/lookup.py` for an agent.
 
 Judges by LOOK-1 to LOOK-4 what the machine says.
 """
@@ -34,7 +34,7 @@ LEADS_NOWHERE = 150.0  # seconds after which the system gives a connection up
 
 
 class Answer(NamedTuple):
-    """How a question ended."""
+    """The end of a question."""
 
     asked: bool
     worker: Worker | None = None
@@ -134,7 +134,7 @@ class Asking:
 
     @property
     def _is_well(self) -> bool:
-        """Whether each question would get its answer, and the store knows this worker."""
+        """Return whether each question would get its answer, and the store knows this worker."""
         client, store, me = self._client, self._store, self._node.me
         is_connected = client.number == store.number and not client.ends_at
         return is_connected and store.mode is Mode.UP and store.records.get(me.name) is me

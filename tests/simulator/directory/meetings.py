@@ -1,4 +1,4 @@
-"""How simulated workers make links, meet and lose each other, as the transport and `Losses` do."""
+"""Links, meetings and losses of simulated workers, as the transport and `Losses` have them."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Meetings:
         self._at(min(until, self._clock.now + 60.0), node, partial(end, "late"))
 
     def _admits(self, node: Node, other: Node, meeting: int) -> bool:
-        """Whether a worker wants a link: `Losses.admit`."""
+        """Return whether a worker wants a link: `Losses.admit`."""
         machine, incarnation = node.machine, other.incarnation
         verdict, record = machine.verdict(incarnation, meeting), machine.newest(incarnation)
         if verdict is Verdict.ANEW:

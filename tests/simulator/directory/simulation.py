@@ -221,7 +221,7 @@ class _DirectorySchedule(Schedule):
             self._meetings.use(node, record, deadline)
 
     def _ask_members(self, node: Node, key: Key) -> Record | None:
-        """Where the store is silent, a linked member may say whom it knows: see `Members`."""
+        """Ask a linked member, where the store is silent, whom it knows: see `Members`."""
         for link in node.links:
             other = link.other(node)
             known = other.machine.known(key) if other.alive else None

@@ -12,7 +12,7 @@ from farcall.protocol.directory import DirectoryMachine
 
 
 class Mode(StrEnum):
-    """What the store is like for some time."""
+    """The mode of the store for some time."""
 
     UP = "up"
     DARK = "dark"  # it does not answer
@@ -20,7 +20,7 @@ class Mode(StrEnum):
 
 
 class Change(NamedTuple):
-    """What becomes of the store.
+    """A change of the store.
 
     Attributes:
         moment: when.
@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
 
 class Store:
-    """Who has which name.
+    """A store: the workers that have names.
 
     Args:
         changes: what becomes of it, in order.

@@ -81,7 +81,7 @@ class Bench:
         return within(PATIENCE, act)
 
     def check(self, program: Program) -> list[str]:
-        """How the program's outcome differs from that of the local run; a line for each.
+        """Return the differences of the program's outcome from the local run's; a line for each.
 
         Raises:
             Hang: it did not end.
@@ -125,7 +125,7 @@ class Bench:
         return lines
 
     def leftovers(self, patience: float = PATIENCE) -> list[str]:
-        """What is left of programs that are over; a line for each.
+        """Return the leftovers of programs that are over; a line for each.
 
         Args:
             patience: seconds until it must be gone. Contexts end elsewhere a little later.
@@ -174,7 +174,7 @@ def _hook_differences(expected: Sequence[Outcome], found: Sequence[Counter[str]]
 
 
 def within(seconds: float, function: Callable[[], T]) -> T:
-    """What the function returns, if it does in time.
+    """Return the function's result, if it comes in time.
 
     Raises:
         Hang: it did not.
@@ -199,7 +199,7 @@ def within(seconds: float, function: Callable[[], T]) -> T:
 
 
 def stacks() -> str:
-    """What all threads are doing."""
+    """Return the stacks of all threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-8:])}"

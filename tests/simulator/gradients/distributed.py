@@ -44,7 +44,7 @@ async_execution = rpc.functions.async_execution
 
 
 class Host:
-    """What programs have on one worker. Thread-safe.
+    """The state of programs on one worker. Thread-safe.
 
     Args:
         index: of the worker.
@@ -91,7 +91,7 @@ class Host:
         return self._runs[number]
 
     def report(self, number: int, context_id: int) -> Report:
-        """What a run came to here."""
+        """Return the report of a run here."""
         run = self._runs[number]
         return report_of(run.site, run.gradients(context_id), run.tally)
 
@@ -366,7 +366,7 @@ def hosting(agents: Sequence[Agent]) -> Iterator[list[rpc.RRef[Host]]]:
 def run_distributed(
     hosts: Sequence[rpc.RRef[Host]], number: int, program: Program, fast: Sequence[bool]
 ) -> Outcome:
-    """What the program comes to over workers. Acts as the worker of the first host.
+    """Run a program over workers; return its outcome. Acts as the worker of the first host.
 
     Args:
         hosts: as many as the program has workers, or more.

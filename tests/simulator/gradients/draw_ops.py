@@ -14,7 +14,7 @@ Draw = Callable[["Drawer", Scope], bool]
 
 
 class Drawer(Protocol):
-    """What drawing needs of the generator."""
+    """The part of the generator that drawing needs."""
 
     random: Random
     leaves: tuple[Leaf, ...]

@@ -52,7 +52,7 @@ def _walk(container: Any) -> Iterator[Thing]:
 
 
 class World(Protocol):
-    """What a block needs besides torch."""
+    """The surroundings of a block besides torch."""
 
     def call(self, site: Site, call: Call, args: Any) -> Any:
         """Have a block run; what to wait for, or a reference."""
@@ -102,7 +102,7 @@ class Frame:
         self._things.update(zip(step.outputs, unpack(packed), strict=True))
 
     def results(self) -> Any:
-        """What the block returns."""
+        """The results of the block."""
         return pack(self._block.packing, self._take(self._block.outputs))
 
     def root(self, numbers: Sequence[int]) -> torch.Tensor:
@@ -171,5 +171,5 @@ def penalty(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def name_of(step: Op) -> str:
-    """What a step counts goes by this name."""
+    """Return the name under which a step counts."""
     return f"v{step.outputs[0]}" if step.outputs else f"{step.name} v{step.inputs[0]}"

@@ -75,7 +75,7 @@ class LocalWorld:
 
     @property
     def unused(self) -> int:
-        """How many of the sent tensors that require grad the backward pass has not used."""
+        """Return how many of the sent tensors that require grad the backward pass has not used."""
         return self._sent - len(self._used)
 
     def _send(self, container: Any) -> Any:
@@ -111,7 +111,7 @@ def _use(used: set[int], number: int, gradient: torch.Tensor | None) -> None:
 
 
 def run_locally(program: Program) -> Outcome:
-    """What the program comes to in one process."""
+    """Run the program in one process; return its outcome."""
     world = LocalWorld(program)
     root = world.sites[program.root]
     main = Main(Frame(world, program, root, program.blocks[0], ()), program)

@@ -1,4 +1,4 @@
-"""What the steps of a program do, and what they count.
+"""The steps of a program: their work, and their counts.
 
 Operations keep elements between -1 and 1 if their inputs are. The same functions run in the local
 and in the distributed run of a program, so what is compared is how they are put together.
@@ -52,7 +52,7 @@ class Tally:
 
 
 class Site:
-    """What a program has on one worker: parameters, stored values, counts.
+    """A program's things on one worker: parameters, stored values, counts.
 
     Args:
         index: of the worker.
@@ -339,8 +339,8 @@ def op_raises(site: Site, inputs: Sequence[Tensor], number: int, name: str) -> S
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     # Not of a leaf, nor are leaves indexed here: other threads use them, too. Where one thread has
-    # torch make the accumulator of a leaf and another one has the interpreter, they wait for each
-    # other for ever (torch 2.13).
+    # torch make the accumulator of a leaf and another one has the GIL, they wait for each other
+    # forever (torch 2.13).
     free = [a.expand_as(a) if isinstance(a, Tensor) and a.is_leaf else a for a in args]
     return function.apply(*free)  # type: ignore[no-untyped-call]
 

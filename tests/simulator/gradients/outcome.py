@@ -1,4 +1,4 @@
-"""What a run of a program came to, and how two of them differ."""
+"""The outcome of a run of a program, and the differences of two."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABSOLUTE = 1e-13
 
 
 class Report(NamedTuple):
-    """What a worker can say after a run.
+    """A worker's report after a run.
 
     Attributes:
         gradients: of its leaves, dense; None for those that got none.
@@ -55,7 +55,7 @@ def _nonzero(gradients: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Te
 
 @dataclass
 class Outcome:
-    """What a run came to.
+    """The outcome of a run.
 
     Attributes:
         roots: their values, in the order of the passes.
@@ -113,7 +113,7 @@ def differences(
     undefined: bool = False,
     shared_parameters: bool = False,
 ) -> list[str]:
-    """How two outcomes of one program differ, a line for each difference; none: they are equal.
+    """Return the differences of two outcomes of one program, a line for each.
 
     Args:
         expected: the local run's.

@@ -145,12 +145,12 @@ class Program(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many steps it has."""
+        """Return how many steps it has."""
         return sum(len(block.steps) for block in self.blocks)
 
     @property
     def has_undefined_gradients(self) -> bool:
-        """Whether one of its nodes says that it has no gradient for an input."""
+        """Return whether one of its nodes says that it has no gradient for an input."""
         return any(
             isinstance(step, Op) and step.name == "half_blind"
             for block in self.blocks

@@ -1,4 +1,4 @@
-"""What the generator knows about the values of a block while it draws the block's steps.
+"""The generator's knowledge of the values of a block while it draws the block's steps.
 
 It has to know enough that a program means the same locally and distributed, in whatever order
 calls end. Values that share memory form a group. Memory must not be changed in place any more once
@@ -40,7 +40,7 @@ class Group:
 
     @property
     def takes_hooks(self) -> bool:
-        """Whether there may be a hook on one of them.
+        """Return whether there may be a hook on one of them.
 
         torch 2.13 crashes when a hook is put on a view whose base was changed in place.
         """

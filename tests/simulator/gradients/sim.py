@@ -54,7 +54,7 @@ class Failure(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What a run of many programs came to."""
+    """The result of a run of many programs."""
 
     programs: int = 0
     steps: int = 0
@@ -81,7 +81,7 @@ def run_chunk(task: tuple[int, int]) -> Summary:
 
 
 def _threads(seed: int) -> int:
-    """How many threads a worker has for this program: mostly one, which is enough."""
+    """Return how many threads a worker has for this program: mostly one, which is enough."""
     return 1 if seed // CHUNK % 3 else 16
 
 

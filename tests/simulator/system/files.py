@@ -1,4 +1,4 @@
-"""What a kernel has for descriptors: listeners, and streams with the limits that Linux has for TCP.
+"""Kernel objects for descriptors: listeners, and streams with Linux's limits of TCP.
 
 A kernel answers while its processes stand still: it takes what fits in its buffers, acknowledges,
 and accepts connections up to a backlog.
@@ -146,7 +146,7 @@ class Stream(File):
 
     @property
     def space(self) -> int:
-        """How many bytes can be sent now."""
+        """Return how many bytes can be sent now."""
         peer = self.peer
         unread = 0 if peer is None else len(peer.unread)
         return max(0, BUFFER - self.under_way - unread)

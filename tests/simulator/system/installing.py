@@ -97,7 +97,7 @@ class _Os:
 
 
 def _table(system: System) -> dict[int, Any]:
-    """What takes the place of what, by the identity of the real one."""
+    """Return the replacements, by the identity of the real objects."""
     scheduler = system.scheduler
     clock = SimpleNamespace(
         monotonic=scheduler.look_at_clock,

@@ -1,4 +1,4 @@
-"""What `threading` has, for the threads of a simulated system."""
+"""`threading`, for the threads of a simulated system."""
 
 from __future__ import annotations
 

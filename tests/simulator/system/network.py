@@ -31,7 +31,7 @@ class Host:
 
 
 class Network:
-    """What is between hosts. A message is late, or comes when the network is back; none is lost."""
+    """The network between hosts. A message is late, or comes when it is back; none is lost."""
 
     def __init__(self, scheduler: Scheduler, random: Random, slowest: float) -> None:
         self.scheduler = scheduler
@@ -65,7 +65,7 @@ class Network:
         return self._cuts.get(frozenset((one.name, other.name)), -math.inf)
 
     def is_cut(self, one: Host, other: Host) -> bool:
-        """Whether nothing gets through."""
+        """Return whether nothing gets through."""
         return one is not other and self.scheduler.now < self.cut_until(one, other)
 
     def delay(self, one: Host, other: Host) -> float:

@@ -1,4 +1,4 @@
-"""What `socket` and `select` have, for the threads of a simulated system."""
+"""`socket` and `select`, for the threads of a simulated system."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class Sockets:
 
 
 class _Poller:
-    """What `select.epoll` and `select.poll` share."""
+    """The common part of `select.epoll` and `select.poll`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel

@@ -14,7 +14,7 @@ PATIENCE = 60.0  # seconds of a client, for one operation
 
 
 class Mode(Enum):
-    """What a store does: answers, answers slowly, keeps silent, is not there."""
+    """The mode of a store: it answers, answers slowly, keeps silent, or is not there."""
 
     UP = 0
     SLOW = 1
@@ -41,7 +41,7 @@ class StoreServer:
         self.outages: list[tuple[float, float]] = []
 
     def is_gone(self, number: int) -> bool:
-        """Whether a client that connected to it then has lost its connection."""
+        """Return whether a client that connected to it then has lost its connection."""
         return self.mode is Mode.DEAD or self.number != number
 
     def start_again(self) -> None:

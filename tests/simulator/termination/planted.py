@@ -157,5 +157,5 @@ def detector_of(bug: TerminationBug | None) -> type[TerminationDetector]:
 
 
 def silence_of(bug: TerminationBug | None) -> type[Silence]:
-    """The same for who counts silence."""
+    """Return the class of the silence counter, with the planted bug."""
     return _SILENCES.get(bug, Silence)

@@ -47,7 +47,7 @@ class Member:
         given_up: another one has declared it lost, since it was silent.
         gone: whose end it has noticed.
         serving: what it serves.
-        own: its calls: who serves them, and on behalf of whom they are.
+        own: its calls: their servers, and the calls on whose behalf they are.
         stands_until: when its process goes on, in seconds; infinite: never.
         cut: to whom nothing went that it sent from when on: it died before it was written.
         heard: when each of those that it asks has answered last, or was asked first.
@@ -82,12 +82,12 @@ class Member:
 
     @property
     def takes_part(self) -> bool:
-        """Whether it has neither died nor left."""
+        """Return whether it has neither died nor left."""
         return self.alive and not self.detector.dismissed
 
     @property
     def counts(self) -> bool:
-        """Whether the others have to wait for it."""
+        """Return whether the others have to wait for it."""
         return self.alive and not self.given_up
 
     def answers_at(self, now: float) -> float:

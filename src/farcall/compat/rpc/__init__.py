@@ -1,4 +1,4 @@
-"""What `torch.distributed.rpc` is while farcall stands in for it."""
+"""`torch.distributed.rpc` while farcall stands in for it."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""What `_get_current_rpc_agent` gives: farcall's agent, as torch.distributed.rpc shows one."""
+"""The result of `_get_current_rpc_agent`: farcall's agent, shown as torch shows one."""
 
 from __future__ import annotations
 

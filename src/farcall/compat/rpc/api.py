@@ -1,4 +1,4 @@
-"""What `torch.distributed.rpc.api` has, with the private names that programs lean on."""
+"""The names of `torch.distributed.rpc.api`, with the private ones that programs lean on."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _wait_all() -> Iterator[None]:
 def _all_gather(
     obj: Any, worker_names: set[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> dict[str, Any]:
-    """What each of the workers passes, by name, when all of them have called this.
+    """Return the value that each worker passes, by name, when all of them have called this.
 
     See `farcall.rpc.all_gather`.
 

@@ -1,4 +1,4 @@
-"""What `torch.distributed.rpc.backend_registry` has."""
+"""The names of `torch.distributed.rpc.backend_registry`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class BackendValue(NamedTuple):
-    """What belongs to a backend: how its options are made, and its agent."""
+    """The parts of a backend: functions that make its options and its agent."""
 
     construct_rpc_backend_options_handler: Callable[..., Any]
     init_backend_handler: Callable[..., Any]
@@ -40,12 +40,12 @@ _tensorpipe_init_backend_handler: Callable[..., Any]  # set where it is made
 
 
 def is_backend(backend: Any) -> bool:
-    """Whether it is a member of `BackendType`, as that is now or was before others were added."""
+    """Return whether it is a member of `BackendType`, now or before others were added."""
     return isinstance(backend, enum.Enum) and isinstance(backend.value, BackendValue)
 
 
 def backend_registered(backend_name: str) -> bool:
-    """Whether there is a backend of that name."""
+    """Return whether there is a backend of that name."""
     return backend_name in BackendType.__members__
 
 

@@ -1,4 +1,4 @@
-"""What `torch.distributed.rpc.constants` has."""
+"""The names of `torch.distributed.rpc.constants`."""
 
 from __future__ import annotations
 

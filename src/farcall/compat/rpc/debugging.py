@@ -1,4 +1,4 @@
-"""What torch.distributed.rpc says of itself, as text under torch's names."""
+"""Information of torch.distributed.rpc about itself, as text under torch's names."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ def _get_debug_info() -> dict[str, str]:
 
 
 def enable_gil_profiling(flag: bool) -> None:
-    """Accepted: farcall's native part does not wait for the interpreter's lock to be measured."""
+    """Accept the flag without effect: farcall's native part does not wait for the GIL."""

@@ -1,4 +1,4 @@
-"""What `torch.distributed.rpc.functions` has."""
+"""The names of `torch.distributed.rpc.functions`."""
 
 from farcall.functions import async_execution
 

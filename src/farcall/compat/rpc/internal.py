@@ -1,4 +1,4 @@
-"""What `torch.distributed.rpc.internal` has: torch's own, which is plain Python.
+"""The names of `torch.distributed.rpc.internal`: torch's own, which is plain Python.
 
 Imported before farcall stands in for torch, so these are the originals. Their pickler looks for
 the classes of references where torch.distributed.rpc is, and so finds farcall's.

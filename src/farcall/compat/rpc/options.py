@@ -1,4 +1,4 @@
-"""What `torch.distributed.rpc.options` has."""
+"""The names of `torch.distributed.rpc.options`."""
 
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions

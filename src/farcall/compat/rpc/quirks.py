@@ -1,4 +1,4 @@
-"""Where farcall does something else than torch.distributed.rpc, on which programs may rely.
+"""Differences between farcall and torch.distributed.rpc, on which programs may rely.
 
 The errors of remote functions are made anew, with a text as their only argument; a callee prints
 them. A future fails those that wait for it and others as soon as it has failed. What a callback
@@ -140,7 +140,7 @@ original_register_hook = torch.autograd.Function._register_hook
 
 
 def register_hook(hooks: Any, hook: Any) -> Any:
-    """What torch asks to add a hook to a node."""
+    """Add a hook to a node, in the form that torch asks for."""
     global _any_node_has_hooks  # noqa: PLW0603
     _any_node_has_hooks = True
     return original_register_hook(hooks, hook)  # type: ignore[no-untyped-call]
@@ -257,7 +257,7 @@ original_local_value = RRef.local_value
 
 
 class _Remote:
-    """What `rref.remote()` gives: waits for the value before it calls a method, as torch's does."""
+    """The result of `rref.remote()`: a method call waits for the value first, as torch's does."""
 
     def __init__(self, rref: RRef[Any], timeout: float) -> None:
         self.__rref = rref

@@ -1,4 +1,4 @@
-"""What TorchScript code does remotely: calls, references, gradients.
+"""Remote work of TorchScript code: calls, references, gradients.
 
 torch compiles all this to nodes of its own, which need an agent, futures and references in C++.
 `scripted_graphs` puts calls of `do` in their place, which does here what the node should.
@@ -67,7 +67,7 @@ def _let_others_work(future: Any) -> None:
 
 
 def _unwrapped(value: Any) -> Any:
-    """What a future of Python's held: to TorchScript, an object of which it knows nothing."""
+    """Return the value of a future of Python's: to TorchScript, an opaque object."""
     return value
 
 

@@ -62,7 +62,7 @@ def adapt(graph: Any) -> None:
 
 
 def _gets_futures(graph: Any) -> bool:
-    """Whether there may be futures other than those of what the graph itself forks.
+    """Return whether there may be futures other than those of what the graph itself forks.
 
     Else its waits stay as they are: with calls of Python it can't be saved.
     """

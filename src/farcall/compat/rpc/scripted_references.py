@@ -46,12 +46,12 @@ def _in_containers(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def has_references(kind: Any) -> bool:
-    """Whether a type of TorchScript's is, or contains, that of a reference."""
+    """Return whether a type of TorchScript's is, or contains, that of a reference."""
     return contains(kind, "RRefType")
 
 
 def contains(kind: Any, name: str) -> bool:
-    """Whether a type is, or contains, one of that kind.
+    """Return whether a type is, or contains, one of that kind.
 
     Attributes of objects are another matter: these stay where they are.
     """
@@ -102,7 +102,7 @@ _call_method: Any = torch._C.ScriptMethod.__call__
 
 
 def call_function(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """How Python calls a compiled function, with references among its arguments or results."""
+    """Call a compiled function from Python, with references among its arguments or results."""
     entry = _entries.get(function.qualified_name) if _entries else None
     given = None if entry is None else _all_arguments(function.schema, args, kwargs)
     if given is None:
@@ -111,7 +111,7 @@ def call_function(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def call_method(method: Any, *args: Any, **kwargs: Any) -> Any:
-    """How Python calls a compiled method, with references among its arguments or results."""
+    """Call a compiled method from Python, with references among its arguments or results."""
     module = method.owner if _entries else None
     entry = None if module is None else _entries.get(f"{module.qualified_name}.{method.name}")
     given = None if entry is None else _all_arguments(method.schema, (module, *args), kwargs)

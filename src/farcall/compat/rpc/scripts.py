@@ -22,7 +22,7 @@ _COMPLAINTS = ("RPC agent is not set", "Expected a value of type 'RRef")
 
 
 def _prepared(call: Callable[..., Any]) -> Callable[..., Any]:
-    """How a scripted function is called from Python.
+    """Return a function that calls a scripted one from Python.
 
     Futures and the context of this thread are given to it in a form that it can use. If it needs
     what farcall has not, the error says so.

@@ -29,7 +29,7 @@ _generation = 0
 
 
 def is_available() -> bool:
-    """Whether there is RPC: always."""
+    """Return whether there is RPC: always."""
     return True
 
 
@@ -99,7 +99,7 @@ def _validate_rpc_args(
 ) -> None:
     for value, kind in (
         (backend, enum.Enum),
-        (store, (dist.Store, type(None))),  # None: our own backends open one
+        (store, (dist.Store, type(None))),  # None where our own backends open one
         (name, str),
         (rank, numbers.Integral),
         (world_size, (numbers.Integral, type(None))),

@@ -1,4 +1,4 @@
-"""What `torch.distributed.rpc._testing` has: the backend FAULTY_TENSORPIPE, over our faults."""
+"""`torch.distributed.rpc._testing`: the backend FAULTY_TENSORPIPE, over our faults."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ FETCH = name_of(fetch)
 
 
 def is_available() -> bool:
-    """Whether there is fault injection: always."""
+    """Return whether there is fault injection: always."""
     return True
 
 
 @functools.cache
 def _is_script(name: str) -> bool:
-    """Whether a function of that name is an operator of torch's, or TorchScript."""
+    """Return whether a function of that name is an operator of torch's, or TorchScript."""
     try:
         function = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError):

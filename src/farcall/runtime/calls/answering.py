@@ -79,7 +79,7 @@ class Answering(msgspec.Struct, eq=False):
 
     @property
     def name(self) -> str:
-        """What the caller asked for, for messages."""
+        """The name of the requested function, for messages."""
         return readable(self.request.function, self.method)
 
     # Outcomes. Each request ends once, in `_end`: what runs code of the user before may raise.
@@ -152,7 +152,7 @@ class Answering(msgspec.Struct, eq=False):
 
     def _answer(self, message: Reply | Failure, dumped: Payload) -> None:
         handles: Sequence[RefHandle] = dumped.references
-        is_sent: bool | None = False  # None: it waits in the caller's box
+        is_sent: bool | None = False  # None while it waits in the caller's box
         try:
             if handles:
                 is_wanted = self._answer_with(message, handles)

@@ -1,4 +1,4 @@
-"""How the calls of a worker end. Every call that was begun ends once: by its answer (`arrived`),
+"""The ends of a worker's calls. Every call that was begun ends once: by its answer (`arrived`),
 by time (`give_up`, `expire`), by its link (`unreachable`), or with its peer or its agent (`fail`).
 The `Outgoing` machine of the peer decides which was first. But an answer that a waiting thread has
 in hand counts, also if the machine heard of the loss of the peer before that thread told it.
@@ -211,7 +211,7 @@ class CallCompletion:
     def timeout(
         self, pending: PendingCall, error: BaseException | None = None, note: str = ""
     ) -> RpcTimeout:
-        """What a call ends with whose deadline has passed; `error` is how that was noticed."""
+        """Return the error of a call whose deadline has passed; `error` is how that was noticed."""
         what = pending.name
         why = "" if pending.sent else _backlog(pending.peer, error)
         hint = self._limits.how_to_raise(pending.timeout, pending.inherited)
@@ -229,9 +229,10 @@ class CallCompletion:
         return f"; no link to it was made in time ({tried or ', '.join(peer.worker.addresses)})"
 
     def arrived(self, peer: Peer, answer: Frame) -> PendingCall | None:
-        """The answer of a call arrived. None: it had ended already.
+        """Return the call whose answer arrived, or None if the call had ended already.
 
-        Who gets the call says `coordinator.end` when it is done with it, callbacks included.
+        The thread that gets the call says `coordinator.end` when it is done with it, callbacks
+        included.
         """
         pending = peer.outgoing.outcome(answer.call_id)
         if pending is None or pending.is_noted:

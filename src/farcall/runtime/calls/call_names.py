@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Handler(NamedTuple):
-    """How messages name what is asked of one of farcall's own handlers."""
+    """The names in messages of requests for one of farcall's own handlers."""
 
     call: str
     result: str

@@ -1,4 +1,4 @@
-"""How the callbacks of futures run: in order, in a stack of bounded depth, and to the end.
+"""The callbacks of futures: run in order, in a stack of bounded depth, and to the end.
 
 torch runs the callbacks of a future inside of `set_result`. A callback that completes another
 future runs that one's callbacks inside of its own frame, and so on: in a chain of some hundred

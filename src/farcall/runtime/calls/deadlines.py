@@ -1,4 +1,4 @@
-"""Which calls are due, for tens of thousands of calls in flight.
+"""The due calls, among tens of thousands of calls in flight.
 
 Nothing is done for a single call, so one that ends in time costs nothing. What is kept is the time
 before which none can be due. Then all open calls are looked at, but not sooner again than after
@@ -18,7 +18,7 @@ SHARE = 10  # so at most a tenth of the time goes into looking
 
 
 class Call(Protocol):
-    """What has a deadline."""
+    """A call with a deadline."""
 
     @property
     def deadline(self) -> float:
@@ -41,7 +41,7 @@ class Deadlines(Generic[C]):
         self.next = math.inf  # when `due` has to be called next
 
     def note(self, deadline: float) -> bool:
-        """A call is open from now on. True: whoever sleeps until `next` must be woken."""
+        """Note an open call; return True if the thread that sleeps until `next` must be woken."""
         if deadline >= self.next:
             return False
         with self._lock:
@@ -53,7 +53,7 @@ class Deadlines(Generic[C]):
         if now < self.next:
             return []
         with self._lock:
-            self.next = math.inf  # who notes a call that is not looked at any more sets it
+            self.next = math.inf  # `note` sets it for a call that is not looked at here
         start = time.perf_counter()
         due: list[C] = []
         following = math.inf

@@ -23,7 +23,7 @@ class Deferred(NamedTuple):
 
 
 def result_of(function: Callable[..., Any], result: Any) -> Any:
-    """What a function's return value means: one marked async gives a future of the value.
+    """Return a function's result, `Deferred` if it is marked async and gave a future of it.
 
     Raises:
         InvalidResult: a function marked with `async_execution` did not return a future.

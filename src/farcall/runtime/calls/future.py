@@ -1,4 +1,4 @@
-"""What `rpc_async` returns."""
+"""The future that `rpc_async` returns."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ _in_loop = _InLoop
 
 
 class _Orphan:
-    """What the C++ half of a failed future has of the error.
+    """The error of a failed future, as its C++ half has it.
 
     `collect_all` works on the C++ half alone, also when the Python half is gone. But the error must
     not be kept there, where the garbage collector can't see it: its arguments may lead back to its

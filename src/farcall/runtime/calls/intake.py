@@ -1,4 +1,4 @@
-"""How much is queued here of each caller; beyond the bounds its link is not read.
+"""The calls queued here, by caller; beyond the bounds a caller's link is not read.
 
 The rules are `farcall.protocol.admission`'s. What runs at once is not counted.
 """
@@ -24,7 +24,7 @@ def queue(job: IncomingCall) -> None:
 
 
 def holds(job: IncomingCall) -> bool:
-    """Whether the function of a job has to wait until its caller has read more answers.
+    """Return whether the function of a job has to wait until its caller has read more answers.
 
     Then it is queued until `Answers` lets it begin again.
     """

@@ -1,4 +1,4 @@
-"""How many bytes of arguments are kept for calls of workers that are not known yet."""
+"""The bytes of arguments kept for calls of workers that are not known yet."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class LaterCalls:
         self._inquiries.ask(key, look, until, partial(self._go_on, call))
 
     def _go_on(self, call: LaterCall, error: FarcallError | None, found: object) -> None:
-        """What a call waited for is there, or never will be, or it is time to look."""
+        """Go on: the thing a call waited for is there, or never will be, or it is time to look."""
         try:
             if isinstance(error, RpcTimeout):
                 deadline, seconds, _ = call.limit
@@ -243,7 +243,7 @@ class LaterCalls:
         self._coordinator.end(call)
 
     def _lacks(self, call: LaterCall, peer: Peer | None) -> tuple[object, Look] | None:
-        """What a call has to wait for first, if there is anything."""
+        """Return the first thing that a call has to wait for, if there is any."""
         if peer is None:
             return key_of(call.to), partial(self._directory.look_up, call.to)
         place = self._references.where_sought(call.handles)
@@ -273,5 +273,5 @@ class LaterCalls:
 
 
 def key_of(to: To) -> str | int:
-    """What calls of a worker that is named so wait at, in their order: see `Inquiries`."""
+    """Return the key at which calls of a worker named so wait, in their order: see `Inquiries`."""
     return to if isinstance(to, str | int) else to.name

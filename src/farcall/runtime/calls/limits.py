@@ -1,4 +1,4 @@
-"""How long a call may take, and how its user gets more time."""
+"""The limits of a call's time, and how its user gets more."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Limits:
 
         Returns:
             The deadline in `time.monotonic()` seconds; the seconds from now; and, if a call that is
-            being served has set them, what that call asked for and who made it, else None.
+            being served has set them, what that call asked for and its caller, else None.
 
         Raises:
             RpcTimeout: nothing is left.

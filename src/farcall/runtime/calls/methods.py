@@ -1,4 +1,4 @@
-"""What `rref.rpc_sync().name` gives before it is called."""
+"""The value of `rref.rpc_sync().name`, before it is called."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from farcall.wire.messages import OnDevice
 logger = get_logger("farcall")
 
 AT_ONCE = 0.0  # a deadline: what can't be written without waiting isn't
-# How long, in seconds, who sends waits for a peer that reads slowly before it leaves the rest to
+# Seconds that a sending thread waits for a peer that reads slowly, before it leaves the rest to
 # the thread of the box. A healthy peer that is sent much makes room within less.
 GRACE = 0.01
 # Bytes a second below which a peer counts as one that does not read. A thread waits so long at most
@@ -45,7 +45,7 @@ class Waiting(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether it need not be sent any more."""
+        """Return whether it need not be sent any more."""
 
     def send(self) -> None:
         """Send it. May wait for the peer, until a deadline of its own."""
@@ -210,7 +210,7 @@ def detached(frame: Frame) -> Frame:
 
 
 def size_of(frame: Frame) -> int:
-    """How many bytes a frame takes here while it waits, about."""
+    """Return how many bytes a frame takes here while it waits, about."""
     return OVERHEAD + len(frame.body) + sum(len(buffer) for buffer in frame.buffers)
 
 

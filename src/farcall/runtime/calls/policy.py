@@ -1,4 +1,4 @@
-"""What other workers may do here: the option `policy`."""
+"""The rights of other workers here: the option `policy`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING = Only()
 
 
 class Policy:
-    """What each worker may do here. Immutable.
+    """The rights of each worker here. Immutable.
 
     Args:
         given: for all workers; or by pattern (`fnmatch`) of their names, of which the first that
@@ -38,7 +38,7 @@ class Policy:
 
     @property
     def is_strict(self) -> bool:
-        """Whether there is one, so that nothing is unpickled here."""
+        """Return whether there is one, so that nothing is unpickled here."""
         return self._rules is not None
 
     def of(self, worker: str) -> Only | None:

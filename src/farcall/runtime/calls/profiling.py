@@ -38,7 +38,7 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 def event(name: str) -> AbstractContextManager[Any]:
-    """What lasts as long as the block, if a profiler runs."""
+    """Return a profiler's event that lasts as long as the block, if a profiler runs."""
     return record_function(name) if profiler._is_profiler_enabled else _NOTHING
 
 

@@ -109,7 +109,7 @@ class Requests:
             if context is not None and context.gradients:
                 request.no_grad = not torch.is_grad_enabled()
                 tensors = dumped.tensors
-                # Who waits for the answer records before, and changes nothing meanwhile.
+                # A thread that waits for the answer records before, and changes nothing meanwhile.
                 waits = future is None and created is None
                 sent = self._gradients.send(context.gradients, peer, tensors, waits)
                 request.context, request.sent = sent

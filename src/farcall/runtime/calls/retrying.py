@@ -26,7 +26,7 @@ LONGEST_PAUSE = 10.0  # seconds
 
 @dataclass(frozen=True)
 class Retry:
-    """How often a call that is safe to repeat is made again, and when.
+    """The times and delays with which a call that is safe to repeat is made again.
 
     Args:
         times: how often at most, after the first attempt.

@@ -53,7 +53,7 @@ class ServerCall(Answering, eq=False):
                 self.cancel()
 
     def _admit(self, request: Request) -> bool:
-        """Whether the function may run: all references of the request live here."""
+        """Return whether the function may run: all references of the request live here."""
         references = self.serving.references
         counted = request.references
         if request.on_reference:

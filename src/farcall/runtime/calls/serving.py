@@ -1,4 +1,4 @@
-"""What the calls that an agent serves use of it."""
+"""The part of an agent that the calls which it serves use."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ COUNTS_FOR = 10.0  # seconds for which it counts that a peer said it had no more
 
 
 class Shortage:
-    """What is known of the wants of one agent and its peers. Thread-safe."""
+    """The known shortages of one agent and its peers. Thread-safe."""
 
     def __init__(self, status: Status, executor: Executor, directory: Directory) -> None:
         self._status = status

@@ -1,4 +1,4 @@
-"""What a worker tells of itself to somebody who asks: its calls, threads, links and limits.
+"""A worker's reports on itself to those that ask: its calls, threads, links and limits.
 
 Nothing here runs before somebody asks, and nothing of it is on the way of a call.
 """

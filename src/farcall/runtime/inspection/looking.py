@@ -1,4 +1,4 @@
-"""What a worker says of itself."""
+"""A worker's report on itself."""
 
 from __future__ import annotations
 

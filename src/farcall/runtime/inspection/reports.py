@@ -1,4 +1,4 @@
-"""What travels between a worker and somebody who asks about it."""
+"""The messages between a worker and a process that asks about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ARRIVAL = "barrier, gather or all_gather"  # how messages name the calls by whic
 
 
 class Question(msgspec.Struct, array_like=True, frozen=True):
-    """What to tell.
+    """The parts that a report is to have.
 
     Attributes:
         stacks: also of each thread where it is.
@@ -45,7 +45,7 @@ class CallReport(msgspec.Struct, frozen=True):
 
 
 class WaitReport(msgspec.Struct, frozen=True):
-    """What a thread waits for beside calls: `what` in words, and since how many `seconds`."""
+    """A wait of a thread other than for a call: `what` in words, and since how many `seconds`."""
 
     what: str
     seconds: float

@@ -1,4 +1,4 @@
-"""Where the threads of this process are, and which calls they serve and wait for.
+"""The threads of this process: their stacks, and the calls that they serve and wait for.
 
 A thread's frames have the calls in their variables, so nothing need be written down for this while
 calls are made.
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
     @property
     def is_farcalls(self) -> bool:
-        """Whether farcall has started it."""
+        """Return whether farcall has started it."""
         return self.name.startswith("farcall-")
 
 
@@ -139,5 +139,5 @@ def _text(frame: FrameType) -> str:
 
 
 def _is_library(frame: FrameType) -> bool:
-    """Whether a frame is of Python's own library, or of what is installed."""
+    """Return whether a frame is of Python's own library, or of what is installed."""
     return frame.f_code.co_filename.startswith(("<", *_LIBRARIES))

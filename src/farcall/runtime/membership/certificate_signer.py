@@ -64,7 +64,7 @@ class _Believed(NamedTuple):
 
 
 class _Files:
-    """What the files of a `TlsConfig` hold. Thread-safe.
+    """The contents of the files of a `TlsConfig`. Thread-safe.
 
     Raises:
         ValueError: the worker's certificate or key can't sign, or the others would not believe it.

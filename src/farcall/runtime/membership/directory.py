@@ -114,7 +114,7 @@ class Directory:
             self.on_news()
 
     def take(self) -> tuple[list[News[Peer]], list[Peer]]:
-        """Return the news that nobody has taken, and who is here after that."""
+        """Return the news that were not taken yet, and the peers that are here after them."""
         with self._lock:
             news = list(self._machine.news)
             self._machine.news.clear()
@@ -159,7 +159,7 @@ class Directory:
                 doubt = f"; the store at which workers meet could not be asked: {error}"
             if worker is not None and worker.lost is None:
                 return worker
-            found = self._machine.resolve(to, asked=True)  # who was asked for may have dialled us
+            found = self._machine.resolve(to, asked=True)  # the worker may have dialled us
         if found.party is None:
             raise self._unknown(to, doubt, deadline)
         if found.standing is Standing.LOST:

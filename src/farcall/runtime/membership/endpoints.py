@@ -1,4 +1,4 @@
-"""Which transport a worker runs on: the first one that the options name and this machine has."""
+"""The transport of a worker: the first one that the options name and this machine has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ListeningEndpoint(Endpoint, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a worker is about to start: what opening its endpoint may need.
+    """The place where a worker is about to start, as far as opening its endpoint may need it.
 
     Attributes:
         me: what to say of ourselves. The id is -1 if the group has yet to assign it.

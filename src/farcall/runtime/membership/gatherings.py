@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.5  # between two looks whether those that are missing live
 
 
 class Ident(NamedTuple):
-    """Which gathering: equal at all that take part.
+    """The identity of a gathering: equal at all that take part.
 
     Attributes:
         key: the user's word for it, and what it is for.

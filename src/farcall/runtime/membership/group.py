@@ -1,4 +1,4 @@
-"""What an agent's users do with the group as a whole: see who is there, and exchange values."""
+"""The group as a whole, for an agent's users: see who is there, and exchange values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farcall.transport.base import Endpoint
 
 
 class Extension(Protocol):
-    """What a layer above keeps with an agent."""
+    """The state that a layer above keeps with an agent."""
 
     def close(self) -> None:
         """The agent has shut down."""
@@ -35,7 +35,7 @@ class Group:
         enter: called in each thread that runs functions of users, before them.
 
     Attributes:
-        roster: who is there.
+        roster: the workers that are there.
         gatherings: exchanges of values.
         later: does work later.
     """

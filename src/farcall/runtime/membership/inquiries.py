@@ -1,4 +1,4 @@
-"""What has to wait until the store has said where a worker is, without a thread that waits for it.
+"""Work that waits, without a thread, until the store has said where a worker is.
 
 Whoever needs a worker that is not known here leaves what is to be done then. A thread for each name
 waits for the store, and does it: nobody else is held up by a store that does not answer. What needs

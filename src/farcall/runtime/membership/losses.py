@@ -1,4 +1,4 @@
-"""What happens when a worker is lost, and when it turns out that it lives.
+"""The consequences of the loss of a worker, and of the news that it lives.
 
 A loss ends everything between two workers. One of them may be alive all the same: it stood still,
 or nothing got through for a while. Then each is a new incarnation to the other (`farcall.ids`),
@@ -39,7 +39,7 @@ ASK_SECONDS = 1.0  # that the store has to say whose a name is, of which two wor
 
 
 class Loss(NamedTuple):
-    """What the loss of a worker means for the calls between it and this one.
+    """The meaning of a worker's loss for the calls between it and this one.
 
     Attributes:
         peer: the lost worker.

@@ -40,7 +40,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
     function: str
     deadline: float
     timeout: float
-    future: Future[Any] | None = None  # None: a thread waits in `Link.exchange`, or a creation
+    future: Future[Any] | None = None  # None if a thread waits in `Link.exchange`; or a creation
     created: RefId | None = None
     depth: int = 1  # see `function_queue`
     inherited: Served | None = None  # the deadline is that of a call being served
@@ -56,7 +56,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
 
     @property
     def name(self) -> str:
-        """What the call asked for, for messages."""
+        """The name of the requested function, for messages."""
         return readable(self.function, self.method)
 
     def fail(self, error: BaseException) -> None:
@@ -67,7 +67,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
 
 
 class AnsweredCall(Protocol):
-    """What is known of a call that a peer made here, and that has an answer."""
+    """The record of a call that a peer made here, and that has an answer."""
 
     @property
     def peer(self) -> Peer: ...
@@ -82,7 +82,7 @@ class AnsweredCall(Protocol):
 
 
 class IncomingCall(AnsweredCall, Protocol):
-    """What is known of a call that a peer makes here. `server_call.ServerCall` serves it."""
+    """The record of a call that a peer makes here. `server_call.ServerCall` serves it."""
 
     @property
     def frame(self) -> Frame: ...

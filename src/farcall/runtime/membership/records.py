@@ -1,4 +1,4 @@
-"""What workers write to the store of their group, and what of it is possible at all."""
+"""Records that workers write to the store of their group, and checks of what is possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TEXT = 300  # characters of an address, or of what identifies a host or a pr
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Who has a name or an id. One that left may be replaced; one that is up may not."""
+    """The worker of a name or an id. One that left may be replaced; one that is up may not."""
 
     worker: Worker
     state: Literal["up", "left"] = "up"
@@ -29,7 +29,7 @@ class Confirmation(msgspec.Struct, frozen=True):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """How the wait of the whole group ended, and who ended it.
+    """The outcome of the wait of the whole group, and the worker that ended it.
 
     Attributes:
         members: of a group that is complete, as in `Confirmation`.

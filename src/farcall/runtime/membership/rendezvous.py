@@ -1,4 +1,4 @@
-"""Who is where: workers find each other at a torch Store.
+"""The rendezvous: workers find each other at a torch Store.
 
 A `Rendezvous` reads and writes records under one prefix of a store (TCPStore, FileStore and
 HashStore alike). It opens no connection to a worker and keeps nothing: what it knows is in the
@@ -94,8 +94,8 @@ class Rendezvous:
         """Register a worker and learn who else is there. Blocks the calling thread.
 
         Args:
-            worker: who joins. In a group without a fixed size its id may be -1: it then gets the
-                id that it had before, or the next free one; find it in the result by name.
+            worker: the joining one. In a group without a fixed size its id may be -1: it then gets
+                the id that it had before, or the next free one; find it in the result by name.
             world_size: wait until ranks 0 to world_size - 1 are there; None: don't wait.
             timeout: seconds to wait for the others; 0 for no limit.
             is_dead: asked about the worker that has the name or id now, when it has not left;
@@ -136,7 +136,7 @@ class Rendezvous:
         self._given_up.set()
 
     def find(self, name_or_id: str | int) -> Worker | None:
-        """Ask the store for the live worker of this name or id. None: there is none.
+        """Ask the store for the live worker of this name or id; return None if there is none.
 
         Raises:
             RuntimeError: the store is gone.
@@ -269,7 +269,7 @@ class Rendezvous:
         """Mark a worker, this one or one known to be dead, as gone; its name is free again.
 
         Does nothing when the name or id has passed to another incarnation, or when the store is
-        gone: who leaves last can't rely on it. Blocks for at most a few seconds.
+        gone: the last worker to leave can't rely on it. Blocks for at most a few seconds.
         """
 
         def mark() -> None:

@@ -61,7 +61,7 @@ class RollCall:
 
     @property
     def is_open(self) -> bool:
-        """Whether there may be workers that are not known here."""
+        """Return whether there may be workers that are not known here."""
         return self._everybody is not None
 
     def ask_store(self, deadline: float) -> str:

@@ -36,7 +36,7 @@ class ShutdownCoordinator:
         control: ControlMessages,
         bound: float = 0.0,
     ) -> None:
-        self._lock = threading.Lock()  # guards the detector, the silence, and who is asked
+        self._lock = threading.Lock()  # guards the detector, the silence, and the asked
         self._me = me
         self._control = control
         self._silence = Silence(bound)

@@ -49,7 +49,7 @@ class StoreFailed(RuntimeError):
 
 
 class Found(NamedTuple, Generic[T]):
-    """What a key holds.
+    """The contents of a key.
 
     Attributes:
         raw: as it is in the store; empty if there is nothing.
@@ -121,7 +121,7 @@ class SignedStore:
 
     @property
     def store(self) -> Store:
-        """Where the keys are, with the prefix."""
+        """The prefixed store in which the keys are."""
         return self._store
 
     def at(self, store: Store) -> SignedStore:

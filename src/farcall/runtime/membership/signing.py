@@ -1,4 +1,4 @@
-"""What makes a worker's words its group's: they are signed with what only the group has.
+"""Signatures that make a worker's words its group's, by means that only the group has.
 
 A `Signer` is the seam for credentials: a shared secret here, certificates in
 `certificate_signer.py`.
@@ -64,7 +64,7 @@ class SecretSigner:
 
 
 class Unsigned:
-    """Where there is no credential: everybody's words are the group's, if nobody signs them."""
+    """The signing without a credential: unsigned words of everybody are the group's."""
 
     def sign(self, data: bytes) -> bytes:
         """Return the empty signature."""
@@ -85,7 +85,7 @@ class Unsigned:
 
 
 class Membership:
-    """What a worker shows to those that it dials: a signature of who it is in which group.
+    """A signature of a worker's identity and group, shown to the workers that it dials.
 
     Args:
         prefix: of the group at its store.

@@ -49,11 +49,11 @@ _NO_TIME = "there was no time to look"
 
 
 class _Stranger(Exception):
-    """What listens at an address is no store. The message says what it did."""
+    """The listener at an address is no store. The message says what it did."""
 
 
 class _Suspect(Exception):
-    """What listens at an address behaves as no store does, but a busy one might."""
+    """The listener at an address behaves as no store does, but a busy one might."""
 
 
 class _Late(Exception):
@@ -260,7 +260,7 @@ def _exchange(sock: socket.socket, deadline: float) -> bytes:
 
 
 def _is_own(address: str) -> bool:
-    """Whether an address is one of this machine's."""
+    """Return whether an address is one of this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

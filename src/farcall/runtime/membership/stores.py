@@ -2,7 +2,7 @@
 
 It accepts what `torch.distributed.rendezvous` accepts, and torchrun's environment, but opens the
 stores itself: that function's TCPStore waits for all clients, and when one is missing its timeout
-names nobody. Who is missing is the business of `rendezvous`; here a worker only gets a store,
+names no worker. `rendezvous` finds the missing ones; here a worker only gets a store,
 and its place (rank, world size) as the arguments, the URL or the environment tell it.
 """
 
@@ -271,7 +271,7 @@ def _open_file(url: SplitResult, world_size: int, timeout: float) -> Store:
 
 
 def _problem_of_file(path: str) -> str | None:
-    """What is wrong with the path of a FileStore, which would try to open it until its timeout."""
+    """Return the fault of a FileStore's path, which would try to open it until its timeout."""
     directory = os.path.dirname(path)
     if not os.path.exists(directory):
         return f"can't create {path}: the directory {directory} does not exist"

@@ -1,4 +1,4 @@
-"""What users hold of their interest in who comes and goes."""
+"""Subscriptions of users to the joins and losses of workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Subscription:
 
 
 class _Events:
-    """What was heard and not taken yet, and the task that waits for more. Thread-safe."""
+    """News not taken yet, and the task that waits for more. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what follows

@@ -1,4 +1,4 @@
-"""What users may set, how it is checked, and what the environment sets.
+"""The options that users may set, their checks, and the settings of the environment.
 
 Nothing here starts anything.
 """

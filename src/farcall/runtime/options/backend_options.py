@@ -1,4 +1,4 @@
-"""What a user can set when a worker starts: `RpcBackendOptions`.
+"""The options of a worker at its start: `RpcBackendOptions`.
 
 It is an ordinary class with ordinary attributes, as users of torch.distributed.rpc expect: they
 subclass it and set attributes afterwards. What is refused when it is set never reaches an agent.
@@ -45,7 +45,7 @@ SHARED_TENSORS = ("copy", "handle")
 
 
 class RpcBackendOptions:
-    """How a worker runs, listens and whom it trusts.
+    """The options by which a worker runs, listens and trusts others.
 
     Options may also be set as attributes, before the agent starts; they are checked as the
     constructor checks them, and a name that is no option is refused. Subclasses may have attributes
@@ -350,7 +350,7 @@ class RpcBackendOptions:
         object.__setattr__(self, name, value if checked is None else checked(value))
 
     def _has(self, name: str) -> bool:
-        """Whether an attribute is no option and may be set all the same."""
+        """Return whether an attribute is no option and may be set all the same."""
         return name.startswith("_") or hasattr(type(self), name)
 
     def __repr__(self) -> str:
@@ -404,7 +404,7 @@ class RpcBackendOptions:
 
     @property
     def uses_machine_secret(self) -> bool:
-        """Whether a worker that is given no secret takes that of this user on this machine."""
+        """Return whether a worker that is given no secret takes this user's on this machine."""
         return not self.insecure
 
     def open_endpoint(self, place: Place) -> ListeningEndpoint:

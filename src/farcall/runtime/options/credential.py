@@ -1,4 +1,4 @@
-"""What a worker proves itself with: a secret that it was given, else this machine's own."""
+"""The credential of a worker: a secret that it was given, else this machine's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Options(Protocol):
 
 
 class Credential(NamedTuple):
-    """What a worker proves itself with.
+    """The credential that a worker proves itself with.
 
     Attributes:
         secret: None: it does not.

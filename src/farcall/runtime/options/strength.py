@@ -1,4 +1,4 @@
-"""How hard a secret is to guess, by a simple estimate in bits. What a person made up has few.
+"""The strength of a secret, by a simple estimate in bits. Secrets made up by people have few.
 
 A secret is read from left to right, and each character counts for what a program that guesses
 would have to try for it:

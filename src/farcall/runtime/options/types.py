@@ -14,7 +14,7 @@ from farcall.transport.connect.credentials import TlsConfig
 
 
 class BackendType(enum.Enum):
-    """Which backend to run on; the names are torch.distributed.rpc's, for its programs.
+    """The backends to run on; the names are torch.distributed.rpc's, for its programs.
 
     TENSORPIPE is farcall's own transports, PROCESS_GROUP process groups: each goes with the options
     that are named after it; those decide.

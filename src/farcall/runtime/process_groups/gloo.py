@@ -15,7 +15,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # as in store
 from farcall.errors import LinkError, RendezvousError
 from farcall.wire.messages import Buffer
 
-# None: torch was built without it. Any: torch's stubs say nothing of what it can do.
+# None if torch was built without it. Any, since torch's stubs say nothing of what it can do.
 _Gloo: Any = getattr(torch.distributed, "ProcessGroupGloo", None)
 
 # A wait of gloo that runs out of time closes every connection of its context.

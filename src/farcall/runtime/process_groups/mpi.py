@@ -19,7 +19,7 @@ from farcall.runtime.process_groups.gloo import tensor_over
 from farcall.threads import FarcallThread
 from farcall.wire.messages import Buffer
 
-# None: torch was built without it. Any: torch's stubs say nothing of what it can do.
+# None if torch was built without it. Any, since torch's stubs say nothing of what it can do.
 _Mpi: Any = getattr(torch.distributed, "ProcessGroupMPI", None)
 
 CHUNK = 1 << 30  # bytes of a message at most: mpi counts them in an int

@@ -3,7 +3,7 @@
 Each direction of a pair of ranks has a communicator of its own, which both make when it is first
 used. A communicator does one thing after the other: with one for both directions, two ranks that
 send at once would each wait for the other to receive. nccl notices no deaths, and its waits have no
-end: who hears of a lost rank abandons its lanes.
+end: a rank that hears of a lost one abandons its lanes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from farcall.wire.messages import OnDevice
 
 logger = get_logger("farcall")
 
-# None: torch was built without it. Any: torch's stubs say nothing of what it can do.
+# None if torch was built without it. Any, since torch's stubs say nothing of what it can do.
 _Nccl: Any = getattr(torch.distributed, "ProcessGroupNCCL", None)
 # By default torch ends the process when nccl reports an error. It reads this in the constructor.
 _ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -202,7 +202,7 @@ class Candidate:
         store.set(f"device/{rank}", _identity(self._device))
 
     def lanes(self, size: int) -> NcclLanes | None:
-        """None: they can't be had. To be called when all ranks are there.
+        """Return the lanes, or None if there can be none. To be called when all ranks are there.
 
         Args:
             size: how many ranks there are.
@@ -219,7 +219,7 @@ class Candidate:
 
 
 def _identity(device: torch.device | None) -> str:
-    """What is different for all CUDA devices of all hosts; "" if there is none.
+    """Return an identity that no other CUDA device of any host has; "" if there is none.
 
     Hosts are told apart as by nccl: workers with values of their own of NCCL_HOSTID may share a
     device, and talk by sockets then.

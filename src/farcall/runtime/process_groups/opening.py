@@ -1,4 +1,4 @@
-"""How the ranks of a process group meet, whatever carries their messages."""
+"""The meeting of the ranks of a process group, whatever carries their messages."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class RefHandle:
 
     @property
     def to(self) -> str | int:
-        """What calls of the owner name it by: its name, if that is known, else its id."""
+        """The worker to call as the owner: its name, if that is known, else its id."""
         return self.reference.owner_name or self.reference.owner_id
 
     def __reduce__(self) -> Any:
@@ -162,7 +162,7 @@ class References:
             self._sought.pop(handle.ref, None)
 
     def where_sought(self, handles: Iterable[RefHandle]) -> Sought | None:
-        """Where the call waits that makes one of these, if there is one that is not made yet."""
+        """Return where the call waits that makes one of these, if one is not made yet."""
         if not self._sought:
             return None
         found = (self._sought.get(handle.ref) for handle in handles)
@@ -185,7 +185,7 @@ class References:
                 raise self._status.closed_error()
 
     def travelling(self, handles: Sequence[RefHandle]) -> tuple[Reference, ...]:
-        """What a message has of references. Raises what `remote()` failed with that made one."""
+        """Return references as messages have them. Raises the error of a `remote()` that failed."""
         for handle in handles:
             if handle.owner == SOUGHT:
                 self.check_usable(handle)
@@ -430,7 +430,7 @@ def as_it_travels(reference: Reference) -> Reference:
 
 
 def _of_creation(error: FarcallError) -> FarcallError:
-    """What use of a reference raises whose `remote()` call failed so."""
+    """Return the error for a use of a reference whose `remote()` call failed so."""
     if isinstance(error, RpcTimeout):
         return RpcTimeout(f"RRef creation via rpc.remote() timed out: {error}")
     return error

@@ -1,4 +1,4 @@
-"""How many calls of an object's methods run at once, and in which order: `remote(concurrency=)`."""
+"""The gate of an object's methods: order and number of calls at once (`remote(concurrency=)`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class MethodCall(Protocol):
-    """What is known here of a call of a method. See `server_call.ServerCall`."""
+    """The record of a call of a method. See `server_call.ServerCall`."""
 
     def take_turn(self) -> None:
         """Run in another thread: the turn of the call has come."""

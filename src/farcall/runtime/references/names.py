@@ -19,7 +19,7 @@ class _Named(msgspec.Struct, eq=False):
 
 
 class Names:
-    """Which object has which name, of one agent. Thread-safe.
+    """The objects with names, of one agent. Thread-safe.
 
     A name is taken here first, and then all other workers are asked whether they have it. Of two
     workers that take a name at the same time at least one asks the other when that has taken it;

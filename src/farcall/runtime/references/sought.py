@@ -11,7 +11,7 @@ SOUGHT = -1  # the owner of a reference whose `remote()` call can't be made yet
 
 
 class Sought(NamedTuple):
-    """Where a `remote()` call waits that makes a reference: see `Inquiries.ask`."""
+    """The place where a `remote()` call waits that makes a reference: see `Inquiries.ask`."""
 
     key: object
     look: Look

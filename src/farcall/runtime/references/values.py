@@ -27,7 +27,7 @@ class ValueSlot:
         self._error: StoredError | None = None
         # Called once if no reference is left before the value is there.
         self.on_dropped: Callable[[], None] | None = None
-        self.gate: MethodGate | None = None  # None: any number of its methods may run at once
+        self.gate: MethodGate | None = None  # None if any number of its methods may run at once
 
     def guard(self, concurrency: int) -> None:
         """Let so many calls of its methods run at once (0: any). Before the first one arrives."""
@@ -95,7 +95,7 @@ class ValueSlot:
 
     @property
     def is_failed(self) -> bool:
-        """Whether there will never be a value."""
+        """Return whether there will never be a value."""
         return self._error is not None
 
     def get(self) -> Any:

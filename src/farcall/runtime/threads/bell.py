@@ -28,7 +28,7 @@ class LockBell:
         """Sleep until the bell rings; handlers of signals run meanwhile.
 
         Returns:
-            False: the time passed first.
+            False if the time passed first.
 
         Raises:
             BaseException: what the handler of a signal raised.

@@ -1,4 +1,4 @@
-"""Whether this thread is just collecting garbage.
+"""Destructors on this thread, run by the garbage collector: tell whether there are any.
 
 Python collects garbage when objects are made, in whatever thread makes one, and runs there the
 destructors of what was in cycles. So a destructor of the user's may run in the middle of farcall,
@@ -30,7 +30,7 @@ class Collecting:
 
     @property
     def is_here(self) -> bool:
-        """Whether the calling thread is one of a destructor that the garbage collector runs."""
+        """Return whether the calling thread is in a destructor that the garbage collector runs."""
         return self.thread == threading.get_ident()
 
     def refuse(self, what: str) -> None:

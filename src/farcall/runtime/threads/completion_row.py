@@ -8,7 +8,7 @@ STAND_BACK = 0.005  # seconds
 
 
 class CompletionRow:
-    """Whether the leader completes futures, one after the other.
+    """The state of the leader's row: on while it completes futures, one after the other.
 
     torch lets go of the GIL whenever a future is completed. A thread that makes one call after the
     other, or waits for one future after the other, would take it each time. That costs more than

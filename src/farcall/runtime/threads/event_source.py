@@ -1,4 +1,4 @@
-"""What the leader of an executor calls to get events, and with them. What that raises is logged."""
+"""The source of events for the leader of an executor. Its errors are logged."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ logger = get_logger("farcall")
 
 
 class Handler(Protocol):
-    """What the agent does with events and time."""
+    """The agent's handler of events and time."""
 
     @property
     def cancelling(self) -> Any:
-        """What cancels the calls of futures, see `calls.cancelling`."""
+        """The canceller of the calls of futures, see `calls.cancelling`."""
 
     def on_thread_start(self) -> None:
         """Called in every thread before its first work."""

@@ -7,7 +7,7 @@ to another thread when the leader
 - enters a farcall wait (`waiting`): a nested call, `Future.wait`, `RRef.to_here`; or
 - has been busy with one event for a millisecond, counted from `may_pass_lead`: a watchdog sees to
   that, as Go's sysmon does. `transport.base.Watch` looks for it, if it can without taking the
-  interpreter from others.
+  GIL from others.
 
 Until the leader says `may_pass_lead`, no other thread takes an event. So the state machines see
 the events of one link in their order, which the reference protocol relies on; what may take long
@@ -126,7 +126,7 @@ class Executor:
             )
 
     def stop(self, timeout: float) -> bool:
-        """Take no more events and end the threads. False: a user function still runs."""
+        """Take no more events, end the threads; return False if a user function still runs."""
         with self._lock:
             self._stopping = True
             self._queue.clear()
@@ -164,7 +164,7 @@ class Executor:
         """Run a user function in another thread, when there is one for it. See `submit`."""
         with self._lock:
             self._queue.push(function, depth, caller)
-            # In this order: who ends a function looks whether one is queued.
+            # In this order: a thread that ends a function looks whether one is queued.
             if len(self._running) < self.max_running or self._places.may_run(caller):
                 self._followers.find()
             self._watch.set_queue(True)
@@ -200,7 +200,7 @@ class Executor:
         finally:
             if self._running.pop(me, None) is None:
                 self._away.pop(me, None)  # it was in a wait of torch's when it was last looked at
-            # In this order: who queues a function then looks whether there is a place.
+            # In this order: a thread that queues a function then looks for a place.
             if self._queue.size:
                 with self._lock:
                     if self._leader == me and self._turns.is_any():
@@ -228,7 +228,7 @@ class Executor:
             self.row.stand_back()
 
     def may_wait_here(self, depth: int) -> bool:
-        """Whether the calling thread may run the callbacks of a call of this depth.
+        """Return whether the calling thread may run the callbacks of a call of this depth.
 
         They may wait. So a leader runs them only if there is a thread for it, as for a function.
         """
@@ -245,11 +245,11 @@ class Executor:
 
     @property
     def running(self) -> int:
-        """How many functions run, but for those that wait for farcall."""
+        """Return how many functions run, but for those that wait for farcall."""
         return len(self._running)
 
     def is_at_work(self) -> bool:
-        """Whether the calling thread leads or runs a function: `waiting` has something to do."""
+        """Return whether the calling thread leads or runs a function, so `waiting` has work."""
         me = threading.get_ident()
         # Of both the thread itself is the only one that makes them so.
         return me == self._leader or me in self._running
@@ -288,11 +288,11 @@ class Executor:
         self._followers.wake()
 
     def _has_free_leader(self) -> bool:
-        """Whether a thread leads that runs nothing of the user's. Lock held."""
+        """Return whether a thread leads that runs nothing of the user's. Lock held."""
         return bool(self._leader) and self._leader not in self._running and not self._runs_callbacks
 
     def _is_led(self) -> bool:
-        """Whether somebody else leads, or could, while the calling thread works. Lock held."""
+        """Return whether another thread leads, or could, while this one works. Lock held."""
         return self._has_free_leader() or self._followers.has_spare()
 
     def shortage(self) -> str:

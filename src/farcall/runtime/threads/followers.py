@@ -66,7 +66,7 @@ class Followers:
         return self.wake() or self.start()
 
     def wake(self) -> bool:
-        """Wake a thread that rests. False: there is none."""
+        """Wake a thread that rests; return False if there is none."""
         if not self.resting:
             return False
         self.resting.pop().release()
@@ -74,15 +74,15 @@ class Followers:
         return True
 
     def start_first(self) -> bool:
-        """Start the threads that every executor needs. False: the system gives fewer."""
+        """Start the threads that every executor needs; return False if the system gives fewer."""
         return all(self.start() for _ in range(min(FIRST_THREADS, self._most)))
 
     def has_spare(self) -> bool:
-        """Whether there is a thread that has nothing to do; one is started, if there may be."""
+        """Return whether there is an idle thread; start one if there may be."""
         return bool(self.resting) or self.waking > 0 or self.start()
 
     def has_reserve(self) -> bool:
-        """Whether there is one more besides, if there may be.
+        """Return whether there is one more besides, if there may be.
 
         What is called by no function needs that: else, where the system gives no more threads, the
         calls that functions wait for would find none.
@@ -93,7 +93,7 @@ class Followers:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many threads as there may be."""
+        """Return whether there are as many threads as there may be."""
         return len(self.threads) >= self._most
 
     def start(self, *, beyond: bool = False) -> bool:
@@ -132,7 +132,7 @@ class Followers:
         self.threads.discard(threading.current_thread())
 
     def bell(self) -> threading.Lock | None:
-        """A bell for the calling thread, to `sleep` with. None: there are enough that rest."""
+        """Return a bell for the calling thread to `sleep` with, or None if enough threads rest."""
         if len(self.resting) >= SPARE_THREADS:
             return None
         bell = threading.Lock()
@@ -141,7 +141,7 @@ class Followers:
         return bell
 
     def sleep(self, bell: threading.Lock) -> bool:
-        """Sleep until there is work. False: for so long that one thread less will do."""
+        """Sleep until there is work; return False if there was none for `SPARE_SECONDS`."""
         if bell.acquire(timeout=SPARE_SECONDS):
             return True
         with self._lock:

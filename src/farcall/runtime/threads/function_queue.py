@@ -54,7 +54,7 @@ class Turns:
         return bool(self._queues)
 
     def has_turn(self, besides: Collection[Hashable]) -> bool:
-        """Whether there is a function of a caller that is not in `besides`."""
+        """Return whether there is a function of a caller that is not in `besides`."""
         return any(caller not in besides for caller in self._queues)
 
     def push(self, caller: Hashable, function: Function, depth: int) -> None:
@@ -102,11 +102,11 @@ class FunctionQueue:
         self._held: dict[int, Turns] = {}  # by depth
 
     def limit(self, depth: int) -> int:
-        """How many threads the functions of this depth, and of less, may have."""
+        """Return how many threads the functions of this depth, and of less, may have."""
         return min(self._most, self.plenty + depth - 1)
 
     def admits(self, depth: int, taken: list[int]) -> bool:
-        """Whether a function of this depth may have a thread.
+        """Return whether a function of this depth may have a thread.
 
         Args:
             taken: the depths of the functions that have one.
@@ -125,7 +125,7 @@ class FunctionQueue:
         self.size += 1
 
     def has_turn(self, besides: Collection[Hashable]) -> bool:
-        """Whether a function is queued of a caller that is not in `besides`."""
+        """Return whether a function is queued of a caller that is not in `besides`."""
         return any(turns.has_turn(besides) for turns in (self._fresh, *self._held.values()))
 
     def pop(

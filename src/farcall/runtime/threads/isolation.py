@@ -1,4 +1,4 @@
-"""What one function sets in its thread, the next one must not see.
+"""Isolation of functions: a setting of one in its thread is not seen by the next.
 
 The threads of an agent serve one function after the other. Variables of `contextvars` (decimal
 contexts and numpy's error state among them) are isolated by a context of its own for each function:

@@ -1,4 +1,4 @@
-"""Which functions have a thread of the agent, and whose they are."""
+"""The places of functions: which have a thread of the agent, and whose they are."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Places:
         self._with_guests = most + guests
 
     def may_run(self, caller: Hashable) -> bool:
-        """Whether there is a place for one more function of this caller."""
+        """Return whether there is a place for one more function of this caller."""
         count = len(self.running)
         return count < self.most or (count < self._with_guests and caller not in self.served())
 
     @property
     def is_any_free(self) -> bool:
-        """Whether there is a place, for one caller or another."""
+        """Return whether there is a place, for one caller or another."""
         return len(self.running) < self._with_guests
 
     def refused(self) -> set[Hashable]:

@@ -1,4 +1,4 @@
-"""What the threads of this process are doing."""
+"""The stacks of the threads of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def current_frames() -> dict[int, FrameType]:
     """`sys._current_frames`: by thread identifier, what each runs. From any thread.
 
     Python 3.11 takes a lock for that which threads need to begin and to end. A garbage collection
-    that starts meanwhile may run Python code, and so give the interpreter to such a thread; both
+    that starts meanwhile may run Python code, and so give the GIL to such a thread; both
     wait forever then, and everybody else with them (CPython's issue 106883). So here none starts
     meanwhile. Later Pythons collect between their instructions only.
 

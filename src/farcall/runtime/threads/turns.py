@@ -1,4 +1,4 @@
-"""Which function may have a thread of an executor next, and why some may have none."""
+"""The turns of functions: which may have a thread next, and why some may have none."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _TORCH_WAITS = (torch.futures.wait_all.__code__, torch.futures.Future.wait.__cod
 
 
 class LeavesPlaces(Protocol):
-    """Where a function that waits leaves its place. See `Executor`."""
+    """The part of an executor by which a waiting function leaves its place. See `Executor`."""
 
     def leave(self, me: int) -> bool:
         """The calling thread begins to wait. Gives whether it runs a function."""

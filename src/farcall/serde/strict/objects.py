@@ -33,7 +33,7 @@ _UNICODE_ERRORS: dict[type, tuple[type, ...]] = {
 
 
 class _Own(NamedTuple):
-    """How objects of a class of farcall's own travel."""
+    """The way in which objects of a class of farcall's own travel."""
 
     take: Callable[[Any], Any]
     parts: type

@@ -1,4 +1,4 @@
-"""What a worker lets others do: `Only`."""
+"""The rights that a worker gives others: `Only`."""
 
 from __future__ import annotations
 

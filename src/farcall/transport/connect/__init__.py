@@ -1,4 +1,4 @@
-"""How connections come about: addresses, dialling, listening, handshakes, and the tables of links.
+"""The making of connections: addresses, dialling, listening, handshakes, tables of links.
 
 The same for native links and for those over sockets. Nothing here reads or writes a frame.
 """

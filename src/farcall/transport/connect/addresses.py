@@ -1,4 +1,4 @@
-"""What an address is to a socket: "tcp://host:port" or, for workers of one host, "unix:@name".
+"""Addresses of sockets: "tcp://host:port" or, for workers of one host, "unix:@name".
 
 A Unix name is abstract, as Linux has them. It lives in a network namespace, nothing of it is ever
 in the file system, and it is gone with its listener. It holds 128 random bits, so on another host,

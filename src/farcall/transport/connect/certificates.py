@@ -23,7 +23,7 @@ _ALWAYS = (datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59
 
 
 class Made(NamedTuple):
-    """What a process has made of the secret, in PEM.
+    """A key and certificates that a process has made of the secret, in PEM.
 
     Attributes:
         ca: the certificate of the authority, the same key in every process that knows the secret.

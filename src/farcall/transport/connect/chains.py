@@ -1,4 +1,4 @@
-"""Which chains of certificates are believed, and what the keys of certificates sign.
+"""The chains of certificates that are believed, and signatures by the keys of certificates.
 
 For what is signed outside TLS. A chain is believed if each certificate is signed by the key of the
 next one and the last one by the key of an authority, as in RFC 5280, and all of them are good now.
@@ -134,7 +134,7 @@ def _issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
 
 
 def _check_strength(certificate: x509.Certificate) -> None:
-    digest = certificate.signature_hash_algorithm  # None: that of Ed25519 or Ed448
+    digest = certificate.signature_hash_algorithm  # None for Ed25519 and Ed448
     key = certificate.public_key()
     is_short = isinstance(key, rsa.RSAPublicKey) and key.key_size < _LEAST_RSA_BITS
     if is_short or (digest is not None and digest.digest_size < _LEAST_DIGEST):

@@ -12,19 +12,19 @@ from farcall.transport.connect.multi_stream import StreamTarget
 
 
 class KeptLink(Protocol):
-    """What has to be known of a link to keep it."""
+    """The part of a link that has to be known to keep it."""
 
     @property
     def peer(self) -> Worker:
-        """Who is at the other end."""
+        """The worker at the other end."""
 
     @property
     def description(self) -> str:
-        """Which path it takes, for people."""
+        """The path of the link, for people."""
 
     @property
     def lost(self) -> str | None:
-        """Why the link ended, or None while it has not."""
+        """The reason why the link ended, or None while it has not."""
 
     def lose(self, cause: str) -> None:
         """End the link."""
@@ -34,7 +34,7 @@ class KeptLink(Protocol):
 
 
 class Connection(NamedTuple):
-    """A stream socket that is ours alone, and who is at its other end: the handshake is done.
+    """A stream socket that is ours alone, and the peer at its end: the handshake is done.
 
     Attributes:
         sock: nothing beyond the handshake was read from it. Its timeout may be anything.

@@ -47,7 +47,7 @@ Script = Generator[int, bytes, T]
 
 
 class Stage(IntEnum):
-    """How far the peer has come."""
+    """The stage that the peer has reached."""
 
     SILENT = 0
     GREETED = 1  # its hello has come
@@ -55,7 +55,7 @@ class Stage(IntEnum):
 
 
 class Refusal(Exception):
-    """What this side says to the peer (`told`) and to its own caller (`message`), then gives up."""
+    """The words to the peer (`told`) and to the caller (`message`) by which this side gives up."""
 
     def __init__(self, error: type[LinkError], message: str, told: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class Stream(Protocol):
 
 
 class Wire:
-    """What goes over the connection itself.
+    """The bytes to and from the connection itself.
 
     Attributes:
         outgoing: what is to be sent.
@@ -176,27 +176,27 @@ class Conversation(Generic[T]):
 
     @property
     def stage(self) -> Stage:
-        """How far the peer has come."""
+        """The stage that the peer has reached."""
         return self._channel.stage
 
     @property
     def is_known(self) -> bool:
-        """Whether the peer has knocked, which is less than a proof."""
+        """Return whether the peer has knocked, which is less than a proof."""
         return self._channel.is_known
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the peer has a credential, though it has yet to say who it is."""
+        """Return whether the peer has a credential, though it has yet to say who it is."""
         return self._channel.is_trusted
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a result, or an error."""
+        """Return whether there is a result, or an error."""
         return bool(self._results) or self._failure is not None
 
     @property
     def failure(self) -> LinkError | None:
-        """Why it has failed, if it has."""
+        """The error with which it has failed, if it has."""
         return self._failure
 
     def receive(self, data: bytes) -> None:

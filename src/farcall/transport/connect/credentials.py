@@ -1,4 +1,4 @@
-"""What a process proves itself with: the group's secret, certificates, or both.
+"""The credentials of a process: the group's secret, certificates, or both.
 
 Over TCP both kinds end in certificates, for TLS 1.3 in both directions. Of a secret HKDF makes the
 key of a certificate authority, the same in every process that knows the secret, and each process
@@ -49,7 +49,7 @@ class Contexts(NamedTuple):
 
 
 class Certificates(Protocol):
-    """Where the certificates of a process come from. Safe from any thread.
+    """The source of a process's certificates. Safe from any thread.
 
     Attributes:
         binds_names: a peer's certificate must be for the name of its worker.
@@ -92,7 +92,7 @@ def shown_as_it_is(me: Identity) -> Identity:
 
 
 class Terms(NamedTuple):
-    """What is required on one connection, and shown.
+    """The credentials that are required on one connection, and shown.
 
     Attributes:
         secret: for the proofs; None: there are none.
@@ -110,7 +110,7 @@ class Terms(NamedTuple):
 
 
 class LinkCredentials:
-    """What this process proves itself with.
+    """The credentials that this process proves itself with.
 
     Args:
         secret: of the group, or None.
@@ -172,7 +172,7 @@ class SecretCertificates:
 
 
 class Renewed(Generic[T]):
-    """What is made of the files of a `TlsConfig`, and anew when they have changed. Thread-safe.
+    """An object made of the files of a `TlsConfig`, and anew when they have changed. Thread-safe.
 
     Args:
         config: names the files.

@@ -87,7 +87,7 @@ class _Connection(NamedTuple):
 class _Watched:
     def __init__(self, connection: _Connection) -> None:
         self.connection = connection
-        self.silent_since: float | None = None  # None: nothing is unacknowledged
+        self.silent_since: float | None = None  # None while nothing is unacknowledged
 
     def look(self, now: float) -> float:
         """Return for how many seconds the peer's kernel has owed an answer."""
@@ -150,7 +150,7 @@ class HostWatch(Generic[L]):
     def note(self, sock: socket.socket) -> _Connection | None:
         """Return what `watch` needs of a connection, before its link takes the descriptor.
 
-        None: it is not to be watched.
+        Return None if it is not to be watched.
         """
         if not self._bound or addresses.is_unix(sock) or addresses.is_loopback(sock):
             return None

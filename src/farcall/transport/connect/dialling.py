@@ -59,8 +59,8 @@ def dial(url: str, timeout: float, bound: float) -> tuple[socket.socket, str] | 
         bound: seconds after which a host that does not answer counts as dead.
 
     Returns:
-        None: nothing has this address here. It is of a kind that this platform does not have, or a
-        Unix name that nobody listens on, as all those of other hosts are.
+        None if the address means nothing here: it is of a kind that this platform does not have, or
+        a Unix name without a listener, as all those of other hosts are.
 
     Raises:
         OSError: it can't be reached, or a process of another user listens on a Unix name.
@@ -148,8 +148,8 @@ class Ways:
     """The addresses of a worker that may be tried.
 
     Args:
-        worker: whom to reach.
-        me: who dials.
+        worker: the one to reach.
+        me: the dialling worker.
         listening: which ways may be taken.
     """
 
@@ -205,8 +205,8 @@ class Dialler(Generic[T]):
     It carries out the instructions of `protocol.connecting`, and has no rules of its own.
 
     Args:
-        worker: whom to reach.
-        me: who dials.
+        worker: the one to reach.
+        me: the dialling worker.
         listening: which ways may be taken.
         closing: ends all attempts.
 
@@ -230,12 +230,12 @@ class Dialler(Generic[T]):
 
     @property
     def has_addresses(self) -> bool:
-        """Whether there is an address that may be tried."""
+        """Return whether there is an address that may be tried."""
         return bool(self._ways.urls)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody dials now."""
+        """Return whether nobody dials now."""
         return self._machine.is_idle
 
     def reach(self, deadline: float, talk: Callable[[Dialled], T]) -> T:

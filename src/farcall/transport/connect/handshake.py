@@ -1,4 +1,4 @@
-"""The first messages on a connection: who is there, and does it know the secret?
+"""The first messages on a connection: the identity of each side, and proofs of the secret.
 
 Runs over a connected stream before the first frame, so that nothing a stranger sends is ever
 unpickled. It knows no sockets, no frames, no worker state: each side is a script of
@@ -79,7 +79,7 @@ _CHECK_TLS = "set FARCALL_SECRET, or FARCALL_TLS_CERT, _KEY and _CA, on both wor
 
 
 class Met(NamedTuple):
-    """What a handshake ends with.
+    """The result of a handshake.
 
     Attributes:
         peer: what it said of itself, proven if there is a secret.
@@ -91,7 +91,7 @@ class Met(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """Whom a connector means; see `connect`."""
+    """The worker that a connector means; see `connect`."""
 
     incarnation: int = 0
     name: str = ""

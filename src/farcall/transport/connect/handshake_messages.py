@@ -36,7 +36,7 @@ Role = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a side of a link says it is; proven when the link has a secret.
+    """The identity that a side of a link claims; proven when the link has a secret.
 
     The fields are those of the same name in `farcall.ids.Worker`, and:
 
@@ -44,14 +44,14 @@ class Identity(msgspec.Struct, frozen=True):
         shm: the version of the shared-memory protocol that it speaks; 0 for none.
         zero_copy: it lends memory over that, and takes what a peer lends.
         streams: how many connections it can use for one link; 0 or 1: one.
-        link: of who dials: random bytes that name the link, if others may join it; empty if not.
-        joins: of who dials: the connection is no link of its own, it joins the one of that name.
+        link: of the dialler: random bytes that name the link, if others may join it; else empty.
+        joins: of the dialler: the connection is no link of its own, it joins the one of that name.
         versions: of what it runs, for people: "farcall 0.1.0, torch 2.13.0, Python 3.11.9"; or "".
         addresses: where it listens, so that the other side need not ask anybody else.
         meeting: which meeting with the other side it is ready for; see `farcall.ids`. In what a
             handshake returns: the one that both agree on.
         membership: what shows that it belongs to the group: a signature, see docs/protocol.md.
-        asks: of who dials: it is no worker, and the connection no link; it asks about the worker.
+        asks: of the dialler: it is no worker, and the connection no link; it asks about the worker.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
-    """Who I am, and whom I want to talk to.
+    """The sender's identity, and the worker that it wants to talk to.
 
     `expects`, `expects_name` and `expects_address` say that: 0 and "" are anyone and anywhere.
 

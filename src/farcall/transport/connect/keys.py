@@ -31,7 +31,7 @@ def hkdf(secret: bytes, length: int, *, info: bytes, salt: bytes = b"") -> bytes
 
 
 class Keys(NamedTuple):
-    """What a handshake over TLS leaves to the connection; see docs/protocol.md.
+    """The keys that a handshake over TLS leaves to the connection; see docs/protocol.md.
 
     Attributes:
         sending: 32 bytes, for the records that this side sends.

@@ -1,4 +1,4 @@
-"""How a worker listens for others, and finds its way to them: the same for every transport."""
+"""A worker's listening for others, and its ways to them: the same for every transport."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def answer_nothing(sock: socket.socket, keys: Keys | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where to listen, whom to let in, and which ways to others to take.
+    """The addresses to listen on, the workers to let in, and the ways to others to take.
 
     Attributes:
         listen: (host, port) to listen on with TCP; port 0 takes a free one.
         advertise: host names or addresses under which others reach us.
         secret: what links are authenticated with; None for none.
-        tls: certificates for links over TCP. None: they are made of the secret, if there is one.
-        encrypt: encrypt what goes over TCP, where there is a secret or are certificates. False: it
-            is only authenticated.
+        tls: certificates for links over TCP; None: they are made of the secret, if there is one.
+        encrypt: encrypt what goes over TCP, where there is a secret or are certificates; otherwise
+            it is only authenticated.
         admit: asked about everyone who dials in, see `base.Admit`.
         vouch: asked before that whether who dials in shows that it belongs to the group: why it is
             refused, or None. It does not wait.
@@ -58,7 +58,7 @@ class Listening:
         paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
             listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
         streams: how many TCP connections a link may use for large buffers, 1 to 16, if the peer
-            can use as many and the transport can use several. None: 4, but links that we dial to
+            can use as many and the transport can use several; None: 4, but links that we dial to
             workers of this host have one.
         dead_host_timeout: seconds after which a host that does not answer counts as dead; 0: as
             long as the system waits.
@@ -90,7 +90,7 @@ class Listening:
 
     @property
     def uses_unix(self) -> bool:
-        """Whether to listen on a Unix socket, and to dial those of others.
+        """Return whether to listen on a Unix socket, and to dial those of others.
 
         "shm" is as good as "unix", as shared memory is handed over on a Unix socket.
         """
@@ -98,7 +98,7 @@ class Listening:
 
     @property
     def protection(self) -> str:
-        """What protects frames over TCP: see `base.Means`."""
+        """The protection of frames over TCP: see `base.Means`."""
         if self.secret is None and self.tls is None:
             return "none"
         return "encrypted" if self.encrypt else "authenticated"

@@ -1,11 +1,11 @@
-"""More connections for one link: who may join which link, and how to get there.
+"""More connections for one link: which may join which link, and how they are dialled.
 
-A link over TCP begins with one connection. Who dialled it gives it a name in its hello, 32 random
+A link over TCP begins with one connection. The dialler gives it a name in its hello, 32 random
 bytes, if both sides can use several. When the first large buffer goes either way, the dialler dials
 the others, in the background. Each has a handshake of its own, in which it says the name of the
 link that it joins. It is admitted if the link of that name was dialled by the same incarnation to
 this one, and has not ended. So with a secret it is proven as the first was, the name included; and
-without one, who has not seen the traffic can't guess the name.
+without one, a stranger that has not seen the traffic can't guess the name.
 
 What goes over the connections is for the transport.
 """
@@ -27,7 +27,7 @@ from farcall.transport.connect.handshake_messages import NONCE_LENGTH, Identity
 
 
 class StreamTarget(NamedTuple):
-    """How to dial more connections for a link.
+    """The address and the worker by which more connections for a link are dialled.
 
     Attributes:
         family, address: of the socket, as of the first connection's.

@@ -38,8 +38,8 @@ def is_gone(
     there: so is one that is stopped, or that refuses us. Blocks the calling thread.
 
     Args:
-        worker: who is looked for.
-        me: who asks.
+        worker: the one that is looked for.
+        me: the asking worker.
         listening: which ways may be taken.
         credentials: what this worker proves itself with.
         closing: ends the search.

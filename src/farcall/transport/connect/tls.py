@@ -30,7 +30,7 @@ def is_tls(beginning: bytes) -> bool:
 
 
 class NotTls(BadFrame):
-    """What has come is no record of TLS. It can still be read from the wire."""
+    """Bytes have come that are no record of TLS. They can still be read from the wire."""
 
     def __init__(self) -> None:
         super().__init__("the peer has begun TLS, and what it sent then is none")

@@ -64,18 +64,18 @@ class Visitor:
 
     @property
     def may_leave(self) -> bool:
-        """Whether the next step may block, and nothing is left to be sent."""
+        """Return whether the next step may block, and nothing is left to be sent."""
         is_proven = self.conversation.stage is Stage.PROVEN
         return is_proven and not self.conversation.wants and not self._unsent
 
     @property
     def waits_to_send(self) -> bool:
-        """Whether it does not read what it was sent."""
+        """Return whether it does not read what it was sent."""
         return bool(self._unsent)
 
     @property
     def parts(self) -> bool:
-        """Whether it was refused, and has yet to read why."""
+        """Return whether it was refused, and has yet to read why."""
         return self._parts_until is not None
 
     def leave(self, now: float) -> None:

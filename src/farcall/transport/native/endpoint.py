@@ -1,7 +1,7 @@
-"""Frames through the compiled transport, without the interpreter: `native/` in the source tree.
+"""Frames through the compiled transport, without the GIL: `native/` in the source tree.
 
 Workers of one host talk through rings in shared memory, with a Unix socket beside them that rings
-the bell and tells of death; others, or who may not use shared memory, over a socket, and over
+the bell and tells of death; others, and workers without shared memory, over a socket, and over
 several if that is TCP and buffers are large. What the
 compiled part knows is bytes: the messages are encoded and decoded here. How connections come about
 is in `connections.py`.
@@ -100,7 +100,7 @@ class NativeEndpoint:
 
     @property
     def shared_memory(self) -> int:
-        """How many bytes of shared memory its links have created and not given back."""
+        """Return how many bytes of shared memory its links have created and not given back."""
         return self._core.shared_memory
 
     def _open_link(self, connection: Connection) -> NativeLink:

@@ -44,12 +44,12 @@ class NativeLink:
 
     @property
     def id(self) -> int:
-        """What the core calls it in its events."""
+        """The number by which the core calls it in its events."""
         return self._core.id
 
     @property
     def lost(self) -> str | None:
-        """Why it ended, or None."""
+        """The reason why it ended, or None."""
         return self._core.cause() if self._core.is_lost else None
 
     def start(self) -> None:
@@ -71,12 +71,12 @@ class NativeLink:
 
     @property
     def streams(self) -> int:
-        """How many connections it uses."""
+        """Return how many connections it uses."""
         return self._core.streams
 
     @property
     def striped_buffers(self) -> int:
-        """How many buffers it has sent over several connections."""
+        """Return how many buffers it has sent over several connections."""
         return self._core.striped_buffers
 
     def send(self, frame: Frame, deadline: float) -> None:

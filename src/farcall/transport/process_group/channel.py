@@ -1,9 +1,9 @@
-"""All that travels between two ranks of a process group: two threads, and who waits for them.
+"""All that travels between two ranks of a process group: two threads, and waits for them.
 
 A reader has receives under way for as long as the channel lives, so that the end of the peer is
 noticed: a process group tells only those who wait for that very rank. A writer waits until what was
-sent is through. Small messages are given to the group by whoever sends them, who does not wait;
-what has more than one message goes by the writer, so that a sender that is interrupted leaves
+sent is through. Small messages are given to the group by the sending thread, which does not wait;
+a frame of more than one message goes by the writer, so that a sender that is interrupted leaves
 nothing half sent.
 
 Where there are lanes, a third thread waits for the end of the peer, or its alarm, while the others
@@ -44,7 +44,7 @@ DEPTH = 2  # messages that the peer can send before the first is looked at
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """What came in one. `follows`: bytes that come under the other tag."""
+    """The content of an envelope. `follows`: bytes that come under the other tag."""
 
     kind: Kind
     by_dialler: bool
@@ -176,7 +176,7 @@ class Channel:
     def _wait_until(
         self, is_so: Callable[[], bool], deadline: float, lost: Callable[[], str | None]
     ) -> bool:
-        """Whether it was so before the deadline. `_has_room` held."""
+        """Return whether it was so before the deadline. `_has_room` held."""
         while not is_so():
             cause = self.cut or lost()
             if cause is not None:
@@ -364,7 +364,7 @@ class Channel:
     # Ending.
 
     def wait_for_end(self, deadline: float, *, is_closed: bool = False) -> bool:
-        """Whether, before the deadline, all that was sent is through and the peer has said bye.
+        """Wait until all that was sent is through and the peer said bye; return whether in time.
 
         Args:
             is_closed: the group is, so nothing is waited for any more.

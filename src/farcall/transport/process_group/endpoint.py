@@ -104,7 +104,7 @@ class ProcessGroupEndpoint:
 
     @property
     def has_lanes(self) -> bool:
-        """Whether frames may have buffers that are `OnDevice`."""
+        """Return whether frames may have buffers that are `OnDevice`."""
         return self._lanes is not None
 
     # Dialling.
@@ -131,7 +131,7 @@ class ProcessGroupEndpoint:
             if self._closed:
                 raise LinkError("this worker has shut down")
             opening = self._opening(worker, channel)
-        # Who gives up leaves it as it is: the link is there when it is wanted again.
+        # A caller that gives up leaves it as it is: the link is there when it is wanted again.
         if not opening.done.wait(max(0.0, min(deadline - time.monotonic(), MAX_WAIT))):
             raise NotSent
         if opening.link is None:
@@ -306,7 +306,7 @@ class ProcessGroupEndpoint:
             return True
         if self._unread + size <= UNREAD_LIMIT:
             return True
-        # No lock: who holds it may be about to open the gate.
+        # No lock: its holder may be about to open the gate.
         links = list(self._links.values())
         return any(link.waiters for link in links if link.channel is channel)
 

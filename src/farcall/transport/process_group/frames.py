@@ -1,4 +1,4 @@
-"""How a frame is cut into messages of a process group.
+"""Frames, cut into messages of a process group.
 
 Everything begins with a message of at most `MESSAGE_SIZE` bytes under `ENVELOPE_TAG`: an envelope
 (see `ENVELOPE`), and behind it what fits. A frame that fits into it is there as a whole: header,
@@ -37,7 +37,7 @@ _ANNOUNCED = struct.Struct("<QQ")  # index, size in bytes
 
 
 class Kind(IntEnum):
-    """What an envelope is for."""
+    """The kinds of envelopes."""
 
     OPEN = 0
     OPENED = 1
@@ -51,7 +51,7 @@ class Kind(IntEnum):
 
 
 def batches(lengths: Sequence[int]) -> Iterator[slice]:
-    """Which buffers travel in one message; none of these is empty. Lengths in bytes."""
+    """Return which buffers travel in one message; none of these is empty. Lengths in bytes."""
     start = size = 0
     for index, length in enumerate(lengths):
         if length >= LONE_SIZE or size + length > BATCH_SIZE:
@@ -67,7 +67,7 @@ def batches(lengths: Sequence[int]) -> Iterator[slice]:
 
 
 def pack(frame: Frame) -> tuple[list[Buffer], list[Buffer]]:
-    """What goes behind the envelope, and the messages that follow.
+    """Return the bytes behind the envelope, and the messages that follow.
 
     Buffers of `LONE_SIZE` and more are passed through, everything else is copied when it is joined.
     """
@@ -151,7 +151,7 @@ def _cut(data: memoryview, lengths: Sequence[int]) -> Iterator[bytearray]:
 
 
 def announce(buffers: Sequence[Buffer]) -> list[tuple[bytes, list[OnDevice]]]:
-    """What goes behind the envelopes that announce buffers on a device, each with its buffers."""
+    """Return the bytes behind the envelopes that announce buffers on a device, and the buffers."""
     found = [(index, one) for index, one in enumerate(buffers) if isinstance(one, OnDevice)]
     most = ROOM // _ANNOUNCED.size
     chunks = [found[start : start + most] for start in range(0, len(found), most)]
@@ -165,7 +165,7 @@ def announce(buffers: Sequence[Buffer]) -> list[tuple[bytes, list[OnDevice]]]:
 
 
 def announced(inline: memoryview, limits: Limits) -> dict[int, int]:
-    """What an announcement says: the sizes of buffers in bytes, by their index in the frame.
+    """Return the announced sizes of buffers in bytes, by their index in the frame.
 
     Raises:
         BadFrame: it is none, or breaks a limit.

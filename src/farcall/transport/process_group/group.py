@@ -1,4 +1,4 @@
-"""What a process group looks like to its transport: messages between ranks, by rank and tag.
+"""A process group as its transport sees it: messages between ranks, by rank and tag.
 
 What is in the memory of devices goes beside it, by lanes.
 

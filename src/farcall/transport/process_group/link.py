@@ -18,7 +18,7 @@ from farcall.wire.frames import Frame
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """Who opens a link, or answers. `expects`: the incarnation that should answer."""
+    """The side that opens a link, or answers. `expects`: the incarnation that should answer."""
 
     name: str
     id: int

@@ -1,7 +1,7 @@
 """Frames over sockets, in pure Python. TCP runs everywhere; where there are keys, in records.
 
 How connections come about is in `connections.py`; here frames move. Dead hosts are noticed by TCP
-keepalive, which the kernel answers even while a peer's interpreter is busy; dead processes by their
+keepalive, which the kernel answers even while a peer's GIL is held; dead processes by their
 closed connections, at once.
 """
 
@@ -101,7 +101,7 @@ class SocketEndpoint:
         self._put(Arrived(link, frame))
 
     def _is_behind(self) -> bool:
-        """Whether so much waits for `next` that callers should read no more for it."""
+        """Return whether so much waits for `next` that callers should read no more for it."""
         events = list(self._events)  # in one step: others append to it
         if len(events) >= MAX_UNREAD_EVENTS:
             return True
@@ -193,7 +193,7 @@ class SocketEndpoint:
 
 
 def _size(event: Event) -> int:
-    """How many bytes arrived with an event."""
+    """Return how many bytes arrived with an event."""
     if not isinstance(event, Arrived):
         return 0
     frame = event.frame

@@ -78,12 +78,12 @@ class FrameReader:
 
     @property
     def has_input(self) -> bool:
-        """Whether bytes are buffered: the next frame may be there without a system call."""
+        """Return whether bytes are buffered: the next frame may be there without a system call."""
         return self._end > self._start or self._has_records
 
     @property
     def _has_records(self) -> bool:
-        """Whether records were received that are still to be opened."""
+        """Return whether records were received that are still to be opened."""
         return isinstance(self._source, OpenedStream) and self._source.has_input
 
     def read(self, *, received: bool = False) -> Frame | None:
@@ -231,7 +231,7 @@ class FrameReader:
         return bool(self._targets)
 
     def _take_buffered(self) -> None:
-        """What was read together with the front belongs to the buffers already."""
+        """Take the bytes read together with the front: they belong to the buffers already."""
         while self._end > self._start and (self._targets or self._take_memory()):
             view = self._targets[0]
             count = min(len(view), self._end - self._start)

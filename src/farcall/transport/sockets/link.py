@@ -1,4 +1,4 @@
-"""One stream connection: who may read it, who may write it, and how it ends.
+"""One stream connection: which thread may read, which may write, and how it ends.
 
 Reading is a role, held by one thread at a time (`read_role`): the endpoint's `next`, or a caller
 inside `exchange`, which takes the connection out of the poller meanwhile and receives its own
@@ -233,7 +233,7 @@ class SocketLink:
             self._stop_reading()
 
     def _start_reading(self) -> bool:
-        """Have the calling thread read, not the endpoint. False: another one does."""
+        """Have the calling thread read, not the endpoint; return False if another one does."""
         # In the main thread Ctrl-C may come between any two steps of reading, and what was read,
         # for other callers too, would be lost. So that thread reads only if no other thread does.
         if self._poller.is_served and is_main_thread():
@@ -351,11 +351,11 @@ class SocketLink:
         self._sock.close()
 
     def free(self) -> bool:
-        """Close the socket of a lost link, if no thread is inside it. False: try again later."""
+        """Close the socket of a lost link; return False, to be tried again, if it is in use."""
         if not self.read_role.acquire(blocking=False):
             return False
         try:
-            with self._interest:  # who leaves a residue may still be asking the poller
+            with self._interest:  # a thread may still be asking the poller
                 self._end_residue()
             if not self._write_role.acquire(blocking=False):
                 return False
@@ -373,7 +373,7 @@ def _wait_time(deadline: float) -> float:
 
 
 def _poll(poll: select.poll, deadline: float) -> bool:
-    """Sleep until the socket is ready. False: the deadline passed first."""
+    """Sleep until the socket is ready; return False if the deadline passed first."""
     while True:
         left = MAX_POLL if deadline == math.inf else deadline - time.monotonic()
         if poll.poll(max(0.0, min(left, MAX_POLL)) * 1000):

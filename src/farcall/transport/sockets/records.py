@@ -145,11 +145,11 @@ class Sealer:
 
     @property
     def sealed(self) -> list[memoryview]:
-        """What is to be sent now. The sender takes what it has sent out of this list."""
+        """The bytes to be sent now. The sender takes those that it has sent out of this list."""
         return self._state[3]
 
     def seal(self) -> bool:
-        """Seal more, when all of `sealed` has been sent. False: there is no more."""
+        """Seal more, when all of `sealed` has been sent; return False if there is no more."""
         key, number, parts, _ = self._state
         if not parts:
             return False
@@ -220,7 +220,7 @@ class Opener:
 
     @property
     def has_input(self) -> bool:
-        """Whether `open_into` has something to give, if only an error."""
+        """Return whether `open_into` has something to give, if only an error."""
         there = self._end - self._start
         if self._opened or there < LENGTH.size:
             return len(self._opened) > 0

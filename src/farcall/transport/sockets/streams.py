@@ -15,7 +15,7 @@ MAX_VECTORS = 64
 
 
 class Writer(Protocol):
-    """What a connection has still to send. Used by one thread at a time: the one that may write.
+    """The bytes that a connection has still to send. For one thread at a time, which may write.
 
     Ctrl-C in a call leaves it as it was before or after one step, never in between.
     """
@@ -66,7 +66,7 @@ class OpenedStream:
 
     @property
     def has_input(self) -> bool:
-        """Whether something can be read without a system call."""
+        """Return whether something can be read without a system call."""
         return self._opener.has_input
 
     def recv_into(self, memory: memoryview) -> int:

@@ -1,0 +1,218 @@
+"""Count habits of prose that slow readers down; the counts only fall.
+
+Prose is every docstring, every comment, every other string with a space in it (messages), and the
+Markdown pages without their blocks of code. A ceiling equals the count of today, so a
+change that rewrites a sentence also lowers the number. `python tests/unit/test_prose.py` lists all
+places. The patterns are regular expressions, which can't tell a noun from an indirect question:
+the comment of each says which sentences it counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("src", "native", "tests", "examples", "benchmarks", "docs", ".github")
+# Pages and this file quote the habits.
+QUOTES = {"docs/style.md", "tests/unit/test_prose.py"}
+
+# After these words, "who" has no noun before it.
+LEADS = (
+    "for|of|to|by|from|with|than|as|at|on|in"
+    "|but|if|when|unless|until|while|because|since|so|not|and|or|that"
+)
+# Here a Python interpreter is meant, not the lock that its threads share.
+REAL_INTERPRETERS = r"interpreter (?:ends|or a shell)"
+
+BLOCKS_OF_CODE = re.compile(r"(?ms)^ *```.*?^ *```$")
+
+PATTERNS = {
+    # "who asks" as a noun: at the start of a sentence or clause, or after a preposition or
+    # conjunction. Not counted: a relative clause ("a caller who"), an indirect question after its
+    # verb ("says who"), and both after a comma.
+    "headless who": re.compile(rf"(?i)(?:^|[.;:!?]\s+|\(|\b(?:{LEADS})\s+)who\s"),
+    # "False: it is not so." where a sentence may begin. Not counted: what a parameter's value
+    # means, after a semicolon.
+    "returned fragment": re.compile(r"(?m)(?:^[ ]*|[.!?]\s+)`*(?:True|False|None)`*: "),
+    "for ever": re.compile(r"\bfor\s+ever\b"),
+    "interpreter for GIL": re.compile(rf"\b(?!{REAL_INTERPRETERS})(?<!Python )interpreter\b"),
+    # Only docstrings.
+    "question as opening": re.compile(r"^(?:What|Whether|Who|Whom|Whose|How|Where|Which|Why)\b"),
+    "nobody": re.compile(r"(?i)\b(?:nobody|somebody|whoever)\b"),
+    # Indirect questions ("ask what is there"), which are good English, count as well.
+    "what is": re.compile(r"(?i)\bwhat\s+(?:is|was)\b"),
+}
+# By pattern: in code, and in pages. The numbers fall; 0 stays 0.
+CEILINGS = {
+    "headless who": (0, 41),
+    "returned fragment": (0, 0),
+    "for ever": (0, 2),
+    "interpreter for GIL": (0, 28),
+    "question as opening": (168, 0),
+    "nobody": (394, 183),
+    "what is": (477, 163),
+}
+
+
+class Piece(NamedTuple):
+    """A docstring, a comment of any number of lines, another string, or a page."""
+
+    path: str
+    line: int
+    text: str
+    is_docstring: bool = False
+
+
+def pieces_of(path: str, text: str) -> Iterator[Piece]:
+    if path.endswith(".md"):
+        yield Piece(
+            path, 1, re.sub(r"(?ms)^ *```.*?^ *```$", lambda m: "\n" * m[0].count("\n"), text)
+        )
+    elif path.endswith((".cpp", ".hpp")):
+        yield from joined(path, comments_of_cpp(text))
+        for number, line in enumerate(text.splitlines(), 1):
+            yield from (Piece(path, number, m) for m in re.findall(r'"([^"]* [^"]*)"', line))
+    else:
+        yield from joined(path, comments_of_python(text))
+        yield from strings_of_python(path, text)
+
+
+def comments_of_cpp(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if comment := re.match(r'(?:[^"/]|"(?:\\.|[^"\\])*"|/(?!/))*///?(.*)', line):
+            yield number, comment[1]
+
+
+def comments_of_python(text: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("#:")
+
+
+def joined(path: str, comments: Iterator[tuple[int, str]]) -> Iterator[Piece]:
+    """Join the comments of lines that follow each other."""
+    block: list[tuple[int, str]] = []
+    for number, text in comments:
+        if block and number != block[-1][0] + 1:
+            yield Piece(path, block[0][0], "\n".join(line for _, line in block).strip())
+            block = []
+        block.append((number, text.strip()))
+    if block:
+        yield Piece(path, block[0][0], "\n".join(line for _, line in block).strip())
+
+
+def strings_of_python(path: str, text: str) -> Iterator[Piece]:
+    docstrings = set()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node) or ""
+            docstrings.add(node.body[0].lineno if docstring else 0)
+            yield Piece(path, node.body[0].lineno if docstring else 0, docstring, True)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(value)) if " " in value and node.lineno not in docstrings:
+                yield Piece(path, node.lineno, value)
+
+
+@functools.cache
+def all_pieces() -> tuple[Piece, ...]:
+    paths = [*ROOT.glob("*.md"), *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.*"))]
+    wanted = (p for p in paths if p.suffix in {".py", ".pyi", ".cpp", ".hpp", ".md"})
+    named = sorted((p.relative_to(ROOT).as_posix(), p) for p in wanted)
+    return tuple(
+        piece
+        for name, path in named
+        if name not in QUOTES
+        for piece in pieces_of(name, path.read_text(encoding="utf-8"))
+    )
+
+
+def found(pattern: str, in_pages: bool, pieces: tuple[Piece, ...] | None = None) -> list[str]:
+    """List the places of a pattern, each with the words around it."""
+    places = []
+    for piece in all_pieces() if pieces is None else pieces:
+        if piece.path.endswith(".md") != in_pages:
+            continue
+        if pattern == "question as opening" and not piece.is_docstring:
+            continue
+        for m in PATTERNS[pattern].finditer(piece.text):
+            line = piece.line + piece.text.count("\n", 0, m.end())
+            words = piece.text[max(0, m.start() - 40) : m.end() + 40].replace("\n", " ")
+            places.append(f"{piece.path}:{line}: {words}")
+    return places
+
+
+@pytest.mark.parametrize("in_pages", [False, True], ids=["code", "pages"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_numbers_only_fall(pattern: str, in_pages: bool) -> None:
+    places, ceiling = found(pattern, in_pages), CEILINGS[pattern][in_pages]
+    where = "pages" if in_pages else "code"
+    assert len(places) <= ceiling, "\n".join([f"{pattern}: rewrite some of these", *places])
+    assert len(places) == ceiling, (
+        f"fewer than ever: write {len(places)} for {pattern!r} in {where}"
+    )
+
+
+COUNTED = {
+    "headless who": ["Who asks gets it.", "It is for who calls.", "Its name: who dials."],
+    "returned fragment": ["False: it is not so.", "Wait for it. None: it has ended."],
+    "for ever": ["It waits for ever."],
+    "interpreter for GIL": [
+        "A thread takes the interpreter.",
+        "It waits for the interpreter's lock.",
+    ],
+    "question as opening": ["What it does.", "Whether it is there."],
+    "nobody": ["Nobody needs it."],
+    "what is": ["Return what is there."],
+}
+NOT_COUNTED = {
+    "headless who": ["A caller who asks gets it.", "Say who asks."],
+    "returned fragment": ["A limit; None: no limit.", "Return None if it has ended."],
+    "for ever": ["It waits forever."],
+    "interpreter for GIL": [
+        "It starts a Python interpreter.",
+        "When the interpreter ends, it ends.",
+    ],
+    "question as opening": ["Return what it does.", "Whatever it does."],
+    "nobody": ["No thread needs it."],
+    "what is": ["Return the value."],
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_counts_the_habit_and_not_its_cure(pattern: str) -> None:
+    def count(sentence: str) -> int:
+        code = f'def f():\n    """{sentence}"""\n'
+        return len(found(pattern, False, tuple(pieces_of("f.py", code))))
+
+    assert [count(sentence) for sentence in COUNTED[pattern]] == [1] * len(COUNTED[pattern])
+    assert [count(sentence) for sentence in NOT_COUNTED[pattern]] == [0] * len(NOT_COUNTED[pattern])
+
+
+def test_reads_comments_and_messages_of_both_languages_and_no_code_of_pages() -> None:
+    python = 'x = "waits for ever"  # for\n# ever: for ever\n'
+    cpp = 'auto x = "for ever // for ever";  // for ever\n'
+    page = "for ever\n```python\nfor ever in x: ...\n```\n"
+    counts = [
+        len(found("for ever", name.endswith(".md"), tuple(pieces_of(name, text))))
+        for name, text in [("a.py", python), ("a.cpp", cpp), ("a.md", page)]
+    ]
+    assert counts == [3, 3, 1]
+
+
+if __name__ == "__main__":
+    for pattern in sys.argv[1:] or PATTERNS:
+        for in_pages in (False, True):
+            places = found(pattern, in_pages)
+            print(*places, f"-- {pattern}: {len(places)}", sep="\n")
