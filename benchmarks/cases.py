@@ -157,7 +157,7 @@ def idle(rpc: Any) -> Iterator[float]:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has taken so far. On Linux its clock has this number: clock_getcpuclockid."""
+    """Return the processor seconds of a process so far: clock_getcpuclockid gives Linux's clock."""
     return time.clock_gettime(~pid << 3 | 2)
 
 

@@ -27,7 +27,7 @@ CALLS = 2000
 
 
 def no_op() -> None:
-    """What the third worker calls."""
+    """Do nothing: the function that the third worker calls."""
 
 
 def slow(_: bytes) -> None:

@@ -37,7 +37,7 @@ def end_if_failed(process: BaseProcess, rank: int) -> None:
 
 
 def answer(implementation: str, store: str, world: World, rank: int) -> None:
-    """What any other rank does."""
+    """Answer calls, as any rank but 0."""
     end_with_parent()
     # Whatever random numbers are drawn on this worker are the same ones for each implementation.
     torch.manual_seed(rank)
@@ -85,7 +85,7 @@ def set_threads(world: World) -> None:
 
 
 def call(implementation: str, store: str, world: World) -> None:
-    """What rank 0 does."""
+    """Make the calls of rank 0."""
     # Whatever else is printed, here or by other ranks, goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""What is measured: each case, the processes it runs in, how often, and what it has to reach.
+"""The plan of measurements: each case, its processes, its repetitions, and its goal.
 
 Imports nothing that takes long: `run.py` only starts processes and reads their numbers.
 """
@@ -54,7 +54,7 @@ WORLDS = {
 
 
 class Plan(NamedTuple):
-    """How often a case is measured."""
+    """The repetitions of a case."""
 
     counted: int  # calls of a block, or iterations
     dropped: int  # more of them before those: caches are cold, and timers late, after a stop
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """What a table shows for a number of seconds."""
+    """The form in which a table shows a number of seconds."""
 
     name: str
     of: Callable[[float], float]

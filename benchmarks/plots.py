@@ -17,7 +17,7 @@ LEAST_RATIO = 0.1  # nothing can be drawn at 0
 
 
 def draw_ratios(results: dict[str, Result]) -> Figure:
-    """How many times longer than farcall's others' times are; a diamond where torch's should be."""
+    """Draw ratios of others' times to farcall's; a diamond where torch's should be."""
     names = [
         name for name in (*EVERY, BEFORE) if any(name in each.ratios for each in results.values())
     ]

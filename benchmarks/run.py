@@ -59,7 +59,7 @@ def measure_rounds(
 
 
 def machine(implementations: list[str]) -> dict[str, object]:
-    """What the times depend on."""
+    """Return the facts that the times depend on."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -96,7 +96,7 @@ def names(
 def source_of(
     _context: click.Context, _parameter: click.Parameter, value: Path | None
 ) -> Path | None:
-    """Where the farcall of another checkout is imported from."""
+    """Return the folder from which the farcall of another checkout is imported."""
     if value is None:
         return None
     source = value.resolve() / "src"

@@ -1,4 +1,4 @@
-"""How long workers take from nothing to their first call.
+"""The time from nothing to the first call of workers.
 
 A process with all imports done forks the workers, so that what is timed is not Python's own start.
 """
@@ -21,7 +21,7 @@ def noop() -> None:
 
 
 def work(implementation: str, store: str, world: World, rank: int, starter: Connection) -> None:
-    """What a forked process does."""
+    """Do the work of a forked process."""
     end_with_parent()
     starter.send("ready")
     starter.recv()

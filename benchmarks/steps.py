@@ -1,4 +1,4 @@
-"""What a step of training gives, and whether two implementations computed the same.
+"""The result of a step of training, and whether two implementations computed the same.
 
 Imports nothing that takes long: `run.py` only starts processes and reads their numbers.
 """
@@ -24,7 +24,7 @@ class Step(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """How far the values of two implementations may be apart.
+    """The distance by which the values of two implementations may be apart.
 
     Attributes:
         tolerance: relative to the larger of the two.

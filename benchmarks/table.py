@@ -1,4 +1,4 @@
-"""What comes out of the times: medians, ratios, what is reached, and the table of them."""
+"""The results of the times: medians, ratios, goals that are reached, and the table of them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def result_of(case: str, blocks: dict[str, Blocks]) -> Result:
 def reached(
     case: str, ours: Times, ratios: dict[str, Quartiles], step_ratios: dict[str, Quartiles]
 ) -> tuple[str, bool] | tuple[None, None]:
-    """What farcall has to reach in a case, if anything, and whether it does."""
+    """Return the goal of farcall in a case, if any, and whether it is reached."""
     if case in PER_STEP_AT_LEAST and TORCH in step_ratios:
         found = step_ratios[TORCH].median
         limit = PER_STEP_AT_LEAST[case]

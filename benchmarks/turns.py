@@ -131,7 +131,7 @@ Blocks = list[list[float]]  # seconds per call, of each block
 
 
 class Measured(NamedTuple):
-    """What came out of a round of cases.
+    """The results of a round of cases.
 
     Attributes:
         blocks: by case and implementation, in order of time. Block n of one implementation ran

@@ -1,4 +1,4 @@
-"""How a process becomes a worker of an implementation, and ends with the one that started it."""
+"""A process that becomes a worker of an implementation, and ends with the one that started it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def instructions(code: CodeType) -> dict[int, str]:
 
 @cache
 def handler_at(code: CodeType, offset: int) -> int | None:
-    """Where an exception goes that is raised by the instruction at this offset."""
+    """Return the handler of an exception that is raised by the instruction at this offset."""
     for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]
         if entry.start <= offset < entry.end:
             return int(entry.target)

@@ -34,7 +34,7 @@ Event = tuple[int, int, int, bytes, Buffer, list[memoryview]] | tuple[int, str] 
 to it. Only in this stub."""
 
 class Memory:
-    """What arrived. Writable, through the buffer protocol; given back when it is collected."""
+    """Bytes that arrived. Writable, through the buffer protocol; given back when collected."""
 
 class Link:
     """See `native/core/link.hpp`. Deadlines are `time.monotonic()` seconds."""
@@ -47,18 +47,18 @@ class Link:
     def is_stream(self) -> bool: ...
     @property
     def streams(self) -> int:
-        """How many connections it uses."""
+        """Return how many connections it uses."""
 
     @property
     def striped_buffers(self) -> int:
-        """How many buffers it has sent in stripes."""
+        """Return how many buffers it has sent in stripes."""
 
     def cause(self) -> str: ...
     def start(self) -> None:
         """Let the endpoint read. RuntimeError: it is closed."""
 
     def set_reading(self, is_on: bool) -> None:
-        """Whether the endpoint takes frames off the link from now on."""
+        """Set whether the endpoint takes frames off the link from now on."""
 
     def join(self, fd: int, keys: Keys | None) -> None:
         """Use one more connection. Takes the descriptor over. `keys`: of its records; None: it has
@@ -143,7 +143,7 @@ class Endpoint:
 
     @property
     def shared_memory(self) -> int:
-        """How many bytes of it the links have created and not given back."""
+        """Return how many bytes of it the links have created and not given back."""
 
     def open_stream(
         self,

@@ -1,4 +1,4 @@
-"""What the program of the worker under attack offers, and what it doesn't."""
+"""The program of the worker under attack: functions that it offers, and others."""
 
 from __future__ import annotations
 

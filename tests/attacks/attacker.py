@@ -1,4 +1,4 @@
-"""What an attacker knows of farcall's insides: the only module of these tests that does.
+"""An attacker's knowledge of farcall's insides: no other module of these tests has any.
 
 A change of the handshake, of frames or of messages changes this module, and no other one here. Each
 way in has a control: a test in which the same steps with the right credential succeed, so that no
@@ -221,7 +221,7 @@ def enter(url: str, secret: str | None, **me: Any) -> Session:
 
 
 class Outcome(NamedTuple):
-    """How a forged call ended: the kind of the answer, and its error's type and text."""
+    """The end of a forged call: the kind of the answer, and its error's type and text."""
 
     kind: str
     error: str = ""

@@ -1,4 +1,4 @@
-"""What the honest workers of these tests do, and the settings that they have."""
+"""The honest workers of these tests: their functions and settings."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def echo_tensor_of(to: str, text: str, size: int) -> bool:
 
 
 class Ended(NamedTuple):
-    """How a call ended: with a value, or with an error of farcall's, as text."""
+    """The end of a call: a value, or an error of farcall's, as text."""
 
     value: Any = None
     error: str = ""

@@ -196,7 +196,7 @@ class DistributedRun(Run):
 
 
 class _LocalReference:
-    """What `RRef` is to a program, for a value in the same place."""
+    """A stand-in for `RRef`, for a value in the same place."""
 
     def __init__(self, run: LocalRun, owner: str, value: Any) -> None:
         self._run, self._owner, self._value = run, owner, value

@@ -1,4 +1,4 @@
-"""What the behaviour tests share: things that handlers and tests of one process have in common.
+"""Things that handlers and tests of one process share, in the behaviour tests.
 
 All workers of these tests live in one process, so a test and the functions it calls remotely can
 meet at events. What is passed to such a function is pickled, though; a `Here` arrives as itself.
@@ -38,7 +38,7 @@ def _find(number: int) -> Here:
 
 
 class Gate(Here):
-    """Where handlers wait until the test lets them go on."""
+    """A gate at which handlers wait until the test lets them go on."""
 
     def __init__(self) -> None:
         super().__init__()

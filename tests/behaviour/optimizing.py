@@ -1,4 +1,4 @@
-"""What the tests of the optimizer share: parameters on workers, and gradients made to measure.
+"""Common parts of the optimizer's tests: parameters on workers, and gradients to measure.
 
 `Model` keeps parameters on several workers and the same ones here, for an optimizer of torch's own
 to work on: both must end up equal, to the last bit.

@@ -1,4 +1,4 @@
-"""What raises SystemExit or KeyboardInterrupt while it is unpickled ends no program."""
+"""SystemExit or KeyboardInterrupt, raised while an object is unpickled, ends no program."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def forward_to(run: Run, to: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_call_without_tensors_carries_the_context(trio: list[Agent]) -> None:
-    """What the callee makes of it is part of the context."""
+    """The callee's results of such a call are part of the context."""
     run = DistributedRun()
     with dist_autograd.context() as run.context_id:
         weights(run, b="w2")

@@ -1,4 +1,4 @@
-"""What the loss does not use: nothing in SMART mode, an error in FAST mode."""
+"""Tensors that the loss does not use: nothing in SMART mode, an error in FAST mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes no sense gets a clear error at once, and hurts nothing else."""
+"""Input that makes no sense gets a clear error at once, and hurts nothing else."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Unloadable:
 
 
 def tables(agent: Agent) -> dict[str, int]:
-    """What grows with calls in an agent, and how large it is."""
+    """Return the sizes of the tables of an agent that grow with calls."""
     references = agent.references
     sizes = dict(references.statistics())
     sizes |= {
@@ -301,7 +301,7 @@ def interrupt_on_link(agent: Agent, name: str, patch: pytest.MonkeyPatch, after:
 def test_remote_that_was_interrupted_and_whose_request_is_late(  # WRK-3
     pair: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the value was made is asked by another way, which must not overtake the request."""
+    """The question whether the value was made goes another way; it must not come first."""
     caller, owner = pair
     owner.call("w0", echo, (1,))  # that is the other way
     to = caller.directory.resolve("w1")

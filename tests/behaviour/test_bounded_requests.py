@@ -37,7 +37,7 @@ def pass_by(gate: Gate, _: bytes) -> int:
 
 
 def admission(agent: Agent, of: int = 0) -> Admission[object]:
-    """What the agent has queued of w0."""
+    """Return the agent's record of calls that it has queued of w0."""
     peer = next(peer for peer in agent.directory.all() if peer.worker.id == of)
     return peer.admission
 

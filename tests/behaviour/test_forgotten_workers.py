@@ -1,4 +1,4 @@
-"""Where workers come and go, those that are gone are forgotten after a while."""
+"""Workers that are gone are forgotten after a while, where workers come and go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rpc_async` returns: a torch future that can be awaited and loses no error."""
+"""Futures of `rpc_async`: torch futures that can be awaited and lose no error."""
 
 from __future__ import annotations
 

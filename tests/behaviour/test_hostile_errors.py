@@ -255,7 +255,7 @@ def is_idle(agent: Agent) -> bool:
 
 
 def outcomes_of(calls: Iterator[Callable[[], Any]]) -> list[Any]:
-    """What each call gives, or raises."""
+    """Return the value or the error of each call."""
     results = []
     for call in calls:
         # In a thread, so that a call that hangs ends the test, and not more.

@@ -1,4 +1,4 @@
-"""What one remote function sets in its thread, no other function and no callback sees."""
+"""Settings that one remote function makes in its thread: no other and no callback sees them."""
 
 from __future__ import annotations
 
@@ -421,7 +421,7 @@ def by_dropped_answer(name: str) -> None:
 
 
 def by_dropped_callback(name: str) -> None:
-    """What a callback refers to ends with it."""
+    """Let the objects that a callback refers to end with it."""
     gate = Gate()
     future = rpc.rpc_async("w1", wait_at, args=(gate,))
     future.add_done_callback(partial(ignore, Released(name)))

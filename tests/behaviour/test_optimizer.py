@@ -202,7 +202,7 @@ def test_gradients_end_with_their_context(pair: list[Agent], hogwild: bool) -> N
 
 
 def move(parameter: rpc.RRef[Any]) -> None:
-    """What `module.to(...)` does to its parameters."""
+    """Do to its parameters what `module.to(...)` does."""
     value = parameter.local_value()
     value.data = value.data.clone()
 

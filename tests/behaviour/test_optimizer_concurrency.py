@@ -103,7 +103,7 @@ def test_hogwild_loses_no_whole_step(start: Callable[..., list[Agent]]) -> None:
 
 
 class Meeting(Here):
-    """Where two steps meet that go on at once."""
+    """A meeting point of two steps that go on at once."""
 
     def __init__(self, patience: float) -> None:
         super().__init__()

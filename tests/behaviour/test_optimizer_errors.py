@@ -1,4 +1,4 @@
-"""What is wrong with the use of a distributed optimizer is said, with the worker's name."""
+"""Wrong uses of a distributed optimizer are reported, with the worker's name."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def shut_down(agent: Agent, timeout: float = 0.0) -> Callable[[], None]:
 
 
 def open_files() -> set[str]:
-    """What this process has open, but for the listing itself."""
+    """Return the files that this process has open, but for the listing itself."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):

@@ -56,7 +56,7 @@ class WaitingOptimizer(torch.optim.SGD):
 
 
 class Stage(Gate):
-    """Where calls are prepared without a limit that matters, and then made with a short one."""
+    """A stage: calls are prepared without a limit that matters, then made with a short one."""
 
     def __init__(self, agents: list[Agent], stack: contextlib.ExitStack) -> None:
         super().__init__()

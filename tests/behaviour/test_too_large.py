@@ -1,4 +1,4 @@
-"""What is larger than a frame may be ends its own call with an error, and nothing else.
+"""A message larger than a frame may be ends its own call with an error, and nothing else.
 
 The limits here are far below the real ones, for speed.
 """

@@ -31,7 +31,7 @@ def non_zero(counts: dict[str, int]) -> dict[str, int]:
 
 
 class Store:
-    """Where workers meet, for a worker that has not met one of the others yet."""
+    """A store of workers, for one that has not met one of the others yet."""
 
     def __init__(self, agent: Agent, unknown: Worker) -> None:
         self.worker: Worker | None = unknown

@@ -1,4 +1,4 @@
-"""How many frames of Python a warm call takes on either side.
+"""The frames of Python that a warm call takes on either side.
 
 Time decides no test, so this counts. Each frame takes some 60 ns of a call of 11 us. Issue 23 had
 added a dozen, one by one, and none of them was noticed. A change that adds one on purpose changes
@@ -72,7 +72,7 @@ def least(counts: list[list[str]]) -> list[str]:
 def at_the_caller(
     call: Callable[[], Any], then: Callable[[Any], object] = lambda _: None
 ) -> list[str]:
-    """What the caller does in `call`. Not counted is what is done with its result then."""
+    """Return the caller's frames in `call`, but not those of the use of its result then."""
     counts = []
     results = []  # kept, so that none ends in the middle of another call
     for number in range(WARM + COUNTED):
@@ -90,7 +90,7 @@ def at_the_other_end(
     agent: Agent,
     kind: type[Request | Reply],
 ) -> list[str]:
-    """What an agent does with a message of this kind, which comes with each call."""
+    """Return an agent's frames for a message of this kind, which comes with each call."""
     for _ in range(WARM):
         call()
     handle = Agent.handle

@@ -21,7 +21,7 @@ BATCH = 20
 
 
 class Amount(NamedTuple):
-    """What calls of one kind make, on all workers."""
+    """The calls, references and passes that a call of one kind makes, on all workers."""
 
     calls: int = 0
     references: int = 0
@@ -85,7 +85,7 @@ def gradient_of(context: int, weight: Any) -> torch.Tensor:
 
 
 def expected_gradients(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch computes in one process: for the inputs and for the weight."""
+    """Return torch's gradients in one process: of the inputs and of the weight."""
     inputs, weight = parameter(seed), parameter(seed + 1)
     torch.sin(inputs * weight).sum().backward()
     assert inputs.grad is not None

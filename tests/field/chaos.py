@@ -138,7 +138,7 @@ class Launcher:
         return None
 
     def held(self) -> dict[str, int]:
-        """What the launcher itself holds."""
+        """Return the things that the launcher itself holds."""
         own = Path(f"/proc/{self.process.pid}")
         found = {"threads": "task", "descriptors": "fd"}
         return {what: len(list((own / where).iterdir())) for what, where in found.items()}
@@ -210,7 +210,7 @@ class Chaos:
                 worker.resume()
 
     def ask(self, command: str) -> list[Any]:
-        """What the living answer; those that don't are left out."""
+        """Return the answers of the living; those that don't answer are left out."""
         for worker in self.living.values():
             worker.command(command)
         answers = [worker.answer() for worker in self.living.values()]

@@ -1,4 +1,4 @@
-"""How soon `farcall stacks` names the cause of each hang: within two seconds, in five lines."""
+"""The speed of `farcall stacks`: the cause of each hang within two seconds, in five lines."""
 
 from __future__ import annotations
 

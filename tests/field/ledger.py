@@ -1,4 +1,4 @@
-"""How the calls of one process end, in a file that outlives it, since processes are killed."""
+"""The ends of one process's calls, in a file that outlives it, since processes are killed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Ledger:
         self._calls.write_bytes(numpy.zeros(SHAPE, TYPE).tobytes())
 
     def timed(self, thread: int) -> Callable[[str, Callable[[], Any]], Any]:
-        """What makes the calls of one thread."""
+        """Return the function that makes the calls of one thread."""
         row = numpy.memmap(self._calls, dtype=TYPE, mode="r+", shape=SHAPE)[thread]
 
         def call(kind: str, function: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What a trial demanded and what was measured, as rows of one table."""
+"""The demands of a trial and its measurements, as rows of one table."""
 
 from __future__ import annotations
 

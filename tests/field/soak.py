@@ -83,7 +83,7 @@ def memory() -> Memory:
 
 
 def growth(samples: list[Memory]) -> float:
-    """How much anonymous memory came in the last half, as a part of all resident memory."""
+    """Return the anonymous memory that came in the last half, as a part of all resident memory."""
     few = int(MIDDLE * len(samples))
     middle = (len(samples) - few) // 2
     before, after = samples[middle : middle + few], samples[-few:]
@@ -106,7 +106,7 @@ def on_all(members: list[Member], step: Callable[..., Any], *args: Any) -> list[
 
 
 def soak(crew: Crew, settings: Settings, report: Report) -> tuple[Amount, list[list[Memory]], Any]:
-    """What was done, the samples of each worker, and what is held at the end."""
+    """Return the work done, the samples of each worker, and the things held at the end."""
     members = crew.group(WORKERS)
     names = [member.name for member in members]
     for number, member in enumerate(members):

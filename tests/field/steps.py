@@ -20,7 +20,7 @@ _listening = ExitStack()
 
 
 class Outcome(NamedTuple):
-    """How a call ended. Times are of `time.monotonic`, which all processes of a host share."""
+    """The end of a call. Times are of `time.monotonic`, which all processes of a host share."""
 
     kind: str  # "value", or the error's type
     began: float
@@ -109,7 +109,7 @@ def attempt_while_holding(
 
 
 def call_until_value(to: str, patience: float) -> float | None:
-    """How long it took until a call succeeded; None if it did not."""
+    """Return the seconds until a call succeeded; None if it did not."""
     began = time.monotonic()
     while time.monotonic() < began + patience:
         if attempt(to, 5.0).kind == "value":

@@ -35,7 +35,7 @@ MANY = 100_000_000
 
 
 class Outcome(NamedTuple):
-    """How a target went: inputs, seconds, and what ended it (None: the time)."""
+    """The run of a target: inputs, seconds, and the cause of its end (None: the time)."""
 
     name: str
     inputs: int
@@ -105,7 +105,7 @@ def run(
 
 
 def end_of(done: subprocess.CompletedProcess[str]) -> str:
-    """What a process that failed said last."""
+    """Return the last words of a process that failed."""
     said = (done.stdout + done.stderr).splitlines()[-40:]
     return "\n".join([*said, f"exit status {done.returncode}"])
 

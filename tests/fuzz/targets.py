@@ -1,4 +1,4 @@
-"""What reads a peer's bytes, in Python: one function for each reader, and bytes to begin with.
+"""The readers of a peer's bytes, in Python: a function for each, and bytes to begin with.
 
 A target takes any bytes. It raises nothing: what the reader may raise for bytes that make no sense
 is caught, by name. What was read is used as a program would: compared, hashed, shown, dropped.
@@ -347,7 +347,7 @@ FILES = tempfile.TemporaryDirectory()  # of certificates, as long as this proces
 def certified() -> tuple[Signer, bytes]:
     """One that signs with a certificate, and its signature.
 
-    The key is one of Ed25519, of which nobody can make a second signature of the same data.
+    The key is one of Ed25519: a second signature of the same data can't be made without it.
     """
     signer = Authority(Path(FILES.name), make_key=KEYS["Ed25519"]).signer("w1", "w1", binds=True)
     return signer, signer.sign(SIGNED_DATA)

@@ -61,7 +61,7 @@ def hanging(name: str, folder: Path, **variables: str) -> Iterator[int]:
 
 
 def causes(pid: int, *words: str) -> list[str]:
-    """What is said of a group, as soon as all of the words are in one of the first lines."""
+    """Return the lines about a group, as soon as all of the words are in one of the first lines."""
     while True:
         lines = explain(ask_all(stacks=True).of_group(pid))[:LINES]
         if is_named(lines, words):

@@ -45,7 +45,7 @@ class Member:
         self._pipe.send((step, args, kwargs))
 
     def result(self) -> Any:
-        """What the step returned. Raises what it raised."""
+        """Return the result of the step. Raises its error."""
         if not self._pipe.poll(PATIENCE):
             self.show_stacks()
             raise AssertionError(f"{self.name} did not finish its step in {PATIENCE} s")
@@ -59,7 +59,7 @@ class Member:
         return self.result()
 
     def fails(self) -> BaseException:
-        """What the step raised."""
+        """Return the error of the step."""
         try:
             value = self.result()
         except AssertionError:
@@ -83,7 +83,7 @@ class Member:
         raise AssertionError(f"{self.name} did not stop")
 
     def show_stacks(self) -> None:
-        """What each of its threads does, on stderr, soon."""
+        """Have the stacks of its threads written to stderr, soon."""
         self.signal(signal.SIGUSR1)
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""How tests run a demo: as a user does, in processes of its own."""
+"""Demos as tests run them: as a user does, in processes of their own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def start_demo(*arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def refused(*arguments: str | Path) -> str:
-    """What the command says, in one line, when it refuses the arguments. Nothing starts then."""
+    """Return the command's line of refusal of the arguments. Nothing starts then."""
     result = CliRunner().invoke(cli, [*map(str, arguments)])
     assert result.exit_code == 2, result.output
     assert "starting" not in result.output

@@ -69,7 +69,7 @@ def prepare() -> Held:
 
 
 def remember() -> None:
-    """What is held now is what has to be held at `settle`, as soon as no thread begins or ends."""
+    """Remember the things held now, for `settle`, as soon as no thread begins or ends."""
     _kept["agent"] = current_agent()
     pause = threading.Event()
     deadline = time.monotonic() + PATIENCE / 2
@@ -94,7 +94,7 @@ def settle() -> Differences:
 
 
 def leave_and_settle(before: Held) -> Differences:
-    """What is held after a shutdown that was not held before `init_rpc`."""
+    """Return the things held after a shutdown that were not held before `init_rpc`."""
     del _kept["agent"]
     rpc.shutdown(graceful=False)
     _kept["before"] = before

@@ -75,7 +75,7 @@ def died(name: str) -> None:
 
 
 def wait_until_all_is_gone() -> dict[str, int]:
-    """What is still there; nothing, unless that takes longer than a test has patience."""
+    """Return the leftovers: none, unless that takes longer than a test has patience."""
     with _changed:
         deadline = time.monotonic() + PATIENCE / 2
         while +_alive and time.monotonic() < deadline:
@@ -125,7 +125,7 @@ def train(routes: list[list[str]], victim: str = "", mode: str = "smart") -> lis
 
 
 def train_in_vain(*args: Any) -> tuple[str, str]:
-    """How a pass fails. The error stays here: its traceback holds what the pass was about."""
+    """Return the error's type and worker. The error stays here: its traceback holds the pass."""
     try:
         train(*args)
     except (rpc.PeerLost, rpc.RpcTimeout) as error:

@@ -87,7 +87,7 @@ def addresses() -> tuple[str, ...]:
 
 
 class Payload:
-    """What runs when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, marker: str) -> None:
         self.marker = marker

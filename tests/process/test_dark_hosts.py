@@ -181,7 +181,7 @@ def call_again_and_again(to: str) -> str:
 
 
 def send_without_waiting(to: str) -> list[str]:
-    """How these end. Without timeouts: what waited for the network would wait for the loss."""
+    """Return the ends of calls without timeouts: a wait for the network would wait for the loss."""
     value = rpc.rpc_async(to, operator.add, args=(1, 2), timeout=0)
     made = rpc.remote(to, dict, timeout=0)
     assert not value.done()

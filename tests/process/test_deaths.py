@@ -42,7 +42,7 @@ def begin_calls(to: str, count: int) -> int:
 
 
 def outcomes() -> dict[str, int]:
-    """How the calls ended."""
+    """Return the ends of the calls."""
     kinds: Counter[str] = Counter()
     for future in _kept["futures"]:
         try:

@@ -21,7 +21,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the commands of the guide make."""
+    """Return the files that the commands of the guide make."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the command of OpenSSL")
     folder = tmp_path_factory.mktemp("certificates")

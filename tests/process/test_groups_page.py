@@ -1,4 +1,4 @@
-"""What docs/groups.md shows really runs: its first program as a script, the rest as a notebook."""
+"""The programs of docs/groups.md run: the first one as a script, the rest as a notebook."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def rest() -> tuple[float, int, dict[str, int]]:
 
 
 def sleeps() -> int:
-    """How often threads of this process went to sleep so far."""
+    """Return the number of times that threads of this process went to sleep so far."""
     status = (task / "status" for task in Path("/proc/self/task").iterdir())
     lines = (line for file in status for line in file.read_text().splitlines())
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))

@@ -122,7 +122,7 @@ def test_nothing_is_left_on_the_hosts(
 
 
 def slurm(rank: int, size: int, **more: str) -> dict[str, str]:
-    """What srun sets on two hosts, the first of which has one more task if need be."""
+    """Return srun's variables on two hosts; the first has one more task if need be."""
     first = (size + 1) // 2
     node = int(rank >= first)
     return {

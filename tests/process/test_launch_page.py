@@ -1,4 +1,4 @@
-"""What docs/launch.md shows runs, or is at least understood by the command."""
+"""The commands of docs/launch.md run, or are at least understood."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_nothing_hangs_where_nothing_is() -> None:
 
 
 def of_group(pid: int, *arguments: str) -> str:
-    """What a command prints of a group in which every worker answers, sooner or later."""
+    """Return a command's output of a group in which every worker answers, sooner or later."""
     return farcall(*arguments, "--group", str(pid), "--timeout", str(PATIENCE))
 
 

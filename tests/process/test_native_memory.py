@@ -42,7 +42,7 @@ def fill(to: str, count: int) -> None:
 
 
 def wrong() -> list[int]:
-    """Which of them are not what they were."""
+    """Return those that are not as they were."""
     kept = enumerate(_kept["tensors"])
     return [number for number, tensor in kept if not bool((tensor == number).all())]
 

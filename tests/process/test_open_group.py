@@ -101,7 +101,7 @@ def die() -> None:
 
 
 def lost_owner(owner: str) -> str:
-    """What the use of a reference to a value of a worker that is gone ends with."""
+    """Return the error for the use of a reference to a value of a worker that is gone."""
     [reference] = [one for one in _kept["references"] if one.owner_name() == owner]
     try:
         reference.to_here()

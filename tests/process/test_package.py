@@ -1,4 +1,4 @@
-"""What pip makes of this checkout where C++ can't be compiled, and what the sdist holds."""
+"""The work of pip on this checkout where C++ can't be compiled, and the contents of the sdist."""
 
 from __future__ import annotations
 

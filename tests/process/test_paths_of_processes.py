@@ -23,7 +23,7 @@ needs_native = pytest.mark.skipif(
 
 
 def paths() -> tuple[set[str], set[str]]:
-    """What others can reach this worker by, and what its links take."""
+    """Return the ways to this worker for others, and the paths of its links."""
     endpoint = current_agent().endpoint
     reached = {url.partition(":")[0] for url in endpoint.addresses}
     return reached, {link.description.split()[0] for link in endpoint.links()}

@@ -57,7 +57,7 @@ def finished(process: Process) -> tuple[int, str, str]:
 
 
 def said(process: Process) -> str:
-    """What a program printed that ended well."""
+    """Return the output of a program that ended well."""
     code, stdout, stderr = finished(process)
     assert code == 0, stderr
     assert "Traceback" not in stderr
@@ -100,7 +100,7 @@ def test_functions_of_main_reach_another_program_by_value(start: Start, tmp_path
 
 
 def test_programs_without_shutdown_end(start: Start, tmp_path: Path) -> None:
-    """Whether they come to their end, raise or exit; also while a function still runs."""
+    """They come to their end, raise or exit; also while a function still runs."""
     expected = {"ends": 0, "raises": 1, "exits": 5}
     running = {how: start("no_shutdown.py", f"file://{tmp_path}/{how}", how) for how in expected}
     for how, process in running.items():

@@ -1,4 +1,4 @@
-"""How groups of `farcall.ray.start` begin and end: refused, killed, without room, as scripts."""
+"""Groups of `farcall.ray.start`, begun and ended: refused, killed, without room, as scripts."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def run(folder: Path, program: str, **variables: str) -> subprocess.CompletedPro
 
 
 def said_by_workers(lines: list[str]) -> list[str]:
-    """What workers have printed, with their names, but not what else Ray says before it."""
+    """Return the lines of workers, with their names, but not Ray's own before them."""
     plain = (re.sub(r"\x1b\[\d+m", "", line).strip() for line in lines)
     return sorted(re.sub(r"^\((\w+) pid=[^)]*\) ", r"\1: ", one) for one in plain if "pid=" in one)
 

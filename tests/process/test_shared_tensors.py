@@ -69,7 +69,7 @@ def drop() -> None:
 
 
 def is_the_same_memory(to: str) -> tuple[bool, bool]:
-    """Whether the callee sees what the caller writes after the call, and the other way round."""
+    """Return whether callee and caller see each other's writes after the call."""
     tensor = torch.zeros(SIZE).share_memory_()
     rpc.rpc_sync(to, keep, args=(tensor,))
     tensor[7] = 3.0

@@ -63,7 +63,7 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Program:
-    """What a trainer has, and how it computes a loss of it. `wrap` makes replicas, or does not."""
+    """The model of a trainer, and its loss. `wrap` makes replicas, or does not."""
 
     def __init__(self, wrap: Callable[..., nn.Module]) -> None:
         self.modules = [wrap(layer(2))]
@@ -94,7 +94,7 @@ class SeveralModules(Program):
 
 
 class RemoteBetweenModules(SeveralModules):
-    """What a replica puts out is sent, and what comes back goes into the next one."""
+    """A program that sends the output of each replica, and gives the answer to the next one."""
 
     def loss(self, call: Call, rank: int, step: int) -> torch.Tensor:
         words, targets = batch(rank, step)
@@ -191,7 +191,7 @@ def train_alone(kind: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def gradients_alone(kind: str, rank: int, steps: int, first: int = 0) -> list[torch.Tensor | None]:
-    """What one trainer's losses of so many steps give to its parameters, before any average."""
+    """Return the gradients of one trainer's losses of so many steps, before any average."""
     program, layers = PROGRAMS[kind](unwrapped), server_layers()
     for step in range(first, first + steps):
         program.loss(lambda name, x: layers[name](x), rank, step).backward()

@@ -117,7 +117,7 @@ def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    """Which transport a test runs over that uses `station`."""
+    """The transport of a test that uses `station`."""
     return str(request.node.callspec.params["station"])
 
 

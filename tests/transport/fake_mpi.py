@@ -1,4 +1,4 @@
-"""What torch's process group over mpi does, within one process: builds of torch with mpi are rare.
+"""A stand-in for torch's process group over mpi, in one process: builds with mpi are rare.
 
 As in torch, an operation that is destroyed before it is over is fatal, and nothing can be taken
 back. Its `wait` is not to be used: it would hold up all others.
@@ -33,7 +33,7 @@ class Work:
 
 
 class Job:
-    """What mpirun starts: all ranks, and their messages by communicator, ranks and tag."""
+    """A job of mpirun: all ranks, and their messages by communicator, ranks and tag."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,4 +1,4 @@
-"""What torch does with nccl and with CUDA's streams, in one process and in the CPU's memory.
+"""A stand-in for nccl and CUDA's streams in torch, in one process and in the CPU's memory.
 
 As on GPUs, work is given to streams and done later, each after what its stream had to do before;
 memory that is dropped meanwhile is somebody else's. A communicator does one thing after the other,
@@ -159,7 +159,7 @@ class Machine:
         return finish
 
     def process_group(self) -> type:
-        """What stands for torch's class."""
+        """Return a stand-in for torch's class."""
         machine = self
 
         class ProcessGroupNCCL:

@@ -58,7 +58,7 @@ def open_descriptors() -> int:
 
 
 def content(frame: Frame) -> Content:
-    """What two equal frames have in common."""
+    """Return the content of a frame, by which two are equal."""
     return frame.message, frame.call_id, bytes(frame.body), [bytes(b) for b in frame.buffers]
 
 
@@ -206,14 +206,14 @@ def sealed(sealer: Sealer, data: Buffer) -> bytes:
 
 
 def first_bytes_to(dialler: Endpoint, data: bytes) -> bytes:
-    """What a peer that it has dialled writes so that it reads these bytes."""
+    """Return bytes by which a dialled peer makes it read these bytes."""
     if isinstance(dialler, KeyedEndpoint):
         return sealed(Sealer(ACCEPTOR_KEY, dialler.encrypts), data)
     return data
 
 
 def first_bytes_from_dialler(acceptor: Endpoint, data: bytes) -> bytes:
-    """What a peer that has dialled it writes so that it reads these bytes."""
+    """Return bytes by which a dialling peer makes it read these bytes."""
     if isinstance(acceptor, KeyedEndpoint):
         return sealed(Sealer(DIALLER_KEY, acceptor.encrypts), data)
     return data
@@ -290,7 +290,7 @@ class SocketNet:
 
 
 def use_selector_poller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What platforms without epoll use."""
+    """Use the poller of platforms without epoll."""
     for module in (poller, socket_link, acceptor):
         monkeypatch.setattr(module, "READ", selectors.EVENT_READ)
     for module in (poller, socket_link, socket_transport, acceptor):

@@ -64,7 +64,7 @@ print(json.dumps([memory() - before, frames, refused]))
 
 
 def announced(lengths: list[int], body: int = 0, meta: int = len(META)) -> bytes:
-    """What a frame begins with: header, table and meta."""
+    """Return the beginning of a frame: header, table and meta."""
     head = HEADER.pack(MAGIC, VERSION, Kind.LEAVING, 0, meta, len(lengths), 0, body)
     return head + struct.pack(f"<{len(lengths)}Q", *lengths) + META
 

@@ -1,4 +1,4 @@
-"""What dialling a host makes of its several addresses, and of a name that can't be resolved."""
+"""Dialling a host with several addresses, and a name that can't be resolved."""
 
 from __future__ import annotations
 

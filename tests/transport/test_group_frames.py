@@ -1,4 +1,4 @@
-"""How frames are cut into messages of a process group, and what is refused."""
+"""Frames are cut into messages of a process group, and wrong messages are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_limits_are_kept_before_anything_is_received() -> None:
 
 
 def test_memory_is_taken_for_one_message_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a peer announces and never sends costs nothing."""
+    """Bytes that a peer announces and never sends cost nothing."""
     parts = encode(request(1, b"", [bytes(100_000)] * 1000))
     taken: list[int] = []
     calls = count()

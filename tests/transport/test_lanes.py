@@ -132,7 +132,7 @@ class Pair:
 
 
 class QueuePair(Pair):
-    """Whose lanes do as they are told.
+    """A pair whose lanes do as they are told.
 
     Attributes:
         lanes: of each.
@@ -173,7 +173,7 @@ def on_device(tensor: torch.Tensor) -> OnDevice:
 
 
 def numbers(frame: Frame) -> list[list[int]]:
-    """What the buffers hold, wherever they are."""
+    """Return the numbers in the buffers, wherever these are."""
     return [
         one.memory.tolist() if isinstance(one, OnDevice) else list(one)  # type: ignore[attr-defined]
         for one in frame.buffers

@@ -1,4 +1,4 @@
-"""What is mpi's own among the process groups; the rest is the conformance suite's."""
+"""The peculiarities of mpi among the process groups; the rest is the conformance suite's."""
 
 from __future__ import annotations
 

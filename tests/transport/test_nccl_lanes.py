@@ -52,7 +52,7 @@ class Transfer:
             self.receives.append(operation)
 
     def end(self) -> list[int]:
-        """What arrived."""
+        """Return the buffers that arrived."""
         for operation in (*self.sends, *self.receives):
             operation.wait()
         return [memory.item() for memory in self.received]

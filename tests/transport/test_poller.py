@@ -33,7 +33,7 @@ def pair() -> Iterator[Pair]:
 
 
 def waited(poller: Poller, timeout: float = PATIENCE) -> list[tuple[str, int]]:
-    """What is ready; looks again after a wake-up, which a change may be."""
+    """Return the ready ones; look again after a wake-up, which a change may be."""
     for _ in range(5):
         ready = [found for found in poller.wait(timeout) if found != module.WOKEN]
         if ready:

@@ -1,4 +1,4 @@
-"""Whether a worker is still where it listened: what answers there decides, not that it answers."""
+"""The presence of a worker where it listened: the kind of answer decides, not that there is one."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def mappings() -> list[range]:
 
 
 def arrives(link: Link, far: Station, data: bytes) -> memoryview:
-    """What arrives of a buffer."""
+    """Return a buffer as it arrives."""
     link.send(request(1, b"", [data]), soon())
     (view,) = far.arrived().frame.buffers
     assert isinstance(view, memoryview)

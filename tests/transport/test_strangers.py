@@ -82,7 +82,7 @@ def bystander(networked_station: StationMaker, far: Station) -> Iterator[None]:
 
 @pytest.fixture
 def warnings() -> Iterator[queue.Queue[str]]:
-    """What the transport logs, as it does; that may be after the connection is closed."""
+    """Collect the transport's warnings; some may come after the connection is closed."""
     logged: queue.Queue[str] = queue.Queue()
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: logged.put(record.getMessage())  # type: ignore[method-assign]

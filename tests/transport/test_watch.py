@@ -56,7 +56,7 @@ def test_stop_ends_every_wait(watch: Watch) -> None:
 
 
 def switches(thread: threading.Thread) -> str:
-    """How often a thread has slept so far."""
+    """Return the number of times that a thread has slept so far."""
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return next(line for line in status.splitlines() if line.startswith("voluntary_"))
 

@@ -1,4 +1,4 @@
-"""What type checkers say of programs that use handles: mypy runs over the files beside this one.
+"""The words of type checkers about handles: mypy runs over the files beside this one.
 
 A comment behind a line says what it reveals, or what its error contains. Nothing else is reported.
 """

@@ -195,7 +195,7 @@ def test_most_programs_use_what_was_sent_and_some_could_run_fast(programs):
 
 
 def test_a_run_in_one_process_leaves_nothing_behind(monkeypatch):
-    """What a distributed run leaves behind is then left by farcall, not by the program."""
+    """Leftovers of a distributed run are then left by farcall, not by the program."""
     parameters: dict[int, list[weakref.ref[torch.Tensor]]] = {}
 
     def make(*args: Any) -> dict[int, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What farcall.compat changes in torch, and that nothing else of farcall changes anything."""
+"""Changes of torch by farcall.compat, and by nothing else of farcall."""
 
 from __future__ import annotations
 

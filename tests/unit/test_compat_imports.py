@@ -1,4 +1,4 @@
-"""What farcall.compat costs at import, and what it does to modules that are imported later."""
+"""The cost of farcall.compat at import, and its changes to modules that are imported later."""
 
 from __future__ import annotations
 

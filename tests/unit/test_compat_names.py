@@ -45,7 +45,7 @@ print(json.dumps([
 
 
 def test_no_module_leads_back_to_torchs_agent() -> None:
-    """What C++ has is ours, or raises an error that names it; but for what needs no agent."""
+    """Each name of C++ is ours, or raises an error that names it; but for what needs no agent."""
     seen = run("""
 KEPT = {"RemoteProfilerManager", "_disable_jit_rref_pickle", "_enable_jit_rref_pickle",
         "_set_profiler_node_id"}

@@ -1,4 +1,4 @@
-"""How a worker is reached and declared dead, under simulated faults of hosts and networks."""
+"""Workers are reached and declared dead, under simulated faults of hosts and networks."""
 
 from __future__ import annotations
 

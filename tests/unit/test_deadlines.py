@@ -39,7 +39,7 @@ class Calls:
         del self.open[key]
 
     def due(self, now: float) -> set[int]:
-        """What is due, which ends with that."""
+        """Return the due calls, which end with that."""
         due = self.deadlines.due(now)
         keys = {key for key, call in self.open.items() if call in due}
         assert len(keys) == len(due)

@@ -1,4 +1,4 @@
-"""What a demo shows while its workers start, while it trains, and at its end."""
+"""The display of a demo while its workers start, while it trains, and at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the language model demo is made of, piece by piece."""
+"""The parts of the language model demo, piece by piece."""
 
 from __future__ import annotations
 

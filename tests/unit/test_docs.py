@@ -1,4 +1,4 @@
-"""What README.md and docs/ show really runs, and what they point at exists.
+"""The programs in README.md and docs/ really run, and their links lead somewhere.
 
 Every `python` block of a page is run, in order, in one namespace, as code of worker `w0` of the
 group `w0`, `w1`, `w2` in this process. A block that calls `init_rpc` or `farcall.local` is a
@@ -61,7 +61,7 @@ class Block(NamedTuple):
 
     @property
     def prints(self) -> list[str]:
-        """What the comments behind its `print`s announce."""
+        """The lines that the comments behind its `print`s announce."""
         return re.findall(r"^\s*print\(.*\)  # (.*)$", self.code, flags=re.MULTILINE)
 
 

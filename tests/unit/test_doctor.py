@@ -1,4 +1,4 @@
-"""What `farcall doctor` says of a machine, of workers and of paths."""
+"""The findings of `farcall doctor` on a machine, on workers and on paths."""
 
 from __future__ import annotations
 

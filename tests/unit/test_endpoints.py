@@ -1,4 +1,4 @@
-"""Which transport is taken, and what is said when the native one can't be had."""
+"""The choice of a transport, and the words when the native one can't be had."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def defaults(function: object) -> list[object]:
 
 
 def _shared_parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """What torch's has too: what farcall adds is passed by keyword only."""
+    """Return the parameters that torch's has too: those farcall adds are keyword-only."""
     signature = inspect.signature(inspect.unwrap(function))
     return [one for one in signature.parameters.values() if one.kind is not one.KEYWORD_ONLY]
 

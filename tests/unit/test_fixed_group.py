@@ -1,4 +1,4 @@
-"""How often a worker of a fixed group asks the store while it waits for the others."""
+"""The questions of a worker of a fixed group to the store while it waits for the others."""
 
 from __future__ import annotations
 

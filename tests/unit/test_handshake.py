@@ -248,7 +248,7 @@ def test_proof_reflected_to_its_maker_is_refused(pair: Pair) -> None:
 
 
 def test_replayed_proof_is_refused(pair: Pair) -> None:
-    """What a connector once said is said again to the same acceptor, word for word."""
+    """A connector's old words are said again to the same acceptor, word for word."""
     heard: list[bytes] = []
 
     def relay(there: socket.socket) -> Identity:

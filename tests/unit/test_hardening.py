@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def tell(*command: str) -> str:
-    """What a tool says of the module."""
+    """Return a tool's words about the module."""
     done = subprocess.run([*command, _native.__file__], capture_output=True, text=True, check=True)
     return done.stdout
 

@@ -1,4 +1,4 @@
-"""What malloc keeps of freed memory."""
+"""Freed memory, as malloc keeps it."""
 
 from __future__ import annotations
 

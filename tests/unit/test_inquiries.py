@@ -1,4 +1,4 @@
-"""What waits until the store has said where a worker is."""
+"""Work that waits until the store has said where a worker is."""
 
 from __future__ import annotations
 

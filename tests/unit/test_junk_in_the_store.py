@@ -123,7 +123,7 @@ def live(store: Store, signer: Signer, size: int | None) -> None:
 
 
 def tolerated(run: Callable[[], object]) -> None:
-    """What a lookup catches of a store that is gone: see `Lookup`."""
+    """Run it, and catch what a lookup catches of a store that is gone: see `Lookup`."""
 
     def gone() -> None:
         try:

@@ -17,7 +17,7 @@ IMPURE = {
 
 
 def upward_imports(module: str, tree: ast.AST) -> list[str]:
-    """What the module imports against the rule."""
+    """Return the imports of the module that are against the rule."""
     unit = unit_of(module)
     found = []
     for imported in imports_of(tree):

@@ -105,8 +105,9 @@ def small_limits(source: str, name: str) -> list[str]:
 
 
 def files() -> list[Path]:
-    # The launcher of PyTorch's own tests is taken as it is, and `make field` measures time.
-    others = {"conformance", "field"}
+    # The launcher of PyTorch's own tests is taken as it is, `make field` measures time, and the
+    # seconds of the simulators are virtual.
+    others = {"conformance", "field", "simulator"}
     return [path for path in sorted(TESTS.rglob("*.py")) if not others & set(path.parts)]
 
 

@@ -121,7 +121,7 @@ def test_all_but_torch_is_installed_by_hash() -> None:
 
 
 def locked(name: str) -> list[Requirement]:
-    """What a file of requirements/ has, each with its hashes."""
+    """Return the packages of a file of requirements/, each with its hashes."""
     lines = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ").splitlines()
     entries = [line.split(" --hash=sha256:") for line in lines if not line.lstrip().startswith("#")]
     assert all(re.fullmatch("[0-9a-f]{64} *", digest) for _, *rest in entries for digest in rest)

@@ -78,7 +78,7 @@ def parameters_in_one_process(options: Options, training: Pictures) -> Parameter
 
 
 def batches_of_trainers(options: Options, training: Pictures) -> list[list[Pictures]]:
-    """What `Job` spreads: every trainer has each n-th picture."""
+    """Return the batches that `Job` spreads: every trainer has each n-th picture."""
     with cluster(options.trainers + 1) as workers, acting_as(workers[0]):
         trainers = [rref.to_here() for rref in Job(options, training, training).trainers]
         return [list(trainer.batches()) for trainer in trainers]

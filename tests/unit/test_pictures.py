@@ -1,4 +1,4 @@
-"""What docs/ shows of the code is current: the layers, the units, the machines."""
+"""The pictures of the code in docs/ are current: the layers, the units, the machines."""
 
 from __future__ import annotations
 

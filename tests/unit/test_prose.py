@@ -54,13 +54,13 @@ PATTERNS = {
 }
 # By pattern: in code, and in pages. The numbers fall; 0 stays 0.
 CEILINGS = {
-    "headless who": (0, 41),
+    "headless who": (0, 0),
     "returned fragment": (0, 0),
-    "for ever": (0, 2),
-    "interpreter for GIL": (0, 28),
-    "question as opening": (168, 0),
-    "nobody": (394, 183),
-    "what is": (477, 163),
+    "for ever": (0, 0),
+    "interpreter for GIL": (0, 0),
+    "question as opening": (0, 0),
+    "nobody": (393, 16),
+    "what is": (458, 25),
 }
 
 

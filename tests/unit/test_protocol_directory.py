@@ -18,7 +18,7 @@ Machine = DirectoryMachine[Record]
 
 @pytest.fixture
 def machine() -> Machine:
-    """Where workers come and go."""
+    """Return a machine of a group where workers come and go."""
     return DirectoryMachine(Record, is_open=True)
 
 

@@ -26,7 +26,7 @@ def machine_at(me: str, *, is_fast: bool = False, averages: bool = False) -> Pas
 
 
 def alone_at(me: str) -> PassMachine:
-    """Where sources share nothing."""
+    """Return a pass at a worker whose sources share nothing."""
     machine = machine_at(me)
     machine.explored(False)
     return machine

@@ -104,7 +104,7 @@ def take(sealer: Sealer, parts: Sequence[bytes]) -> bytes:
 
 
 def opened(opener: Opener, data: bytes, room: Sequence[int] = (100_000,)) -> bytes:
-    """What comes out of records that arrive in one piece, into memories of these sizes."""
+    """Return the payloads of records that arrive in one piece, into memories of these sizes."""
     found = bytearray()
     sizes = cycle(room)
     while True:
@@ -128,7 +128,7 @@ def receive(opener: Opener, data: bytes) -> int:
 
 
 def outcome(data: bytes, encrypts: bool) -> tuple[bytes, bool]:
-    """What comes out before the end, and whether that is an error."""
+    """Return the payloads before the end, and whether that is an error."""
     opener, found = Opener(KEY, encrypts), b""
     assert receive(opener, data) == len(data)
     memory = memoryview(bytearray(MAX_PAYLOAD))

@@ -1,4 +1,4 @@
-"""Where secrets come from: options, the environment, files, and this user's own file."""
+"""The sources of secrets: options, the environment, files, and this user's own file."""
 
 from __future__ import annotations
 

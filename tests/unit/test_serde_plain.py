@@ -33,7 +33,7 @@ IN_PYTHON.plain = None
 
 
 def compiled(value: object, serializer: Serializer = SERIALIZER) -> Payload | None:
-    """What the compiled half makes of a value."""
+    """Return the compiled half's pickle of a value."""
     assert serializer.plain is not None
     made = serializer.plain.dump(value)
     if made is None:
@@ -325,7 +325,7 @@ def outcome(load: Any) -> Any:
 
 
 def check_against_pickle(body: bytes) -> None:
-    """What is loaded here is what the safe unpickler below makes of it."""
+    """Compare the value loaded here with the one of the safe unpickler below."""
     got = outcome(lambda: PLAIN.load(body, (), (), None))
     assert not isinstance(got, Exception), got
     if got is NotImplemented:

@@ -1,4 +1,4 @@
-"""Which tensors a transport may lend: those in shared memory that has a descriptor."""
+"""The tensors that a transport may lend: those in shared memory that has a descriptor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def by_name() -> Iterator[None]:
 
 
 def exporter(tensor: torch.Tensor) -> Any:
-    """What gives out the memory of a tensor that is pickled."""
+    """Return the object that gives out the memory of a tensor that is pickled."""
     (buffer,) = FastPickler(None, None, {}).dump(tensor, None).buffers
     assert buffer.tobytes() == tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
     return buffer.obj

@@ -1,4 +1,4 @@
-"""Whom a shutdown tells, and whose silence it names."""
+"""The workers that a shutdown tells, and those whose silence it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the store says is believed as far as it is signed: nobody is sent to a liar's address."""
+"""The words of a store are believed as far as they are signed: no worker dials a liar's address."""
 
 from __future__ import annotations
 

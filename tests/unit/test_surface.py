@@ -1,4 +1,4 @@
-"""What a newcomer tries first in an interpreter or a shell."""
+"""The first steps of a newcomer in an interpreter or a shell."""
 
 from __future__ import annotations
 

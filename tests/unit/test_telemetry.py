@@ -101,7 +101,7 @@ ANSWER = Answer(
 
 
 def samples_of(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """What Prometheus reads in it."""
+    """Return the samples as Prometheus reads them."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)

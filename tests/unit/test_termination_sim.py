@@ -1,4 +1,4 @@
-"""How a group of workers leaves together, under simulated calls, deaths and standstills."""
+"""Leaving together, under simulated calls, deaths and standstills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where farcall starts threads: the system may have none left."""
+"""The places where farcall starts threads: the system may have none left."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def test_client_without_our_certificate_gets_nothing(
 
 
 def test_more_than_a_handshake_inside_tls_is_refused(pair: Pair, terms: Terms) -> None:
-    """What stands behind `ready` in its record would be lost, or be read by another reader."""
+    """Bytes behind `ready` in its record would be lost, or be read by another reader."""
     assert terms.certificates is not None
     context = terms.certificates.contexts().dialling
 

@@ -204,7 +204,7 @@ ABOVE_LIMIT = {
 
 
 def received(data: bytes, limits: Limits) -> None:
-    """What a receiver checks."""
+    """Check the limits of a frame as a receiver does."""
     header = decode_header(data, limits)
     decode_table(header, data[HEADER.size :][: header.table_length], limits)
 
