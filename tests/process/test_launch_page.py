@@ -1,7 +1,8 @@
-"""The commands of docs/launch.md run, or are at least understood."""
+"""The commands of the pages about starting workers run, or are at least understood."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -16,12 +17,14 @@ from farcall.cli.launch import launch as command
 from farcall.processes.places import Meeting, Role, places_in, spans_over, variables
 from farcall.runtime.options.secret import Secret
 
-PAGE = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+NAMES = ("launch", "slurm", "kubernetes", "docker", "torchrun")
+PAGES = "\n".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in NAMES)
 
 
 def block(name: str) -> str:
     """The fenced block behind the comment of that name."""
-    match = re.search(rf"<!-- {re.escape(name)} -->\n\n```\w+\n(.*?)```", PAGE, re.DOTALL)
+    match = re.search(rf"<!-- {re.escape(name)} -->\n\n```\w+\n(.*?)```", PAGES, re.DOTALL)
     assert match is not None, name
     return match[1]
 
@@ -67,23 +70,51 @@ def test_the_pods_of_the_page_meet(tmp_path: Path) -> None:
     ]
 
 
-COMMANDS = re.findall(r"farcall launch (-.*? train\.py)", PAGE)
+COMMANDS = re.findall(r"farcall launch (-.*? train\.py)", PAGES)
 
 
 @pytest.mark.parametrize("line", sorted(set(COMMANDS)))
-def test_commands_of_the_page_are_understood(line: str) -> None:
+def test_commands_of_the_pages_are_understood(line: str) -> None:
     context = command.make_context("launch", shlex.split(line))
     assert context.params["program"] == "train.py"
 
 
-def test_every_variable_is_on_the_page() -> None:
+def test_every_variable_is_on_a_page() -> None:
     place = places_in(spans_over(1, 1)[0], [Role("ps", 1)], 1, 1)[0]
-    table = PAGE.partition("## What workers find")[2]
+    table = PAGES.partition("## What workers find")[2]
     missing = [
         name for name in variables(place, Meeting("a", 1), "", 0) if f"`{name}`" not in table
     ]
     assert missing == []
 
 
-def test_the_page_has_commands() -> None:
+def test_the_pages_have_commands() -> None:
     assert len(COMMANDS) > 5
+
+
+SMALL_SHM = """
+import farcall, os, torch
+
+def total(tensor):
+    return tensor.sum().item()
+
+if __name__ == "__main__":
+    print(os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize)
+    with farcall.local(2) as group:
+        print(group[0].call(total, torch.ones(30_000_000)))
+        print(group[1].call(torch.ones, 30_000_000).sum().item())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_small_dev_shm_is_enough(tmp_path: Path) -> None:
+    program = written(tmp_path, SMALL_SHM, "program.py")
+    mounted = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounted + shlex.join([sys.executable, str(program)])],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    assert done.stdout.split() == [str(1 << 20), "30000000.0", "30000000.0"], done.stderr
