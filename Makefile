@@ -46,7 +46,7 @@ SANITIZE_thread := thread
 RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
-.PHONY: help $(DEMOS) test conformance lint format pictures sim field chaos soak bench bench-all clean
+.PHONY: help $(DEMOS) test conformance lint format pictures docs sim field chaos soak bench bench-all clean
 .PHONY: native native-test native-clang sanitize sanitize-python fuzz lock audit
 
 help: ## List the targets.
@@ -136,6 +136,9 @@ format: $(INSTALLED) ## Reformat, and fix what ruff can fix.
 
 pictures: $(VENV_MADE) ## Draw the layers and the machines of protocol/ again, into docs/.
 	$(BIN)/python tests/pictures.py
+
+docs: $(INSTALLED) ## Build the site, strictly, into build/site.
+	$(BIN)/python -m mkdocs build --strict
 
 sim: $(NATIVE) ## Simulate protocols and workers, run random programs. Options: SCHEDULES=100000 WORKERS=1000 PROGRAMS=10000 SEED=0 JOBS=2
 	for protocol in calls backward connecting termination directory; do \

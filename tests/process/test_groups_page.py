@@ -1,4 +1,7 @@
-"""The programs of docs/groups.md run: the first one as a script, the rest as a notebook."""
+"""The programs of docs/groups.md and docs/start.md run.
+
+The first program of each is a script, the rest a notebook.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from patience import PATIENCE
 
-PAGE = (Path(__file__).parents[2] / "docs" / "groups.md").read_text(encoding="utf-8")
-PROGRAM, *CELLS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+
+pytestmark = pytest.mark.parametrize("page", ["groups.md", "start.md"])
+
+
+def text_and_blocks_of(page: str) -> tuple[str, list[str]]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return text, re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def run(arguments: list[str], program: str = "") -> list[str]:
@@ -26,17 +36,19 @@ def run(arguments: list[str], program: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_program_on_the_page_prints_what_the_page_shows(tmp_path: Path) -> None:
+def test_the_program_on_the_page_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
+    text, (program, *_) = text_and_blocks_of(page)
     script = tmp_path / "program.py"
-    script.write_text(PROGRAM, encoding="utf-8")
-    shown = re.search(r"^```text\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    script.write_text(program, encoding="utf-8")
+    shown = re.search(r"^```text\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert shown is not None
     assert run([str(script)]) == shown[1].splitlines()
 
 
-def test_the_cells_on_the_page_print_what_their_comments_say() -> None:
+def test_the_cells_on_the_page_print_what_their_comments_say(page: str) -> None:
     """A program that Python reads from its standard input has no file, as a notebook has none."""
-    cells = "\n".join(CELLS)
+    _, (_, *blocks) = text_and_blocks_of(page)
+    cells = "\n".join(blocks)
     said = re.findall(r"^\s*print\(.*\)  # (.*)$", cells, flags=re.MULTILINE)
     printed = run(["-"], cells)
     assert [line for line in printed if "worker0 | " not in line] == said

@@ -1,0 +1,163 @@
+"""The site of `make docs` builds strictly, its links lead somewhere, and a browser shows each page.
+
+Needs MkDocs, which is in the extra `docs` (and so in `dev`), and for the last test Chromium, which
+Debian and Ubuntu have as `chromium`. Without them these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from browser import CHROMIUM, browser
+from patience import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTED = (
+    *("actors", "autograd", "compat", "errors", "functions", "groups", "monitor", "nn", "optim"),
+    *("otel", "ray", "rpc", "supervision", "testing"),
+)
+
+pytestmark = pytest.mark.skipif(
+    find_spec("mkdocs") is None or find_spec("mkdocstrings") is None,
+    reason="MkDocs is not installed: pip install 'farcall[docs]'",
+)
+
+
+class Page(HTMLParser):
+    """What a page has: its title, its headings, its anchors, its links and its paragraphs."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.texts: dict[str, list[str]] = {"title": [], "h1": [], "p": []}
+        self._inside: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids.update(filter(None, (given.get("id"), given.get("name"))))
+        self.links += filter(None, (given.get("href"), given.get("src")))
+        if tag in self.texts:
+            self.texts[tag].append("")
+            self._inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._inside:
+            self._inside.remove(tag)
+
+    def handle_data(self, data: str) -> None:
+        for tag in self._inside:
+            self.texts[tag][-1] += data
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    found = {path: Page(path.read_text("utf-8")) for path in sorted(site.rglob("*.html"))}
+    return {path: page for path, page in found.items() if path.name != "404.html"}
+
+
+def test_each_page_has_a_title_and_one_main_heading(pages: dict[Path, Page]) -> None:
+    assert len(pages) > len(list((ROOT / "docs").rglob("*.md")))
+    for path, page in pages.items():
+        assert [len(page.texts["h1"]), len(page.texts["title"])] == [1, 1], path
+        assert "farcall" in page.texts["title"][0], path
+
+
+def test_all_links_within_the_site_lead_to_a_page_and_an_anchor_of_it(
+    site: Path, pages: dict[Path, Page]
+) -> None:
+    broken = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            known = pages[target].ids if target in pages else set()
+            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in known):
+                broken.append((str(path.relative_to(site)), link))
+    assert broken == []
+
+
+def test_no_markdown_is_left_in_the_text(site: Path, pages: dict[Path, Page]) -> None:
+    """GitHub takes lists and tables in places where MkDocs wants an empty line before them."""
+    left = re.compile(r"^\s*(?:[-*] |1\. |\||```|#+ )", re.MULTILINE)
+    found = [
+        (str(path.relative_to(site)), text)
+        for path, page in pages.items()
+        for text in page.texts["p"]
+        if left.search(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("module", DOCUMENTED)
+def test_reference_has_what_the_module_exports(module: str, pages: dict[Path, Page]) -> None:
+    name = f"farcall.{module}"
+    exported = pytest.importorskip(name, exc_type=ImportError).__all__
+    anchors = set().union(*(page.ids for page in pages.values()))
+    # A function may have the name of its module, and a module a page of its own.
+    missing = [
+        one
+        for one in exported
+        if anchors.isdisjoint({f"{name}.{one}", f"{name}.{one}.{one}", f"farcall.{one}"})
+    ]
+    assert missing == []
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    handler = partial(_Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed: apt-get install chromium")
+def test_a_browser_shows_each_page_without_an_error(
+    site: Path, pages: dict[Path, Page], tmp_path: Path
+) -> None:
+    """Mermaid, which draws diagrams, comes from another host, which need not be reached here."""
+    with served(site) as base, browser(tmp_path) as tab:
+        for path, page in pages.items():
+            tab.open(base + path.relative_to(site).as_posix())
+            assert tab.evaluate("document.title") == page.texts["title"][0]
+            heading = tab.evaluate("document.querySelector('h1').textContent")
+            assert heading.strip() == page.texts["h1"][0].strip()
+        assert [error for error in tab.errors if "https://unpkg.com/" not in error] == []
