@@ -115,8 +115,7 @@ bool RingChannel::receive_records() {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  const ssize_t count =
-      recvmsg(socket_.get(), &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const ssize_t count = recvmsg(socket_.get(), &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (count < 0 && would_block(errno)) return false;
   if (count <= 0) {
     ended_.store(true, std::memory_order_relaxed);
