@@ -8,6 +8,9 @@ import shutil
 import signal
 import tempfile
 
+import pytest
+from marks import marks_of
+
 # A shell has what it starts in the background ignore Ctrl-C, and so would every process of a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -15,3 +18,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A run has a secret of its own, and leaves that of the user who runs it alone.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="farcall-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for mark in marks_of(item.path):
+        item.add_marker(mark)

@@ -131,6 +131,7 @@ bool RingChannel::receive_records() {
   if (count % sizeof(Record) != 0) throw BadFrame("the peer sent a broken record beside the rings");
   const std::size_t known = count / sizeof(Record);
   for (std::size_t i = 0; i < known; ++i) {
+    // NOLINTNEXTLINE(bugprone-use-after-move): the last record takes it, once
     learn(records[i], i + 1 == known ? std::move(descriptor) : Descriptor());
   }
   waits_for_descriptor_since_ = kNever;
