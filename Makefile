@@ -135,7 +135,7 @@ lint: $(INSTALLED) ## Check style, spelling and types.
 
 # What one change is tried with again and again: under 30 seconds on two cores.
 check: $(NATIVE) lint ## Lint, and run the fast tests.
-	$(BIN)/python -m pytest -q -m fast tests/unit
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m fast tests/unit
 
 format: $(INSTALLED) ## Reformat, and fix what a tool can fix.
 	$(BIN)/ruff check --fix .

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
 from marks import marks_of
@@ -23,3 +24,10 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
     for mark in marks_of(item.path):
         item.add_marker(mark)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files out that have none of the tests that are asked for: importing them takes long."""
+    if config.option.markexpr == "fast" and collection_path.match("test_*.py"):
+        return "fast" not in marks_of(collection_path) or None
+    return None
