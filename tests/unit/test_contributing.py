@@ -127,6 +127,18 @@ def test_every_optimizer_is_in_the_files_of_the_list() -> None:
     assert names_in("tests/behaviour/test_optimizer.py", classes) == classes
 
 
+def test_the_changelog_has_the_sections_that_are_named() -> None:
+    log = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert "\n## [Unreleased]\n" in log
+    kinds = ["Added", "Changed", "Fixed", "Security", "Removed"]
+    for version in log.split("\n## ")[1:]:
+        sections = re.findall(r"^### (.*)", version, re.MULTILINE)
+        assert sections == [kind for kind in kinds if kind in sections]
+        before, *texts = re.split(r"^### .*", version, flags=re.MULTILINE)
+        assert "\n- " not in before, "each line is in a section"
+        assert all(text.lstrip().startswith("- ") for text in texts)
+
+
 def test_a_test_has_the_markers_of_its_directory(request: pytest.FixtureRequest) -> None:
     assert request.node.get_closest_marker("fast") is not None
     assert request.node.get_closest_marker("process") is None
