@@ -11,6 +11,7 @@ import pytest
 import torch
 from marks import MARKS, UNLIKE_THEIR_DIRECTORY
 
+import farcall
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.option_checks import TRANSPORTS
 from farcall.wire.messages import MESSAGES
@@ -154,3 +155,21 @@ def test_every_directory_of_tests_has_its_markers() -> None:
     used = {mark for marks in (*MARKS.values(), *UNLIKE_THEIR_DIRECTORY.values()) for mark in marks}
     assert used <= known
     assert all(f"`{mark}`" in PAGE for mark in used)
+
+
+def test_hooks_of_commits_fetch_nothing() -> None:
+    config = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    locked = (ROOT / "requirements" / "dev.txt").read_text("utf-8")
+    assert set(re.findall(r"repo: (.*)", config)) == {"local"}
+    assert set(re.findall(r"language: (.*)", config)) == {"system"}
+    tools = re.findall(r"entry: (\S*/)([\w-]+)", config)
+    assert {name for _, name in tools} == {"ruff", "clang-format", "codespell"}
+    for folder, name in tools:
+        assert folder == ".venv/bin/"
+        assert re.search(rf"^{name}==", locked, re.MULTILINE), name
+
+
+def test_citation_has_the_version() -> None:
+    cited = re.search(r"^version: (.*)", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
+    assert cited is not None
+    assert cited[1] == farcall.__version__
