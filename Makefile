@@ -46,7 +46,7 @@ SANITIZE_thread := thread
 RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
-.PHONY: help $(DEMOS) test conformance lint format pictures docs sim field chaos soak bench bench-all clean
+.PHONY: help $(DEMOS) test conformance lint check format tidy pictures docs sim field chaos soak bench bench-all clean
 .PHONY: native native-test native-clang sanitize sanitize-python fuzz lock audit
 
 help: ## List the targets.
@@ -125,16 +125,28 @@ conformance: $(NATIVE) ## Run PyTorch's own RPC tests on farcall. Options: CONFO
 	  --start forkserver --strict -j $(JOBS) --json conformance-out/results.json --logs conformance-out/logs \
 	  $(CONFORMANCE_ARGS)
 
-lint: $(INSTALLED) ## Check style and types.
+CPP := $(filter native/%,$(NATIVE_SOURCES))
+lint: $(INSTALLED) ## Check style, spelling and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/codespell
 	$(BIN)/mypy
 
-format: $(INSTALLED) ## Reformat, and fix what ruff can fix.
+# What one change is tried with again and again: under 30 seconds on two cores.
+check: $(NATIVE) lint ## Lint, and run the fast tests.
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m fast tests/unit
+
+format: $(INSTALLED) ## Reformat, and fix what a tool can fix.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
-pictures: $(VENV_MADE) ## Draw the layers and the machines of protocol/ again, into docs/.
+tidy: $(INSTALLED) ## Let clang-tidy look through the C++ part. Takes minutes.
+	$(CONFIGURE) -B build/tidy $(MODULE)
+	$(BIN)/clang-tidy -p build/tidy --quiet native/*.cpp native/core/*.cpp native/plain/*.cpp
+
+pictures: $(VENV_MADE) ## Draw the layers, the modules and the machines of protocol/ again, into the pages.
 	$(BIN)/python tests/pictures.py
 
 docs: $(INSTALLED) ## Build the site, strictly, into build/site.

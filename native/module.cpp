@@ -66,8 +66,8 @@ nb::object view_of(BlockRef block, std::size_t offset, std::size_t size) {
 }
 
 nb::object bytes_of(const std::uint8_t* data, std::size_t size) {
-  return steal(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(data),
-                                         static_cast<Py_ssize_t>(size)));
+  return steal(
+      PyBytes_FromStringAndSize(reinterpret_cast<const char*>(data), static_cast<Py_ssize_t>(size)));
 }
 
 // Memory that is sent stays where it is for as long as this lives.
@@ -281,15 +281,14 @@ std::shared_ptr<Link> open_stream(Endpoint& endpoint, int fd, nb::tuple limits, 
                               opened ? &*opened : nullptr);
 }
 
-std::shared_ptr<Link> open_rings(Endpoint& endpoint, int fd, nb::tuple limits, int side,
-                                 bool zero_copy, double deadline) {
+std::shared_ptr<Link> open_rings(Endpoint& endpoint, int fd, nb::tuple limits, int side, bool zero_copy,
+                                 double deadline) {
   Descriptor socket(fd);
   const Limits checked = limits_of(limits);
   RingBounds bounds;
   bounds.zero_copy = zero_copy;
   nb::gil_scoped_release release;
-  return endpoint.open_rings(std::move(socket), checked, side, bounds,
-                             deadline_from_seconds(deadline));
+  return endpoint.open_rings(std::move(socket), checked, side, bounds, deadline_from_seconds(deadline));
 }
 
 void join_link(Link& link, int fd, nb::handle keys) {
@@ -318,10 +317,10 @@ NB_MODULE(_native, module) {
       .def_prop_ro("is_lost", &Link::is_lost)
       .def_prop_ro("is_stream", &Link::is_stream)
       .def("cause", &Link::cause)
-      .def("send", &send_frame, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"),
-           nb::arg("body"), nb::arg("buffers"), nb::arg("deadline"))
-      .def("exchange", &exchange, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"),
-           nb::arg("body"), nb::arg("buffers"), nb::arg("deadline"), nb::arg("meanwhile").none())
+      .def("send", &send_frame, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"), nb::arg("body"),
+           nb::arg("buffers"), nb::arg("deadline"))
+      .def("exchange", &exchange, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"), nb::arg("body"),
+           nb::arg("buffers"), nb::arg("deadline"), nb::arg("meanwhile").none())
       .def("receive", &receive, nb::arg("kinds"), nb::arg("alarm"), nb::arg("deadline"))
       .def_prop_ro("streams", &Link::streams)
       .def_prop_ro("striped_buffers", &Link::striped_buffers)
@@ -364,8 +363,8 @@ NB_MODULE(_native, module) {
       .def("put_back_tracing", &ThreadState::put_back_tracing);
 
   nb::class_<Endpoint>(module, "Endpoint")
-      .def(nb::new_([](int spin_threads, std::size_t shared_memory, bool move_threads,
-                      bool keep_awake, const nb::tuple& sending) {
+      .def(nb::new_([](int spin_threads, std::size_t shared_memory, bool move_threads, bool keep_awake,
+                       const nb::tuple& sending) {
              return std::make_shared<Endpoint>(spin_threads, shared_memory, move_threads, keep_awake,
                                                limits_of(sending));
            }),

@@ -55,8 +55,7 @@ class ThreadState : public TorchState {
 
   // Calls a function in a copy of a context, and `put_back` before and after it where something has
   // been set. Returns and throws what the function does.
-  nanobind::object run(nanobind::handle context, nanobind::handle function,
-                       nanobind::handle put_back) {
+  nanobind::object run(nanobind::handle context, nanobind::handle function, nanobind::handle put_back) {
     if (begin()) put_back();
     const Context copy(context);
     nanobind::object result;
@@ -90,16 +89,14 @@ class ThreadState : public TorchState {
   void put_back_tracing() const {
     const PyThreadState* thread = PyThreadState_Get();
     if (!trace_.is(thread->c_tracefunc, thread->c_traceobj)) trace_.put_back(PyEval_SetTrace);
-    if (!profile_.is(thread->c_profilefunc, thread->c_profileobj))
-      profile_.put_back(PyEval_SetProfile);
+    if (!profile_.is(thread->c_profilefunc, thread->c_profileobj)) profile_.put_back(PyEval_SetProfile);
   }
 
  private:
   // A copy of a context that this thread is in.
   class Context {
    public:
-    explicit Context(nanobind::handle context)
-        : copy_(nanobind::steal(PyContext_Copy(context.ptr()))) {
+    explicit Context(nanobind::handle context) : copy_(nanobind::steal(PyContext_Copy(context.ptr()))) {
       if (!copy_ || PyContext_Enter(copy_.ptr()) != 0) throw nanobind::python_error();
     }
     void leave() const {

@@ -7,6 +7,10 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
+
+import pytest
+from marks import marks_of
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would every process of a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -15,3 +19,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A run has a secret of its own, and leaves that of the user who runs it alone.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="farcall-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for mark in marks_of(item.path):
+        item.add_marker(mark)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files out that have none of the tests that are asked for: importing them takes long."""
+    if config.option.markexpr == "fast" and collection_path.match("test_*.py"):
+        return "fast" not in marks_of(collection_path) or None
+    return None

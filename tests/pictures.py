@@ -1,4 +1,4 @@
-"""Write what docs/ shows of the code: the layers, the units, and the machines of protocol/.
+"""Write what pages show of the code: the layers, the units, the modules, the machines of protocol/.
 
     python tests/pictures.py    # or: make pictures
 
@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 from layers import BESIDE, LAYERS, TREES, imports_of, unit_of
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 PART = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 NO_STATE, ANY_STATE, SAME_STATE = "-", "any", "same"
 
@@ -170,14 +172,32 @@ def units(trees: Mapping[str, ast.Module] = TREES) -> str:
     """List the units with what their docstrings say first, and with all that they import."""
     rows = []
     for unit, others in imports(trees).items():
-        docstring = ast.get_docstring(trees[f"farcall.{unit}".rstrip(".")]) or ""
         layer = str(LAYERS.get(unit, "beside"))
-        what = " ".join(docstring.partition("\n\n")[0].split())
+        what = summary(trees[f"farcall.{unit}".rstrip(".")])
         rows.append([layer, f"`{title(unit)}`", what, ", ".join(f"`{other}`" for other in others)])
     return markdown(["layer", "unit", "what", "imports"], rows)
 
 
-PARTS = {"layers": layers, "units": units, "machines": machines}
+def summary(tree: ast.Module) -> str:
+    """Return the first paragraph of a module's docstring, on one line."""
+    return " ".join((ast.get_docstring(tree) or "").partition("\n\n")[0].split())
+
+
+def modules(trees: Mapping[str, ast.Module] = TREES) -> str:
+    """List the units, each with the packages in it, and what their docstrings say first."""
+    packages = {name.rpartition(".")[0] for name in trees}
+    rows = []
+    for unit in imports(trees):
+        module = f"farcall.{unit}".rstrip(".")
+        rooms = sorted(name for name in packages & {*trees} if name.startswith(f"farcall.{unit}."))
+        for name in [module, *(room for room in rooms if room != module)]:
+            path = title(name.partition(".")[2]).replace(".", "/")
+            shown = f"{path}/" if unit and name in packages else path
+            rows.append([f"`{shown}`", summary(trees[name])])
+    return markdown(["module", "what"], rows)
+
+
+PARTS = {"layers": layers, "units": units, "modules": modules, "machines": machines}
 
 
 def renewed(page: str, trees: Mapping[str, ast.Module] = TREES) -> str:
@@ -187,11 +207,11 @@ def renewed(page: str, trees: Mapping[str, ast.Module] = TREES) -> str:
 
 def main() -> None:
     """Write the pages whose parts are not current."""
-    for path in sorted(DOCS.glob("*.md")):
+    for path in PAGES:
         page = path.read_text(encoding="utf-8")
         if renewed(page) != page:
             path.write_text(renewed(page), encoding="utf-8")
-            print(f"docs/{path.name} is new")
+            print(f"{path.relative_to(ROOT)} is new")
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ class BusyWaitBudget {
   // Returns how long a thread may busy-wait now. Takes a system call.
   Nanoseconds left() {
     std::lock_guard lock(mutex_);
-    const Nanoseconds computed =
-        processor_time(CLOCK_PROCESS_CPUTIME_ID) - looked_.load(std::memory_order_relaxed);
+    const Nanoseconds computed = processor_time(CLOCK_PROCESS_CPUTIME_ID) -
+                                 looked_.load(std::memory_order_relaxed);
     // Less than before where busy-waiting threads had to share a core.
     left_ = std::min(left_ + kPerComputed * std::max<Nanoseconds>(computed - seen_computed_, 0), kMost);
     seen_computed_ = computed;

@@ -41,8 +41,8 @@ struct OutFrame {
       if (buffer.size > limits.buffer) return false;
       total += buffer.size;
     }
-    return meta.size <= limits.meta && body.size <= limits.body &&
-           buffers.size() <= limits.buffers && total <= limits.frame;
+    return meta.size <= limits.meta && body.size <= limits.body && buffers.size() <= limits.buffers &&
+           total <= limits.frame;
   }
 };
 

@@ -24,8 +24,8 @@ constexpr std::uint32_t kEventsPerPoll = 16;
 
 }  // namespace
 
-Endpoint::Endpoint(int spin_threads, std::size_t shared_memory, bool move_threads,
-                   bool keep_awake, const Limits& sending)
+Endpoint::Endpoint(int spin_threads, std::size_t shared_memory, bool move_threads, bool keep_awake,
+                   const Limits& sending)
     : memory_(std::make_shared<MemoryBudget>(shared_memory, [this] { want_trim(); })),
       sending_(sending),
       budget_(spin_threads, move_threads, keep_awake),
@@ -51,14 +51,14 @@ std::shared_ptr<Link> Endpoint::open_rings(Descriptor socket, const Limits& limi
                                            const RingBounds& bounds, Nanoseconds deadline) {
   auto memory = RingChannel::set_up(socket, side, memory_.budget, deadline);
   if (!memory) return open_stream(std::move(socket), limits);
-  return make(std::make_unique<RingChannel>(std::move(socket), std::move(memory), side, memory_,
-                                            bounds),
-              limits);
+  return make(
+      std::make_unique<RingChannel>(std::move(socket), std::move(memory), side, memory_, bounds),
+      limits);
 }
 
 std::shared_ptr<Link> Endpoint::make(std::unique_ptr<Channel> channel, const Limits& limits) {
-  return std::make_shared<Link>(shared_from_this(), links_made_.fetch_add(1) + 1,
-                                std::move(channel), limits);
+  return std::make_shared<Link>(shared_from_this(), links_made_.fetch_add(1) + 1, std::move(channel),
+                                limits);
 }
 
 void Endpoint::start(const std::shared_ptr<Link>& link) {
@@ -72,8 +72,7 @@ void Endpoint::start(const std::shared_ptr<Link>& link) {
     event.data.u64 = link->id();
     if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link->fd(), &event) != 0) {
       links_.erase(link->id());
-      throw LinkFailure("the connection can't be watched: " +
-                        std::generic_category().message(errno));
+      throw LinkFailure("the connection can't be watched: " + std::generic_category().message(errno));
     }
   }
   if (link->is_lost()) removed(*link);  // it may have been lost before it was here
@@ -252,8 +251,7 @@ void Endpoint::sleep(Nanoseconds deadline, Interrupt interrupt) {
     const Nanoseconds time = now();
     if (active_.exchange(false) && trim_at_ == kNever) trim_at_ = time + kTrimPeriod;
     const Nanoseconds until = std::min(deadline, trim_at_);
-    const Nanoseconds left =
-        std::clamp<Nanoseconds>(piece_of(until - time, interrupt), 0, kMaxSleep);
+    const Nanoseconds left = std::clamp<Nanoseconds>(piece_of(until - time, interrupt), 0, kMaxSleep);
     ask_epoll(static_cast<int>((left + kMillisecond - 1) / kMillisecond), interrupt);
     if (now() >= trim_at_) trim_at_ = trim() ? now() + kTrimPeriod : kNever;
   }

@@ -26,9 +26,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // `spin_threads`: how many threads may spin at once. `shared_memory`: how many bytes of it all links
   // together may create. `move_threads`, `keep_awake`: see `SpinBudget`. `sending`: what every receiver
   // takes.
-  explicit Endpoint(int spin_threads, std::size_t shared_memory = kUnlimited,
-                    bool move_threads = false, bool keep_awake = true,
-                    const Limits& sending = kNoLimits);
+  explicit Endpoint(int spin_threads, std::size_t shared_memory = kUnlimited, bool move_threads = false,
+                    bool keep_awake = true, const Limits& sending = kNoLimits);
   Endpoint(const Endpoint&) = delete;
 
   // A link over a socket, which it takes over. Nothing is read before `start`. `keys`: of its records;

@@ -40,9 +40,8 @@ inline Woken futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, N
   const Nanoseconds end = time + piece_of(deadline - time, interrupt);
   const timespec until = timespec_of(end);
   const int operation = FUTEX_WAIT_BITSET | (shared ? 0 : FUTEX_PRIVATE_FLAG);
-  const long result =
-      syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value,
-              end == kNever ? nullptr : &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+  const long result = syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value,
+                              end == kNever ? nullptr : &until, nullptr, FUTEX_BITSET_MATCH_ANY);
   if (result == 0 || errno == EAGAIN) return Woken::kChanged;
   const bool timed_out = errno == ETIMEDOUT && end == deadline;
   interrupt();

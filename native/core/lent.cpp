@@ -33,16 +33,15 @@ struct stat status_of(const Descriptor& descriptor) {
 void LentReader::learn(std::uint64_t number, std::uint64_t offset, const Descriptor& descriptor) {
   if (number <= last_) throw BadFrame("the peer counts lent tensors backwards");
   const struct stat status = status_of(descriptor);
-  const bool has_holes =
-      static_cast<std::uint64_t>(status.st_blocks) * 512 < static_cast<std::uint64_t>(status.st_size);
+  const bool has_holes = static_cast<std::uint64_t>(status.st_blocks) * 512 <
+                         static_cast<std::uint64_t>(status.st_size);
   const auto whole = static_cast<std::size_t>(status.st_size);
   lent_.push_back({number, offset, whole, map(descriptor, status), has_holes});
   last_ = number;
   if (lent_.size() > kMaxLent) lent_.pop_front();  // no frame that names it can come any more
 }
 
-std::shared_ptr<SharedMemory> LentReader::map(const Descriptor& descriptor,
-                                              const struct stat& status) {
+std::shared_ptr<SharedMemory> LentReader::map(const Descriptor& descriptor, const struct stat& status) {
   const auto size = static_cast<std::size_t>(status.st_size);
   std::lock_guard lock(mutex_);
   mapped_.remove_if([](const Mapped& one) { return one.used.expired(); });
@@ -56,8 +55,7 @@ std::shared_ptr<SharedMemory> LentReader::map(const Descriptor& descriptor,
   }
   if (!memory || memory->size() < size) memory = SharedMemory::map_lent(descriptor, size);
   if (!memory) {
-    throw BadFrame("a shared tensor's memory of " + std::to_string(size) +
-                   " bytes can't be mapped");
+    throw BadFrame("a shared tensor's memory of " + std::to_string(size) + " bytes can't be mapped");
   }
   mapped_.push_front({status.st_dev, status.st_ino, memory, memory, false});
   keep_few();

@@ -68,8 +68,8 @@ void Link::on_readable() {
 
 bool Link::prepare_sleep() {
   if (!enter()) return true;
-  bool ready = reading_.load(std::memory_order_seq_cst) ||
-               paused_.load(std::memory_order_seq_cst) || channel_->arm();
+  bool ready = reading_.load(std::memory_order_seq_cst) || paused_.load(std::memory_order_seq_cst) ||
+               channel_->arm();
   if (!channel_->is_stream() && residue_waits_.exchange(false)) {
     try {
       if (channel_->ask_for_space()) ready = false;

@@ -95,8 +95,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // Called before the endpoint's thread sleeps. Returns false if there is something to do.
   bool prepare_sleep();
   bool may_have_input() const {
-    return !reading_.load(std::memory_order_relaxed) &&
-           !paused_.load(std::memory_order_relaxed) && channel_->may_have_input();
+    return !reading_.load(std::memory_order_relaxed) && !paused_.load(std::memory_order_relaxed) &&
+           channel_->may_have_input();
   }
   bool is_stream() const { return channel_->is_stream(); }
   bool trim();
@@ -110,8 +110,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void leave();
   bool take_role() { return !reading_.exchange(true, std::memory_order_seq_cst); }
   void give_role_back();
-  void send_entered(const OutFrame& frame, Reading& reading, Nanoseconds deadline,
-                    Interrupt interrupt);
+  void send_entered(const OutFrame& frame, Reading& reading, Nanoseconds deadline, Interrupt interrupt);
   bool write_at_once(const OutFrame& frame);
   void write(const OutFrame& frame, Composed& composed, Reading& reading, Nanoseconds deadline,
              Interrupt interrupt);

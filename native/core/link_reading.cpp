@@ -190,8 +190,7 @@ void Link::wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interr
 bool Link::waits_for_sides() const { return stream_ && stream_->may_wait_for_sides(); }
 
 // Gives up reading if the endpoint does not keep up with what arrives for it.
-void Link::wait_reading(Waiter& waiter, Reading& reading, Nanoseconds deadline,
-                        Interrupt interrupt) {
+void Link::wait_reading(Waiter& waiter, Reading& reading, Nanoseconds deadline, Interrupt interrupt) {
   while (!waiter.is_set()) {
     if (std::optional<InFrame> frame = read_one()) {
       if (is_outcome(frame->kind) && frame->call_id == waiter.call_id) {

@@ -21,7 +21,8 @@ constexpr std::size_t kHugePage = 2 << 20;
 class MallocBlock final : public Block {
  public:
   explicit MallocBlock(std::size_t size)
-      : Block(static_cast<std::uint8_t*>(std::aligned_alloc(64, (size + 63) / 64 * 64 + (size == 0) * 64)),
+      : Block(static_cast<std::uint8_t*>(
+                  std::aligned_alloc(64, (size + 63) / 64 * 64 + (size == 0) * 64)),
               size) {
     if (data() == nullptr) throw std::bad_alloc();
   }

@@ -52,8 +52,8 @@ struct RingBounds {
 class RingChannel final : public Channel {
  public:
   // `side`: 0 for the dialler, 1 for the other.
-  RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side,
-              EndpointMemory& home, const RingBounds& bounds = {});
+  RingChannel(Descriptor socket, std::shared_ptr<SharedMemory> memory, int side, EndpointMemory& home,
+              const RingBounds& bounds = {});
 
   // Both sides call this on a connected Unix socket. Null: there is no shared memory for the two,
   // and the socket is as before. Throws LinkFailure: the connection is of no use.
@@ -107,8 +107,7 @@ class RingChannel final : public Channel {
   // The windows of one ring, as far as they are not there from the start.
   class Windows final : public WindowKeeper {
    public:
-    Windows(SharedMemory& memory, const RingWindows& windows)
-        : memory_(memory), windows_(windows) {}
+    Windows(SharedMemory& memory, const RingWindows& windows) : memory_(memory), windows_(windows) {}
     bool take(unsigned window) override;
     void give_back(unsigned window) override;
     bool touch(unsigned window) override;

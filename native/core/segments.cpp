@@ -100,7 +100,8 @@ std::size_t SegmentWriter::oldest(bool& is_free) const {
 void SegmentWriter::drop(std::uint32_t slot) {
   std::uint32_t used = kUsed;
   if (!states_[slot].compare_exchange_strong(used, kGiven)) {
-    announce_({slot, segments_[slot].serial}, 0, -1);  // if it can't be told, the receiver keeps it mapped until the end
+    announce_({slot, segments_[slot].serial}, 0,
+              -1);  // if it can't be told, the receiver keeps it mapped until the end
   }
   mapped_ -= segments_[slot].memory->size();
   segments_[slot].memory.reset();

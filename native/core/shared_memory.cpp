@@ -98,16 +98,14 @@ std::shared_ptr<SharedMemory> SharedMemory::map(const Descriptor& descriptor, st
   return memory;
 }
 
-std::shared_ptr<SharedMemory> SharedMemory::map_lent(const Descriptor& descriptor,
-                                                     std::size_t size) {
+std::shared_ptr<SharedMemory> SharedMemory::map_lent(const Descriptor& descriptor, std::size_t size) {
   return map_whole(descriptor.get(), size);
 }
 
 bool SharedMemory::touch(std::size_t offset, std::size_t size) {
   static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const std::size_t start = offset / page * page;
-  return madvise(data_ + start, offset - start + size, MADV_POPULATE_WRITE) == 0 ||
-         errno == EINVAL;
+  return madvise(data_ + start, offset - start + size, MADV_POPULATE_WRITE) == 0 || errno == EINVAL;
 }
 
 bool SharedMemory::take(std::size_t offset, std::size_t size) {

@@ -76,7 +76,7 @@ class Spinner {
   static constexpr Nanoseconds kWorth = 2 * kMillisecond;  // longer waits are not worth to spin for,
   static constexpr Nanoseconds kWorthAwake = BusyWaitBudget::kMost;  // but to stay awake up to this
   static constexpr Nanoseconds kForgotten = 2 * kWorthAwake;  // four short ones make up for that
-  static constexpr Nanoseconds kIdle = 1 * kSecond;           // after such a wait all is forgotten
+  static constexpr Nanoseconds kIdle = 1 * kSecond;  // after such a wait all is forgotten
   static constexpr Nanoseconds kNap = 2 * kMillisecond;
   static constexpr Nanoseconds kNapping = 1 * kSecond;  // from the begin of the wait
   // Longer than what a hypervisor takes the core for, shorter than a slice of the scheduler.

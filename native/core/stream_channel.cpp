@@ -237,8 +237,7 @@ void StreamChannel::compose(const OutFrame& frame, Composed& composed) {
   lay_out(frame, chunks, composed, kStriped);
 }
 
-StreamChannel::Written StreamChannel::write_to(unsigned lane, const Part* parts,
-                                               std::size_t count) {
+StreamChannel::Written StreamChannel::write_to(unsigned lane, const Part* parts, std::size_t count) {
   const int fd = fd_of(lane);
   if (Records* records = records_of(lane)) return write_records(records->out, fd, parts, count);
   iovec vectors[kMaxVectors];

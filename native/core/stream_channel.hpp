@@ -24,8 +24,7 @@ constexpr char kSideClosed[] = "a connection beside the first one of the link wa
 class StreamChannel final : public Channel {
  public:
   // `keys`: of the first connection, or null. Throws LinkFailure: there is no crypto.
-  explicit StreamChannel(Descriptor socket, const Striping& striping = {},
-                         const Keys* keys = nullptr);
+  explicit StreamChannel(Descriptor socket, const Striping& striping = {}, const Keys* keys = nullptr);
 
   std::size_t read(std::uint8_t* data, std::size_t size) override;
   BlockRef segment(std::uint64_t place, std::size_t size) override;

@@ -10,8 +10,8 @@ namespace {
 constexpr char kMagic[4] = {'f', 'c', 's', 't'};
 
 std::string name_of(const ChunkHeader& header) {
-  return "chunk of " + std::to_string(header.length) + " bytes at " +
-         std::to_string(header.offset) + " of striped buffer " + std::to_string(header.buffer);
+  return "chunk of " + std::to_string(header.length) + " bytes at " + std::to_string(header.offset) +
+         " of striped buffer " + std::to_string(header.buffer);
 }
 
 }  // namespace

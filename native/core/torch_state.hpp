@@ -30,8 +30,7 @@ class TorchState {
   // `autocast_devices`: the device types that have autocast, as torch numbers them.
   // `float_control`: what the calling thread shall have, see `float_control.hpp`.
   TorchState(const std::vector<int>& autocast_devices, std::uint64_t float_control)
-      : device_count_(std::min(autocast_devices.size(), kMostDevices)),
-        float_control_(float_control) {
+      : device_count_(std::min(autocast_devices.size(), kMostDevices)), float_control_(float_control) {
     const Symbols& torch = symbols();
     if (torch.complete)
       mine_ = {torch.autograd(), torch.hooks(), torch.tracing(), dlsym(torch.c10, kDispatchKeys)};
@@ -159,8 +158,7 @@ class TorchState {
         find(cpu, "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", found.function_modes) &&
         find(cpu, "_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv",
              found.functions_disabled) &&
-        find(cpu, "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE",
-             found.autocast_dtype) &&
+        find(cpu, "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", found.autocast_dtype) &&
         find(cpu, "_ZN2at8autocast17increment_nestingEv", found.increment_nesting) &&
         find(cpu, "_ZN2at8autocast17decrement_nestingEv", found.decrement_nesting) &&
         find(cpu, "_ZN2at8autocast25is_autocast_cache_enabledEv", found.caches_casts) &&
@@ -191,8 +189,8 @@ class TorchState {
     return span;
   }
 
-  static Span find_span(const ThreadBlock& block,
-                        const std::array<std::int8_t, kMostDevices>& devices, std::size_t count) {
+  static Span find_span(const ThreadBlock& block, const std::array<std::int8_t, kMostDevices>& devices,
+                        std::size_t count) {
     const Symbols& torch = symbols();
     std::vector<Span> parts{
         block.span_of(torch.hooks(), kAllHooksBytes),
@@ -230,8 +228,7 @@ class TorchState {
     if (!c10 || !cpu) return;
     const Span span = span_in_cpu(*cpu);
     if (span.is_empty() || span.size() + c10->size() > kMostWatched) return;
-    if (c10->span_of(mine_.dispatch_keys, 1).is_empty() ||
-        c10->span_of(mine_.autograd, 1).is_empty())
+    if (c10->span_of(mine_.dispatch_keys, 1).is_empty() || c10->span_of(mine_.autograd, 1).is_empty())
       return;
     watched_.push_back({c10->data(), std::vector<std::byte>(c10->size())});
     watched_.push_back({cpu->data() + span.begin, std::vector<std::byte>(span.size())});

@@ -91,7 +91,8 @@ class Mutator {
       case 4:
         if (known.empty()) return;
         const Input& other = known[below(known.size())];
-        input.insert(at, other.begin(), other.begin() + static_cast<std::ptrdiff_t>(below(other.size() + 1)));
+        input.insert(at, other.begin(),
+                     other.begin() + static_cast<std::ptrdiff_t>(below(other.size() + 1)));
         break;
     }
   }
@@ -117,7 +118,8 @@ int main(int count, char** arguments) {
     const std::string argument = arguments[i];
     const std::string value = argument.substr(argument.find('=') + 1);
     if (argument.starts_with("-max_total_time=")) seconds = std::stol(value);
-    if (argument.starts_with("-artifact_prefix=")) artifact = value + "crash-" + std::to_string(getpid());
+    if (argument.starts_with("-artifact_prefix="))
+      artifact = value + "crash-" + std::to_string(getpid());
     if (argument.starts_with("-")) continue;
     if (!std::filesystem::is_directory(argument)) {
       read(argument);

@@ -33,7 +33,7 @@ struct Tensor {
   Device device;
   std::int32_t ndim;
   DataType dtype;
-  std::int64_t* shape;    // ndim numbers of elements
+  std::int64_t* shape;  // ndim numbers of elements
   std::int64_t* strides;  // ndim of them, in elements
   std::uint64_t byte_offset;
 };

@@ -33,8 +33,7 @@ class Plain {
                  std::move(file_of)) {}
 
   nb::object dump(nb::handle value) const { return dump_plain(context_, value); }
-  nb::object load(nb::handle body, nb::handle buffers, nb::handle references,
-                  nb::handle attach) const {
+  nb::object load(nb::handle body, nb::handle buffers, nb::handle references, nb::handle attach) const {
     return load_plain(context_, body, buffers, references, attach);
   }
 
@@ -127,16 +126,14 @@ bool Extent::measure(const std::int64_t* shape, const std::int64_t* strides, int
   std::int64_t last = 0;
   for (int i = 0; i < ndim; ++i) {
     std::int64_t span;
-    if (shape[i] < 0 || strides[i] < 0 ||
-        __builtin_mul_overflow(elements, shape[i], &elements) ||
+    if (shape[i] < 0 || strides[i] < 0 || __builtin_mul_overflow(elements, shape[i], &elements) ||
         __builtin_mul_overflow(shape[i] - 1, strides[i], &span) ||
         __builtin_add_overflow(last, span, &last)) {
       return false;
     }
   }
   if (elements == 0) return false;
-  return !__builtin_add_overflow(last, 1, &last) &&
-         !__builtin_mul_overflow(last, item_size, &bytes);
+  return !__builtin_add_overflow(last, 1, &last) && !__builtin_mul_overflow(last, item_size, &bytes);
 }
 
 void bind_plain(nb::module_& module) {

@@ -48,8 +48,8 @@ inline constexpr std::uint8_t kProto = 0x80, kFrame = 0x95, kStop = '.';
 inline constexpr std::uint8_t kNone = 'N', kTrue = 0x88, kFalse = 0x89;
 inline constexpr std::uint8_t kInt1 = 'K', kInt2 = 'M', kInt4 = 'J', kLong1 = 0x8a, kFloat = 'G';
 inline constexpr std::uint8_t kUnicode1 = 0x8c, kUnicode4 = 'X', kBytes1 = 'C', kBytes4 = 'B';
-inline constexpr std::uint8_t kMark = '(', kTuple = 't', kTuple0 = ')', kTuple1 = 0x85,
-                              kTuple2 = 0x86, kTuple3 = 0x87;
+inline constexpr std::uint8_t kMark = '(', kTuple = 't', kTuple0 = ')', kTuple1 = 0x85, kTuple2 = 0x86,
+                              kTuple3 = 0x87;
 inline constexpr std::uint8_t kList = ']', kAppend = 'a', kAppends = 'e';
 inline constexpr std::uint8_t kDict = '}', kSetItem = 's', kSetItems = 'u';
 inline constexpr std::uint8_t kMemoize = 0x94, kGet1 = 'h', kGet4 = 'j';
@@ -105,9 +105,7 @@ inline nb::object call_method(PyObject* object, const nb::object& name) {
 }
 
 // Names of the program's main module, which differ from worker to worker.
-inline bool is_main(std::string_view module) {
-  return module == "__main__" || module == "__mp_main__";
-}
+inline bool is_main(std::string_view module) { return module == "__main__" || module == "__mp_main__"; }
 
 // What that name leads to in the modules that are loaded, or an invalid object.
 nb::object find(const Name& name);

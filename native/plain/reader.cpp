@@ -59,42 +59,76 @@ class Reader {
     std::uint8_t byte;
     std::uint64_t number;
     switch (code) {
-      case op::kProto: return take(byte) && byte <= kProtocol;
-      case op::kFrame: return take_little(number, 8) && begin_frame(number);
-      case op::kNone: return push(nb::none());
-      case op::kTrue: return push(nb::borrow(Py_True));
-      case op::kFalse: return push(nb::borrow(Py_False));
-      case op::kInt1: return take_little(number, 1) && push_int(static_cast<std::int64_t>(number));
-      case op::kInt2: return take_little(number, 2) && push_int(static_cast<std::int64_t>(number));
+      case op::kProto:
+        return take(byte) && byte <= kProtocol;
+      case op::kFrame:
+        return take_little(number, 8) && begin_frame(number);
+      case op::kNone:
+        return push(nb::none());
+      case op::kTrue:
+        return push(nb::borrow(Py_True));
+      case op::kFalse:
+        return push(nb::borrow(Py_False));
+      case op::kInt1:
+        return take_little(number, 1) && push_int(static_cast<std::int64_t>(number));
+      case op::kInt2:
+        return take_little(number, 2) && push_int(static_cast<std::int64_t>(number));
       case op::kInt4:
         return take_little(number, 4) &&
                push_int(static_cast<std::int32_t>(static_cast<std::uint32_t>(number)));
-      case op::kLong1: return read_long();
-      case op::kFloat: return read_float();
-      case op::kUnicode1: return take_little(number, 1) && read_text(number);
-      case op::kUnicode4: return take_little(number, 4) && read_text(number);
-      case op::kBytes1: return take_little(number, 1) && read_bytes(number);
-      case op::kBytes4: return take_little(number, 4) && read_bytes(number);
-      case op::kByteArray: return take_little(number, 8) && read_raw(number);
-      case op::kNextBuffer: return read_buffer();
-      case op::kMark: marks_.push_back(stack_.size()); return marks_.size() <= kMaxStack;
-      case op::kTuple: return take_mark() && make_tuple(stack_.size() - mark_);
-      case op::kTuple0: return make_tuple(0);
-      case op::kTuple1: return make_tuple(1);
-      case op::kTuple2: return make_tuple(2);
-      case op::kTuple3: return make_tuple(3);
-      case op::kList: return push(nb::list());
-      case op::kAppend: return append_from(stack_.size() - 1);
-      case op::kAppends: return take_mark() && append_from(mark_);
-      case op::kDict: return push(nb::dict());
-      case op::kSetItem: return set_items_from(stack_.size() - 2);
-      case op::kSetItems: return take_mark() && set_items_from(mark_);
-      case op::kMemoize: return memoize();
-      case op::kGet1: return take_little(number, 1) && recall(number);
-      case op::kGet4: return take_little(number, 4) && recall(number);
-      case op::kGlobal: return read_global();
-      case op::kReduce: return reduce();
-      default: return false;
+      case op::kLong1:
+        return read_long();
+      case op::kFloat:
+        return read_float();
+      case op::kUnicode1:
+        return take_little(number, 1) && read_text(number);
+      case op::kUnicode4:
+        return take_little(number, 4) && read_text(number);
+      case op::kBytes1:
+        return take_little(number, 1) && read_bytes(number);
+      case op::kBytes4:
+        return take_little(number, 4) && read_bytes(number);
+      case op::kByteArray:
+        return take_little(number, 8) && read_raw(number);
+      case op::kNextBuffer:
+        return read_buffer();
+      case op::kMark:
+        marks_.push_back(stack_.size());
+        return marks_.size() <= kMaxStack;
+      case op::kTuple:
+        return take_mark() && make_tuple(stack_.size() - mark_);
+      case op::kTuple0:
+        return make_tuple(0);
+      case op::kTuple1:
+        return make_tuple(1);
+      case op::kTuple2:
+        return make_tuple(2);
+      case op::kTuple3:
+        return make_tuple(3);
+      case op::kList:
+        return push(nb::list());
+      case op::kAppend:
+        return append_from(stack_.size() - 1);
+      case op::kAppends:
+        return take_mark() && append_from(mark_);
+      case op::kDict:
+        return push(nb::dict());
+      case op::kSetItem:
+        return set_items_from(stack_.size() - 2);
+      case op::kSetItems:
+        return take_mark() && set_items_from(mark_);
+      case op::kMemoize:
+        return memoize();
+      case op::kGet1:
+        return take_little(number, 1) && recall(number);
+      case op::kGet4:
+        return take_little(number, 4) && recall(number);
+      case op::kGlobal:
+        return read_global();
+      case op::kReduce:
+        return reduce();
+      default:
+        return false;
     }
   }
 
@@ -172,9 +206,7 @@ class Reader {
     return true;
   }
 
-  bool read_buffer() {
-    return push(checked(PySequence_GetItem(buffers_.ptr(), next_buffer_++)));
-  }
+  bool read_buffer() { return push(checked(PySequence_GetItem(buffers_.ptr(), next_buffer_++))); }
 
   // Containers.
 
@@ -193,8 +225,8 @@ class Reader {
   bool make_tuple(std::size_t size) {
     if (size > stack_.size() || !has(stack_.size() - size)) return false;
     const std::size_t first = stack_.size() - size;
-    if (first > 0 && stack_[first - 1].kind == Kind::kRebuild && at_ != end_ &&
-        *at_ == op::kReduce && has(first - 1)) {
+    if (first > 0 && stack_[first - 1].kind == Kind::kRebuild && at_ != end_ && *at_ == op::kReduce &&
+        has(first - 1)) {
       ++at_;
       return put(first - 1, make_tensor(context_, &stack_[first], size));
     }
@@ -252,8 +284,8 @@ class Reader {
   // Makes what it is an object of Python's; false for a function, which is no plain value.
   static bool is_object(Item& item) {
     if (item.kind == Kind::kRaw) {
-      item.object = checked(PyByteArray_FromStringAndSize(
-          reinterpret_cast<const char*>(item.data), static_cast<Py_ssize_t>(item.size)));
+      item.object = checked(PyByteArray_FromStringAndSize(reinterpret_cast<const char*>(item.data),
+                                                          static_cast<Py_ssize_t>(item.size)));
       item.kind = Kind::kObject;
     }
     return item.kind == Kind::kObject;

@@ -95,7 +95,8 @@ Made call(const Context& context, const Item& function, PyObject* arguments, nb:
       if (!rebuild_reference.is_valid()) return {};
       return {checked(PyObject_CallOneArg(rebuild_reference.ptr(), handle))};
     }
-    default: return {};
+    default:
+      return {};
   }
 }
 

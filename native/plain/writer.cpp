@@ -38,9 +38,7 @@ class TensorMemory {
   }
 
   // For transports that may lend it: see `farcall/serde/shared.py`.
-  nb::object file_and_address() const {
-    return file_of_(call_method(tensor_.ptr(), untyped_storage_));
-  }
+  nb::object file_and_address() const { return file_of_(call_method(tensor_.ptr(), untyped_storage_)); }
 
  private:
   nb::object tensor_;
@@ -253,8 +251,8 @@ class Writer {
     const auto end = storages_.begin() + storage_count_;
     if (std::find(storages_.begin(), end, start) != end) return false;
     storages_[static_cast<std::size_t>(storage_count_++)] = start;
-    return start != 0 && first >= start && first - start + static_cast<std::uint64_t>(size) <=
-                                               static_cast<std::uint64_t>(bytes);
+    return start != 0 && first >= start &&
+           first - start + static_cast<std::uint64_t>(size) <= static_cast<std::uint64_t>(bytes);
   }
 
   void write_rebuild() {

@@ -5,26 +5,26 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CHECK(condition)                                                                        \
-    do {                                                                                        \
-        if (!(condition)) {                                                                     \
-            std::fprintf(stderr, "%s:%d: CHECK(%s) failed in %s\n", __FILE__, __LINE__,         \
-                         #condition, __func__);                                                 \
-            std::_Exit(1);                                                                      \
-        }                                                                                       \
-    } while (false)
+#define CHECK(condition)                                                                      \
+  do {                                                                                        \
+    if (!(condition)) {                                                                       \
+      std::fprintf(stderr, "%s:%d: CHECK(%s) failed in %s\n", __FILE__, __LINE__, #condition, \
+                   __func__);                                                                 \
+      std::_Exit(1);                                                                          \
+    }                                                                                         \
+  } while (false)
 
-#define CHECK_THROWS(expression, Exception)                                                     \
-    do {                                                                                        \
-        bool thrown = false;                                                                    \
-        try {                                                                                   \
-            static_cast<void>(expression);                                                      \
-        } catch (const Exception&) {                                                            \
-            thrown = true;                                                                      \
-        }                                                                                       \
-        if (!thrown) {                                                                          \
-            std::fprintf(stderr, "%s:%d: %s did not throw %s in %s\n", __FILE__, __LINE__,      \
-                         #expression, #Exception, __func__);                                    \
-            std::_Exit(1);                                                                      \
-        }                                                                                       \
-    } while (false)
+#define CHECK_THROWS(expression, Exception)                                                       \
+  do {                                                                                            \
+    bool thrown = false;                                                                          \
+    try {                                                                                         \
+      static_cast<void>(expression);                                                              \
+    } catch (const Exception&) {                                                                  \
+      thrown = true;                                                                              \
+    }                                                                                             \
+    if (!thrown) {                                                                                \
+      std::fprintf(stderr, "%s:%d: %s did not throw %s in %s\n", __FILE__, __LINE__, #expression, \
+                   #Exception, __func__);                                                         \
+      std::_Exit(1);                                                                              \
+    }                                                                                             \
+  } while (false)

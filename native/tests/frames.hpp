@@ -17,8 +17,8 @@ namespace farcall {
 
 using Bytes = std::vector<std::uint8_t>;
 
-constexpr Limits kLimits{1 << 20, std::uint64_t{1} << 32, 1 << 16, std::uint64_t{1} << 32,
-                         std::uint64_t{1} << 33, 16};
+constexpr Limits kLimits{
+    1 << 20, std::uint64_t{1} << 32, 1 << 16, std::uint64_t{1} << 32, std::uint64_t{1} << 33, 16};
 
 constexpr std::uint8_t kRequest = 1, kReply = 2, kOneWay = 6;
 

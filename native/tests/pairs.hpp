@@ -75,10 +75,10 @@ inline Linked linked(Kind kind, const EndpointRef& left, const EndpointRef& righ
   }
   auto memory = SharedMemory::create(sizeof(LinkMemory)).first;
   CHECK(memory);
-  return {link_over(left, std::make_unique<RingChannel>(std::move(first), memory, 0,
-                                                        left->memory(), bounds)),
-          link_over(right, std::make_unique<RingChannel>(std::move(second), memory, 1,
-                                                         right->memory(), bounds)),
+  return {link_over(left,
+                    std::make_unique<RingChannel>(std::move(first), memory, 0, left->memory(), bounds)),
+          link_over(right, std::make_unique<RingChannel>(std::move(second), memory, 1, right->memory(),
+                                                         bounds)),
           memory};
 }
 

@@ -32,9 +32,8 @@ struct Ring {
 
   RingControl control{};
   std::uint8_t data[kSizes[0] + kSizes[1] + kSizes[2]] = {};
-  const RingWindows windows{{{data, kSizes[0]},
-                             {data + kSizes[0], kSizes[1]},
-                             {data + kSizes[0] + kSizes[1], kSizes[2]}}};
+  const RingWindows windows{
+      {{data, kSizes[0]}, {data + kSizes[0], kSizes[1]}, {data + kSizes[0] + kSizes[1], kSizes[2]}}};
   Keeper keeper;
   RingWriter writer{control, windows, keeper};
   RingReader reader{control, windows, keeper};
@@ -59,8 +58,8 @@ Bytes read_all(Ring& ring, std::counting_semaphore<>& bell, std::size_t total, M
   Bytes arrived(total);
   std::size_t read = 0;
   while (read < total) {
-    const std::size_t count =
-        ring.reader.read(arrived.data() + read, std::min<std::size_t>(most(), total - read));
+    const std::size_t count = ring.reader.read(arrived.data() + read,
+                                               std::min<std::size_t>(most(), total - read));
     read += count;
     CHECK(ring.reader.publish() == Tell::kNobody);
     if (count == 0 && ring.reader.arm()) bell.acquire();

@@ -19,7 +19,7 @@ inline void stop() { throw Stop(); }
 // Runs `wait` in a thread and sends signals to that until `wait` has thrown Stop.
 template <class Wait>
 void interrupt_until_thrown(Wait wait) {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int) {};
   CHECK(sigaction(SIGUSR1, &action, nullptr) == 0);
   std::atomic<bool> thrown{false};

@@ -59,7 +59,8 @@ struct Reading {
   Reading() {
     auto [one, other] = socket_pair();
     peer = std::move(one);
-    channel = std::make_unique<StreamChannel>(std::move(other), Striping{2, kMegabyte, kMegabyte, false});
+    channel = std::make_unique<StreamChannel>(std::move(other),
+                                              Striping{2, kMegabyte, kMegabyte, false});
   }
   // All of it is read.
   std::optional<InFrame> say(const Bytes& bytes) {

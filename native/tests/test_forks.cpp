@@ -61,9 +61,8 @@ void test_descriptor_of_the_child_stays_taken_and_leads_nowhere() {
   const int fd = ours.get();
   CHECK(in_child([=] {
     const char byte = 0;
-    return count_descriptors() == count && inode_of(fd) != before &&
-           fcntl(fd, F_GETFD) == FD_CLOEXEC && send(fd, &byte, 1, MSG_NOSIGNAL) < 0 &&
-           errno == ENOTCONN && close(fd) == 0;
+    return count_descriptors() == count && inode_of(fd) != before && fcntl(fd, F_GETFD) == FD_CLOEXEC &&
+           send(fd, &byte, 1, MSG_NOSIGNAL) < 0 && errno == ENOTCONN && close(fd) == 0;
   }));
   const char byte = 7;
   CHECK(send(fd, &byte, 1, 0) == 1);  // the parent's lives on
@@ -104,9 +103,8 @@ void test_full_table() {
   CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
   const rlimit none{3, before.rlim_max};
   CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
-  const bool right = in_child([=] {
-    return inode_of(first) != first_inode && inode_of(last) != last_inode;
-  });
+  const bool right = in_child(
+      [=] { return inode_of(first) != first_inode && inode_of(last) != last_inode; });
   CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
   CHECK(right);
 }
@@ -118,9 +116,8 @@ void test_grandchildren() {
     const int fd = mine.get();
     close_in_forked_children(fd);
     const ino_t inode = inode_of(fd);
-    return fork_generation() == generation + 1 && in_child([=] {
-             return inode_of(fd) != inode && fork_generation() == generation + 2;
-           });
+    return fork_generation() == generation + 1 &&
+           in_child([=] { return inode_of(fd) != inode && fork_generation() == generation + 2; });
   }));
   CHECK(fork_generation() == generation);
 }

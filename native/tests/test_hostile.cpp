@@ -107,7 +107,8 @@ void test_offers() {
   CHECK_THROWS(answer(offer, 3, {descriptor.get(), descriptor.get(), descriptor.get()}), BadFrame);
   for (const int side : {0, 1}) {
     auto [ours, theirs] = socket_pair();
-    CHECK_THROWS(RingChannel::set_up(ours, side, nullptr, now() + kMillisecond), LinkFailure);  // silence
+    CHECK_THROWS(RingChannel::set_up(ours, side, nullptr, now() + kMillisecond),
+                 LinkFailure);  // silence
     theirs.reset();
     CHECK_THROWS(RingChannel::set_up(ours, side, nullptr, patient()), LinkFailure);
   }
@@ -126,7 +127,8 @@ std::vector<Named> wrong_files(std::size_t size) {
     files.push_back({name, Descriptor(descriptor)});
     return descriptor;
   };
-  const auto in_memory = [&](const char* name, std::size_t length, unsigned flags, int seals, bool is_whole) {
+  const auto in_memory = [&](const char* name, std::size_t length, unsigned flags, int seals,
+                             bool is_whole) {
     const int file = add(name, memfd_create(name, MFD_CLOEXEC | flags));
     if (file < 0) return file;  // a system without huge pages
     CHECK(ftruncate(file, static_cast<off_t>(length)) == 0);
@@ -143,7 +145,8 @@ std::vector<Named> wrong_files(std::size_t size) {
   in_memory("too large", size + 4096, MFD_ALLOW_SEALING, good, true);
   in_memory("empty", 0, MFD_ALLOW_SEALING, good, false);
   in_memory("of huge pages", 2 << 20, MFD_ALLOW_SEALING | MFD_HUGETLB, good, false);
-  const int file = in_memory("as it should be, but for a path only", size, MFD_ALLOW_SEALING, good, true);
+  const int file = in_memory("as it should be, but for a path only", size, MFD_ALLOW_SEALING, good,
+                             true);
   const std::string path = "/proc/self/fd/" + std::to_string(file);
   const int path_only = open(path.c_str(), O_PATH | O_CLOEXEC);
   const int read_only = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -207,11 +210,11 @@ void test_many_segments_leave_mappings_for_the_program() {
 // A link whose peer lies is lost, and says why; its other threads are woken.
 void test_lies_cost_the_link() {
   Pair pair(Kind::kRings);
-  std::thread caller([&] {
-    CHECK_THROWS(call(*pair.left, test_frame(kRequest, 1, 0, 0)), LinkFailure);
-  });
+  std::thread caller(
+      [&] { CHECK_THROWS(call(*pair.left, test_frame(kRequest, 1, 0, 0)), LinkFailure); });
   const TestFrame large = test_frame(kOneWay, 1, 1, 8 << 20);
-  std::thread writer([&] { CHECK_THROWS(pair.left->send(large.out(), patient(), no_interrupt), LinkFailure); });
+  std::thread writer(
+      [&] { CHECK_THROWS(pair.left->send(large.out(), patient(), no_interrupt), LinkFailure); });
   pair.await_full(0);
   pair.shared().controls[0].head = ~std::uint64_t{0};
   writer.join();

@@ -30,7 +30,8 @@ Descriptor file_of(std::size_t size) {
 
 // Shared memory of a program, as torch has it.
 struct File {
-  explicit File(std::size_t size) : descriptor(file_of(size)), memory(SharedMemory::map_lent(descriptor, size)) {
+  explicit File(std::size_t size)
+      : descriptor(file_of(size)), memory(SharedMemory::map_lent(descriptor, size)) {
     CHECK(memory);
     const Bytes bytes = pattern(size, size);
     std::memcpy(memory->data(), bytes.data(), size);
@@ -130,9 +131,8 @@ void test_peer_that_does_not_read() {
   CHECK(sent > 10 && sent <= kMaxLent);
   const TestFrame other = test_frame(kOneWay, 7, 3, 3, {kSmallestSegment});
   pair.left->send(other.out(), 0, no_interrupt);
-  std::thread waiting([&] {
-    pair.left->send(frame_of({file.buffer(sent, kSize)}), patient(), no_interrupt);
-  });
+  std::thread waiting(
+      [&] { pair.left->send(frame_of({file.buffer(sent, kSize)}), patient(), no_interrupt); });
   const auto check = [&](std::size_t offset) {
     const Event event = next_event(*pair.right_home);
     CHECK(std::memcmp(event.frame->buffers[0]->data(), file.data() + offset, kSize) == 0);
@@ -294,8 +294,9 @@ void test_peer_that_lends_unasked() {
   auto left_home = std::make_shared<Endpoint>(0), right_home = std::make_shared<Endpoint>(0);
   auto [first, second] = socket_pair();
   auto memory = SharedMemory::create(sizeof(LinkMemory)).first;
-  const LinkRef left = link_over(left_home, std::make_unique<RingChannel>(
-                                                std::move(first), memory, 0, left_home->memory(), lending()));
+  const LinkRef left = link_over(
+      left_home,
+      std::make_unique<RingChannel>(std::move(first), memory, 0, left_home->memory(), lending()));
   const LinkRef right = link_over(
       right_home, std::make_unique<RingChannel>(std::move(second), memory, 1, right_home->memory()));
   left->start();
@@ -303,7 +304,8 @@ void test_peer_that_lends_unasked() {
   const File file(kSize);
   left->send(frame_of({file.buffer(0, kSize)}), patient(), no_interrupt);
   const Event event = next_event(*right_home);
-  CHECK(!event.frame && event.cause == "the peer lent a shared tensor, which this worker does not take");
+  CHECK(!event.frame &&
+        event.cause == "the peer lent a shared tensor, which this worker does not take");
   left_home->close();
   right_home->close();
 }

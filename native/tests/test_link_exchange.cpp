@@ -55,7 +55,8 @@ void test_many_callers_both_ways(Kind kind, int spin_threads) {
       for (std::uint64_t round = 0; round < 20; ++round) {
         const std::size_t body = random() % 8 == 0 ? 2 << 20 : random() % 1000;
         const std::vector<std::size_t> buffers(random() % 3, random() % 2 ? 100 : 50'000);
-        const TestFrame request = test_frame(kRequest, i * 1000 + round + 1, random() % 30, body, buffers);
+        const TestFrame request = test_frame(kRequest, i * 1000 + round + 1, random() % 30, body,
+                                             buffers);
         CHECK(reply_to(request) == call(link, request));
       }
     });
@@ -68,7 +69,8 @@ void test_meanwhile(Kind kind) {
   EchoServer server(pair.right_home);
   const TestFrame request = test_frame(kRequest, 1, 1, 1);
   int calls = 0;
-  CHECK(reply_to(request) == pair.left->exchange(request.out(), patient(), no_interrupt, [&] { ++calls; }));
+  CHECK(reply_to(request) ==
+        pair.left->exchange(request.out(), patient(), no_interrupt, [&] { ++calls; }));
   CHECK(calls == 1);
 }
 
@@ -76,7 +78,8 @@ void test_meanwhile(Kind kind) {
 void test_reply_meanwhile_rings_no_bell() {
   Pair pair(Kind::kRings);
   std::atomic<int> news{0};
-  Server left(pair.left_home, [&](Event& event) { news += event.frame && event.frame->kind == kOneWay; });
+  Server left(pair.left_home,
+              [&](Event& event) { news += event.frame && event.frame->kind == kOneWay; });
   Server right(pair.right_home, [](Event& event) { echo(event, patient()); });
   RingControl& control = pair.shared().controls[1];
   for (std::uint64_t id = 1; id <= 20; ++id) {
@@ -171,7 +174,8 @@ void test_many_senders(Kind kind) {
       for (unsigned round = 0; round < rounds; ++round) {
         const std::uint64_t id = i * 1000 + round;
         const TestFrame frame = test_frame(kOneWay, id, 8, random() % 30'000, {id % 5 * 20'000});
-        if (!pair.left->send_at_once(frame.out())) pair.left->send(frame.out(), patient(), no_interrupt);
+        if (!pair.left->send_at_once(frame.out()))
+          pair.left->send(frame.out(), patient(), no_interrupt);
       }
     });
   }

@@ -223,7 +223,8 @@ std::size_t count_mappings() {
   CHECK(file != nullptr);
   char line[4096];
   std::size_t count = 0;
-  while (std::fgets(line, sizeof line, file) != nullptr) count += std::strstr(line, "memfd:") != nullptr;
+  while (std::fgets(line, sizeof line, file) != nullptr)
+    count += std::strstr(line, "memfd:") != nullptr;
   std::fclose(file);
   return count;
 }

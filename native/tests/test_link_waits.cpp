@@ -96,9 +96,8 @@ void test_residue_under_calls(Kind kind) {
 // The bell that tells of space is heard by a caller, and is for the endpoint's thread.
 void test_bell_for_another() {
   Pair pair(Kind::kRings);
-  std::thread caller([&] {
-    CHECK(test_frame(kReply, 3, 0, 0) == call(*pair.left, test_frame(kRequest, 3, 0, 0)));
-  });
+  std::thread caller(
+      [&] { CHECK(test_frame(kReply, 3, 0, 0) == call(*pair.left, test_frame(kRequest, 3, 0, 0))); });
   const Event request = next_event(*pair.right_home);
   pair.await_sleep(0);
   CHECK_THROWS(pair.left->send(kLarge.out(), 0, no_interrupt), TimedOut);
@@ -137,17 +136,15 @@ void test_table_without_memory(Kind kind) {
 void test_interrupts(Kind kind) {
   Pair pair(kind);
   // A caller that reads, and sleeps.
-  interrupt_until_thrown([&] {
-    pair.left->exchange(test_frame(kRequest, 1, 0, 0).out(), kNever, stop, {});
-  });
+  interrupt_until_thrown(
+      [&] { pair.left->exchange(test_frame(kRequest, 1, 0, 0).out(), kNever, stop, {}); });
   // A caller that waits for the reader.
   std::atomic<bool> over{false};
   std::thread reader([&] {
     while (!over) pair.left->receive(1 << 9, -1, now() + 10 * kMillisecond, no_interrupt);
   });
-  interrupt_until_thrown([&] {
-    pair.left->exchange(test_frame(kRequest, 2, 0, 0).out(), kNever, stop, {});
-  });
+  interrupt_until_thrown(
+      [&] { pair.left->exchange(test_frame(kRequest, 2, 0, 0).out(), kNever, stop, {}); });
   over = true;
   reader.join();
   interrupt_until_thrown([&] { pair.left->receive(1 << 9, -1, kNever, stop); });

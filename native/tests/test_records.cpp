@@ -106,7 +106,8 @@ void test_vectors() {
 
 void test_a_changed_bit_is_found(bool encrypts) {
   const Key key = test_key(1);
-  const std::vector<Bytes> records = sealed({pattern(9, 1), pattern(40, 2), pattern(5000, 3)}, encrypts, key);
+  const std::vector<Bytes> records = sealed({pattern(9, 1), pattern(40, 2), pattern(5000, 3)}, encrypts,
+                                            key);
   bool is_wrong;
   CHECK(opened(records, encrypts, key, is_wrong).size() == 9 + 40 + 5000 && !is_wrong);
   for (std::size_t bit = 0; bit < records[1].size() * 8; ++bit) {
@@ -179,8 +180,8 @@ void test_bytes_stay_the_same(bool encrypts) {
     const auto arrive = [&] {
       for (std::size_t arrived = 0; arrived < sent.size();) {
         const RecordsIn::Room room = in.room();
-        const std::size_t count =
-            std::min<std::size_t>({room.size, sent.size() - arrived, 1 + random() % 300'000});
+        const std::size_t count = std::min<std::size_t>(
+            {room.size, sent.size() - arrived, 1 + random() % 300'000});
         std::memcpy(room.data, sent.data() + arrived, count);
         in.received(count);
         arrived += count;

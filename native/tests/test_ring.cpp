@@ -85,8 +85,8 @@ void test_bells() {
 
 void test_positions_that_lie() {
   constexpr std::uint64_t max = std::numeric_limits<std::uint64_t>::max();
-  for (const std::uint64_t tail : {std::uint64_t{19}, std::uint64_t{0}, std::uint64_t{20 + kSize + 1}, max,
-                                   std::uint64_t{1} << 63}) {
+  for (const std::uint64_t tail : {std::uint64_t{19}, std::uint64_t{0}, std::uint64_t{20 + kSize + 1},
+                                   max, std::uint64_t{1} << 63}) {
     Ring ring;
     ring.write(Bytes(20));
     CHECK(ring.read(20).size() == 20);
@@ -134,8 +134,8 @@ void test_two_threads(unsigned seed) {
     std::mt19937 random(seed);
     std::size_t written = 0;
     while (written < total) {
-      const std::size_t count = ring->writer.write(sent.data() + written,
-                                                   std::min<std::size_t>(random() % 300 + 1, total - written));
+      const std::size_t count = ring->writer.write(
+          sent.data() + written, std::min<std::size_t>(random() % 300 + 1, total - written));
       written += count;
       if (ring->writer.publish() == Tell::kBell) bell.release();
       if (count == 0) CHECK(ring->writer.wait_for_space(kNever, no_interrupt));

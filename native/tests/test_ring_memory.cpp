@@ -66,8 +66,10 @@ std::size_t blocks_of_mapped() {
   std::size_t total = 0, size = 0;
   bool is_ours = false;
   while (std::fgets(line, sizeof line, file) != nullptr) {
-    if (std::strstr(line, "memfd:farcall") != nullptr) is_ours = true;
-    else if (std::strchr(line, '-') != nullptr && std::strchr(line, '/') != nullptr) is_ours = false;
+    if (std::strstr(line, "memfd:farcall") != nullptr)
+      is_ours = true;
+    else if (std::strchr(line, '-') != nullptr && std::strchr(line, '/') != nullptr)
+      is_ours = false;
     if (is_ours && std::sscanf(line, "Pss: %zu kB", &size) == 1) total += size * 1024;
     if (std::strncmp(line, "VmFlags:", 8) == 0) is_ours = false;
   }
@@ -125,8 +127,8 @@ void test_segments_count() {
 void test_budgets() {
   const std::size_t first = LinkMemory::first();
   for (const std::size_t budget :
-       {std::size_t{0}, first - 1, first, first + (64 << 10), first + (200 << 10),
-        first + kLargest, first + kGrown, first + kGrown + (1 << 20)}) {
+       {std::size_t{0}, first - 1, first, first + (64 << 10), first + (200 << 10), first + kLargest,
+        first + kGrown, first + kGrown + (1 << 20)}) {
     Workers workers(budget, budget);
     CHECK(workers.left->is_stream() == (budget < first));
     CHECK(workers.right->is_stream() == (budget < first));

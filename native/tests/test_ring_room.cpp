@@ -68,9 +68,8 @@ void test_wait_ends_with_the_link() {
   for (const bool by_peer : {true, false}) {
     Pair pair(Kind::kRings, 0, three());
     for (std::uint64_t i = 0; i < 3; ++i) pair.left->send(large(i).out(), 0, no_interrupt);
-    std::thread sender([&] {
-      CHECK_THROWS(pair.left->send(large(4).out(), kNever, no_interrupt), LinkFailure);
-    });
+    std::thread sender(
+        [&] { CHECK_THROWS(pair.left->send(large(4).out(), kNever, no_interrupt), LinkFailure); });
     pair.await_full(0);
     (by_peer ? pair.right : pair.left)->lose("the test ends it");
     sender.join();

@@ -59,8 +59,8 @@ void test_grows_as_far_as_needed() {
     CHECK(ring.write(bytes) == std::min(size, kSizes[2]));
     CHECK(ring.keeper.taken[1] == (size > kSizes[0] && size <= kSizes[1]));
     CHECK(ring.keeper.taken[2] == (size > kSizes[1]));
-    CHECK(std::equal(bytes.begin(), bytes.begin() + std::min(size, kSizes[2]),
-                     ring.read(size).begin()));
+    CHECK(
+        std::equal(bytes.begin(), bytes.begin() + std::min(size, kSizes[2]), ring.read(size).begin()));
   }
 }
 
@@ -194,9 +194,8 @@ void test_two_threads(unsigned seed) {
     }
   });
   std::mt19937 random(seed + 1);
-  const Bytes arrived = read_all(*ring, bell, total, [&] {
-    return random() % (random() % 8 == 0 ? 2 * kSizes[2] : kSize) + 1;
-  });
+  const Bytes arrived = read_all(
+      *ring, bell, total, [&] { return random() % (random() % 8 == 0 ? 2 * kSizes[2] : kSize) + 1; });
   writer.join();
   CHECK(arrived == sent);
 }

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <thread>
 
-#include "frames.hpp"
 #include "core/segments.hpp"
+#include "frames.hpp"
 
 using namespace farcall;
 
@@ -23,7 +23,8 @@ struct Segments {
   bool can_announce = true;
   int made = 0, ended = 0;
   std::shared_ptr<MemoryBudget> budget = std::make_shared<MemoryBudget>(1 << 30);
-  SegmentWriter writer{home, states, budget, [this](SegmentName name, std::size_t size, int descriptor) {
+  SegmentWriter writer{home, states, budget,
+                       [this](SegmentName name, std::size_t size, int descriptor) {
                          if (!can_announce) return false;
                          (size > 0 ? made : ended) += 1;
                          reader.learn(name, size, Descriptor(size > 0 ? dup(descriptor) : -1));
@@ -140,7 +141,8 @@ void test_giving_away() {
   {
     Segments segments;
     std::vector<BlockRef> kept;
-    for (std::size_t i = 0; i < kSegmentSlots; ++i) kept.push_back(segments.send(pattern(kSize, i)).second);
+    for (std::size_t i = 0; i < kSegmentSlots; ++i)
+      kept.push_back(segments.send(pattern(kSize, i)).second);
     CHECK(mapped_segments() < mapped + 1 + 2 * kSegmentSlots);
     CHECK(!segments.writer.take(kSize));  // no slot is left: the ring has to do
     for (std::size_t i = 0; i < kSegmentSlots; ++i) {
@@ -159,7 +161,8 @@ void test_given_away_while_it_is_filled() {
   Segments segments;
   const SegmentWriter::Place place = segments.writer.take(kSize);
   std::vector<BlockRef> kept;
-  for (std::size_t i = 0; i < kSegmentSlots * 3 / 4; ++i) kept.push_back(segments.send(Bytes(kSize)).second);
+  for (std::size_t i = 0; i < kSegmentSlots * 3 / 4; ++i)
+    kept.push_back(segments.send(Bytes(kSize)).second);
   const Bytes bytes = pattern(kSize, 5);
   std::memcpy(place.data(), bytes.data(), kSize);
   const BlockRef block = segments.reader.open(place.name, kSize);

@@ -45,14 +45,12 @@ struct Reader {
     return count;
   }
   StripesIn::State advance(std::size_t lane) {
-    return in.advance(states[lane], lane == 0, [&](std::uint8_t* data, std::size_t size) {
-      return read(lane, data, size);
-    });
+    return in.advance(states[lane], lane == 0,
+                      [&](std::uint8_t* data, std::size_t size) { return read(lane, data, size); });
   }
   bool finish() {
-    return in.finish(states[0], [&](std::uint8_t* data, std::size_t size) {
-      return read(0, data, size);
-    });
+    return in.finish(states[0],
+                     [&](std::uint8_t* data, std::size_t size) { return read(0, data, size); });
   }
 
   const Lanes& lanes;
@@ -340,15 +338,15 @@ void test_end_of_a_connection_ends_the_link(bool busy, unsigned lane) {
     const TestFrame large = test_frame(kOneWay, 1, 3, 5, {16 << 20});
     std::optional<std::thread> sender;
     if (busy) {
-      sender.emplace([&] {
-        CHECK_THROWS(pair.left->send(large.out(), patient(), no_interrupt), LinkFailure);
-      });
+      sender.emplace(
+          [&] { CHECK_THROWS(pair.left->send(large.out(), patient(), no_interrupt), LinkFailure); });
       // Something has arrived beside the first, and much is to come.
       pollfd waited{pair.right->side_fd(1), POLLIN, 0};
       CHECK(::poll(&waited, 1, -1) == 1);
     }
     CHECK(shutdown(pair.left_fds[lane - 1], SHUT_RDWR) == 0);
-    for (const auto& [home, link] : {std::pair(pair.right_home, pair.right), {pair.left_home, pair.left}}) {
+    for (const auto& [home, link] :
+         {std::pair(pair.right_home, pair.right), {pair.left_home, pair.left}}) {
       const Event event = next_event(*home);
       CHECK(!event.frame && event.link == link && link->is_lost());
       CHECK(event.cause == kSideClosed || event.cause == "the peer closed the connection" ||
@@ -363,9 +361,8 @@ void test_end_of_a_connection_ends_the_link(bool busy, unsigned lane) {
 void test_caller_learns_of_the_end_of_a_connection() {
   StripedPair pair;
   Server serves(pair.left_home, [](Event&) {});
-  std::thread caller([&] {
-    CHECK_THROWS(call(*pair.left, test_frame(kRequest, 1, 1, 1)), LinkFailure);
-  });
+  std::thread caller(
+      [&] { CHECK_THROWS(call(*pair.left, test_frame(kRequest, 1, 1, 1)), LinkFailure); });
   CHECK(next_event(*pair.right_home).frame);
   CHECK(shutdown(pair.right->side_fd(2), SHUT_RDWR) == 0);
   caller.join();

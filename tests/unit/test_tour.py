@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
 PACKAGES = ("runtime", "protocol", "serde", "transport", "wire", "autograd")
 # Words with a capital and a dot that are no names of ours.
-NAME = re.compile(r"\b([A-Z]\w+)\.(_?[a-z]\w*)\b")
+NAME = re.compile(r"\b([A-Z]\w+)\.(?!md\b)(_?[a-z]\w*)\b")
 
 
 def classes() -> dict[str, list[type]]:

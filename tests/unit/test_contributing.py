@@ -1,0 +1,175 @@
+"""CONTRIBUTING.md: its files exist, its lists name all that there is, its markers are there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+import torch
+from marks import MARKS, UNLIKE_THEIR_DIRECTORY
+
+import farcall
+from farcall.runtime.options.backend_options import RpcBackendOptions
+from farcall.runtime.options.option_checks import TRANSPORTS
+from farcall.wire.messages import MESSAGES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+FILE = re.compile(r"`((?:src|tests|docs|native|benchmarks|examples)/[\w./-]*)`")
+
+OPTIONS = set(RpcBackendOptions._checks)
+# Those that torch's own options have, whose types its programs know.
+TORCHS = {"rpc_timeout", "init_method", "num_worker_threads", "device_maps", "devices"}
+# What belongs to a call or a reference, or has a body, takes another way than other messages.
+ELSEWHERE = {
+    *("Request", "Reply", "Failure", "Cancel", "Accepted", "Gradients"),
+    *("Register", "Registered", "Release", "Released", "Received", "Pinned"),
+}
+
+
+def section(title: str) -> str:
+    """Return the text below a heading of the third level."""
+    return PAGE.partition(f"### {title}\n")[2].partition("\n#")[0]
+
+
+def listed(title: str) -> list[str]:
+    return FILE.findall(section(title))
+
+
+def names_in(path: str, names: Collection[str]) -> set[str]:
+    words = set(re.findall(r"\w+", (ROOT / path).read_text("utf-8")))
+    return words & set(names)
+
+
+def test_all_files_that_are_named_exist() -> None:
+    named = FILE.findall(PAGE)
+    assert len(named) > 30
+    for path in named:
+        assert (ROOT / path).exists(), path
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", PAGE):
+        assert (ROOT / target).exists(), target
+
+
+def test_commands_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    named = set(re.findall(r"\bmake ([a-z][a-z-]+)", PAGE))
+    assert {"check", "native", "test", "format", "tidy"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:|SANITIZED.*{target}", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    ("path", "others"),
+    [
+        ("src/farcall/runtime/options/option_checks.py", set()),
+        ("src/farcall/runtime/options/backend_options.py", set()),
+        ("src/farcall/runtime/options/types.py", TORCHS),
+        ("tests/unit/test_options.py", set()),
+        ("docs/guide.md", set()),
+    ],
+)
+def test_every_option_is_in_the_files_of_the_list(path: str, others: set[str]) -> None:
+    assert path in listed("An option")
+    assert names_in(path, OPTIONS) >= OPTIONS - others
+
+
+@pytest.mark.parametrize(
+    ("path", "example"),
+    [
+        ("src/farcall/transport/connect/listening.py", "shared_memory"),
+        ("src/farcall/runtime/start.py", "max_queued_bytes"),
+        ("src/farcall/runtime/agent.py", "limit_openmp_spin"),
+    ],
+)
+def test_options_take_effect_where_the_list_says(path: str, example: str) -> None:
+    assert path in listed("An option")
+    assert names_in(path, {example})
+
+
+def test_every_message_is_in_the_files_of_the_list() -> None:
+    kinds = {kind.name for kind in MESSAGES}
+    classes = {message.__name__ for message in MESSAGES.values()}
+    for path, expected in {
+        "src/farcall/wire/messages.py": kinds | classes,
+        "tests/unit/test_wire.py": kinds,
+        "tests/fuzz/targets.py": classes,
+        "docs/protocol.md": kinds,
+        "src/farcall/runtime/control_routes.py": classes - ELSEWHERE,
+    }.items():
+        assert path in listed("A control message")
+        assert names_in(path, expected) == expected, path
+
+
+def test_every_transport_is_in_the_files_of_the_list() -> None:
+    for path in (
+        "src/farcall/runtime/membership/endpoints.py",
+        "src/farcall/runtime/options/option_checks.py",
+        "src/farcall/testing/cluster.py",
+        "tests/transport/conftest.py",
+        "docs/guide.md",
+        "docs/design.md",
+    ):
+        assert path in listed("A transport")
+        text = (ROOT / path).read_text("utf-8")
+        assert all(re.search(rf"\b{name}", text) for name in TRANSPORTS), path
+
+
+def test_every_optimizer_is_in_the_files_of_the_list() -> None:
+    for path in listed("An optimizer"):
+        assert names_in(path, {"LBFGS", "FUNCTIONS"}), path
+    classes = {
+        name
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+    }
+    assert names_in("tests/behaviour/test_optimizer.py", classes) == classes
+
+
+def test_the_changelog_has_the_sections_that_are_named() -> None:
+    log = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert "\n## [Unreleased]\n" in log
+    kinds = ["Added", "Changed", "Fixed", "Security", "Removed"]
+    for version in log.split("\n## ")[1:]:
+        sections = re.findall(r"^### (.*)", version, re.MULTILINE)
+        assert sections == [kind for kind in kinds if kind in sections]
+        before, *texts = re.split(r"^### .*", version, flags=re.MULTILINE)
+        assert "\n- " not in before, "each line is in a section"
+        assert all(text.lstrip().startswith("- ") for text in texts)
+
+
+def test_a_test_has_the_markers_of_its_directory(request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("fast") is not None
+    assert request.node.get_closest_marker("process") is None
+
+
+def test_every_directory_of_tests_has_its_markers() -> None:
+    tests = {path.parent.name for path in ROOT.glob("tests/*/test_*.py")}
+    assert set(MARKS) == tests
+    unit = {path.name for path in ROOT.glob("tests/unit/test_*.py")}
+    assert set(UNLIKE_THEIR_DIRECTORY) <= unit
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]
+    known = {line.partition(":")[0] for line in settings["ini_options"]["markers"]}
+    used = {mark for marks in (*MARKS.values(), *UNLIKE_THEIR_DIRECTORY.values()) for mark in marks}
+    assert used <= known
+    assert all(f"`{mark}`" in PAGE for mark in used)
+
+
+def test_hooks_of_commits_fetch_nothing() -> None:
+    config = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    locked = (ROOT / "requirements" / "dev.txt").read_text("utf-8")
+    assert set(re.findall(r"repo: (.*)", config)) == {"local"}
+    assert set(re.findall(r"language: (.*)", config)) == {"system"}
+    tools = re.findall(r"entry: (\S*/)([\w-]+)", config)
+    assert {name for _, name in tools} == {"ruff", "clang-format", "codespell"}
+    for folder, name in tools:
+        assert folder == ".venv/bin/"
+        assert re.search(rf"^{name}==", locked, re.MULTILINE), name
+
+
+def test_citation_has_the_version() -> None:
+    cited = re.search(r"^version: (.*)", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
+    assert cited is not None
+    assert cited[1] == farcall.__version__
