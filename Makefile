@@ -1,5 +1,5 @@
 # Set-up, tests, lint, demos. Needs Python 3.11 or later as `python3`, GNU make, a package registry
-# that pip is set up for and, for the C++ part, a C++20 compiler and Python's headers. Everything is
+# that pip is set up for and, without FARCALL_NATIVE=0, a C++20 compiler and Python's headers. Everything is
 # installed into .venv, here in the checkout; C++ is built in build/.
 
 .DEFAULT_GOAL := help
@@ -19,8 +19,6 @@ NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake native/*.cpp native/*.
 CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 MODULE := -DFARCALL_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 NO_MODULE := -DFARCALL_PYTHON=OFF
-HAS_HEADERS := $(BIN)/python -c 'import os, sys, sysconfig; \
-  sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 NEEDS_CLANG = command -v $(CLANG) >/dev/null || { \
   echo "$(CLANG) is not installed. Debian and Ubuntu: apt-get install clang. Or say CLANG=..."; exit 1; }
 
@@ -76,15 +74,15 @@ $(DEMOS_INSTALLED): pyproject.toml constraints.txt requirements/demos.txt | $(VE
 	$(call install,demos)
 	@touch $@
 
-# The Python module, beside the Python files. Without a compiler farcall works on the socket
-# transport, so that is no error, unless FARCALL_REQUIRE_NATIVE is set. A failed build is one.
+# The Python module, beside the Python files. FARCALL_NATIVE=0 leaves it out.
 $(NATIVE): $(ENVIRONMENT) $(NATIVE_SOURCES)
 ifeq ($(shell uname -s),Linux)
-	@if [ -n "$$FARCALL_REQUIRE_NATIVE" ] || { command -v "$${CXX:-c++}" >/dev/null && $(HAS_HEADERS); }; then \
+	@if [ "$$FARCALL_NATIVE" = 0 ]; then \
+	  echo "FARCALL_NATIVE=0: farcall will use the socket transport (docs/native.md)."; \
+	else \
+	  $(BIN)/python packaging/build_backend.py && \
 	  $(CONFIGURE) -B build/native $(MODULE) -DFARCALL_IN_PLACE=ON && \
 	  $(BIN)/cmake --build build/native && touch $@; \
-	else \
-	  echo "No C++ compiler, or no headers of Python: farcall will use the socket transport (docs/native.md)."; \
 	fi
 endif
 
