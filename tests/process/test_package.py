@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from matrix import timed_example
+
+from farcall.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -166,7 +170,27 @@ def test_metadata_needs_neither_a_compiler_nor_cmake(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for kind in kinds:
         [metadata] = tmp_path.glob(f"{kind}/farcall-*.dist-info/METADATA")
-        assert "Name: farcall" in metadata.read_text()
+        assert {"Name: farcall", f"Version: {VERSION}"} <= {*metadata.read_text().splitlines()}
+
+
+@only_linux
+def test_the_wheel_runs_the_readme_in_a_fresh_environment_without_a_compiler(
+    tmp_path: Path,
+) -> None:
+    """`make matrix` also installs the dependencies; here they are those of this environment."""
+    built = wheel(tmp_path)
+    assert built.returncode == 0, built.stdout + built.stderr
+    [archive] = tmp_path.glob(f"farcall-{VERSION}-cp3*-cp3*-linux_*.whl")
+    assert run(sys.executable, "-m", "venv", tmp_path / "fresh").returncode == 0
+    own = tmp_path / "fresh/bin/python"
+    alone = {"PATH": str(own.parent), "CXX": BROKEN_COMPILER, "PYTHONPATH": ""}
+    installed = run(own, "-m", "pip", "install", *OFFLINE[:2], archive, **alone)
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    [packages] = tmp_path.glob("fresh/lib/python3*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    where = "import farcall._native; print(farcall._native.__file__)"
+    assert str(packages) in run(own, "-c", where, **alone).stdout
+    print("README's example:", timed_example(own, **alone))
 
 
 def test_sdist_holds_what_git_holds(tmp_path: Path) -> None:
