@@ -1,5 +1,5 @@
 # Set-up, tests, lint, demos. Needs Python 3.11 or later as `python3`, GNU make, a package registry
-# that pip is set up for and, for the C++ part, a C++20 compiler and Python's headers. Everything is
+# that pip is set up for and, without FARCALL_NATIVE=0, a C++20 compiler and Python's headers. Everything is
 # installed into .venv, here in the checkout; C++ is built in build/.
 
 .DEFAULT_GOAL := help
@@ -19,8 +19,6 @@ NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake native/*.cpp native/*.
 CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 MODULE := -DFARCALL_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 NO_MODULE := -DFARCALL_PYTHON=OFF
-HAS_HEADERS := $(BIN)/python -c 'import os, sys, sysconfig; \
-  sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 NEEDS_CLANG = command -v $(CLANG) >/dev/null || { \
   echo "$(CLANG) is not installed. Debian and Ubuntu: apt-get install clang. Or say CLANG=..."; exit 1; }
 
@@ -28,6 +26,7 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
 FIELD_ARGS ?=
+MATRIX_ARGS ?=
 MINUTES ?= 10
 CALLS ?= 10000000
 REFERENCES ?= $$(($(CALLS) / 10))
@@ -47,7 +46,7 @@ RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
 .PHONY: help $(DEMOS) test conformance lint check format tidy pictures docs sim field chaos soak bench bench-all clean
-.PHONY: native native-test native-clang sanitize sanitize-python fuzz lock audit
+.PHONY: native native-test native-clang sanitize sanitize-python fuzz lock wheel matrix audit
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,15 +75,15 @@ $(DEMOS_INSTALLED): pyproject.toml constraints.txt requirements/demos.txt | $(VE
 	$(call install,demos)
 	@touch $@
 
-# The Python module, beside the Python files. Without a compiler farcall works on the socket
-# transport, so that is no error, unless FARCALL_REQUIRE_NATIVE is set. A failed build is one.
+# The Python module, beside the Python files. FARCALL_NATIVE=0 leaves it out.
 $(NATIVE): $(ENVIRONMENT) $(NATIVE_SOURCES)
 ifeq ($(shell uname -s),Linux)
-	@if [ -n "$$FARCALL_REQUIRE_NATIVE" ] || { command -v "$${CXX:-c++}" >/dev/null && $(HAS_HEADERS); }; then \
+	@if [ "$$FARCALL_NATIVE" = 0 ]; then \
+	  echo "FARCALL_NATIVE=0: farcall will use the socket transport (docs/native.md)."; \
+	else \
+	  $(BIN)/python packaging/build_backend.py && \
 	  $(CONFIGURE) -B build/native $(MODULE) -DFARCALL_IN_PLACE=ON && \
 	  $(BIN)/cmake --build build/native && touch $@; \
-	else \
-	  echo "No C++ compiler, or no headers of Python: farcall will use the socket transport (docs/native.md)."; \
 	fi
 endif
 
@@ -240,9 +239,30 @@ lock: $(TOOLS)/.made ## Write requirements/*.txt anew, from pyproject.toml and c
 	$(LOCK) requirements/torch.in --extra dev -o requirements/dev.txt
 	$(LOCK) requirements/torch.in --extra dev --extra bench -o requirements/bench.txt
 	$(LOCK) --extra lock -o requirements/lock.txt
+	$(LOCK) --extra wheel -o requirements/wheel.txt
+
+# A plain wheel for this Python. Where it is built decides which Linux it runs on: auditwheel looks, says so in
+# its name, and brings in libraries that need not be there. `.github/workflows/release.yml` builds the others.
+WHEEL_TOOLS := build/wheel-tools
+$(WHEEL_TOOLS)/.made: requirements/wheel.txt
+	$(PYTHON) -m venv $(WHEEL_TOOLS)
+	$(WHEEL_TOOLS)/bin/python $(PIP) --no-deps --require-hashes -r requirements/wheel.txt
+	@touch $@
+
+wheel: $(INSTALLED) $(WHEEL_TOOLS)/.made ## Build the wheel for this Python and this machine, into dist/. Option: FARCALL_NATIVE=0
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation -w build/wheel .
+	@mkdir -p dist
+	@case "$$(ls build/wheel)" in \
+	  *-linux_*) PATH=$(CURDIR)/$(WHEEL_TOOLS)/bin:$$PATH $(WHEEL_TOOLS)/bin/auditwheel repair -w dist build/wheel/*.whl ;; \
+	  *) cp build/wheel/*.whl dist/ ;; \
+	esac
+
+matrix: ## Install into fresh environments of each Python and torch. Options: MATRIX_ARGS=--short
+	$(PYTHON) tests/matrix.py $(MATRIX_ARGS)
 
 audit: $(TOOLS)/.made ## Ask a database of vulnerabilities about requirements/*.txt. Needs the network.
-	$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/bench.txt -r requirements/lock.txt
+	$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/bench.txt -r requirements/lock.txt -r requirements/wheel.txt
 
 clean: ## Delete .venv, demo-out, what was built and all caches.
 	rm -rf $(VENV) build dist src/farcall/_native.*.so demo-out bench-out conformance-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

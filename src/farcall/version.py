@@ -1,4 +1,4 @@
-"""The version of farcall. `pyproject.toml` says the same, and a test compares them."""
+"""The version of farcall, and the only place that has it: the build reads it from here."""
 
 from __future__ import annotations
 

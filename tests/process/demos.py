@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from patience import PATIENCE
 
-from farcall.cli import cli
+from farcall.cli.commands import cli
 
 COMMAND = (sys.executable, "-c", "import sys; from farcall.cli import main; sys.exit(main())")
 

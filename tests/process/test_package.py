@@ -1,18 +1,25 @@
-"""The work of pip on this checkout where C++ can't be compiled, and the contents of the sdist."""
+"""The work of pip on this checkout, with and without a compiler: metadata, wheels, a program."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
+from matrix import timed_example
+
+from farcall.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-NO_COMPILER = "/bin/false"
+OFFLINE = ("--no-index", "--no-deps", "--no-build-isolation")
+BROKEN_COMPILER = "/bin/false"
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="the C++ part is for Linux")
 PROGRAM = """
 import importlib.util
 import os
@@ -27,50 +34,163 @@ rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
 print(rpc.rpc_sync("alone", divmod, args=(17, 5)))
 rpc.shutdown()
 """
+METADATA = """
+import sys
+
+sys.path.insert(0, "packaging")
+import build_backend
+
+for kind in sys.argv[2:]:
+    getattr(build_backend, f"prepare_metadata_for_build_{kind}")(f"{sys.argv[1]}/{kind}")
+"""
 
 
-def install(target: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`pip install` of the checkout into a folder, offline and without a working compiler."""
-    command = [*PIP, "install", "--no-index", "--no-deps", "--no-build-isolation", "-v"]
-    surroundings = {**os.environ, "CXX": NO_COMPILER, **environment}
-    surroundings.pop("CMAKE_ARGS", None)
+def run(*command: object, at: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    surroundings = {**os.environ, **environment}
+    for name in ("CMAKE_ARGS", *(name for name, value in environment.items() if not value)):
+        surroundings.pop(name, None)
+    arguments = [str(part) for part in command]
     return subprocess.run(
-        [*command, "--target", str(target), str(ROOT)],
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        check=False,
+        arguments, cwd=at, env=surroundings, capture_output=True, text=True, check=False
     )
 
 
-def test_without_a_compiler_the_package_installs_and_works(tmp_path: Path) -> None:
+def wheel(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`pip wheel` of the checkout into a folder, offline."""
+    environment = {"FARCALL_NATIVE": "", "CXX": "", **environment}
+    return run(*PIP, "wheel", *OFFLINE, *options, "-w", folder, ROOT, **environment)
+
+
+def editable(source: Path, target: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`pip install -e` of a copy of the checkout into a folder, offline."""
+    environment = {"FARCALL_NATIVE": "", "CXX": "", **environment}
+    return run(*PIP, "install", *OFFLINE, "--target", target, "-e", source, **environment)
+
+
+def copy_of_the_checkout(folder: Path) -> Path:
+    """Copy what a build reads. An editable install writes into its source, which is in use."""
+    listing = run("git", "ls-files", "--cached", "--others", "--exclude-standard").stdout.split()
+    for name in listing:
+        if not name.startswith(("tests/", "docs/", "benchmarks/")) and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
+    return folder
+
+
+def path_without(folder: Path, *hidden: str) -> str:
+    """Return a PATH with links to all programs but the hidden ones."""
+    folder.mkdir()
+    for place in os.environ["PATH"].split(os.pathsep):
+        for program in Path(place).glob("*"):
+            link = folder / program.name
+            if not program.name.startswith(hidden) and not link.is_symlink():
+                link.symlink_to(program)
+    return str(folder)
+
+
+def names_both_remedies(said: str) -> bool:
+    return "apt-get install g++ python3-dev" in said and "FARCALL_NATIVE=0" in said
+
+
+def test_pure_python_is_built_when_asked_for_and_needs_no_compiler(tmp_path: Path) -> None:
+    built = wheel(tmp_path, FARCALL_NATIVE="0", CXX=BROKEN_COMPILER)
+    assert built.returncode == 0, built.stdout + built.stderr
+    [archive] = tmp_path.glob("*.whl")
+    assert archive.name.endswith("-py3-none-any.whl")
     target = tmp_path / "packages"
-    installed = install(target, FARCALL_REQUIRE_NATIVE="")
-    assert installed.returncode == 0, installed.stdout + installed.stderr
+    with zipfile.ZipFile(archive) as held:
+        names = set(held.namelist())
+        held.extractall(target)
     tags = next(target.glob("farcall-*.dist-info/WHEEL")).read_text().splitlines()
-    assert "Tag: py3-none-any" in tags
-    assert "Root-Is-Purelib: true" in tags
-    files = {path.relative_to(target).as_posix() for path in target.rglob("*")}
-    assert {"farcall/py.typed", "farcall/_native.pyi", "farcall/rpc.py"} <= files
-    assert [name for name in files if name.endswith(".so")] == []
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, f"file://{tmp_path}/store"],
-        env={**os.environ, "PYTHONPATH": str(target)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    assert {"Tag: py3-none-any", "Root-Is-Purelib: true"} <= {*tags}
+    assert {"farcall/py.typed", "farcall/_native.pyi", "farcall/rpc.py"} <= names
+    assert [name for name in names if name.endswith(".so")] == []
+    ran = run(sys.executable, "-c", PROGRAM, f"file://{tmp_path}/store", PYTHONPATH=str(target))
     assert (ran.returncode, ran.stdout) == (0, "(3, 2)\n"), ran.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the C++ part is for Linux")
-def test_a_failed_build_is_an_error_where_the_native_part_is_required(tmp_path: Path) -> None:
-    installed = install(tmp_path / "packages", FARCALL_REQUIRE_NATIVE="1")
-    assert installed.returncode != 0
-    said = installed.stdout + installed.stderr
-    assert NO_COMPILER in said
+@only_linux
+@pytest.mark.parametrize(
+    ("hidden", "missing"),
+    [
+        (("c++", "g++", "gcc", "cc", "clang", "x86_64-linux"), "c++ is not in PATH"),
+        (("cmake",), "CMake or ninja"),
+    ],
+)
+def test_a_build_that_lacks_a_program_says_which_and_what_to_do(
+    tmp_path: Path, hidden: tuple[str, ...], missing: str
+) -> None:
+    no_module = "import sys; sys.modules['cmake'] = None\n" if missing.startswith("CMake") else ""
+    (tmp_path / "sitecustomize.py").write_text(no_module)
+    path = path_without(tmp_path / "bin", *hidden)
+    built = wheel(tmp_path / "wheels", PATH=path, PYTHONPATH=str(tmp_path))
+    said = built.stdout + built.stderr
+    assert built.returncode != 0
+    assert missing in said
+    assert names_both_remedies(said)
+    assert not list(tmp_path.glob("wheels/*.whl"))
+
+
+@only_linux
+def test_a_compiler_that_fails_ends_the_build_with_its_output(tmp_path: Path) -> None:
+    built = wheel(tmp_path, CXX=BROKEN_COMPILER)
+    said = built.stdout + built.stderr
+    assert built.returncode != 0
+    assert BROKEN_COMPILER in said
     assert "is not able to compile a simple test program" in said
-    assert not (tmp_path / "packages").exists()
+    assert "the reason is in the output above" in said
+    assert names_both_remedies(said)
+    assert not list(tmp_path.glob("*.whl"))
+
+
+@only_linux
+def test_an_editable_install_without_a_compiler_fails_unless_pure_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    source = copy_of_the_checkout(tmp_path / "source")
+    failed = editable(source, tmp_path / "failed", CXX=BROKEN_COMPILER)
+    assert failed.returncode != 0
+    assert names_both_remedies(failed.stdout + failed.stderr)
+    done = editable(source, tmp_path / "done", CXX=BROKEN_COMPILER, FARCALL_NATIVE="0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "done/farcall.pth").read_text() == f"{source}/src\n"
+    assert not list(source.glob("src/farcall/_native*.so"))
+
+
+def test_metadata_needs_neither_a_compiler_nor_cmake(tmp_path: Path) -> None:
+    path = path_without(tmp_path / "bin", "c++", "g++", "gcc", "cc", "clang", "cmake", "ninja")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['cmake'] = None\n")
+    kinds = ("wheel", "editable")
+    done = run(
+        *(sys.executable, "-c", METADATA, tmp_path, *kinds),
+        PATH=path,
+        PYTHONPATH=str(tmp_path),
+        FARCALL_NATIVE="",
+    )
+    assert done.returncode == 0, done.stderr
+    for kind in kinds:
+        [metadata] = tmp_path.glob(f"{kind}/farcall-*.dist-info/METADATA")
+        assert {"Name: farcall", f"Version: {VERSION}"} <= {*metadata.read_text().splitlines()}
+
+
+@only_linux
+def test_the_wheel_runs_the_readme_in_a_fresh_environment_without_a_compiler(
+    tmp_path: Path,
+) -> None:
+    """`make matrix` also installs the dependencies; here they are those of this environment."""
+    built = wheel(tmp_path)
+    assert built.returncode == 0, built.stdout + built.stderr
+    [archive] = tmp_path.glob(f"farcall-{VERSION}-cp3*-cp3*-linux_*.whl")
+    assert run(sys.executable, "-m", "venv", tmp_path / "fresh").returncode == 0
+    own = tmp_path / "fresh/bin/python"
+    alone = {"PATH": str(own.parent), "CXX": BROKEN_COMPILER, "PYTHONPATH": ""}
+    installed = run(own, "-m", "pip", "install", *OFFLINE[:2], archive, **alone)
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    [packages] = tmp_path.glob("fresh/lib/python3*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    where = "import farcall._native; print(farcall._native.__file__)"
+    assert str(packages) in run(own, "-c", where, **alone).stdout
+    print("README's example:", timed_example(own, **alone))
 
 
 def test_sdist_holds_what_git_holds(tmp_path: Path) -> None:

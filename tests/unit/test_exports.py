@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -246,6 +247,11 @@ def test_import_farcall_is_light() -> None:
     assert run_python(program).returncode == 0
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())
-    assert project["project"]["version"] == farcall.__version__
+def test_the_version_is_in_one_place() -> None:
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    [source] = project["tool"]["dynamic-metadata"]
+    found = re.search(source["regex"], (root / source["input"]).read_text(), re.MULTILINE)
+    assert found is not None
+    assert found["value"] == farcall.__version__

@@ -110,9 +110,7 @@ def test_protocol_has_no_io_threads_clock_or_torch(module: str) -> None:
 
 @pytest.mark.parametrize("module", modules_in("errors", "ids", "wire", "protocol", "transport"))
 def test_layers_below_serde_know_nothing_of_torch(module: str) -> None:
-    # For memory that is not cleared first: the standard library has none.
-    allowed = {"numpy"} if module == "farcall.transport.sockets.framing" else set()
-    assert roots_of(module) & {"torch", "numpy", "pickle", "cloudpickle"} <= allowed
+    assert roots_of(module) & {"torch", "numpy", "pickle", "cloudpickle"} == set()
 
 
 def test_only_rpc_sets_the_default_agent() -> None:

@@ -1,54 +1,25 @@
-"""The `farcall` command. One module per group of commands; `COMMANDS` lists them.
-
-Exit codes: 0 success, 1 failure, 2 bad usage, 130 ended by Ctrl-C. A command may add its own.
-"""
+"""The `farcall` command; it needs the extra `cli`. `commands.py` lists its subcommands."""
 
 from __future__ import annotations
 
-import os
 import sys
+from importlib import import_module
 
-import click
-
-from farcall.cli.lazy import LazyGroup
-
-COMMANDS = {
-    "demo": ("farcall.cli.demo:demo", "Run a demo, or list them."),
-    "doctor": (
-        "farcall.cli.doctor:doctor",
-        "Say what is wrong with this machine, its workers and their paths.",
-    ),
-    "launch": (
-        "farcall.cli.launch:launch",
-        "Start workers, or one program for torch.distributed.rpc.",
-    ),
-    "metrics": ("farcall.cli.metrics:metrics", "Print or serve metrics of workers for Prometheus."),
-    "secret": ("farcall.cli.secret:secret", "Make a secret that workers share."),
-    "stacks": ("farcall.cli.stacks:stacks", "Say what hangs, and show where all threads are."),
-    "status": ("farcall.cli.status:status", "Show which workers there are, and what they do."),
-}
-
-
-@click.group(
-    cls=LazyGroup,
-    commands_at=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-@click.version_option(package_name="farcall")
-def cli() -> None:
-    """Remote calls, remote references and gradients across processes for PyTorch."""
+NEEDS = ("click", "rich")
 
 
 def main() -> int:
-    """Runs the command line and returns the exit code."""
+    """Run the command `farcall` and return its exit code: 1 if the extra `cli` is not installed."""
     try:
-        code = cli.main(prog_name="farcall", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return 130
-    except BrokenPipeError:  # nobody reads our output any more, as in `farcall demo | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code: int = import_module("farcall.cli.commands").run()
+        return code
+    except ModuleNotFoundError as missing:
+        name = (missing.name or "").partition(".")[0]
+        if name not in NEEDS:
+            raise
+        print(
+            f"Error: the farcall command needs {name}, which is not installed. "
+            "Install it with: pip install 'farcall[cli]'",
+            file=sys.stderr,
+        )
         return 1
-    return code if isinstance(code, int) else 0

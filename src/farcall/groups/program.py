@@ -18,7 +18,6 @@ from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
-import numpy
 import torch
 
 from farcall import rpc
@@ -63,7 +62,8 @@ def run(place: Place, plan: Plan, parent: int) -> None:
     driver = Connection(place.connection)
     _print_to(place)
     torch.seed()  # each fork has the same generators as the others
-    numpy.random.seed()
+    if "numpy" in sys.modules:  # else its import will seed them
+        sys.modules["numpy"].random.seed()
     if plan.threads is not None:
         torch.set_num_threads(plan.threads)
     try:

@@ -7,7 +7,6 @@ takes it is held back by its pipe.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import selectors
@@ -19,12 +18,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO
 from urllib.parse import quote
 
-from rich.console import Console
-from rich.text import Text
-
 from farcall.threads import FarcallThread
 
-COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_blue")
+COLOURS = (36, 35, 32, 33, 34, 91, 96, 94)  # of a terminal: cyan, magenta, green, yellow, ...
 KEPT_LINES = 1000
 LONGEST_LINE = 65536  # bytes; what is longer is shown in pieces
 _AT_ONCE = 65536  # bytes
@@ -188,7 +184,7 @@ class Output:
 
     def _new_child(self, name: str) -> _Child:
         plain = f"{name} | "
-        coloured = _coloured(plain, COLOURS[len(self._children) % len(COLOURS)])
+        coloured = f"\x1b[{COLOURS[len(self._children) % len(COLOURS)]}m{plain}\x1b[0m"
         prefixes = [coloured if has_colours else plain for has_colours in self._has_colours]
         log = None
         if self._folder is not None:
@@ -281,19 +277,23 @@ class Output:
 
 
 def _has_colours(stream: TextIO) -> bool:
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
+        return False
     # A notebook shows colours in what is printed, although it is no terminal.
-    in_notebook = Console().is_jupyter
-    console = Console(file=stream, force_jupyter=False, force_terminal=in_notebook or None)
-    return console.color_system is not None and not console.no_color
+    return bool(os.environ.get("FORCE_COLOR")) or _is_terminal(stream) or _in_notebook()
 
 
-def _coloured(text: str, colour: str) -> str:
-    console = Console(
-        file=io.StringIO(), color_system="standard", force_terminal=True, force_jupyter=False
-    )
-    with console.capture() as captured:
-        console.print(Text(text, style=colour), end="", soft_wrap=True)
-    return captured.get()
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = getattr(ipython, "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # it is closed, or only has `write`
+        return False
 
 
 def _last_state(line: str) -> str:

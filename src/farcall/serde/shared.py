@@ -1,4 +1,4 @@
-"""Tensors that lie in shared memory: what a transport needs to lend that memory to the peer.
+"""The memory of tensors as buffers, and the file that it lies in where it is shared.
 
 Pickle sees a buffer like any other. Its exporter says which file it lies in, to a transport that
 asks; the others copy the bytes. Stateless; safe from any thread.
@@ -6,20 +6,20 @@ asks; the others copy the bytes. Stateless; safe from any thread.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-from typing import TYPE_CHECKING, Any
+import sys
 
-import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-else:
-    _Bytes = np.ndarray
 
+class TensorBytes(ctypes.c_ubyte * sys.maxsize):  # type: ignore[misc]
+    """Bytes from the beginning of a tensor's memory on, far beyond its end: only slices are used.
 
-class SharedBytes(_Bytes):
-    """Flat bytes of a storage in shared memory. The compiled serializer has one of its own."""
+    torch's tensors export no buffer, and a ctypes array keeps alive what is set on it. One type
+    serves all sizes, since making a type takes longer than all the rest. The compiled serializer
+    has an exporter of its own.
+    """
 
     storage: torch.UntypedStorage
 
@@ -45,10 +45,8 @@ def file_and_address(storage: torch.UntypedStorage) -> tuple[int, int] | None:
     return (descriptor, address) if descriptor >= 0 else None
 
 
-def export(array: _Bytes, storage: torch.UntypedStorage) -> Any:
-    """An exporter of the array's memory, for pickle. `storage` is what the array lies in."""
-    if not storage.is_shared():
-        return array.data
-    shared = array.view(SharedBytes)
-    shared.storage = storage
-    return shared
+def export(address: int, length: int, storage: torch.UntypedStorage) -> memoryview:
+    """Return `length` bytes at this address, which lie in `storage`, and keep the storage alive."""
+    memory = TensorBytes.from_address(address)
+    memory.storage = storage
+    return memoryview(memory)[:length]

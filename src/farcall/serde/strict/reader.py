@@ -18,9 +18,10 @@ import torch
 
 from farcall.errors import Refused
 from farcall.serde.loading import load_reference
+from farcall.serde.strict.arrays import array_of
 from farcall.serde.strict.objects import object_of
 from farcall.serde.strict.only import Only
-from farcall.serde.strict.tensors import CONSTANTS, array_of, rebuilt
+from farcall.serde.strict.tensors import CONSTANTS, rebuilt
 from farcall.serde.strict.writer import BEGIN, MAX_DEPTH, TIMES, UTF8, WIDE
 
 # Of one hash: more of them in a large dict or set are an attack on its table.

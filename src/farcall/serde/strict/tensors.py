@@ -1,4 +1,4 @@
-"""Tensors and arrays in strict values: what they are made of, and checked before it is used.
+"""Tensors in strict values: what they are made of, and checked before it is used.
 
 They are taken apart as for a pickle (`farcall.serde.tensors`). What a check looks at is the
 reader's own: numbers, and copies of indices. Only the contents of a dense tensor are the memory
@@ -8,23 +8,18 @@ that arrived, which a peer of the same host may still write to.
 from __future__ import annotations
 
 import math
-import pickle
-import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import torch
 
 from farcall.errors import SerializationError
 from farcall.serde import tensors
 from farcall.serde.strict.objects import check_attributes
-from farcall.serde.tensors import INLINE_BYTES, DeviceMap
+from farcall.serde.tensors import DeviceMap
 
 MOST_DIMENSIONS = 64
 MOST_ELEMENTS = 2**63 - 1
-# Kinds of dtypes whose elements are plain numbers, texts, bytes and times.
-_PLAIN_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[SU]\d{1,9}|[mM]8(\[\w{1,12}\])?)")
 
 CONSTANTS: dict[str, Any] = {
     name: value
@@ -80,7 +75,12 @@ def _check_numbers(*numbers: Any) -> None:
         raise ValueError("a shape, stride or offset of a tensor is no such number")
 
 
-def _check_shape(shape: Any) -> None:
+def check_shape(shape: Any) -> None:
+    """Check that this is the shape of a tensor or an array.
+
+    Raises:
+        ValueError: it is not.
+    """
     if type(shape) is not tuple or len(shape) > MOST_DIMENSIONS:
         raise ValueError("no shape of a tensor")
     _check_numbers(*shape)
@@ -90,7 +90,7 @@ def _check_shape(shape: Any) -> None:
 
 def _check_lies_in(size: int, dtype: torch.dtype, shape: Any, stride: Any) -> None:
     """Check that a tensor covers nothing but its memory."""
-    _check_shape(shape)
+    check_shape(shape)
     if type(stride) is not tuple or len(stride) != len(shape):
         raise ValueError("no stride of a tensor")
     _check_numbers(*stride)
@@ -135,13 +135,13 @@ def _leaf(data: Any, requires_grad: Any, is_parameter: Any) -> torch.Tensor:
 
 
 def _coo(indices: Any, values: Any, shape: Any, is_coalesced: Any) -> torch.Tensor:
-    _check_shape(shape)
+    check_shape(shape)
     own = _own_copy(indices), _own_copy(values)
     return tensors.rebuild_coo(*own, shape, is_coalesced is True)
 
 
 def _compressed(layout: Any, compressed: Any, plain: Any, values: Any, shape: Any) -> torch.Tensor:
-    _check_shape(shape)
+    check_shape(shape)
     own = _own_copy(compressed), _own_copy(plain), _own_copy(values)
     return tensors.rebuild_compressed(layout, *own, shape)
 
@@ -184,44 +184,3 @@ _NUMBERS: dict[Callable[..., Any], int] = {
     tensors.rebuild_direct: 5,
 }
 _ATTRIBUTED = 6
-
-
-# Arrays -----------------------------------------------------------------------------------------
-
-
-def array_parts(array: numpy.ndarray[Any, Any]) -> tuple[str, tuple[int, ...], Any]:
-    """Return the dtype, the shape and the memory of an array.
-
-    Raises:
-        SerializationError: its elements are no plain numbers, texts, bytes or times.
-    """
-    if not _PLAIN_DTYPE.fullmatch(array.dtype.str) or array.dtype.names is not None:
-        raise SerializationError(
-            f"an array of dtype {array.dtype} does not travel to a worker with a policy"
-        )
-    if not array.dtype.itemsize:  # of empty texts only
-        array = array.astype(array.dtype.kind + "1")
-    flat = numpy.ascontiguousarray(array).reshape(-1)
-    if flat.nbytes < INLINE_BYTES:
-        return array.dtype.str, array.shape, flat.tobytes()
-    return array.dtype.str, array.shape, pickle.PickleBuffer(flat.view(numpy.uint8).data)
-
-
-def array_of(dtype: Any, shape: Any, data: Any) -> numpy.ndarray[Any, Any]:
-    """Return the array of these parts; its memory is its own.
-
-    Raises:
-        ValueError, TypeError: they are those of no array.
-    """
-    if type(dtype) is not str or not _PLAIN_DTYPE.fullmatch(dtype):
-        raise ValueError(f"there are no arrays of dtype {dtype!r:.40}")
-    if not isinstance(data, bytearray | memoryview | bytes):
-        raise ValueError("an array's memory is no bytes")
-    kind = numpy.dtype(dtype)
-    _check_shape(shape)
-    if math.prod(shape) * kind.itemsize != len(data) or not kind.itemsize:
-        raise ValueError("an array of another size than its shape")
-    made = numpy.frombuffer(bytearray(data), kind) if len(data) else numpy.zeros(0, kind)
-    if kind.kind == "b":  # of bytes that are 0 and 1, whatever came
-        made = made.view(numpy.uint8) != 0
-    return made.reshape(shape)

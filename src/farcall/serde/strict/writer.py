@@ -10,13 +10,13 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy
 import torch
 
 from farcall.errors import SerializationError
 from farcall.serde.functions import name_of
+from farcall.serde.strict.arrays import ARRAYS, SCALARS, array_parts
 from farcall.serde.strict.objects import parts_of_object
-from farcall.serde.strict.tensors import NAMES_OF_CONSTANTS, array_parts, reduced
+from farcall.serde.strict.tensors import NAMES_OF_CONSTANTS, reduced
 from farcall.serde.tensors import DeviceMap
 from farcall.wire.messages import OnDevice
 
@@ -181,9 +181,8 @@ class Writer:
             self._write(part, depth)
 
     def _array(self, value: Any, depth: int) -> None:
-        is_array = isinstance(value, numpy.ndarray)
-        self._put(b"a" if is_array else b"g")
-        for part in array_parts(numpy.asarray(value)):
+        self._put(b"a" if isinstance(value, ARRAYS) else b"g")
+        for part in array_parts(value):
             self._write(part, depth)
 
     def _tensor(self, value: torch.Tensor, depth: int) -> None:
@@ -199,7 +198,7 @@ class Writer:
                 self._check(value)
             self.references.append(value)
             self._count(b"R", len(self.references) - 1)
-        elif isinstance(value, numpy.generic):
+        elif isinstance(value, SCALARS):
             self._array(value, depth)
         elif isinstance(value, torch.Tensor):
             self._tensor(value, depth)
@@ -251,7 +250,7 @@ _WRITERS: dict[type, Callable[[Writer, Any, int], None]] = {
     datetime.date: Writer._time,
     datetime.time: Writer._time,
     datetime.timedelta: Writer._timedelta,
-    numpy.ndarray: Writer._array,
+    **dict.fromkeys(ARRAYS, Writer._array),
     torch.Tensor: Writer._tensor,
     torch.nn.Parameter: Writer._tensor,
 }

@@ -155,6 +155,9 @@ def _with_files(buffers: Sequence[Any]) -> list[_native.OutBuffer]:
 
 
 def _with_file(buffer: Any) -> _native.OutBuffer:
-    find = getattr(getattr(buffer, "obj", None), "file_and_address", None)
+    exporter = getattr(buffer, "obj", None)
+    if isinstance(exporter, memoryview):  # the buffer is a part of what was exported
+        exporter = exporter.obj
+    find = getattr(exporter, "file_and_address", None)
     file = None if find is None else find()
     return buffer if file is None else (buffer, *file)

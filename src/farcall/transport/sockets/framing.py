@@ -9,12 +9,11 @@ to `AHEAD` bytes of it; beyond that, one part of the frame at most, whose pages 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import socket
 from collections import deque
 from collections.abc import Iterator
-
-import numpy
 
 from farcall.errors import BadFrame, LinkError
 from farcall.transport.sockets.streams import MAX_VECTORS, OpenedStream
@@ -35,6 +34,10 @@ UNCLEARED_SIZE = 64 << 10
 MAPPED_SIZE = 32 << 20
 AHEAD = 1 << 20
 _SCRATCH_SIZE = 64
+# `bytearray(length)` clears its memory, which takes longer than all the rest of a large frame.
+_uncleared = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
+)
 
 
 def allocate(length: int) -> Buffer:
@@ -47,7 +50,8 @@ def allocate(length: int) -> Buffer:
         if length >= MAPPED_SIZE:
             return memoryview(mmap.mmap(-1, length))
         if length >= UNCLEARED_SIZE:
-            return numpy.empty(length, numpy.uint8).data
+            uncleared: bytearray = _uncleared(None, length)
+            return uncleared
         return bytearray(length)
     except (OSError, MemoryError, OverflowError, ValueError) as error:
         raise BadFrame(f"no memory for a frame part of {length} bytes") from error
