@@ -1,4 +1,4 @@
-"""The pictures of the code in pages are current: the layers, the units, the modules, the machines."""
+"""The pictures of the code in the pages are current: layers, units, modules, machines."""
 
 from __future__ import annotations
 
