@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from patience import PATIENCE
 
 from farcall.monitor import ask_all, explain
 
@@ -37,7 +40,8 @@ CAUSES: dict[str, list[str]] = {
     ],
     "missing_worker": ["w0 waits since", "for 'w9' to join (wait_for)"],
     "stopped_store": ["w0 waits since", "'w9' is", "the store does not answer"],
-    "no_files": ["w1 (pid", "files open, and may have", "ulimit -n"],
+    # It has one descriptor left or none: it answers, or it does not.
+    "no_files": ["w1 ", "files open, and may have", "ulimit -n"],
     "forgotten_shutdown": ["w0 waits in shutdown for", "w1", "w2", "must call shutdown"],
     "missing_rank": ["w0 (rank 0) waits in init_rpc", "others of a group of 3"],
 }
@@ -62,10 +66,10 @@ def hanging(name: str, folder: Path, **variables: str) -> Iterator[int]:
 
 def causes(pid: int, *words: str) -> list[str]:
     """Return the lines about a group, as soon as all of the words are in one of the first lines."""
-    while True:
-        lines = explain(ask_all(stacks=True).of_group(pid))[:LINES]
-        if is_named(lines, words):
-            return lines
+    end = time.monotonic() + PATIENCE
+    while not is_named(lines := explain(ask_all(stacks=True).of_group(pid))[:LINES], words):
+        assert time.monotonic() < end, f"{words} not in {lines}"
+    return lines
 
 
 def is_named(lines: list[str], words: list[str] | tuple[str, ...]) -> bool:

@@ -48,8 +48,12 @@ def test_process_that_is_killed_is_started_again_and_none_is_left(tmp_path: Path
 
 
 def read_line(fifo: str) -> list[str]:
-    with open(fifo, encoding="utf-8") as file:
-        return file.readline().split()
+    """Return the words of the next line. A writer that dies while it is open leaves an end."""
+    words: list[str] = []
+    while not words:
+        with open(fifo, encoding="utf-8") as file:
+            words = file.readline().split()
+    return words
 
 
 def test_process_that_fails_is_told_of_and_not_started_again() -> None:

@@ -38,6 +38,21 @@ def test_stacks_name_the_cause_of_a_hang(tmp_path: Path, name: str) -> None:
         causes(pid, *CAUSES[name])
 
 
+FULL_TABLE = """
+import os, resource
+from farcall.runtime.inspection import looking
+limit = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit - 1, limit))
+print(looking._descriptors() == (limit - 1, limit - 1))
+"""
+
+
+def test_full_table_of_descriptors_is_no_empty_one() -> None:
+    command = [sys.executable, "-c", FULL_TABLE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_status_shows_a_group(tmp_path: Path) -> None:
     with hanging("full_pool", tmp_path) as pid:
         causes(pid, "w1 has 16 calls queued")

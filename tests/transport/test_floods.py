@@ -154,7 +154,7 @@ def test_member_connects_under_a_flood_and_files_can_be_opened(
         assert join(side, attacked.worker, secret, paths=(path,)) < HELLO_SECONDS / 2
         opened, threads_then = attacked.ask()
     assert opened == FILES
-    assert threads_then <= threads + 1
+    assert threads_then < threads + FLOOD // 10  # the member's, and those that are about to end
 
 
 def test_member_gets_in_where_no_descriptor_is_left(

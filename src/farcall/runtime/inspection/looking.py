@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import sys
@@ -152,5 +153,6 @@ def _descriptors() -> tuple[int, int]:
     limit = os.sysconf("SC_OPEN_MAX")
     try:
         return len(os.listdir("/dev/fd")), limit
-    except OSError:
-        return 0, limit
+    except OSError as error:
+        # To count them takes one more.
+        return (limit if error.errno == errno.EMFILE else 0), limit
