@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from patience import PATIENCE
 
 from farcall.monitor import ask_all, explain
+
+T = TypeVar("T")
 
 PROGRAM = Path(__file__).with_name("programs") / "hangs.py"
 LINES = 5  # of the output in which the cause has to be
@@ -66,10 +69,18 @@ def hanging(name: str, folder: Path, **variables: str) -> Iterator[int]:
 
 def causes(pid: int, *words: str) -> list[str]:
     """Return the lines about a group, as soon as all of the words are in one of the first lines."""
+    for lines in patiently(lambda: explain(ask_all(stacks=True).of_group(pid))[:LINES]):
+        if is_named(lines, words):
+            return lines
+    raise AssertionError(f"{words} not in {lines}")
+
+
+def patiently(look: Callable[[], T]) -> Iterator[T]:
+    """Look again and again, at least once, as long as a test has patience."""
     end = time.monotonic() + PATIENCE
-    while not is_named(lines := explain(ask_all(stacks=True).of_group(pid))[:LINES], words):
-        assert time.monotonic() < end, f"{words} not in {lines}"
-    return lines
+    yield look()
+    while time.monotonic() < end:
+        yield look()
 
 
 def is_named(lines: list[str], words: list[str] | tuple[str, ...]) -> bool:

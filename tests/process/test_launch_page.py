@@ -70,6 +70,54 @@ def test_the_pods_of_the_page_meet(tmp_path: Path) -> None:
     ]
 
 
+RETURNING_POD = """
+import os, threading
+from farcall import rpc
+
+rpc.init_rpc("worker" + os.environ["RANK"])
+if os.environ["RANK"] == "1":
+    threading.Event().wait()
+gone = threading.Event()
+rpc.on_leave(lambda event: gone.set())
+rpc.wait_for("worker1")
+try:
+    rpc.rpc_sync("worker1", os._exit, (3,))
+except rpc.PeerLost:
+    gone.wait()
+    print("lost", flush=True)
+rpc.wait_for("worker1")
+print(rpc.rpc_sync("worker1", int, ("4",)), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_pod_that_is_made_again_gets_into_the_group_of_the_page(tmp_path: Path) -> None:
+    program = written(tmp_path, RETURNING_POD, "program.py")
+    pods = environment(
+        WORLD_SIZE="2",
+        MASTER_ADDR="localhost",
+        MASTER_PORT=free_port(),
+        FARCALL_SECRET=Secret.generate().reveal().decode(),
+        FARCALL_ELASTIC="1",
+    )
+
+    def start(rank: int) -> subprocess.Popen[str]:
+        variables = {**pods, "RANK": str(rank)}
+        return subprocess.Popen(
+            [sys.executable, program], env=variables, stdout=subprocess.PIPE, text=True
+        )
+
+    first, second = start(0), start(1)
+    assert second.wait(PATIENCE) == 3
+    again = start(1)
+    try:
+        assert first.communicate(timeout=PATIENCE)[0] == "lost\n4\n"
+    finally:
+        for pod in (first, second, again):
+            pod.kill()
+            pod.communicate()
+
+
 COMMANDS = re.findall(r"farcall launch (-.*? train\.py)", PAGES)
 
 

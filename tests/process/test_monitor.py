@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from causes import CAUSES, causes, hanging
+from causes import CAUSES, causes, hanging, patiently
 from patience import PATIENCE
 
 from farcall.errors import LinkError
@@ -73,12 +73,12 @@ def test_status_counts_calls_that_were_served(tmp_path: Path) -> None:
         causes(pid, "w1 (pid", "is stopped")
         w2 = report_of("w2", pid)
         assert (w2.received, len(w2.served)) == (1, 0)
-        rows: list[str] = []
-        while not rows:
-            shown = farcall("status", "--group", str(pid)).splitlines()
-            rows = [line for line in shown if line.startswith("w2 ")]
-        assert " served " in shown[0]
-        assert rows[0].split()[-1] == "w0=shm"
+        for shown in patiently(lambda: farcall("status", "--group", str(pid)).splitlines()):
+            assert " served " in shown[0]
+            row = next((line for line in shown if line.startswith("w2 ")), "")
+            if row:
+                break
+        assert row.split()[-1] == "w0=shm"
 
 
 def test_doctor_names_a_hang_first_and_measures_nothing_then(tmp_path: Path) -> None:
@@ -126,14 +126,16 @@ def test_metrics_of_a_group_are_printed_and_served(tmp_path: Path) -> None:
 
 def report_of(name: str, pid: int) -> WorkerReport:
     """As soon as this worker answers within the second that it has."""
-    while True:
-        for one in ask_all().of_group(pid).reports:
+    for answer in patiently(lambda: ask_all().of_group(pid)):
+        for one in answer.reports:
             if one.name == name:
                 return one
+    raise AssertionError(f"{name} does not answer")
 
 
 def connected(pid: int, kind: str) -> socket.socket:
     """A connection to w1 of a group in which `lock_held` is."""
+    causes(pid, "need_lock")
     [w1] = [one for one in report_of("w0", pid).members if one.name == "w1"]
     url = next(url for url in w1.addresses if url.startswith(kind))
     place = tcp_of(url)
@@ -169,7 +171,6 @@ def test_whoever_asks_over_tcp_needs_the_secret(tmp_path: Path) -> None:
 
 def test_whoever_asks_can_not_call(tmp_path: Path) -> None:
     with hanging("lock_held", tmp_path) as pid, connected(pid, "unix:") as sock:
-        causes(pid, "need_lock")
         met = ask(sock, Terms(is_local=True))
         request = Frame(Request("__main__:hold_the_gil", 0.0), 1, b"", ())
         with suppress(ConnectionError):  # it hangs up
