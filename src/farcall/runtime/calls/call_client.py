@@ -116,7 +116,9 @@ class CallClient:
         if self._collecting.thread:
             self._collecting.refuse("rpc_sync")
         limit = None
-        peer = self._known(to, args)
+        peer = self._directory.known(to)
+        if peer is None or args or self._asked or self._status.is_closed:
+            peer = self._checked(peer, to, args)  # else this frame is saved
         if peer is None:
             peer, limit = self._look_up(to, args, timeout)
         pending, frame = self._requests.begin(peer, function, args, kwargs, timeout, limit=limit)
@@ -178,14 +180,15 @@ class CallClient:
         """
         if self._collecting.thread and self._collecting.is_here:
             return self._call_soon(to, function, args, kwargs, timeout)
-        executor = self._executor
-        if executor.row.is_on:
-            executor.let_complete()
+        if self._executor.row.is_on:
+            self._executor.let_complete()
         future: FutureOfCall[Any] = FutureOfCall(())
-        future.executor = executor
+        future.executor = self._executor
         future.note_maker(maker or sys._getframe(2))
         try:
-            peer = self._known(to, args)
+            peer = self._directory.known(to)
+            if peer is None or args or self._asked or self._status.is_closed:
+                peer = self._checked(peer, to, args)
             if peer is None:
                 if self._directory.can_ask(to):
                     with contextlib.suppress(NotKept):
@@ -223,8 +226,9 @@ class CallClient:
         except LinkError as error:
             self._completion.unreachable(pending, error)
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
-            may_be_sent = _may_be_sent(link is not None or is_left, error)
-            self._completion.interrupted(pending, error, may_be_sent)
+            self._completion.interrupted(
+                pending, error, may_be_sent=_may_be_sent(link is not None or is_left, error)
+            )
             raise
         if pending.recording is not None:
             pending.recording()
@@ -257,7 +261,7 @@ class CallClient:
         """
         if self._collecting.thread:
             self._collecting.refuse("remote")
-        peer = self._known(to, args)
+        peer = self._checked(self._directory.known(to), to, args)
         if peer is None:
             if self._directory.can_ask(to):
                 with contextlib.suppress(NotKept):
@@ -351,10 +355,11 @@ class CallClient:
 
     # Requests out.
 
-    def _known(self, to: To, args: Sequence[Any]) -> Peer | None:
-        """The callee of a call with these arguments, the first of which may be a reference.
+    def _checked(self, peer: Peer | None, to: To, args: Sequence[Any]) -> Peer | None:
+        """Return the callee of a call with these arguments, the first of which may be a reference.
 
         Args:
+            peer: that is known by what the caller said, if there is one.
             to: a Peer in a call that has waited for it.
 
         Returns:
@@ -365,7 +370,6 @@ class CallClient:
             self._references.check_sendable(args[0])
         if self._status.is_closed:
             raise NotInitialized(f"the agent of {self._status.me.name!r} was shut down")
-        peer = self._directory.known(to)
         if peer is None:
             return to if type(to) is Peer else None
         return None if self._asked and key_of(to) in self._asked else peer

@@ -270,7 +270,7 @@ class Executor:
                 if not self._followers.has_spare() and not self._followers.start(beyond=True):
                     self._watch.set_queue(True)  # so that the watchdog tries again
                 self._pass_lead()
-            elif place is not None and self._turns.is_any():
+            elif place is not None and self._queue.size and self._turns.is_any():
                 self._followers.find()
         return place is not None
 
