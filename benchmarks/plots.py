@@ -1,4 +1,4 @@
-"""Pictures of what was measured: ratios by case, and how the times are distributed."""
+"""Pictures of measurements: ratios by case, and how the times are distributed."""
 
 from __future__ import annotations
 

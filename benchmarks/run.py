@@ -187,7 +187,7 @@ def main(
         for group in round_
         for case, plan in group.plans.items()
     )
-    # Drawn between blocks only: a thread that draws would disturb what is measured.
+    # Drawn between blocks only: a thread that draws would disturb the measurement.
     with Progress(console=Console(stderr=True), auto_refresh=False) as progress:
         bar = progress.add_task("Measuring", total=total)
         try:

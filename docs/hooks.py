@@ -1,4 +1,4 @@
-"""What the site has besides docs/: the README, the examples, the changes; and links to them.
+"""Pages of the site from outside docs/ (README, examples, changes), and links to them.
 
 MkDocs calls the functions named `on_...`.
 """
@@ -27,7 +27,7 @@ SOURCES = {page: source for source, page in PAGES.items()}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation by what is there in folders: examples and decisions."""
+    """Complete the navigation by the pages of two folders: examples and decisions."""
     decisions = sorted((ROOT / "docs/decisions").glob("*.md"))
     for section in config.nav:
         if "Decisions" in section:

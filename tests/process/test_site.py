@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Page(HTMLParser):
-    """What a page has: its title, its headings, its anchors, its links and its paragraphs."""
+    """The parts of a page: its title, its headings, its anchors, its links and its paragraphs."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""farcall without what is optional: click and rich for the command line, numpy for arrays."""
+"""farcall without optional dependencies: click and rich for the command line, numpy for arrays."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ CEILINGS = {
     "interpreter for GIL": (0, 0),
     "question as opening": (0, 0),
     "nobody": (393, 16),
-    "what is": (458, 25),
+    "what is": (456, 25),
 }
 
 

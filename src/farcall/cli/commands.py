@@ -16,7 +16,7 @@ COMMANDS = {
     "demo": ("farcall.cli.demo:demo", "Run a demo, or list them."),
     "doctor": (
         "farcall.cli.doctor:doctor",
-        "Say what is wrong with this machine, its workers and their paths.",
+        "Name the faults of this machine, its workers and their paths.",
     ),
     "launch": (
         "farcall.cli.launch:launch",

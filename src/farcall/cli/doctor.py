@@ -1,4 +1,4 @@
-"""`farcall doctor`: what is wrong with this machine, its workers and the paths between them."""
+"""`farcall doctor`: faults of this machine, of its workers and of the paths between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STYLES = {"wrong": "bold red", "look": "bold yellow", "fine": "green"}
 def doctor(
     as_json: bool, measure: bool | None, seconds: float, group: int | None, timeout: float
 ) -> None:
-    """Say what is wrong with this machine, its workers and the paths between them.
+    """Name the faults of this machine, of its workers and of the paths between them.
 
     A line each, what matters most first: "wrong" does not work, "look" may be in the way, and "->"
     says what to do about it. It looks at name resolution, ports, the secret (which is never

@@ -1,4 +1,4 @@
-"""What each option may be set to, and what it is then."""
+"""The values that each option takes, checked and made uniform."""
 
 from __future__ import annotations
 
