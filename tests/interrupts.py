@@ -7,6 +7,7 @@ again. A trace function raises it there.
 from __future__ import annotations
 
 import dis
+import gc
 import signal
 import sys
 import threading
@@ -86,7 +87,7 @@ class Interrupt:
             and not has_returned
             and handler_at(frame.f_code, last) == handler_at(frame.f_code, frame.f_lasti)
         )
-        if looks and not is_in_finalizer(frame):
+        if looks and not is_swallowed(frame):
             self.left -= 1
             if not self.left:
                 self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}, {now}"
@@ -94,10 +95,16 @@ class Interrupt:
         return self._on_step
 
 
-def is_in_finalizer(frame: FrameType | None) -> bool:
-    """Return whether Python would swallow the interrupt."""
+def is_swallowed(frame: FrameType | None) -> bool:
+    """Return whether Python would print an exception raised in this frame and go on.
+
+    It does in destructors and in what the garbage collector calls. The collector may run while
+    CPython 3.11 makes the frame that it is about to trace. If the trace function raises then, the
+    trace function is freed, and called nevertheless: `'traceback' object is not callable`.
+    """
+    of_collector = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:
-        if frame.f_code.co_name == "__del__":
+        if frame.f_code.co_name == "__del__" or frame.f_code in of_collector:
             return True
         frame = frame.f_back
     return False
