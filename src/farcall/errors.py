@@ -27,9 +27,13 @@
 Everything is a RuntimeError because torch.distributed.rpc raises that: `except RuntimeError` in
 programs that move over goes on working. A remote function's own exception is raised as itself,
 with the remote traceback as its cause; it is not in this tree.
+
+The last note of each is the address of its section of docs/troubleshooting.md.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 __all__ = [
     "AuthenticationFailed",
@@ -63,12 +67,49 @@ def __dir__() -> list[str]:
     return __all__
 
 
+# [project.urls] Documentation, and the page. Its end is the path in a checkout, without a network.
+TROUBLESHOOTING = "https://github.com/farcall/farcall/tree/main/docs/troubleshooting.md"
+_SEE = f"see {TROUBLESHOOTING}#"
+
+_dict_of: Any = vars(BaseException)["__dict__"].__get__  # past a property of that name
+
+
+def without_address(notes: Any) -> Any:
+    """Return a copy of a list of notes without addresses of sections; any other object as it is."""
+    if type(notes) is not list:
+        return notes
+    return [note for note in notes if not (type(note) is str and note.startswith(_SEE))]
+
+
 class FarcallError(RuntimeError):
     """Base of everything farcall raises by itself."""
+
+    @property
+    def __notes__(self: BaseException) -> Any:
+        """The notes that users and farcall have added, then the address of the error's section.
+
+        `add_note` appends to the list that this returns, so the list is kept, and each read moves
+        the address to its end. A value that is no list stays as it is.
+        """
+        notes = _dict_of(self).setdefault("__notes__", [])
+        if type(notes) is list:
+            own = next(base for base in type(self).__mro__ if base.__module__ == __name__)
+            notes[:] = [*without_address(notes), _SEE + own.__name__.lower()]
+        return notes
+
+    @__notes__.setter
+    def __notes__(self: BaseException, notes: Any) -> None:
+        _dict_of(self)["__notes__"] = notes
+
+    @__notes__.deleter
+    def __notes__(self: BaseException) -> None:
+        _dict_of(self).pop("__notes__", None)
 
 
 class GradientWarning(UserWarning):
     """A call carries a tensor that requires grad and is not made inside an autograd context."""
+
+    __notes__ = vars(FarcallError)["__notes__"]
 
 
 class NotInitialized(FarcallError):

@@ -20,13 +20,14 @@ from behaviour.optimizing import (
 )
 from farcall import autograd as dist_autograd
 from farcall import errors, rpc
+from farcall.errors import without_address
 from farcall.optim import DistributedOptimizer
 from farcall.runtime.agent import Agent
 from farcall.runtime.current import current_agent
 
 
 def notes_of(error: BaseException) -> str:
-    return "\n".join(getattr(error, "__notes__", ()))
+    return "\n".join(without_address(getattr(error, "__notes__", [])))
 
 
 def parameter_on(worker: str, *shape: int) -> rpc.RRef[Any]:

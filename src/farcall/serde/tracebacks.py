@@ -19,6 +19,8 @@ from typing import Any
 
 import tblib
 
+from farcall.errors import without_address
+
 # File, function and line of each frame, outermost first.
 Frames = list[tuple[str, str, int]]
 
@@ -130,25 +132,28 @@ def hide_own_frames(error: BaseException) -> None:
 def text_of(error: BaseException) -> str:
     """Return the traceback as text, with those of its causes and contexts, clipped. Never raises.
 
+    Addresses of the troubleshooting page are left out: whatever shows this text has its own.
+
     Returns:
         Text of `MAX_TEXT` characters at most, and the mark that says how many were left out.
     """
     try:
         shown = traceback.TracebackException(type(error), error, traceback_of_exception(error))
-        if not shows_everything():
-            _hide(shown)
+        _hide(shown, frames=not shows_everything())
         text = "".join(shown.format())
     except BaseException as failure:
         return f"<formatting the traceback raised {type(failure).__name__}>\n"
     return encodable(clipped(text, MAX_TEXT))
 
 
-def _hide(shown: traceback.TracebackException | None) -> None:
+def _hide(shown: traceback.TracebackException | None, *, frames: bool) -> None:
     while shown is not None:
-        shown.stack[:] = [frame for frame in shown.stack if not is_own(frame.filename)]
+        if frames:
+            shown.stack[:] = [frame for frame in shown.stack if not is_own(frame.filename)]
+        shown.__notes__ = without_address(shown.__notes__)
         for member in getattr(shown, "exceptions", None) or ():
-            _hide(member)
-        _hide(shown.__cause__)
+            _hide(member, frames=frames)
+        _hide(shown.__cause__, frames=frames)
         shown = shown.__context__
 
 
