@@ -16,7 +16,7 @@ from known_secrets import SECRET
 from farcall import rpc
 from farcall.errors import AuthenticationFailed
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "secrets.md"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("needs the command of OpenSSL")
     folder = tmp_path_factory.mktemp("certificates")
-    blocks = re.findall(r"```bash\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
     [commands] = [block for block in blocks if "openssl req -x509" in block]
     subprocess.run(["bash", "-ec", commands], cwd=folder, check=True, capture_output=True)
     return folder

@@ -68,7 +68,7 @@ def test_commands_exist() -> None:
         ("src/farcall/runtime/options/backend_options.py", set()),
         ("src/farcall/runtime/options/types.py", TORCHS),
         ("tests/unit/test_options.py", set()),
-        ("docs/guide.md", set()),
+        ("docs/guide/starting.md", set()),
     ],
 )
 def test_every_option_is_in_the_files_of_the_list(path: str, others: set[str]) -> None:
@@ -109,7 +109,7 @@ def test_every_transport_is_in_the_files_of_the_list() -> None:
         "src/farcall/runtime/options/option_checks.py",
         "src/farcall/testing/cluster.py",
         "tests/transport/conftest.py",
-        "docs/guide.md",
+        "docs/guide/transports.md",
         "docs/design.md",
     ):
         assert path in listed("A transport")

@@ -26,10 +26,12 @@ from patience import PATIENCE
 from farcall.testing.cluster import acting_as, cluster
 
 ROOT = Path(__file__).parents[2]
+GUIDE = sorted((ROOT / "docs/guide").glob("*.md"))
 PAGES = [
     ROOT / "README.md",
     ROOT / "examples/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *GUIDE,
     *sorted((ROOT / "docs/decisions").glob("*.md")),
 ]
 # The others hold no code to run, quote the demos (see test_docs_demos.py), or start workers
@@ -38,7 +40,7 @@ RUN = (
     "README.md",
     "docs/actors.md",
     "docs/doctor.md",
-    "docs/guide.md",
+    *(f"docs/guide/{page.name}" for page in GUIDE),
     "docs/hangs.md",
     "docs/migrate.md",
     "docs/protocol.md",
@@ -159,6 +161,18 @@ def test_make_targets_named_on_the_page_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     named = set(re.findall(r"(?:`|^|\$ )make ([a-z-]+)", page.read_text("utf-8"), re.MULTILINE))
     assert named <= targets
+
+
+def test_each_page_of_the_guide_says_what_it_is_for_and_is_listed() -> None:
+    [contents] = [page for page in GUIDE if page.name == "index.md"]
+    others = [page for page in GUIDE if page != contents]
+    listed = re.findall(r"^- \[(.+)\]\((.+)\): ", contents.read_text("utf-8"), flags=re.MULTILINE)
+    openings = {page.name: page.read_text("utf-8").split("\n\n")[:2] for page in others}
+    assert {(title, name) for name, (title, _) in openings.items()} == {
+        (f"# {title}", name) for title, name in listed
+    }
+    assert len(listed) == len(others)
+    assert [name for name, (_, text) in openings.items() if not text.startswith("This page ")] == []
 
 
 def test_readme_sets_up_with_exactly_two_commands() -> None:
