@@ -38,6 +38,7 @@ RUN = (
     "README.md",
     "docs/actors.md",
     "docs/doctor.md",
+    "docs/from_ray.md",
     "docs/guide.md",
     "docs/hangs.md",
     "docs/migrate.md",
