@@ -40,6 +40,7 @@ RUN = (
     "README.md",
     "docs/actors.md",
     "docs/doctor.md",
+    "docs/from_ray.md",
     *(f"docs/guide/{page.name}" for page in GUIDE),
     "docs/hangs.md",
     "docs/migrate.md",
