@@ -3,7 +3,7 @@
 Python does not wait for daemon threads. Two things can go wrong then, and each made the exit code
 134 or 139: a thread comes back from C++ to a Python that has ended (`farcall.threads` has it sleep
 then), and a thread computes in C++ while `exit` destroys static objects that it uses. `exit` does
-not destroy any. See docs/decisions/end-of-program.md.
+not destroy any. See docs/decisions/0046-end-of-program.md.
 """
 
 from __future__ import annotations

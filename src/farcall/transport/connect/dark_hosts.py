@@ -12,7 +12,7 @@ for some 15 minutes. Three things limit that to a bound in seconds (`Listening.d
 read as well, although its kernel answers each probe. A worker that is stopped, or busy for longer
 than the bound while large tensors are on their way to it, would be taken for dead. A kernel that
 answers keeps a connection alive here, whatever its processes do. See
-`docs/decisions/dark_hosts.md`.
+`docs/decisions/0003-dark-hosts.md`.
 """
 
 from __future__ import annotations

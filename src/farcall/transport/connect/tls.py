@@ -1,7 +1,7 @@
 """TLS around a handshake: a stream in memory, which takes one record at a time.
 
 Behind the handshake the connection carries records of another kind, so not a byte beyond it may be
-read: a record's header says how long it is. See docs/decisions/encryption.md.
+read: a record's header says how long it is. See docs/decisions/0024-encryption.md.
 """
 
 from __future__ import annotations
