@@ -67,7 +67,9 @@ def test_program_ends_with_the_reason_and_its_own_exit_code(kind: str) -> None:
         else:
             code, said = ended(process)
     assert code == 1, said
-    assert REASONS[kind] in said.splitlines()[-1]
+    *_, reason, address = said.splitlines()
+    assert REASONS[kind] in reason
+    assert "docs/troubleshooting.md#rendezvous" in address
     assert "c10d" not in said
     assert "TCPStore.cpp" not in said
 
