@@ -40,7 +40,7 @@ CALL-3 A call begins to run after its caller, having given up, got the callee's 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
 from farcall.ids import RefId, meeting_of, nth_incarnation, original
@@ -48,6 +48,7 @@ from farcall.protocol.calls import Outgoing
 from farcall.protocol.instructions import TransferKey
 from farcall.protocol.refs import Refs
 from farcall.protocol.worker import WorkerMachine
+from farcall.wire.messages import Reference
 from simulator.schedule import Violation
 from simulator.sim_records import Handle
 
@@ -75,8 +76,8 @@ class Watched(Protocol):
         """Return the number of the present or last meeting with that worker."""
 
     @property
-    def received(self) -> Container[TransferKey]:
-        """Messages with references that user code has not seen yet."""
+    def received(self) -> Mapping[TransferKey, tuple[object, Sequence[Reference]]]:
+        """Messages that user code has not seen yet, with their references as it will see them."""
 
     @property
     def outgoing(self) -> Mapping[int, Outgoing[Any]]:
@@ -338,8 +339,21 @@ class Oracle:
             self._ended_of(sender, receiver) <= transfer.meeting
             and self._ended_of(sender, owner) <= of_sender
             and self._ended_of(receiver, owner) == of_receiver
-            and self.workers[receiver].meeting_with(owner) >= of_receiver
+            and self._meeting_on_arrival(transfer, ref) >= of_receiver
         )
+
+    def _meeting_on_arrival(self, transfer: Transfer, ref: RefId) -> int:
+        """Return in which meeting with its owner the receiver has a reference, or would have it.
+
+        The owner may have ended that meeting already, and the receiver not have heard of it.
+        """
+        worker = self.workers[transfer.receiver]
+        sender = nth_incarnation(transfer.sender, transfer.meeting)
+        key = TransferKey(sender, transfer.call_id, transfer.of_reply)
+        for reference in worker.received.get(key, (None, ()))[1]:
+            if Handle.of(reference).ref == ref:
+                return meeting_of(reference.owner)
+        return worker.meeting_with(self.values[ref].owner)
 
     def _ended_of(self, one: int, other: int) -> int:
         """Return how many meetings of two workers have ended."""

@@ -51,6 +51,11 @@ def test_invariants_hold_under_given_faults(faults):
         assert simulate(seed, faults).violations == ()
 
 
+def test_a_reference_that_arrives_when_only_its_owner_has_given_its_receiver_up():
+    """It belongs to the meeting that ends then, also if both meet again before it is used."""
+    assert simulate(452364).violations == ()
+
+
 def test_seed_replays_to_the_last_event():
     for seed in range(20):
         one, other = simulate(seed), simulate(seed)
