@@ -2,8 +2,8 @@
 
 A build that fails is an error. It never turns into a pure-Python wheel by itself: pip would keep
 that wheel, and the program would be slow without a reason that anyone could see.
-`docs/decisions/0036-packaging.md` has the rest. `python packaging/build_backend.py` prints what a build
-would miss, and exits with 1 if that is something.
+`docs/decisions/0036-packaging.md` has the rest. `python packaging/build_backend.py` prints what a
+build would miss, and exits with 1 if that is something.
 """
 
 from __future__ import annotations

@@ -67,8 +67,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-# [project.urls] Documentation, and the page. Its end is the path in a checkout, without a network.
-TROUBLESHOOTING = "https://github.com/farcall/farcall/tree/main/docs/troubleshooting.md"
+TROUBLESHOOTING = "farcall/docs/troubleshooting.md"  # as a path, which needs no network
 _SEE = f"see {TROUBLESHOOTING}#"
 
 _dict_of: Any = vars(BaseException)["__dict__"].__get__  # past a property of that name

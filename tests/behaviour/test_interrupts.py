@@ -40,7 +40,7 @@ def by_reference(reference: Any) -> None:
 
 
 def by_backward(reference: Any) -> None:
-    # An interrupt at the very beginning of `__exit__` leaves the block open (decisions/0006-ctrl-c.md).
+    # An interrupt at the beginning of `__exit__` leaves the block open (decisions/0006-ctrl-c.md).
     contextvars.copy_context().run(backward)
 
 
