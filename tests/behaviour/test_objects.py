@@ -119,7 +119,8 @@ def test_name_of_an_object_that_could_not_be_made_is_free_again(pair: list[Agent
     failed = rpc.remote("w1", Buffer, args=(1, 2, 3), name="replay")
     with pytest.raises(TypeError):
         failed.to_here()
-    make("replay", "w0").rpc_sync().grow(1)
+    made = make("replay", "w0")
+    made.rpc_sync().grow(1)
     assert rpc.get_object("replay").owner_name() == "w0"
 
 

@@ -268,7 +268,8 @@ def test_asynchronous_calls_wait_for_the_new_object(trio: list[Agent]) -> None:
 def test_newcomers_and_strangers_are_told_of(trio: list[Agent]) -> None:
     with pytest.raises(UnknownObject, match="'nothing'"):
         rpc.get_object("nothing", follow=True)
-    rpc.remote("w1", Counter, name="plain").rpc_sync().add()
+    plain = rpc.remote("w1", Counter, name="plain")
+    assert plain.rpc_sync().add() == 1
     with pytest.raises(UnknownObject, match="'plain'"):
         rpc.get_object("plain", follow=True)
 
