@@ -118,7 +118,7 @@ class CallClient:
         limit = None
         peer = self._directory.known(to)
         if peer is None or args or self._asked or self._status.is_closed:
-            peer = self._checked(peer, to, args)  # else this frame is saved
+            peer = self._checked(peer, to, args)  # not called for most: a frame less
         if peer is None:
             peer, limit = self._look_up(to, args, timeout)
         pending, frame = self._requests.begin(peer, function, args, kwargs, timeout, limit=limit)
