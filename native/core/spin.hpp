@@ -14,6 +14,10 @@
 // sleep where they are for long. So, if the user has asked for that, a caller that seems to share its
 // core with somebody moves to another one, less and less often if that does not help.
 //
+// A core that is offered may be gone for a whole slice of the scheduler, if a thread takes it that
+// computes. So a thread that has lost its core like this keeps it in its next waits for as long as most
+// answers take, see `CoreKeeper`.
+//
 // An endpoint never has more spinning threads than there are spare cores. Callers come first: the
 // endpoint's own thread stops spinning for them.
 #pragma once
@@ -65,6 +69,52 @@ class SpinBudget {
   const bool keeps_awake_;
   std::atomic<int> callers_{0};
   BusyWaitBudget busy_wait_budget_;
+};
+
+// Decides how long a thread that waits keeps its core before it offers it to others.
+class CoreKeeper {
+ public:
+  // Away for longer: it was taken by a thread that computes, and not by a peer that answers.
+  static constexpr Nanoseconds kTaken = 600 * kMicrosecond;
+  static constexpr Nanoseconds kKept = 30 * kMicrosecond;
+  static constexpr int kWaits = 32;  // after each loss
+  static constexpr int kMostIgnored = 63;
+
+  // Of a wait that begins, or goes on, at `time`.
+  void begin(Nanoseconds time) {
+    keeps_ = waits_ > 0;
+    if (!keeps_) return;
+    --waits_;
+    until_ = time + kKept;
+  }
+
+  // Whether the core is to be offered now. If it was kept in vain, the peer may be what wants it: it is
+  // kept again after so many more losses, twice as many each time.
+  bool offers(Nanoseconds time) {
+    if (!keeps_) return true;
+    if (time < until_) return false;
+    keeps_ = false;
+    waits_ = 0;
+    ignored_ = in_vain_ = std::min(2 * in_vain_ + 1, kMostIgnored);
+    return true;
+  }
+
+  // The wait is over, in time.
+  void found() {
+    if (keeps_) in_vain_ = 0;
+  }
+
+  // It was offered, and was away for so long.
+  void offered(Nanoseconds away) {
+    if (away > kTaken && (ignored_ == 0 || --ignored_ == 0)) waits_ = kWaits;
+  }
+
+ private:
+  Nanoseconds until_ = 0;
+  bool keeps_ = false;  // in this wait
+  int waits_ = 0;  // to come in which it is kept
+  int in_vain_ = 0;
+  int ignored_ = 0;  // losses to come
 };
 
 enum class Who { kCaller, kEndpoint };
@@ -133,17 +183,23 @@ class Spinner {
   // `time`: now, before and after (but for the last few looks).
   template <class Look>
   End look_until(Nanoseconds end, Nanoseconds& time, Look& look) {
+    keeper_.begin(time);
     for (Nanoseconds before = time; has_room(); before = time) {
       for (int i = 0; i < kLooksBetweenYields; ++i) {
-        if (look()) return End::kFound;
+        if (look()) {
+          keeper_.found();
+          return End::kFound;
+        }
         pause_core();
       }
       time = now();
       if (time - before > kStall) return End::kAway;
       if (time > end) return End::kLate;
+      if (!keeper_.offers(time)) continue;
       const Nanoseconds offered = time;
       sched_yield();
       time = now();
+      keeper_.offered(time - offered);
       if (watches_sharing() && mind_sharing(time, time - offered, look)) return End::kFound;
     }
     return End::kNoRoom;
@@ -210,6 +266,7 @@ class Spinner {
 
   SpinBudget& budget_;
   const Who who_;
+  CoreKeeper keeper_;
   int shared_yields_ = 0;
   Nanoseconds move_at_ = 0;
   Nanoseconds move_period_ = kMinMovePeriod;

@@ -1,4 +1,4 @@
-// Role, futexes, Bell, Rundown, SpinBudget, deadlines.
+// Role, futexes, Bell, Rundown, SpinBudget, Spinner, CoreKeeper, deadlines.
 #include <atomic>
 #include <cmath>
 #include <thread>
@@ -12,6 +12,22 @@
 #include "signals.hpp"
 
 using namespace farcall;
+
+namespace {
+
+std::atomic<int> offers{0};
+std::atomic<Nanoseconds> offer_takes{0};
+
+}  // namespace
+
+// In the place of the system's.
+extern "C" int sched_yield() noexcept {
+  ++offers;
+  const Nanoseconds end = now() + offer_takes;
+  while (now() < end) {
+  }
+  return 0;
+}
 
 namespace {
 
@@ -146,6 +162,73 @@ void test_callers_come_first() {
   CHECK(endpoint.spin(now(), [&] { return ++looks > 0; }));
 }
 
+// A thread whose core was taken for long offers it late in the next waits, as long as these end early.
+void test_keeps_its_core() {
+  SpinBudget budget(1);
+  Spinner spinner(budget, Who::kCaller);
+  const auto offers_until = [&](Nanoseconds waited) {
+    offers = 0;
+    const Nanoseconds start = now(), end = start + waited;
+    spinner.spin(start, [&] { return now() > end; });
+    return offers.load();
+  };
+  const auto lose_core = [&] {
+    offers = 0;
+    offer_takes = 2 * CoreKeeper::kTaken;
+    spinner.spin(now(), [&] { return offers > 0; });
+    offer_takes = 0;
+  };
+  constexpr Nanoseconds early = CoreKeeper::kKept / 2, late = 4 * CoreKeeper::kKept;
+  const Nanoseconds deadline = now() + 60 * kSecond;
+  // Any of these tries may be cut by other processes of this machine.
+  const auto comes_true = [&](auto try_once) {
+    while (!try_once()) CHECK(now() < deadline);
+  };
+  comes_true([&] { return offers_until(early) > 0; });
+  comes_true([&] {
+    lose_core();
+    return offers_until(early) == 0 && offers_until(early) == 0;
+  });
+  comes_true([&] {
+    lose_core();
+    return offers_until(late) > 0 && offers_until(early) > 0;
+  });
+}
+
+void test_core_keeper() {
+  CoreKeeper keeper;
+  Nanoseconds time = 0;
+  const auto keeps = [&] {
+    keeper.begin(time);
+    return !keeper.offers(time);
+  };
+  const auto waits_in_vain = [&] {
+    keeper.begin(time);
+    time += CoreKeeper::kKept;
+    return keeper.offers(time);
+  };
+  const auto losses_until_kept = [&] {
+    int losses = 0;
+    for (; !keeps(); ++losses) keeper.offered(CoreKeeper::kTaken + 1);
+    return losses;
+  };
+  CHECK(!keeps());
+  keeper.offered(CoreKeeper::kTaken);
+  CHECK(!keeps());
+  CHECK(losses_until_kept() == 1);
+  for (int i = 1; i < CoreKeeper::kWaits; ++i) CHECK(keeps());
+  CHECK(!keeps());  // until the core is lost again
+  CHECK(losses_until_kept() == 1);
+  // In vain: after more and more losses.
+  for (const int losses : {1, 3, 7, 15, 31, 63, 63}) {
+    CHECK(waits_in_vain());
+    CHECK(losses_until_kept() == losses);
+  }
+  keeper.found();
+  CHECK(waits_in_vain());
+  CHECK(losses_until_kept() == 1);
+}
+
 // Runs the processor, as a handler does.
 void compute(Nanoseconds time) {
   const Nanoseconds end = processor_time(CLOCK_THREAD_CPUTIME_ID) + time;
@@ -224,6 +307,8 @@ int main() {
   test_spin_budget();
   test_spinner();
   test_callers_come_first();
+  test_keeps_its_core();
+  test_core_keeper();
   test_busy_wait_budget();
   test_stays_awake();
   test_leaves_the_core_where_others_need_it();
