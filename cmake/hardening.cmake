@@ -5,6 +5,8 @@ include(CheckCXXCompilerFlag)
 include(CheckCXXSourceCompiles)
 include(CheckLinkerFlag)
 
+# Older Clangs take flags of other processors, and warn: that is a no.
+set(CMAKE_REQUIRED_FLAGS -Werror)
 foreach(flag -fstack-protector-strong -fstack-clash-protection -fcf-protection=full -mbranch-protection=standard)
   string(MAKE_C_IDENTIFIER "HAS${flag}" known)
   check_cxx_compiler_flag(${flag} ${known})
@@ -12,6 +14,7 @@ foreach(flag -fstack-protector-strong -fstack-clash-protection -fcf-protection=f
     add_compile_options(${flag})
   endif()
 endforeach()
+unset(CMAKE_REQUIRED_FLAGS)
 
 # The C library warns where the compiler has no level 3. Without optimization there is none at all.
 set(CMAKE_REQUIRED_FLAGS "-O2 -Werror -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3")

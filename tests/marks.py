@@ -17,11 +17,11 @@ MARKS: dict[str, tuple[str, ...]] = {
 SLOW = (
     "agents_sim autograd_programs backward_sim certified_records connecting_sim corpus "
     "demo_display demo_rnn_pieces directory_sim docs docs_demos failure_texts "
-    "future_callbacks fuzzing handshake junk_in_the_store logs native_stub optimizer_parts "
-    "parameter_server protocol_admission protocol_outbox ray_parts records rendezvous "
-    "searching security_page serde_collector serde_plain serde_strict sim sim_shrinking "
-    "standing_back store_attacks store_probe telemetry termination_sim thread_stacks "
-    "tls_handshake unsendable_texts"
+    "future_callbacks fuzzing handshake junk_in_the_store logs native_roles native_stub "
+    "optimizer_parts parameter_server protocol_admission protocol_outbox ray_parts "
+    "records rendezvous searching security_page serde_collector serde_plain "
+    "serde_strict sim sim_shrinking standing_back store_attacks store_probe telemetry "
+    "termination_sim thread_stacks tls_handshake unsendable_texts"
 )
 STARTS_PROCESSES = (
     "compat compat_imports compat_names hardening heap make openmp surface thread_starts"

@@ -11,9 +11,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 
 #include "clock.hpp"
+#include "thread_safety.hpp"
 
 namespace farcall {
 
@@ -34,7 +34,7 @@ class BusyWaitBudget {
 
   // Returns how long a thread may busy-wait now. Takes a system call.
   Nanoseconds left() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const Nanoseconds computed = processor_time(CLOCK_PROCESS_CPUTIME_ID) -
                                  looked_.load(std::memory_order_relaxed);
     // Less than before where busy-waiting threads had to share a core.
@@ -44,15 +44,15 @@ class BusyWaitBudget {
   }
 
   void spend(Nanoseconds time) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     left_ = std::max<Nanoseconds>(left_ - time, 0);
   }
 
  private:
   std::atomic<Nanoseconds> looked_{0};
-  std::mutex mutex_;  // guards what follows
-  Nanoseconds seen_computed_ = 0;
-  Nanoseconds left_ = 0;
+  Mutex mutex_;
+  Nanoseconds seen_computed_ GUARDED_BY(mutex_) = 0;
+  Nanoseconds left_ GUARDED_BY(mutex_) = 0;
 };
 
 // Whether other threads of this process compute while one waits. For that one.

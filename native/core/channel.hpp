@@ -2,6 +2,8 @@
 // beside them (`ring_channel.hpp`).
 #pragma once
 
+#include <poll.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -12,6 +14,7 @@
 #include "futex.hpp"
 #include "shared_memory.hpp"
 #include "stripes.hpp"
+#include "thread_safety.hpp"
 
 namespace farcall {
 
@@ -66,25 +69,34 @@ struct Composed {
   std::vector<std::uint8_t> owned_;
 };
 
-// Reading is for one thread at a time, and so is writing; `may_have_input`, `compose`, `discard`,
-// `wake_writer`, `shut_down` and `trim` are for any. `close` comes after all others.
+// Reading is for one thread at a time, and so is writing: what has to be done in a role requires it.
+// Everything else is for any thread. `close` comes after all others.
 class Channel : public Source {
  public:
   explicit Channel(Descriptor socket) : socket_(std::move(socket)) {}
+
+  // The link decides who has them.
+  [[no_unique_address]] const RoleToken reading{};
+  [[no_unique_address]] const RoleToken writing{};
 
   int fd() const { return socket_.get(); }
 
   // Whether reading makes sense. Costs a few nanoseconds.
   virtual bool may_have_input() const = 0;
   // The same, with a system call where only that can tell.
-  virtual bool look() = 0;
+  virtual bool look() REQUIRES(reading) = 0;
   // The socket can be read. Throws BadFrame.
-  virtual void on_readable() = 0;
+  virtual void on_readable() REQUIRES(reading) = 0;
   // What was read is done with.
-  virtual void finish_reading() {}
+  virtual void finish_reading() REQUIRES(reading) {}
   // The reader is about to sleep until the socket can be read. Returns false if there is input.
   virtual bool arm() = 0;
-  virtual void disarm() {}
+  virtual void disarm() REQUIRES(reading) {}
+  // What to poll for input, `kMaxStreams` at most; how many.
+  virtual nfds_t wait_set(pollfd* waited) const REQUIRES(reading) {
+    waited[0] = {socket_.get(), POLLIN, 0};
+    return 1;
+  }
   // The outcome of this call need not wake anybody: the calling thread looks for it soon, having
   // called this with 0. For any thread.
   virtual void await_outcome(std::uint64_t) {}
@@ -93,32 +105,33 @@ class Channel : public Source {
   virtual void compose(const OutFrame& frame, Composed& composed) = 0;
   // What was composed is not sent.
   virtual void discard(const Composed&) {}
-  // With the role of writing: wait until so much may be on its way, compose what was not, and tell
-  // the peer of what is lent.
+  // Wait until so much may be on its way, compose what was not, and tell the peer of what is lent.
   // Returns false if the deadline passed. Throws LinkFailure.
-  virtual bool wait_for_room(const OutFrame&, Composed&, Nanoseconds, Interrupt) { return true; }
+  virtual bool wait_for_room(const OutFrame&, Composed&, Nanoseconds, Interrupt) REQUIRES(writing) {
+    return true;
+  }
   // How many bytes were taken; 0: there is no space. Throws LinkFailure.
-  virtual std::size_t write(const Part* parts, std::size_t count) = 0;
+  virtual std::size_t write(const Part* parts, std::size_t count) REQUIRES(writing) = 0;
   // Writes as much of the rest as there is space for. Returns false if nothing was written. Throws
   // LinkFailure.
-  virtual bool write_some(Composed& composed);
-  virtual void sent(const Composed&) {}
+  virtual bool write_some(Composed& composed) REQUIRES(writing);
+  virtual void sent(const Composed&) REQUIRES(writing) {}
   // All of a small frame, without a system call if nobody sleeps at the other end. Returns
   // false, and writes nothing, if it is not small or there is no space. Throws LinkFailure.
-  virtual bool write_at_once(const OutFrame&) { return false; }
+  virtual bool write_at_once(const OutFrame&) REQUIRES(writing) { return false; }
   // May return early. Returns false if the deadline passed. Throws LinkFailure.
-  virtual bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) = 0;
+  virtual bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) REQUIRES(writing) = 0;
   // What is left of a frame waits for the endpoint. Returns true if there is space already,
   // or the channel can't ask: then the endpoint has to.
-  virtual bool ask_for_space() = 0;
+  virtual bool ask_for_space() REQUIRES(writing) = 0;
   virtual void wake_writer() {}
 
   // Whether epoll alone tells of input and space.
   virtual bool is_stream() const = 0;
   // Give back to the system what has not been used since the last call. True if there is more.
   virtual bool trim() { return false; }
-  // The same with the role of writing. Throws LinkFailure.
-  virtual bool trim_writing() { return false; }
+  // The same for memory of the writer. Throws LinkFailure.
+  virtual bool trim_writing() REQUIRES(writing) { return false; }
   virtual void shut_down();
   virtual void close() { socket_.reset(); }
 

@@ -63,7 +63,7 @@ std::shared_ptr<Link> Endpoint::make(std::unique_ptr<Channel> channel, const Lim
 
 void Endpoint::start(const std::shared_ptr<Link>& link) {
   {
-    std::lock_guard lock(links_mutex_);
+    MutexLock lock(links_mutex_);
     if (closed_) throw LinkFailure("this worker has shut down");
     links_[link->id()] = link;
     version_.fetch_add(1);
@@ -115,7 +115,7 @@ void Endpoint::removed(const Link& link) {
     }
     leave();
   }
-  std::lock_guard lock(links_mutex_);
+  MutexLock lock(links_mutex_);
   links_.erase(link.id());
   version_.fetch_add(1);
 }
@@ -124,7 +124,7 @@ void Endpoint::removed(const Link& link) {
 
 void Endpoint::push(Event event) {
   {
-    std::lock_guard lock(queue_mutex_);
+    MutexLock lock(queue_mutex_);
     if (closed_) return;
     queue_.push_back(std::move(event));
     queued_.store(queue_.size(), std::memory_order_seq_cst);
@@ -134,7 +134,7 @@ void Endpoint::push(Event event) {
 
 std::optional<Event> Endpoint::pop() {
   if (!has_queued()) return std::nullopt;
-  std::lock_guard lock(queue_mutex_);
+  MutexLock lock(queue_mutex_);
   if (queue_.empty()) return std::nullopt;
   Event event = std::move(queue_.front());
   queue_.pop_front();
@@ -161,7 +161,10 @@ void Endpoint::wake() {
 }
 
 std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
-  std::lock_guard lock(next_mutex_);
+  MutexLock lock(next_mutex_);
+  const InRole role(endpoint_thread);
+  // `close` waits for the thread that is inside, and no longer: later there are no descriptors.
+  if (closed_) return std::nullopt;
   active_.store(true, std::memory_order_relaxed);
   ask_in_time();
   for (bool waited = false;; waited = true) {
@@ -176,7 +179,12 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
       continue;
     }
     const Nanoseconds start = now();
-    while (!spinner_.spin(start, [this] { return look(); })) {
+    const auto look_again = [this] {
+      next_mutex_.assume();
+      endpoint_thread.assume();
+      return look();
+    };
+    while (!spinner_.spin(start, look_again)) {
       const bool naps = spinner_.naps();
       const Nanoseconds until = naps ? now() + Spinner::kNap : deadline;
       sleep(std::min(deadline, until), interrupt);
@@ -187,8 +195,10 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
 }
 
 std::optional<Event> Endpoint::poll() {
-  std::unique_lock lock(next_mutex_, std::try_to_lock);
-  if (!lock || closed_ || woken_.load(std::memory_order_relaxed)) return std::nullopt;
+  if (!next_mutex_.try_lock()) return std::nullopt;
+  MutexLock lock(next_mutex_, MutexLock::Taken::kBefore);
+  const InRole role(endpoint_thread);
+  if (closed_ || woken_.load(std::memory_order_relaxed)) return std::nullopt;
   active_.store(true, std::memory_order_relaxed);
   ask_in_time();
   auto event = pop();
@@ -199,7 +209,7 @@ void Endpoint::refresh() {
   const std::uint64_t version = version_.load(std::memory_order_acquire);
   if (version == seen_version_) return;
   std::vector<std::shared_ptr<Link>> before;  // the last use of a link ends outside the lock
-  std::lock_guard lock(links_mutex_);
+  MutexLock lock(links_mutex_);
   before.swap(seen_);
   seen_version_ = version_.load();
   any_stream_ = false;
@@ -267,7 +277,7 @@ void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
     if (id == kBellId) continue;
     std::shared_ptr<Link> link;
     {
-      std::lock_guard lock(links_mutex_);
+      MutexLock lock(links_mutex_);
       const auto found = links_.find(id);
       if (found != links_.end()) link = found->second;
     }
@@ -307,16 +317,16 @@ bool Endpoint::trim() {
 void Endpoint::close() {
   std::vector<std::shared_ptr<Link>> links;
   {
-    std::lock_guard lock(links_mutex_);
-    std::lock_guard queue_lock(queue_mutex_);
+    MutexLock lock(links_mutex_);
+    MutexLock queue_lock(queue_mutex_);
     if (closed_.exchange(true)) return;
     for (auto& [id, link] : links_) links.push_back(link);
   }
   for (auto& link : links) link->lose("this worker has shut down");
   eventfd_write(bell_.get(), 1);
   // What refers to links, which refer to this.
-  std::lock_guard next_lock(next_mutex_);
-  std::lock_guard lock(queue_mutex_);
+  MutexLock next_lock(next_mutex_);
+  MutexLock lock(queue_mutex_);
   seen_.clear();
   queue_.clear();
   queued_.store(0);
@@ -326,6 +336,7 @@ void Endpoint::close() {
 void Endpoint::forget() {
   // No locks: their holders were not forked.
   if (closed_.exchange(true)) return;
+  sleeps_.store(false);  // nor was a thread that slept
   epoll_.reset();
   bell_.reset();
   memory_.spare.forget();

@@ -6,7 +6,6 @@
 #include <deque>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "memory_budget.hpp"
 #include "rundown.hpp"
 #include "spin.hpp"
+#include "thread_safety.hpp"
 
 namespace farcall {
 
@@ -40,7 +40,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
   // The next event, or nullopt: when the deadline passed, when `wake` was called, or spuriously.
   // For one thread at a time. A deadline of 0 is not waited for at all.
-  std::optional<Event> next(Nanoseconds deadline, Interrupt interrupt);
+  std::optional<Event> next(Nanoseconds deadline, Interrupt interrupt) EXCLUDES(next_mutex_);
   // The next event if it can be had in no time, and nobody is inside `next`.
   std::optional<Event> poll();
   // Makes a running or the next `next` return. Takes no lock.
@@ -49,19 +49,19 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::size_t shared_memory() const { return memory_.budget->used(); }
   // Ends all links without reporting them, and waits until nobody is inside `next`, which returns
   // at once from now on.
-  void close();
+  void close() EXCLUDES(links_mutex_, queue_mutex_, next_mutex_);
   // In a forked child: closes its copies of the descriptors but those of links.
   void forget();
 
   // For links.
 
   // Throws LinkFailure if the endpoint is closed.
-  void start(const std::shared_ptr<Link>& link);
+  void start(const std::shared_ptr<Link>& link) EXCLUDES(links_mutex_);
   EndpointMemory& memory() { return memory_; }
   HeapPool& pool() { return *memory_.pool; }
   SpinBudget& spin_budget() { return budget_; }
   const Limits& sending() const { return sending_; }
-  void push(Event event);
+  void push(Event event) EXCLUDES(queue_mutex_);
   bool has_queued() const { return queued_.load(std::memory_order_seq_cst) > 0; }
   // Whether so much waits for `next` that nobody should read more for it.
   bool is_behind() const { return queued_.load(std::memory_order_relaxed) >= kMaxQueued; }
@@ -72,7 +72,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // One of the connections beside the first; told of once, of nothing at first.
   void add_side(const Link& link, unsigned lane);
   void watch_side(const Link& link, unsigned lane, std::uint32_t events);
-  void removed(const Link& link);
+  void removed(const Link& link) EXCLUDES(links_mutex_);
 
  private:
   static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
@@ -80,23 +80,24 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   static constexpr std::size_t kMaxQueued = 256;  // frames
 
   std::shared_ptr<Link> make(std::unique_ptr<Channel> channel, const Limits& limits);
-  std::optional<Event> pop();
-  void refresh();
-  std::optional<Event> scan();
-  bool look();
-  void sleep(Nanoseconds deadline, Interrupt interrupt);
-  void ask_epoll(int timeout_ms, Interrupt interrupt);
-  void ask_in_time();
-  bool prepare_sleep();
-  bool trim();
-  void leave();
+  std::optional<Event> pop() EXCLUDES(queue_mutex_);
+  void refresh() REQUIRES(next_mutex_) EXCLUDES(links_mutex_);
+  std::optional<Event> scan() REQUIRES(next_mutex_, endpoint_thread);
+  bool look() REQUIRES(next_mutex_, endpoint_thread);
+  void sleep(Nanoseconds deadline, Interrupt interrupt) REQUIRES(next_mutex_, endpoint_thread);
+  void ask_epoll(int timeout_ms, Interrupt interrupt) REQUIRES(next_mutex_, endpoint_thread)
+      EXCLUDES(links_mutex_);
+  void ask_in_time() REQUIRES(next_mutex_, endpoint_thread);
+  bool prepare_sleep() REQUIRES(next_mutex_, endpoint_thread);
+  bool trim() REQUIRES(next_mutex_, endpoint_thread);
 
+  void leave();
   void want_trim();
 
   EndpointMemory memory_;
   const Limits sending_;
   SpinBudget budget_;
-  Spinner spinner_;
+  Spinner spinner_ GUARDED_BY(next_mutex_);
   Rundown users_;  // of the two descriptors
   Descriptor epoll_;
   Descriptor bell_;
@@ -107,22 +108,22 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::atomic<bool> closed_{false};
   std::atomic<bool> active_{false};  // since it was last decided when to trim
 
-  std::mutex queue_mutex_;
-  std::deque<Event> queue_;
+  Mutex queue_mutex_;
+  std::deque<Event> queue_ GUARDED_BY(queue_mutex_);
   std::atomic<std::size_t> queued_{0};
 
-  std::mutex links_mutex_;  // guards what follows, up to `version_`
-  std::unordered_map<std::uint64_t, std::shared_ptr<Link>> links_;
+  Mutex links_mutex_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Link>> links_ GUARDED_BY(links_mutex_);
   std::atomic<std::uint64_t> version_{0};  // of `links_`
 
-  std::mutex next_mutex_;  // guards what follows: the thread inside `next` has it
-  std::vector<std::shared_ptr<Link>> seen_;
-  std::uint64_t seen_version_ = 0;
-  std::size_t cursor_ = 0;
-  bool any_stream_ = false;
-  std::uint32_t looks_ = 0;
-  std::uint32_t events_ = 0;  // that were asked for
-  Nanoseconds trim_at_ = kNever;
+  Mutex next_mutex_;  // of the thread inside `next` or `poll`
+  std::vector<std::shared_ptr<Link>> seen_ GUARDED_BY(next_mutex_);
+  std::uint64_t seen_version_ GUARDED_BY(next_mutex_) = 0;
+  std::size_t cursor_ GUARDED_BY(next_mutex_) = 0;
+  bool any_stream_ GUARDED_BY(next_mutex_) = false;
+  std::uint32_t looks_ GUARDED_BY(next_mutex_) = 0;
+  std::uint32_t events_ GUARDED_BY(next_mutex_) = 0;  // that were asked for
+  Nanoseconds trim_at_ GUARDED_BY(next_mutex_) = kNever;
 };
 
 }  // namespace farcall

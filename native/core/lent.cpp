@@ -43,7 +43,7 @@ void LentReader::learn(std::uint64_t number, std::uint64_t offset, const Descrip
 
 std::shared_ptr<SharedMemory> LentReader::map(const Descriptor& descriptor, const struct stat& status) {
   const auto size = static_cast<std::size_t>(status.st_size);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   mapped_.remove_if([](const Mapped& one) { return one.used.expired(); });
   const auto known = std::find_if(mapped_.begin(), mapped_.end(), [&](const Mapped& one) {
     return one.device == status.st_dev && one.file == status.st_ino;
@@ -72,7 +72,7 @@ void LentReader::keep_few() {
 }
 
 bool LentReader::trim() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   bool any = false;
   for (Mapped& one : mapped_) {
     if (one.rested) one.kept.reset();

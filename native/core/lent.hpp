@@ -14,11 +14,11 @@
 #include <deque>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "memory.hpp"
 #include "shared_memory.hpp"
+#include "thread_safety.hpp"
 
 namespace farcall {
 
@@ -42,7 +42,7 @@ class LentReader {
   BlockRef open(std::uint64_t number, std::size_t size);
 
   // Unmap what is not used and was not lent since the last call. True if any such is left.
-  bool trim();
+  bool trim() EXCLUDES(mutex_);
 
  private:
   struct Lent {
@@ -65,13 +65,15 @@ class LentReader {
   static constexpr std::size_t kKept = 8;
   static constexpr std::size_t kKeptBytes = 1 << 30;  // or one
 
-  std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, const struct stat& status);
-  void keep_few();
+  std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, const struct stat& status)
+      EXCLUDES(mutex_);
+  void keep_few() REQUIRES(mutex_);
 
+  // The reader's: `RingChannel` has this where the role of reading guards it.
   std::deque<Lent> lent_;  // by number
   std::uint64_t last_ = 0;
-  std::mutex mutex_;  // guards what follows
-  std::list<Mapped> mapped_;  // lent last is first
+  Mutex mutex_;
+  std::list<Mapped> mapped_ GUARDED_BY(mutex_);  // lent last is first
 };
 
 }  // namespace farcall

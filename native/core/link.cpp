@@ -19,7 +19,7 @@ Link::Link(std::shared_ptr<Endpoint> home, std::uint64_t id, std::unique_ptr<Cha
 Link::~Link() = default;
 
 std::string Link::cause() {
-  std::lock_guard lock(state_);
+  MutexLock lock(state_);
   return cause_;
 }
 
@@ -60,8 +60,7 @@ void Link::on_readable() {
   if (!enter()) return;
   if (take_role()) {
     read_socket();
-    // Not `give_role_back`: this is the endpoint's thread, and it looks at all links next.
-    reading_.store(false, std::memory_order_seq_cst);
+    drop_role();
   }
   leave();
 }
@@ -70,7 +69,7 @@ bool Link::prepare_sleep() {
   if (!enter()) return true;
   bool ready = reading_.load(std::memory_order_seq_cst) || paused_.load(std::memory_order_seq_cst) ||
                channel_->arm();
-  if (!channel_->is_stream() && residue_waits_.exchange(false)) {
+  if (!channel_->is_stream() && take_residue()) {
     try {
       if (channel_->ask_for_space()) ready = false;
     } catch (const LinkFailure&) {
@@ -86,7 +85,7 @@ bool Link::prepare_sleep() {
 bool Link::trim() {
   if (!enter()) return false;
   bool more = channel_->trim();
-  if (!writing_.try_take()) {
+  if (!try_to_write()) {
     more = true;
   } else {
     try {
@@ -94,7 +93,7 @@ bool Link::trim() {
     } catch (const LinkFailure&) {
       // Writing finds out.
     }
-    writing_.give_back();
+    stop_writing();
   }
   leave();
   return more;
@@ -103,14 +102,14 @@ bool Link::trim() {
 void Link::start() {
   Use use(*this);
   {
-    std::lock_guard lock(state_);
+    MutexLock lock(state_);
     if (is_lost()) throw LinkFailure(cause_);
     started_ = true;
   }
   try {
     home_->start(shared_from_this());
   } catch (const LinkFailure&) {
-    std::lock_guard lock(state_);
+    MutexLock lock(state_);
     if (is_lost()) return;  // an event tells of that
     started_ = false;
     throw;
@@ -130,24 +129,25 @@ void Link::set_reading(bool is_on) {
 void Link::lose(const std::string& cause) {
   bool started = false;
   {
-    std::lock_guard lock(state_);
+    MutexLock lock(state_);
     if (is_lost()) return;
     started = started_;
     cause_ = cause;
     lost_.store(true, std::memory_order_seq_cst);
     for (Waiter* waiter : waiters_) {
+      if (waiter->is_set()) continue;  // it has read its outcome by itself
       waiter->state.store(Waiter::kFailed, std::memory_order_release);
       futex_wake(waiter->state, 1);
     }
     waiters_.clear();
   }
   {
-    std::lock_guard lock(interest_);  // nobody asks epoll for the socket any more
+    MutexLock lock(interest_);  // nobody asks epoll for the socket any more
     home_->removed(*this);
   }
   channel_->shut_down();
   channel_->wake_writer();
-  if (residue_waits_.exchange(false)) end_residue();
+  if (take_residue()) end_residue();
   if (started) home_->push({shared_from_this(), std::nullopt, cause});
   if (users_.end()) channel_->close();
 }

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +22,7 @@
 #include "rundown.hpp"
 #include "spin.hpp"
 #include "stream_channel.hpp"
+#include "thread_safety.hpp"
 
 namespace farcall {
 
@@ -46,7 +46,7 @@ class Link : public std::enable_shared_from_this<Link> {
 
   std::uint64_t id() const { return id_; }
   bool is_lost() const { return lost_.load(std::memory_order_seq_cst); }
-  std::string cause();
+  std::string cause() EXCLUDES(state_);
 
   // Whether receivers take a frame of this size. If not, it must not be sent.
   bool may_send(const OutFrame& frame) const;
@@ -63,83 +63,120 @@ class Link : public std::enable_shared_from_this<Link> {
   std::optional<InFrame> receive(std::uint64_t kinds, int alarm, Nanoseconds deadline,
                                  Interrupt interrupt);
   // Let the endpoint read. Throws LinkFailure if that is closed.
-  void start();
+  void start() EXCLUDES(state_, interest_);
   // Whether the endpoint's thread takes frames off this link from now on. Callers inside `exchange` and
   // `receive` do in any case. When the peer closes the connection, the endpoint reads up to its end.
-  void set_reading(bool is_on);
+  void set_reading(bool is_on) EXCLUDES(interest_);
   // Use one more connection, which this takes over, for large buffers. `keys`: of its records, or null.
   // Throws LinkFailure: the link is lost, may have no more of them, or there is no crypto.
-  void join(Descriptor socket, const Keys* keys = nullptr);
+  void join(Descriptor socket, const Keys* keys = nullptr) EXCLUDES(interest_, state_);
   // How many connections there are, and how many buffers were sent in stripes.
   unsigned streams() const { return stream_ ? stream_->sides() + 1 : 1; }
   std::uint64_t striped_buffers() const { return stream_ ? stream_->striped_buffers() : 0; }
   // End the link: wake everyone who waits on it, and report it once, if it was started.
-  void lose(const std::string& cause);
+  void lose(const std::string& cause) EXCLUDES(state_, interest_);
   // In a forked child: close its copy of the socket, the parent's connection lives on.
   void forget();
 
-  // For the endpoint.
+  // For the endpoint: its thread, where that is required.
 
   int fd() const { return channel_->fd(); }
   int side_fd(unsigned lane) const { return stream_->side_fd(lane); }
   // The next frame that no caller waits for, if there is input and nobody else reads.
-  std::optional<Event> take_event();
+  std::optional<Event> take_event() REQUIRES(endpoint_thread);
   // The socket can be read: find out what that means, and wake the thread that has to act on it.
-  void on_readable();
+  void on_readable() REQUIRES(endpoint_thread);
   // The socket is closed for good in both directions: the same.
-  void on_hang_up();
+  void on_hang_up() REQUIRES(endpoint_thread);
   // epoll told of a connection beside the first, what it was asked for, once.
-  void on_side(unsigned lane, std::uint32_t events);
+  void on_side(unsigned lane, std::uint32_t events) REQUIRES(endpoint_thread) EXCLUDES(interest_);
   bool has_residue() const { return has_residue_.load(std::memory_order_seq_cst); }
-  void write_residue();
+  void write_residue() REQUIRES(endpoint_thread);
   // Called before the endpoint's thread sleeps. Returns false if there is something to do.
-  bool prepare_sleep();
+  bool prepare_sleep() REQUIRES(endpoint_thread);
   bool may_have_input() const {
     return !reading_.load(std::memory_order_relaxed) && !paused_.load(std::memory_order_relaxed) &&
            channel_->may_have_input();
   }
   bool is_stream() const { return channel_->is_stream(); }
-  bool trim();
+  bool trim() REQUIRES(endpoint_thread);
 
  private:
   struct Waiter;
   class Use;      // keeps the socket open
-  class Reading;  // has the role of reading
+  class Reading;  // has the role of reading, or not
 
   bool enter() { return users_.enter(); }
   void leave();
-  bool take_role() { return !reading_.exchange(true, std::memory_order_seq_cst); }
-  void give_role_back();
+
+  // The role of writing: these alone touch `writing_` and `residue_waits_`.
+  bool try_to_write() TRY_ACQUIRE(true, channel_->writing) {
+    if (!writing_.try_take()) return false;
+    channel_->writing.begin();
+    return true;
+  }
+  // Returns whether the role was free before the deadline.
+  bool wait_to_write(Nanoseconds deadline, Interrupt interrupt) TRY_ACQUIRE(true, channel_->writing);
+  void stop_writing() RELEASE(channel_->writing) {
+    channel_->writing.end();
+    writing_.give_back();
+  }
+  // The thread that takes the flag away has the role.
+  bool take_residue() TRY_ACQUIRE(true, channel_->writing) {
+    if (!residue_waits_.exchange(false)) return false;
+    channel_->writing.begin();
+    return true;
+  }
+  void offer_residue() RELEASE(channel_->writing);
+  void end_residue() RELEASE(channel_->writing);
+
   void send_entered(const OutFrame& frame, Reading& reading, Nanoseconds deadline, Interrupt interrupt);
   bool write_at_once(const OutFrame& frame);
   void write(const OutFrame& frame, Composed& composed, Reading& reading, Nanoseconds deadline,
-             Interrupt interrupt);
-  void leave_residue(Composed& composed);
-  void offer_residue();
-  void end_residue();
+             Interrupt interrupt) RELEASE(channel_->writing);
+  void leave_residue(Composed& composed) RELEASE(channel_->writing);
   LinkFailure broken(const LinkFailure& error);
 
-  void arm_lanes();
+  void arm_lanes() EXCLUDES(interest_);
   void on_side_end(unsigned lane);
   void note_buffer(std::size_t size) {
     if (asks_for_sides_.load(std::memory_order_relaxed)) ask_for_sides(size);
   }
-  void ask_for_sides(std::size_t size);
+  void ask_for_sides(std::size_t size) EXCLUDES(state_);
 
-  bool start_reading();
-  void stop_reading();
-  std::optional<InFrame> read_one();
-  void read_socket();
+  // The role of reading: these alone touch `reading_`, but for those that only look who reads.
+  bool take_role() TRY_ACQUIRE(true, channel_->reading) {
+    if (reading_.exchange(true, std::memory_order_seq_cst)) return false;
+    channel_->reading.begin();
+    return true;
+  }
+  void give_role_back() RELEASE(channel_->reading) EXCLUDES(interest_);
+  // Wakes no thread: for the endpoint's own, which looks at all links next.
+  void drop_role() RELEASE(channel_->reading) REQUIRES(endpoint_thread) {
+    channel_->reading.end();
+    reading_.store(false, std::memory_order_seq_cst);
+  }
+  bool start_reading() TRY_ACQUIRE(true, channel_->reading);
+  void stop_reading() RELEASE(channel_->reading);
+  bool start_reading(Reading& reading) TRY_ACQUIRE(true, channel_->reading);
+  void stop_reading(Reading& reading) RELEASE(channel_->reading);
+
+  std::optional<InFrame> read_one() REQUIRES(channel_->reading);
+  void read_socket() REQUIRES(channel_->reading);
   void pass_bell_on();
-  bool deliver(InFrame& frame);
-  void route(InFrame frame);
+  bool deliver(InFrame& frame) EXCLUDES(state_);
+  void route(InFrame frame) EXCLUDES(state_);
   void read_all();
-  void wait_reading(Waiter& waiter, Reading& reading, Nanoseconds deadline, Interrupt interrupt);
+  void wait_reading(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt)
+      REQUIRES(channel_->reading) EXCLUDES(state_);
+  std::optional<InFrame> receive_reading(std::uint64_t kinds, int alarm, Nanoseconds deadline,
+                                         Interrupt interrupt) REQUIRES(channel_->reading);
   static void wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt);
-  bool sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt);
+  bool sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt)
+      REQUIRES(channel_->reading);
   bool waits_for_sides() const;
-  void set_watched(bool watched);
-  void update_interest();
+  void set_watched(bool watched) EXCLUDES(interest_);
+  void update_interest() EXCLUDES(interest_);
 
   const std::shared_ptr<Endpoint> home_;
   const std::uint64_t id_;
@@ -153,22 +190,23 @@ class Link : public std::enable_shared_from_this<Link> {
 
   std::atomic<bool> reading_{false};
   std::atomic<bool> paused_{false};  // see `set_reading`
-  FrameReader reader_;
-  Spinner spinner_;
+  FrameReader reader_ GUARDED_BY(channel_->reading);
+  Spinner spinner_ GUARDED_BY(channel_->reading);
 
   Role writing_;
-  Composed residue_;
+  Composed residue_ GUARDED_BY(channel_->writing);
   std::atomic<bool> has_residue_{false};
   // For the thread that takes `residue_`, and the role of writing with it.
   std::atomic<bool> residue_waits_{false};
 
-  std::mutex interest_;  // guards what epoll is asked to watch for, and `join`
+  Mutex interest_;  // guards what epoll is asked to watch for, and `join`
+  std::uint32_t asked_[kMaxStreams] GUARDED_BY(interest_) = {};  // of the connections beside the first
   std::atomic<bool> watched_{true};  // by the endpoint
 
-  std::mutex state_;  // guards what follows, and the change of `lost_`
-  std::vector<Waiter*> waiters_;
-  std::string cause_;
-  bool started_ = false;
+  Mutex state_;  // guards what follows, and the change of `lost_`
+  std::vector<Waiter*> waiters_ GUARDED_BY(state_);
+  std::string cause_ GUARDED_BY(state_);
+  bool started_ GUARDED_BY(state_) = false;
 };
 
 }  // namespace farcall

@@ -20,7 +20,7 @@ void Link::set_watched(bool watched) {
 }
 
 void Link::update_interest() {
-  std::lock_guard lock(interest_);
+  MutexLock lock(interest_);
   if (is_lost()) return;
   std::uint32_t events = watched_ ? EPOLLIN | EPOLLRDHUP : 0;
   // Beside rings the socket tells of the end, too, and of segments: it never holds much.
@@ -41,7 +41,7 @@ void Link::arm_lanes() {
   }
   const unsigned sides = stream_->sides();
   if (sides == 0) return;
-  std::lock_guard lock(interest_);
+  MutexLock lock(interest_);
   if (is_lost()) return;
   const bool reads = !reading_.load(std::memory_order_seq_cst) &&
                      !paused_.load(std::memory_order_seq_cst);
@@ -50,9 +50,8 @@ void Link::arm_lanes() {
     if (!stream_->is_ending(lane)) events |= EPOLLRDHUP;
     if (reads && stream_->wants(lane)) events |= EPOLLIN;
     if (has_residue() && stream_->is_blocked(lane)) events |= EPOLLOUT;
-    std::uint32_t& asked = stream_->asked_of(lane);
-    if (asked == events) continue;
-    asked = events;
+    if (asked_[lane] == events) continue;
+    asked_[lane] = events;
     home_->watch_side(*this, lane, events);
   }
 }
@@ -67,8 +66,8 @@ void Link::on_hang_up() {
 void Link::on_side(unsigned lane, std::uint32_t events) {
   if (!enter()) return;
   {
-    std::lock_guard lock(interest_);
-    stream_->asked_of(lane) = 0;
+    MutexLock lock(interest_);
+    asked_[lane] = 0;
   }
   if (events & EPOLLOUT) write_residue();
   stream_->mark_ready(lane);
@@ -89,7 +88,7 @@ void Link::join(Descriptor socket, const Keys* keys) {
   if (!stream_) throw LinkFailure("the link is no stream");
   Use use(*this);
   {
-    std::lock_guard lock(interest_);
+    MutexLock lock(interest_);
     if (is_lost()) throw LinkFailure(cause());
     stream_->join(std::move(socket), keys);
     home_->add_side(*this, stream_->sides());
@@ -99,7 +98,7 @@ void Link::join(Descriptor socket, const Keys* keys) {
 
 void Link::ask_for_sides(std::size_t size) {
   if (size < stream_->striping().threshold) return;
-  std::lock_guard lock(state_);
+  MutexLock lock(state_);
   if (is_lost() || !asks_for_sides_.exchange(false)) return;
   home_->push({shared_from_this(), std::nullopt, {}, true});
 }

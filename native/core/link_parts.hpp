@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <utility>
 
 #include "endpoint.hpp"
 #include "link.hpp"
@@ -37,6 +36,10 @@ class Link::Use {
   Link& link_;
 };
 
+// A caller's role of reading, while it sends. It takes the role before its request goes, if that is
+// free, and gives it back when it has to wait for the peer: only the run of the program decides. So
+// this keeps the role, and the compiler takes it for not held. A caller that is about to read says
+// `start_reading` with it; from there on the compiler looks.
 class Link::Reading {
  public:
   explicit Reading(Link& link) : link_(link) {}
@@ -44,10 +47,15 @@ class Link::Reading {
   Reading(const Reading&) = delete;
 
   void start() {
-    if (!has_role_) has_role_ = link_.start_reading();
+    if (has_role_ || !link_.start_reading()) return;
+    has_role_ = true;
+    link_.channel_->reading.end();  // this has it
   }
   void stop() {
-    if (std::exchange(has_role_, false)) link_.stop_reading();
+    if (!has_role_) return;
+    has_role_ = false;
+    link_.channel_->reading.begin();
+    link_.stop_reading();
   }
   bool has_role() const { return has_role_; }
 

@@ -33,7 +33,20 @@ void Link::stop_reading() {
   if (cut_) read_all();
 }
 
+bool Link::start_reading(Reading& reading) {
+  reading.start();
+  if (!reading.has_role()) return false;
+  channel_->reading.begin();
+  return true;
+}
+
+void Link::stop_reading(Reading& reading) {
+  channel_->reading.end();
+  reading.stop();
+}
+
 void Link::give_role_back() {
+  channel_->reading.end();
   reading_.store(false, std::memory_order_seq_cst);
   if (stream_ && stream_->is_within_stripes()) {
     arm_lanes();
@@ -46,7 +59,6 @@ void Link::give_role_back() {
   if (home_->sleeps() && !channel_->arm()) home_->wake_sleeper();
 }
 
-// With the role of reading, as everything down to `read_all`.
 std::optional<InFrame> Link::read_one() {
   if (is_lost()) return std::nullopt;
   try {
@@ -80,7 +92,7 @@ void Link::pass_bell_on() {
 // Gives an outcome to the caller that waits for it. Returns false if no caller does.
 bool Link::deliver(InFrame& frame) {
   if (!is_outcome(frame.kind)) return false;
-  std::lock_guard lock(state_);
+  MutexLock lock(state_);
   for (Waiter*& waiter : waiters_) {
     if (waiter->call_id != frame.call_id) continue;
     Waiter* found = waiter;
@@ -97,7 +109,7 @@ bool Link::deliver(InFrame& frame) {
 
 void Link::route(InFrame frame) {
   if (deliver(frame)) return;
-  std::lock_guard lock(state_);
+  MutexLock lock(state_);
   if (is_lost()) return;  // the end was reported, and nothing comes after it
   home_->push({shared_from_this(), std::move(frame), {}});
 }
@@ -123,7 +135,7 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
   Use use(*this);
   Waiter waiter(frame.call_id);
   {
-    std::lock_guard lock(state_);
+    MutexLock lock(state_);
     if (is_lost()) throw LinkFailure(cause_);
     waiters_.push_back(&waiter);
   }
@@ -132,7 +144,7 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
     Waiter& waiter;
     bool is_taken = false;
     ~Unregister() {
-      std::lock_guard lock(link.state_);
+      MutexLock lock(link.state_);
       auto& waiters = link.waiters_;
       const auto found = std::find(waiters.begin(), waiters.end(), &waiter);
       if (found != waiters.end()) {
@@ -168,8 +180,10 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
     }
     channel_->await_outcome(0);
   }
-  reading.start();
-  if (reading.has_role()) wait_reading(waiter, reading, deadline, interrupt);
+  if (start_reading(reading)) {
+    wait_reading(waiter, deadline, interrupt);
+    stop_reading(reading);
+  }
   wait_delivered(waiter, deadline, interrupt);
   if (waiter.state.load(std::memory_order_acquire) == Waiter::kFailed) throw LinkFailure(cause());
   unregister.is_taken = true;
@@ -189,26 +203,29 @@ void Link::wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interr
 // the endpoint's thread, and nobody who polls the others.
 bool Link::waits_for_sides() const { return stream_ && stream_->may_wait_for_sides(); }
 
-// Gives up reading if the endpoint does not keep up with what arrives for it.
-void Link::wait_reading(Waiter& waiter, Reading& reading, Nanoseconds deadline, Interrupt interrupt) {
+// Until the outcome is there, or the endpoint has to read: it does not keep up with what arrives for it.
+void Link::wait_reading(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt) {
   while (!waiter.is_set()) {
     if (std::optional<InFrame> frame = read_one()) {
       if (is_outcome(frame->kind) && frame->call_id == waiter.call_id) {
-        std::lock_guard lock(state_);
+        MutexLock lock(state_);
         if (waiter.is_set()) return;  // the link was lost meanwhile
         waiter.frame = std::move(*frame);
         waiter.state.store(Waiter::kDelivered, std::memory_order_relaxed);
         return;
       }
       route(std::move(*frame));
-      if (home_->is_behind()) return reading.stop();
+      if (home_->is_behind()) return;
       if (now() >= deadline) throw TimedOut();
       continue;
     }
     const Nanoseconds start = now();
-    const auto look = [&] { return waiter.is_set() || channel_->look(); };
+    const auto look = [&] {
+      channel_->reading.assume();
+      return waiter.is_set() || channel_->look();
+    };
     if (!spinner_.spin(start, look)) {
-      if (waits_for_sides()) return reading.stop();
+      if (waits_for_sides()) return;
       if (!sleep_until_readable(-1, deadline, interrupt)) throw TimedOut();
     }
     spinner_.remember(start);
@@ -223,8 +240,14 @@ std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds
     ~Leave() { link.leave(); }
   } leave_at_end{*this};
   Reading reading(*this);
-  reading.start();
-  if (!reading.has_role()) return std::nullopt;
+  if (!start_reading(reading)) return std::nullopt;
+  std::optional<InFrame> frame = receive_reading(kinds, alarm, deadline, interrupt);
+  stop_reading(reading);
+  return frame;
+}
+
+std::optional<InFrame> Link::receive_reading(std::uint64_t kinds, int alarm, Nanoseconds deadline,
+                                             Interrupt interrupt) {
   while (!is_lost()) {
     if (std::optional<InFrame> frame = read_one()) {
       if (kinds >> frame->kind & 1) return frame;
@@ -236,6 +259,7 @@ std::optional<InFrame> Link::receive(std::uint64_t kinds, int alarm, Nanoseconds
     std::uint32_t looks = 0;
     bool rang = false;
     const auto look = [&] {
+      channel_->reading.assume();
       rang = ++looks % kLooksPerAlarm == 0 && has_rung(alarm);
       return rang || is_lost() || channel_->look();
     };
@@ -255,8 +279,8 @@ bool Link::sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt inter
   if (watched_.load(std::memory_order_relaxed)) set_watched(false);
   channel_->await_outcome(0);  // another caller's, which this thread would have to deliver
   if (!channel_->arm()) return true;
-  pollfd waited[kMaxStreams + 1] = {{channel_->fd(), POLLIN, 0}};
-  const nfds_t count = stream_ ? stream_->wait_set(waited) : 1;
+  pollfd waited[kMaxStreams + 1];
+  const nfds_t count = channel_->wait_set(waited);
   waited[count] = {alarm, POLLIN, 0};
   const int ready = poll_until(waited, alarm < 0 ? count : count + 1, deadline, interrupt);
   for (nfds_t i = 0; i < count; ++i) {

@@ -5,6 +5,28 @@
 
 namespace farcall {
 
+// The role.
+
+bool Link::wait_to_write(Nanoseconds deadline, Interrupt interrupt) {
+  if (!writing_.take(deadline, interrupt)) return false;
+  channel_->writing.begin();
+  return true;
+}
+
+void Link::offer_residue() {
+  channel_->writing.end();  // before another thread takes it
+  residue_waits_.store(true, std::memory_order_seq_cst);
+  if (is_lost() && take_residue()) end_residue();
+}
+
+void Link::end_residue() {
+  residue_ = Composed{};
+  if (has_residue_.exchange(false)) update_interest();
+  stop_writing();
+}
+
+// Sending.
+
 bool Link::may_send(const OutFrame& frame) const { return frame.is_within(home_->sending()); }
 
 void Link::send(const OutFrame& frame, Nanoseconds deadline, Interrupt interrupt) {
@@ -21,14 +43,14 @@ bool Link::send_at_once(const OutFrame& frame) {
 }
 
 bool Link::write_at_once(const OutFrame& frame) {
-  if (!writing_.try_take()) return false;
+  if (!try_to_write()) return false;
   bool written = false;
   try {
     written = !is_lost() && channel_->write_at_once(frame);
   } catch (const std::exception&) {
     // The caller's next attempt, by `send`, meets the error again.
   }
-  writing_.give_back();
+  stop_writing();
   return written;
 }
 
@@ -42,9 +64,9 @@ void Link::send_entered(const OutFrame& frame, Reading& reading, Nanoseconds dea
   Composed composed;
   try {
     channel_->compose(frame, composed);
-    if (!writing_.try_take()) {
+    if (!try_to_write()) {
       reading.stop();
-      if (!writing_.take(deadline, interrupt)) throw NotSent();
+      if (!wait_to_write(deadline, interrupt)) throw NotSent();
     }
   } catch (...) {
     channel_->discard(composed);
@@ -53,7 +75,7 @@ void Link::send_entered(const OutFrame& frame, Reading& reading, Nanoseconds dea
   write(frame, composed, reading, deadline, interrupt);
 }
 
-// With the role of writing, which is given back or left with a residue.
+// Gives the role of writing back, or leaves it with a residue.
 void Link::write(const OutFrame& frame, Composed& composed, Reading& reading, Nanoseconds deadline,
                  Interrupt interrupt) {
   bool any = false;
@@ -77,18 +99,18 @@ void Link::write(const OutFrame& frame, Composed& composed, Reading& reading, Na
     }
     channel_->sent(composed);
   } catch (const LinkFailure& error) {
-    writing_.give_back();
+    stop_writing();
     throw broken(error);
   } catch (...) {
     if (any) {
       leave_residue(composed);
     } else {
       channel_->discard(composed);
-      writing_.give_back();
+      stop_writing();
     }
     throw;
   }
-  writing_.give_back();
+  stop_writing();
 }
 
 // The peer gets the rest of the frame from the endpoint's thread.
@@ -108,21 +130,9 @@ void Link::leave_residue(Composed& composed) {
   home_->wake_sleeper();
 }
 
-// Whoever takes the flag away has the role of writing.
-void Link::offer_residue() {
-  residue_waits_.store(true, std::memory_order_seq_cst);
-  if (is_lost() && residue_waits_.exchange(false)) end_residue();
-}
-
-void Link::end_residue() {
-  residue_ = Composed{};
-  if (has_residue_.exchange(false)) update_interest();
-  writing_.give_back();
-}
-
 void Link::write_residue() {
   if (!enter()) return;
-  if (residue_waits_.exchange(false)) {
+  if (take_residue()) {
     const bool first_was_blocked = stream_ && stream_->is_blocked(0);
     bool is_over = true;
     try {

@@ -113,7 +113,7 @@ BlockRef HeapPool::allocate(std::size_t size) {
     const std::size_t whole = pooled_size(size);
     void* data = nullptr;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       auto found = kept_.find(whole);
       if (found != kept_.end() && !found->second.empty()) {
         data = found->second.back().data;
@@ -140,7 +140,7 @@ BlockRef HeapPool::allocate_for_pieces(std::size_t size, std::size_t piece) {
 
 void HeapPool::give_back(void* data, std::size_t size) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (bytes_kept_ + size <= kKept) {
       try {
         kept_[size].push_back({data, false});
@@ -157,7 +157,7 @@ bool HeapPool::trim() {
   std::vector<std::pair<void*, std::size_t>> rested;
   bool any = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (auto& [size, pieces] : kept_) {
       std::vector<Kept> fresh;
       for (Kept& piece : pieces) {

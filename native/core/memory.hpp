@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
+
+#include "thread_safety.hpp"
 
 namespace farcall {
 
@@ -56,7 +57,7 @@ class HeapPool : public std::enable_shared_from_this<HeapPool> {
 
   // Give back to the system what is kept and nobody has asked for since the last call.
   // True if anything is still kept.
-  bool trim();
+  bool trim() EXCLUDES(mutex_);
 
  private:
   class Piece;
@@ -64,12 +65,12 @@ class HeapPool : public std::enable_shared_from_this<HeapPool> {
     void* data;
     bool rested;  // it was here at the last `trim`
   };
-  void give_back(void* data, std::size_t size);
+  void give_back(void* data, std::size_t size) EXCLUDES(mutex_);
 
   const BlockRef empty_;  // one for all, since a frame may have thousands
-  std::mutex mutex_;
-  std::map<std::size_t, std::vector<Kept>> kept_;
-  std::size_t bytes_kept_ = 0;
+  Mutex mutex_;
+  std::map<std::size_t, std::vector<Kept>> kept_ GUARDED_BY(mutex_);
+  std::size_t bytes_kept_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace farcall

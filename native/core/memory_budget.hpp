@@ -6,11 +6,11 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "memory.hpp"
 #include "shared_memory.hpp"
+#include "thread_safety.hpp"
 
 namespace farcall {
 
@@ -52,18 +52,21 @@ class SpareDescriptor {
   SpareDescriptor(const SpareDescriptor&) = delete;
 
   // Close it, so that there is a free number.
-  void give();
+  void give() EXCLUDES(mutex_);
   // Open it again, if that is possible now.
-  void restore();
+  void restore() EXCLUDES(mutex_);
   // Close it for good.
-  void end();
-  // The same in a forked child, where another thread of the parent may have had the lock.
-  void forget() { descriptor_.reset(); }
+  void end() EXCLUDES(mutex_);
+  // The same in a forked child: another thread of the parent may have had the lock, and here is one only.
+  void forget() {
+    mutex_.assume();
+    descriptor_.reset();
+  }
 
  private:
-  std::mutex mutex_;
-  Descriptor descriptor_;
-  bool has_ended_ = false;
+  Mutex mutex_;
+  Descriptor descriptor_ GUARDED_BY(mutex_);
+  bool has_ended_ GUARDED_BY(mutex_) = false;
 };
 
 // What all links of one endpoint share.

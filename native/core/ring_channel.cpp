@@ -76,6 +76,7 @@ std::size_t RingChannel::read(std::uint8_t* data, std::size_t size) {
 BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
   // The peer announced it before it sent the frame, but over the socket.
   const auto await = [this](auto is_known) {
+    reading.assume();
     for (int i = 0; i < kMaxRecords && !is_known() && receive_records(); ++i) {
     }
   };
@@ -86,7 +87,10 @@ BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
     block = lent_in_.open(number, size);
   } else {
     const SegmentName name = SegmentName::unpack(place);
-    await([&] { return segments_in_.knows(name); });
+    await([&] {
+      reading.assume();
+      return segments_in_.knows(name);
+    });
     block = segments_in_.open(name, size);
   }
   if (SharedMemory::count() <= bounds_.mappings) return block;
@@ -278,6 +282,7 @@ bool RingChannel::wait_for_room(const OutFrame& frame, Composed& composed, Nanos
   if (composed.parts.empty()) {
     const std::size_t size = size_in_segments(frame);
     const auto is_room = [&] {
+      writing.assume();
       if (reserve(size)) return true;
       // What else is reserved waits for the role of writing, which this thread has.
       if (on_their_way_.empty()) reserved_.fetch_add(size, std::memory_order_relaxed);
@@ -291,6 +296,7 @@ bool RingChannel::wait_for_room(const OutFrame& frame, Composed& composed, Nanos
   }
   if (composed.lent.empty()) return true;
   const auto is_room = [&] {
+    writing.assume();
     return on_their_way_.empty() || lent_on_their_way_ + composed.lent.size() <= kMaxLent;
   };
   return wait_for_peer(is_room, deadline, interrupt) && lend(frame, composed, deadline, interrupt);

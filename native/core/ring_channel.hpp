@@ -61,35 +61,37 @@ class RingChannel final : public Channel {
                                               const std::shared_ptr<MemoryBudget>& budget,
                                               Nanoseconds deadline);
 
-  std::size_t read(std::uint8_t* data, std::size_t size) override;
-  BlockRef segment(std::uint64_t place, std::size_t size) override;
+  std::size_t read(std::uint8_t* data, std::size_t size) override REQUIRES(reading);
+  BlockRef segment(std::uint64_t place, std::size_t size) override REQUIRES(reading);
   bool has_segments() const override { return true; }
   bool may_have_input() const override {
     return reader_.has_input() || ended_.load(std::memory_order_relaxed);
   }
-  bool look() override { return may_have_input(); }
-  void on_readable() override;
-  void finish_reading() override;
+  bool look() override REQUIRES(reading) { return may_have_input(); }
+  void on_readable() override REQUIRES(reading);
+  void finish_reading() override REQUIRES(reading);
   bool arm() override { return reader_.arm() && !ended_.load(std::memory_order_relaxed); }
-  void disarm() override { reader_.disarm(); }
+  void disarm() override REQUIRES(reading) { reader_.disarm(); }
   void await_outcome(std::uint64_t call_id) override { reader_.await(call_id); }
 
   void compose(const OutFrame& frame, Composed& composed) override;
   void discard(const Composed& composed) override;
   bool wait_for_room(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
-                     Interrupt interrupt) override;
-  std::size_t write(const Part* parts, std::size_t count) override { return write(parts, count, 0); }
-  void sent(const Composed& composed) override;
-  bool write_at_once(const OutFrame& frame) override;
-  bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) override;
-  bool ask_for_space() override { return writer_.ask_for_bell(); }
+                     Interrupt interrupt) override REQUIRES(writing);
+  std::size_t write(const Part* parts, std::size_t count) override REQUIRES(writing) {
+    return write(parts, count, 0);
+  }
+  void sent(const Composed& composed) override REQUIRES(writing);
+  bool write_at_once(const OutFrame& frame) override REQUIRES(writing);
+  bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) override REQUIRES(writing);
+  bool ask_for_space() override REQUIRES(writing) { return writer_.ask_for_bell(); }
   bool is_stream() const override { return false; }
   void wake_writer() override { writer_.wake(); }
   bool trim() override {
     const bool lent = lent_in_.trim();
     return segments_out_.trim() || lent;
   }
-  bool trim_writing() override;
+  bool trim_writing() override REQUIRES(writing);
   void shut_down() override {
     is_shut_down_.store(true, std::memory_order_relaxed);
     Channel::shut_down();
@@ -127,14 +129,14 @@ class RingChannel final : public Channel {
   };
 
   LinkMemory& shared() const { return *reinterpret_cast<LinkMemory*>(memory_->data()); }
-  std::size_t write(const Part* parts, std::size_t count, std::uint64_t outcome);
+  std::size_t write(const Part* parts, std::size_t count, std::uint64_t outcome) REQUIRES(writing);
   void check_peer() const;
   void ring_bell();
   bool announce(SegmentName name, std::size_t size, int descriptor);
   bool send_record(Record record, int descriptor);
-  bool receive_records();
-  void wait_for_descriptor();
-  void learn(const Record& record, Descriptor descriptor);
+  bool receive_records() REQUIRES(reading);
+  void wait_for_descriptor() REQUIRES(reading);
+  void learn(const Record& record, Descriptor descriptor) REQUIRES(reading);
   bool reserve(std::size_t size);
   void fill_segments(const OutFrame& frame, Composed& composed);
   bool goes_in_segment(const OutBuffer& buffer) const;
@@ -142,32 +144,32 @@ class RingChannel final : public Channel {
   bool is_lent(const OutBuffer& buffer) const {
     return bounds_.zero_copy && buffer.descriptor >= 0 && buffer.size >= kSmallestLent;
   }
-  void forget_read(std::uint64_t read);
+  void forget_read(std::uint64_t read) REQUIRES(writing);
   template <class IsThere>
-  bool wait_for_peer(IsThere is_there, Nanoseconds deadline, Interrupt interrupt);
-  bool lend(const OutFrame& frame, Composed& composed, Nanoseconds deadline, Interrupt interrupt);
+  bool wait_for_peer(IsThere is_there, Nanoseconds deadline, Interrupt interrupt) REQUIRES(writing);
+  bool lend(const OutFrame& frame, Composed& composed, Nanoseconds deadline, Interrupt interrupt)
+      REQUIRES(writing);
 
   EndpointMemory& home_;
   std::shared_ptr<SharedMemory> memory_;
   Windows windows_out_;
   Windows windows_in_;
-  RingWriter writer_;
-  RingReader reader_;
+  RingWriter writer_;  // `wake` is for any thread
+  RingReader reader_;  // so are `has_input`, `arm` and `await`
   SegmentWriter segments_out_;
-  SegmentReader segments_in_;
+  SegmentReader segments_in_ GUARDED_BY(reading);
   LentReader lent_in_;
   std::atomic<bool> ended_{false};  // nothing comes over the socket any more
 
   std::atomic<bool> is_shut_down_{false};
-  Nanoseconds waits_for_descriptor_since_ = kNever;  // for the reader
+  Nanoseconds waits_for_descriptor_since_ GUARDED_BY(reading) = kNever;
 
   const RingBounds bounds_;
   std::atomic<std::size_t> reserved_{0};  // bytes in segments; see RingBounds
-  // For the writer.
-  std::deque<OnItsWay> on_their_way_;
-  std::size_t lent_on_their_way_ = 0;
-  std::uint64_t lent_ever_ = 0;
-  std::uint64_t written_at_trim_ = 0;
+  std::deque<OnItsWay> on_their_way_ GUARDED_BY(writing);
+  std::size_t lent_on_their_way_ GUARDED_BY(writing) = 0;
+  std::uint64_t lent_ever_ GUARDED_BY(writing) = 0;
+  std::uint64_t written_at_trim_ GUARDED_BY(writing) = 0;
 };
 
 }  // namespace farcall

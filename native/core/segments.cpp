@@ -20,7 +20,7 @@ bool SegmentWriter::is_free(std::uint32_t slot) const {
 }
 
 SegmentWriter::Place SegmentWriter::take(std::size_t size) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::size_t best = segments_.size();
   for (std::uint32_t slot = 0; slot < segments_.size(); ++slot) {
     const auto& memory = segments_[slot].memory;
@@ -113,7 +113,7 @@ void SegmentWriter::put_back(std::uint32_t slot) {
 }
 
 bool SegmentWriter::trim() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   bool any = false;
   for (std::uint32_t slot = 0; slot < segments_.size(); ++slot) {
     Segment& segment = segments_[slot];

@@ -20,12 +20,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "memory.hpp"
 #include "memory_budget.hpp"
 #include "shared_memory.hpp"
+#include "thread_safety.hpp"
 
 namespace farcall {
 
@@ -69,13 +69,13 @@ class SegmentWriter {
 
   // A segment of at least `size` bytes, which is in use now. It stays mapped while the place is
   // there, even if another thread makes room.
-  Place take(std::size_t size);
+  Place take(std::size_t size) EXCLUDES(mutex_);
   // It was not sent after all.
   void put_back(std::uint32_t slot);
 
   // Unmap what nobody has asked for since the last call; what the receiver still keeps then is given
   // away. True if any is left.
-  bool trim();
+  bool trim() EXCLUDES(mutex_);
 
  private:
   static constexpr std::size_t kMaxMapped = std::size_t{4} << 30;
@@ -88,21 +88,21 @@ class SegmentWriter {
   };
 
   bool is_free(std::uint32_t slot) const;
-  Place make(std::size_t size);
-  bool make_room(std::size_t size);
-  bool keep_to_budget(std::size_t size);
-  std::size_t oldest(bool& is_free) const;
-  void drop(std::uint32_t slot);
+  Place make(std::size_t size) REQUIRES(mutex_);
+  bool make_room(std::size_t size) REQUIRES(mutex_);
+  bool keep_to_budget(std::size_t size) REQUIRES(mutex_);
+  std::size_t oldest(bool& is_free) const REQUIRES(mutex_);
+  void drop(std::uint32_t slot) REQUIRES(mutex_);
 
-  std::shared_ptr<SharedMemory> home_;
+  const std::shared_ptr<SharedMemory> home_;
   SegmentStates& states_;
   const std::shared_ptr<MemoryBudget> budget_;
-  Announce announce_;
-  std::mutex mutex_;  // guards what follows
-  std::vector<Segment> segments_;
-  std::size_t mapped_ = 0;
-  std::uint64_t made_ = 0;
-  std::uint64_t uses_ = 0;
+  const Announce announce_;
+  Mutex mutex_;
+  std::vector<Segment> segments_ GUARDED_BY(mutex_);
+  std::size_t mapped_ GUARDED_BY(mutex_) = 0;
+  std::uint64_t made_ GUARDED_BY(mutex_) = 0;
+  std::uint64_t uses_ GUARDED_BY(mutex_) = 0;
 };
 
 // The receiver's side. Used by one thread at a time; blocks may be dropped by any.

@@ -31,17 +31,17 @@ void Descriptor::reset(int fd) {
 }
 
 void SpareDescriptor::give() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   descriptor_.reset();
 }
 
 void SpareDescriptor::restore() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!descriptor_ && !has_ended_) descriptor_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
 void SpareDescriptor::end() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   has_ended_ = true;
   descriptor_.reset();
 }

@@ -150,10 +150,14 @@ bool StreamChannel::read_striped() {
   const unsigned joined = sides();
   std::uint32_t wanted = 0;
   bool any_ended = false;
-  const auto from_first = [this](std::uint8_t* data, std::size_t size) { return read(data, size); };
+  const auto from_first = [this](std::uint8_t* data, std::size_t size) {
+    reading.assume();
+    return read(data, size);
+  };
   for (unsigned lane = 1; lane <= joined && !in_.is_complete(); ++lane) {
     Side& side = *sides_[lane - 1];
     const auto from_side = [this, &side](std::uint8_t* data, std::size_t size) {
+      reading.assume();
       return read_side(side, data, size);
     };
     const State state = side.ended ? State::kHeld : in_.advance(side.in, false, from_side);
@@ -172,7 +176,10 @@ bool StreamChannel::read_striped() {
 }
 
 bool StreamChannel::end_striped() {
-  const auto from_first = [this](std::uint8_t* data, std::size_t size) { return read(data, size); };
+  const auto from_first = [this](std::uint8_t* data, std::size_t size) {
+    reading.assume();
+    return read(data, size);
+  };
   if (!in_.finish(first_, from_first)) {
     wanted_.store(1, std::memory_order_seq_cst);
     return false;

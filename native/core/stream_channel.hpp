@@ -26,25 +26,27 @@ class StreamChannel final : public Channel {
   // `keys`: of the first connection, or null. Throws LinkFailure: there is no crypto.
   explicit StreamChannel(Descriptor socket, const Striping& striping = {}, const Keys* keys = nullptr);
 
-  std::size_t read(std::uint8_t* data, std::size_t size) override;
-  BlockRef segment(std::uint64_t place, std::size_t size) override;
+  std::size_t read(std::uint8_t* data, std::size_t size) override REQUIRES(reading);
+  BlockRef segment(std::uint64_t place, std::size_t size) override REQUIRES(reading);
   bool has_segments() const override { return false; }
   bool has_stripes() const override { return striping_.streams > 1; }
-  void begin_striped(std::uint8_t* data, std::uint64_t size, std::uint64_t chunk) override;
-  bool read_striped() override;
-  bool end_striped() override;
+  void begin_striped(std::uint8_t* data, std::uint64_t size, std::uint64_t chunk) override
+      REQUIRES(reading);
+  bool read_striped() override REQUIRES(reading);
+  bool end_striped() override REQUIRES(reading);
   bool may_have_input() const override;
-  bool look() override;
-  void on_readable() override { look(); }
+  bool look() override REQUIRES(reading);
+  void on_readable() override REQUIRES(reading) { look(); }
   bool arm() override { return !may_have_input(); }
+  nfds_t wait_set(pollfd* waited) const override REQUIRES(reading);
 
   void compose(const OutFrame& frame, Composed& composed) override;
-  std::size_t write(const Part* parts, std::size_t count) override {
+  std::size_t write(const Part* parts, std::size_t count) override REQUIRES(writing) {
     return write_to(0, parts, count).taken;
   }
-  bool write_some(Composed& composed) override;
-  bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) override;
-  bool ask_for_space() override { return false; }
+  bool write_some(Composed& composed) override REQUIRES(writing);
+  bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) override REQUIRES(writing);
+  bool ask_for_space() override REQUIRES(writing) { return false; }
   bool is_stream() const override { return true; }
   void shut_down() override;
   void close() override;
@@ -56,8 +58,6 @@ class StreamChannel final : public Channel {
   void join(Descriptor socket, const Keys* keys = nullptr);
   unsigned sides() const { return joined_.load(std::memory_order_seq_cst); }
   int side_fd(unsigned lane) const { return sides_[lane - 1]->socket.get(); }
-  // What epoll was asked to tell of it, once. Guarded by the link.
-  std::uint32_t& asked_of(unsigned lane) { return sides_[lane - 1]->asked; }
   void mark_ready(unsigned lane) { sides_[lane - 1]->ready.store(true); }
   // Its end was noticed, and is no news any more.
   void mark_ending(unsigned lane) { sides_[lane - 1]->ending.store(true); }
@@ -74,8 +74,6 @@ class StreamChannel final : public Channel {
   bool may_wait_for_sides() const { return is_within_stripes() && sides() + 1 < striping_.streams; }
   // Whether writing goes on when there is space on a connection.
   bool is_blocked(unsigned lane) const { return blocked_.load() >> lane & 1; }
-  // What to poll for input, `kMaxStreams` at most; how many. The reader's thread.
-  nfds_t wait_set(pollfd* waited) const;
   // Whether the peer has closed the first connection, though there may be more to read.
   bool has_first_ended() const;
   // The end that will be found on the first connection is due to one beside it.
@@ -100,7 +98,6 @@ class StreamChannel final : public Channel {
     bool ended = false;  // the reader has found the end
     std::atomic<bool> ready{true};  // there may be input
     std::atomic<bool> ending{false};
-    std::uint32_t asked = 0;
   };
 
   // What came of writing: how many bytes count as written, and whether anything happened: then a frame
@@ -114,34 +111,37 @@ class StreamChannel final : public Channel {
   Records* records_of(unsigned lane) const {
     return (lane == 0 ? records_ : sides_[lane - 1]->records).get();
   }
-  std::size_t receive(std::uint8_t* data, std::size_t size);
-  std::size_t receive_side(Side& side, std::uint8_t* data, std::size_t size);
-  std::size_t read_side(Side& side, std::uint8_t* data, std::size_t size);
-  std::size_t read_records(std::uint8_t* data, std::size_t size);
-  bool has_bytes() const { return records_ ? records_->in.is_ready() : start_ < end_; }
-  bool look_first();
-  Written write_to(unsigned lane, const Part* parts, std::size_t count);
-  Written write_records(RecordsOut& records, int fd, const Part* parts, std::size_t count);
+  std::size_t receive(std::uint8_t* data, std::size_t size) REQUIRES(reading);
+  std::size_t receive_side(Side& side, std::uint8_t* data, std::size_t size) REQUIRES(reading);
+  std::size_t read_side(Side& side, std::uint8_t* data, std::size_t size) REQUIRES(reading);
+  std::size_t read_records(std::uint8_t* data, std::size_t size) REQUIRES(reading);
+  bool has_bytes() const REQUIRES(reading) {
+    return records_ ? records_->in.is_ready() : start_ < end_;
+  }
+  bool look_first() REQUIRES(reading);
+  Written write_to(unsigned lane, const Part* parts, std::size_t count) REQUIRES(writing);
+  Written write_records(RecordsOut& records, int fd, const Part* parts, std::size_t count)
+      REQUIRES(writing);
 
   const Striping striping_;
   RecordsRef records_;  // of the first connection; null without keys
-  std::vector<std::uint8_t> buffer_;  // without keys
-  std::size_t start_ = 0;
-  std::size_t end_ = 0;
-  std::string failure_;  // why nothing comes any more
+  std::vector<std::uint8_t> buffer_ GUARDED_BY(reading);  // without keys
+  std::size_t start_ GUARDED_BY(reading) = 0;
+  std::size_t end_ GUARDED_BY(reading) = 0;
+  std::string failure_ GUARDED_BY(reading);  // why nothing comes any more
   std::atomic<bool> buffered_{false};  // or it failed
 
   std::array<std::unique_ptr<Side>, kMaxStreams - 1> sides_;
   std::atomic<unsigned> joined_{0};  // how many of them are there
   std::atomic<bool> side_closed_{false};
 
-  StripesIn in_;
-  StripesIn::Lane first_;
+  StripesIn in_ GUARDED_BY(reading);
+  StripesIn::Lane first_ GUARDED_BY(reading);
   std::atomic<bool> within_stripes_{false};
   // Within stripes: on which connections; a bit each. Of those that the reader has not seen yet, all.
   std::atomic<std::uint32_t> wanted_{kAll};
 
-  std::uint64_t striped_so_far_ = 0;  // the writer's
+  std::uint64_t striped_so_far_ GUARDED_BY(writing) = 0;
   std::atomic<std::uint64_t> striped_out_{0};  // the same, for others
   std::atomic<std::uint32_t> blocked_{1};  // which connections the writer waits for; a bit each
 };

@@ -286,7 +286,7 @@ void test_flood_starves_nobody(Kind kind) {
   left->send(test_frame(kOneWay, 8, 1, 1).out(), patient(), no_interrupt);
   await_other([](const Event& event) { return event.frame && event.frame->call_id == 8; });
   left->lose("enough");
-  await_other([&](const Event& event) { return !event.frame && event.link == right; });
+  await_other([&ended = right](const Event& event) { return !event.frame && event.link == ended; });
 }
 
 void test_receive(Kind kind) {

@@ -163,6 +163,25 @@ void test_lose_with_a_residue(Kind kind) {
   check_end(*pair.left_home, pair.left, "enough");
 }
 
+// A caller that has read its outcome returns it, though it finds the end right behind.
+void test_what_was_read_counts(Kind kind) {
+  static Pair* pair = nullptr;  // null: it was done
+  Pair here(kind);
+  pair = &here;
+  // In the caller, which has the role of reading: the peer answers and goes, and writing finds that.
+  const Interrupt end_it = [] {
+    if (pair == nullptr) return;
+    echo(next_event(*pair->right_home), patient());
+    pair->right_home->close();
+    const TestFrame large = test_frame(kOneWay, 2, 1, 8 << 20);
+    CHECK_THROWS(pair->left->send(large.out(), patient(), no_interrupt), LinkFailure);
+    CHECK(!pair->left->is_lost());
+    pair = nullptr;
+  };
+  CHECK(here.left->exchange(test_frame(kRequest, 1, 1, 1).out(), patient(), end_it, {}).call_id == 1);
+  CHECK(here.left->is_lost());
+}
+
 void test_lost_before_it_starts(Kind kind) {
   auto endpoint = std::make_shared<Endpoint>(0), other = std::make_shared<Endpoint>(0);
   const Linked links = linked(kind, endpoint, other);
@@ -265,6 +284,7 @@ int main() {
     test_lose(kind);
     test_lose_while_writers_are_stuck(kind);
     test_lose_with_a_residue(kind);
+    test_what_was_read_counts(kind);
     test_lost_before_it_starts(kind);
     test_close_while_threads_are_inside(kind, 0);
     test_close_while_threads_are_inside(kind, 2);

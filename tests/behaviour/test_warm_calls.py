@@ -165,6 +165,60 @@ def test_a_call_that_a_served_function_makes(pair: list[Agent]) -> None:
     assert len(names) <= 36, names
 
 
+def test_an_asynchronous_call_at_the_callee(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = lambda: rpc.rpc_async("w1", nothing).wait()  # noqa: E731
+    names = at_the_other_end(call, monkeypatch, pair[1], Request)
+    assert len(names) <= 23, names
+
+
+def call_back_async() -> list[str]:
+    """Call the caller without waiting at once, as a served function; return the frames of that."""
+    return at_the_caller(lambda: rpc.rpc_async("w0", nothing), then=torch.futures.Future.wait)
+
+
+def call_back_remote() -> list[str]:
+    """Make a value on the caller, as a served function; return the frames of that."""
+    return at_the_caller(lambda: rpc.remote("w0", nothing), then=rpc.RRef.to_here)
+
+
+def test_an_asynchronous_call_that_a_served_function_makes(pair: list[Agent]) -> None:
+    names = rpc.rpc_sync("w1", call_back_async)
+    assert len(names) <= 21, names
+
+
+def test_a_remote_call_that_a_served_function_makes(pair: list[Agent]) -> None:
+    names = rpc.rpc_sync("w1", call_back_remote)
+    assert len(names) <= 34, names
+
+
+def ask_async() -> None:
+    """Call the caller without waiting at once."""
+    rpc.rpc_async("w0", nothing).wait()
+
+
+def ask_remote() -> None:
+    """Make a value on the caller. To fetch it would be a request more."""
+    rpc.remote("w0", nothing)
+
+
+def test_an_asynchronous_call_of_a_served_function_at_the_callee(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = partial(rpc.rpc_sync, "w1", ask_async)
+    names = at_the_other_end(call, monkeypatch, pair[0], Request)
+    assert len(names) <= 23, names
+
+
+def test_a_remote_call_of_a_served_function_at_the_owner(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = partial(rpc.rpc_sync, "w1", ask_remote)
+    names = at_the_other_end(call, monkeypatch, pair[0], Request)
+    assert len(names) <= 43, names
+
+
 def test_a_remote_call_at_the_caller(pair: list[Agent]) -> None:
     names = at_the_caller(lambda: rpc.remote("w1", nothing), then=rpc.RRef.to_here)
     assert len(names) <= 31, names
