@@ -45,7 +45,7 @@ SANITIZE_thread := thread
 RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
-.PHONY: help $(DEMOS) test conformance lint check format tidy pictures docs sim field chaos soak bench bench-all clean
+.PHONY: help $(DEMOS) test conformance lint check format tidy pictures docs sim field chaos soak bench bench-keep bench-all clean
 .PHONY: native native-test native-clang sanitize sanitize-python fuzz lock wheel matrix audit
 
 help: ## List the targets.
@@ -171,6 +171,9 @@ soak: $(NATIVE) ## Look for growth of memory over many calls. Options: CALLS=100
 
 bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+bench-keep: $(INSTALLED) ## Keep the run of `make bench` in benchmarks/history/, and draw the README's chart of it.
+	$(BIN)/python benchmarks/keep.py
 
 $(VENV)/.bench: requirements/bench.txt | $(INSTALLED)
 	$(call install,bench)

@@ -18,11 +18,13 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
+from checkout import Checkout, state_of
 from plans import (
     BEFORE,
     BOTH,
@@ -74,6 +76,37 @@ def machine(implementations: list[str]) -> dict[str, object]:
     }
 
 
+def words_for_machine() -> str:
+    """Return the cores, the processor and the system, but nothing that names this host."""
+    info = Path("/proc/cpuinfo")
+    models = [
+        line.partition(":")[2].strip()
+        for line in (info.read_text("utf-8") if info.exists() else "").splitlines()
+        if line.startswith("model name")
+    ]
+    processor = " ".join(models[0].split()) if models else platform.machine()
+    return f"{os.cpu_count()} cores of {processor}, {platform.system()} {platform.machine()}"
+
+
+def facts_of_run(
+    began: Checkout, rounds: int, cases: list[str], implementations: list[str], all_blocks: bool
+) -> dict[str, object]:
+    """Return the facts by which `keep.py` decides whether a run is worth keeping.
+
+    Args:
+        began: the state of the checkout before the first measurement.
+        all_blocks: whether each case had the number of blocks that it has in its plan.
+    """
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "commit": began.commit,
+        "clean": began.is_clean and state_of() == began,
+        "machine": words_for_machine(),
+        "rounds": rounds,
+        "complete": all_blocks and set(cases) == set(CASES) and set(BOTH) <= set(implementations),
+    }
+
+
 def names(
     known: list[str], sets: dict[str, list[str]] | None = None, needed: str | None = None
 ) -> Callable[..., list[str]]:
@@ -112,11 +145,17 @@ def check_installed(implementations: list[str]) -> None:
             raise click.BadParameter(reason, param_hint="'--implementations'")
 
 
-def report(times: dict[str, dict[str, Blocks]], implementations: list[str], out: Path) -> None:
+def report(
+    times: dict[str, dict[str, Blocks]],
+    implementations: list[str],
+    run: dict[str, object],
+    out: Path,
+) -> None:
     results = {case: result_of(case, blocks) for case, blocks in times.items()}
     table = markdown(results)
     print(table)
     everything = {
+        "run": run,
         "machine": machine(implementations),
         "results": {case: asdict(result) for case, result in results.items()},
         "seconds": times,
@@ -181,6 +220,7 @@ def main(
         sources[BEFORE] = against
         implementations = [*implementations, BEFORE]
     out.mkdir(parents=True, exist_ok=True)
+    began = state_of()
     round_ = groups(cases, implementations, blocks)
     total = rounds * sum(
         plan.blocks * len(group.implementations[case])
@@ -196,7 +236,8 @@ def main(
             )
         except PeerFailed as error:
             raise click.ClickException(str(error)) from None
-    report({case: measured.blocks[case] for case in cases}, implementations, out)
+    run = facts_of_run(began, rounds, cases, implementations, blocks is None)
+    report({case: measured.blocks[case] for case in cases}, implementations, run, out)
     if measured.disagreements:
         raise click.ClickException("\n".join(measured.disagreements))
 

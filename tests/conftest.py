@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from marks import marks_of
+from marks import Watch, broken_promise, marks_of
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would every process of a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -31,3 +33,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr == "fast" and collection_path.match("test_*.py"):
         return "fast" not in marks_of(collection_path) or None
     return None
+
+
+def pytest_collection_finish() -> None:
+    """Freeze the collected tests: the collector took 15 % of the time to look through them."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "fast":
+        config.pluginmanager.register(KeepsFast(), "keeps-fast")
+
+
+class KeepsFast:
+    """Fails fast tests that start processes or open sockets, their fixtures included."""
+
+    def __init__(self) -> None:
+        self._watch = Watch()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self._watch.begin()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        finally:
+            if reason := broken_promise(self._watch.end()):
+                pytest.fail(reason, pytrace=False)

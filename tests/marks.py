@@ -1,7 +1,8 @@
-"""The markers that tests get by their place."""
+"""The markers that tests get by their place, and a watch over the promise of `fast`."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import PurePath
 
 # By directory; each directory of tests is here.
@@ -24,14 +25,62 @@ SLOW = (
     "termination_sim thread_stacks tls_handshake unsendable_texts"
 )
 STARTS_PROCESSES = (
-    "compat compat_imports compat_names hardening heap make openmp surface thread_starts"
+    "addresses compat compat_imports compat_names exports extras hardening heap make openmp "
+    "surface thread_starts"
 )
+OPENS_SOCKETS = "doctor endpoints reachability"
 UNLIKE_THEIR_DIRECTORY: dict[str, tuple[str, ...]] = {
     **{f"test_{name}.py": ("slow",) for name in SLOW.split()},
     **{f"test_{name}.py": ("slow", "process") for name in STARTS_PROCESSES.split()},
+    **{f"test_{name}.py": ("network",) for name in OPENS_SOCKETS.split()},
 }
 
 
 def marks_of(path: PurePath) -> tuple[str, ...]:
     """Return the names of the markers of the tests in a file."""
     return UNLIKE_THEIR_DIRECTORY.get(path.name, MARKS.get(path.parent.name, ()))
+
+
+# Python's audit events of what a fast test does not do. C++ of ours raises none.
+OF_PROCESSES = {
+    "subprocess.Popen",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.exec",
+    "os.system",
+}
+OF_SOCKETS = {"socket.__new__"}
+
+
+class Watch:
+    """Notes the processes and sockets that this process makes while it watches."""
+
+    def __init__(self) -> None:
+        self._is_on = False
+        self._seen: list[str] = []
+        sys.addaudithook(self._note)
+
+    def begin(self) -> None:
+        self._seen.clear()
+        self._is_on = True
+
+    def end(self) -> list[str]:
+        """Return the events since the beginning."""
+        self._is_on = False
+        return list(self._seen)
+
+    def _note(self, event: str, _arguments: object) -> None:
+        if self._is_on and (event in OF_PROCESSES or event in OF_SOCKETS):
+            self._seen.append(event)
+
+
+def broken_promise(seen: list[str]) -> str:
+    """Return what to do about a fast test that did these things, or nothing if it did none."""
+    if not seen:
+        return ""
+    return (
+        f"a test marked `fast` starts no process and opens no socket, and this one did: "
+        f"{', '.join(sorted(set(seen)))}. Name its file in tests/marks.py, or take the test "
+        "into a file that is named there"
+    )

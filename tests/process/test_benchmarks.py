@@ -54,6 +54,9 @@ PNG = b"\x89PNG"
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(BENCHMARKS)
+    from charts import TITLES
+    from keep import HISTORY, keep
+    from kept import kept_runs
     from plans import CASES, DEFAULT, TRAINING, WORLDS
     from steps import Agreement, disagreement
     from table import Quartiles, Times, markdown, result_of
@@ -138,6 +141,49 @@ def test_benchmark_writes_its_numbers_and_leaves_no_process(
             unit = CASES[case].unit
             assert written["results"][case]["times"][name]["median"] == unit.of(seconds)
         assert list(written["results"][case]["ratios"]) == ["torch"]
+    assert written["run"]["rounds"] == 1
+    assert not written["run"]["complete"], "it has not all cases"
+
+
+def git(root: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=Test", "-c", "user.email=test@example.org")
+    command = ["git", *who, "-C", str(root), *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_a_run_is_kept_if_it_is_of_this_commit_and_no_file_differs(tmp_path: Path) -> None:
+    root, bench = tmp_path / "checkout", tmp_path / "bench.json"
+    root.mkdir()
+    git(root, "init", "--quiet")
+    git(root, "commit", "--quiet", "--allow-empty", "--message", "one")
+    run = {
+        "date": "2026-11-28T15:20Z",
+        "commit": git(root, "rev-parse", "HEAD"),
+        "clean": True,
+        "machine": "2 cores",
+        "rounds": 3,
+        "complete": True,
+    }
+    measured = {"python": "3.12.3", "versions": {"torch": "2.13.0"}}
+    bench.write_text(json.dumps({"run": run, "machine": measured, "results": {}}), "utf-8")
+    stray = root / "stray"
+    stray.touch()
+    with pytest.raises(SystemExit, match="not kept, since files differ from the commit"):
+        keep(bench, root)
+    stray.unlink()
+    path = keep(bench, root)
+    assert path.parent == root / HISTORY
+    assert [one.commit for one in kept_runs(root / HISTORY)] == [run["commit"]]
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message", "two")
+    with pytest.raises(SystemExit, match=r"measured commit \w+, and HEAD is \w+: check that"):
+        keep(bench, root)
+
+
+def test_cases_of_the_readmes_chart_exist() -> None:
+    assert set(TITLES) <= set(CASES)
 
 
 def test_each_training_case_has_a_row_with_default_threads_beside_it() -> None:

@@ -7,7 +7,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -306,6 +306,62 @@ def runs_functions_with_grad_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerCall, "_call", call)
 
 
+def changes_what_arrives(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+    deliver = passes.Pass.deliver
+
+    def changed(self: Any, source: Any, share: int, gradients: dict[int, Any]) -> None:
+        deliver(self, source, share, change(gradients))
+
+    monkeypatch.setattr(passes.Pass, "deliver", changed)
+
+
+def swaps_tensors_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def swapped(gradients: dict[int, Any]) -> dict[int, Any]:
+        shapes = {None if one is None else one.shape for one in gradients.values()}
+        backwards = reversed(list(gradients.values()))
+        return dict(zip(gradients, backwards, strict=True)) if len(shapes) == 1 else gradients
+
+    changes_what_arrives(monkeypatch, swapped)
+
+
+def rounds_what_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounded(gradients: dict[int, Any]) -> dict[int, Any]:
+        return {
+            n: one if one is None else one.float().to(one.dtype) for n, one in gradients.items()
+        }
+
+    changes_what_arrives(monkeypatch, rounded)
+
+
+def cuts_the_graph_at_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only second derivatives show it: the gradients themselves are right."""
+
+    def cut(gradients: dict[int, Any]) -> dict[int, Any]:
+        return {n: one if one is None else one.detach() for n, one in gradients.items()}
+
+    changes_what_arrives(monkeypatch, cut)
+
+
+def keeps_the_first_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_state, "add", lambda one, other: one)
+
+
+def averages_contributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_state, "add", lambda one, other: (one + other) / 2)
+
+
+def drops_gradients_of_earlier_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = passes.Pass.start
+
+    def after_dropping(self: Any) -> None:
+        self._context.replace(
+            [(leaf, torch.zeros_like(leaf)) for leaf in self._context.gradients()]
+        )
+        start(self)
+
+    monkeypatch.setattr(passes.Pass, "start", after_dropping)
+
+
 BUGS = {
     doubles_gradients: "gradient of",
     loses_a_contribution: "gradient of",
@@ -316,6 +372,12 @@ BUGS = {
     gives_gradients_no_graph: "",
     sends_no_links_under_no_grad: "arrived without a link",
     runs_functions_with_grad_always: "",
+    swaps_tensors_of_a_message: "gradient of",
+    rounds_what_arrives: "gradient of",
+    cuts_the_graph_at_each_message: "",
+    keeps_the_first_contribution: "gradient of",
+    averages_contributions: "gradient of",
+    drops_gradients_of_earlier_passes: "gradient of",
 }
 
 
