@@ -53,5 +53,6 @@ def install(swap: Swap, hook: ImportHook) -> None:
     else:
         swap.drop(PACKAGE)
         swap.drop(GENERATED)
-        hook.instead(GENERATED, generated)
+        # Until torch 2.13 that import is one by name, of a file which torch has just written.
+        hook.instead(GENERATED, generated, until=REMOTE_MODULE)
         hook.after(REMOTE_MODULE, module_breaks_graphs)
