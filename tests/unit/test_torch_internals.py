@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from private_names import (
 import farcall.torch_internals
 from farcall import torch_internals as internals
 from farcall.compat.rpc import scripts
+from farcall.runtime.threads.thread_state import Restorer, float_control
 from farcall.torch_internals.table import NEWEST, OLDEST, TABLE
 
 SECONDS = 300
@@ -215,6 +217,23 @@ def test_a_context_is_handed_on_and_taken_back_also_by_older_torch(
             assert scripts.handed_on() is context
         assert scripts.handed_on() is context
     assert scripts.handed_on() is None
+
+
+def test_a_default_device_that_was_put_back_is_no_context_for_older_torch() -> None:
+    """`torch.get_default_device` of torch 2.9 fails where the context is there, and is None."""
+    found: list[object] = []
+
+    def set_and_put_back() -> None:
+        restorer = Restorer(float_control())
+        torch.set_default_device("meta")
+        restorer.put_back()
+        found.append(hasattr(internals.global_device_context, "device_context"))
+        found.append(torch.get_default_device())
+
+    thread = threading.Thread(target=set_and_put_back)
+    thread.start()
+    thread.join()
+    assert found == [False, torch.device("cpu")]
 
 
 def test_a_variable_that_changes_is_read_anew() -> None:

@@ -240,7 +240,8 @@ def _leave_function_modes() -> None:
         mode = internals.pop_torch_function_stack()
         if hasattr(mode, "old_device"):
             internals.device_module.CURRENT_DEVICE = mode.old_device
-    internals.global_device_context.device_context = None
+    # As in a new thread: older torch takes None for a context.
+    vars(internals.global_device_context).pop("device_context", None)
     if not internals.is_torch_function_enabled():
         internals.set_torch_function_state(internals.TorchFunctionState.ENABLED)
 
