@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-TORCHES = ("2.4.1", "2.6.0", "2.9.1", "2.13.0", "2.15.0")
+TORCHES = ("2.6.0", "2.9.1", "2.13.0", "2.14.1")
 EXPECTED = "tensor([4., 4.])\n[('e', 2)]\n"
 INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--quiet")
 

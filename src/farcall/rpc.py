@@ -22,8 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch.autograd import profiler
-
 from farcall import functions
 from farcall.autograd.autograd import Autograd
 from farcall.errors import (
@@ -73,6 +71,7 @@ from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
 from farcall.serde import Only, hide_own_frames
 from farcall.supervision import Child, Snapshot, get_object, supervise
+from farcall.torch_internals import is_profiler_enabled
 from farcall.transport.connect.credentials import TlsConfig
 
 __all__ = [
@@ -321,7 +320,7 @@ def rpc_sync(
             agent = current_agent()
             made = partial(agent.call, to, func, args or (), kwargs)
             return retrying.call(_attempts(agent, func, to, retry, seconds), made)
-        if profiler._is_profiler_enabled:
+        if is_profiler_enabled():
             call = to, func, args or (), kwargs, seconds
             return profiling.call(current_agent(), None, call)
         return current_agent().call(to, func, args or (), kwargs, seconds)
@@ -353,7 +352,7 @@ def rpc_async(
             made = partial(agent.call_async, to, func, args or (), kwargs)
             attempts = _attempts(agent, func, to, retry, seconds)
             return retrying.call_async(agent, attempts, made, sys._getframe(1))
-        if profiler._is_profiler_enabled:
+        if is_profiler_enabled():
             call = to, func, args or (), kwargs, seconds
             return profiling.call_async(current_agent(), None, call, sys._getframe(1))
         return current_agent().call_async(to, func, args or (), kwargs, seconds, sys._getframe(1))
@@ -403,7 +402,7 @@ def remote(
         if name is not None:
             func, args = named(name, func, args or (), kwargs)
             kwargs = None
-        if profiler._is_profiler_enabled:
+        if is_profiler_enabled():
             call = to, func, args or (), kwargs, seconds
             return RRef.of(profiling.remote(agent, None, call, at_once))
         return RRef.of(agent.remote(to, func, args or (), kwargs, seconds, at_once))

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import torch
-from torch.autograd import profiler
 
 from farcall.errors import Cancelled, RpcTimeout
 from farcall.ids import WorkerInfo, worker_info
@@ -31,6 +30,7 @@ from farcall.runtime.references.handles import RefHandle
 from farcall.runtime.references.sought import SOUGHT
 from farcall.runtime.references.values import ValueSlot
 from farcall.serde import StoredError, hide_own_frames, own_type
+from farcall.torch_internals import is_profiler_enabled
 
 T = TypeVar("T")
 
@@ -321,7 +321,7 @@ class _Methods:
                 handle.references.check_usable(handle)
             owner = handle.reference.owner_name or handle.to
             call = (handle, method, args, kwargs)
-            if profiler._is_profiler_enabled:
+            if is_profiler_enabled():
                 made = owner, call_method, call, None, self.__timeout
                 return self.__record(handle.references.agent, method, made)
             return self.__call(owner, call_method, call, None, self.__timeout)

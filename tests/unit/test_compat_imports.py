@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from farcall.compat.imports import ImportHook
 
 SECONDS = 300
 # Of what nobody asked for. torch.distributed.optim alone imports 600 modules.
@@ -180,3 +186,91 @@ print(json.dumps(resolve("_remote_module_non_scriptable:_remote_forward").__name
         )
         == "_remote_forward"
     )
+
+
+# torch's generator of that module before torch 2.13.
+OLDER_TORCH = """
+import importlib, pathlib, tempfile, types
+folder = tempfile.TemporaryDirectory()
+sys.path.append(folder.name)
+def instantiate():
+    path = pathlib.Path(folder.name, "_remote_module_non_scriptable.py")
+    path.write_text("def _remote_forward(): pass\\ndef _create_module(): pass\\nby = 'torch'")
+    importlib.invalidate_caches()
+    return importlib.import_module("_remote_module_non_scriptable")
+instantiator = types.ModuleType("torch.distributed.nn.jit.instantiator")
+instantiator.instantiate_non_scriptable_remote_module_template = instantiate
+sys.modules[instantiator.__name__] = instantiator
+"""
+
+
+@pytest.mark.parametrize("first", ["torch.distributed.nn", "_remote_module_non_scriptable"])
+def test_remote_modules_can_be_imported_where_torch_imports_what_it_writes(first: str) -> None:
+    assert run(
+        INSTALL
+        + OLDER_TORCH
+        + f"""
+import {first}
+import torch.distributed.nn, _remote_module_non_scriptable
+used = torch.distributed.nn.api.remote_module._NON_SCRIPTABLE_REMOTE_MODULE_MODULE
+print(json.dumps([used is _remote_module_non_scriptable, used.by]))
+"""
+    ) == [True, "torch"]
+
+
+def imported_by_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ImportHook, Path]:
+    """Make a module that imports another, which a hook makes by importing the first."""
+    (tmp_path / "farcall_test_writer.py").write_text("import farcall_test_written")
+    (tmp_path / "farcall_test_written.py").write_text("by = 'its own finder'")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make() -> ModuleType:
+        importlib.import_module("farcall_test_writer")
+        return sys.modules["farcall_test_written"]
+
+    hook = ImportHook()
+    hook.instead("farcall_test_written", make, until="farcall_test_writer")
+    monkeypatch.setattr(sys, "meta_path", [hook, *sys.meta_path])
+    return hook, tmp_path
+
+
+@pytest.fixture
+def no_test_modules() -> Iterator[None]:
+    yield
+    for name in ("farcall_test_writer", "farcall_test_written"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("no_test_modules")
+@pytest.mark.parametrize("first", ["farcall_test_writer", "farcall_test_written"])
+def test_the_hook_stands_aside_while_the_module_itself_is_made(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported_by_two(tmp_path, monkeypatch)
+    importlib.import_module(first)
+    assert importlib.import_module("farcall_test_written").by == "its own finder"
+
+
+@pytest.mark.usefixtures("no_test_modules")
+def test_the_hook_stands_aside_in_the_thread_alone_that_runs_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook, folder = imported_by_two(tmp_path, monkeypatch)
+    found: list[object] = []
+
+    def look() -> None:
+        found.append(hook.find_spec("farcall_test_written", None))
+
+    monkeypatch.setattr(sys, "farcall_test_look", look, raising=False)
+    (folder / "farcall_test_writer.py").write_text(
+        """
+import sys, threading
+sys.farcall_test_look()
+other = threading.Thread(target=sys.farcall_test_look)
+other.start()
+other.join()
+"""
+    )
+    importlib.import_module("farcall_test_writer")
+    look()
+    assert [one is None for one in found] == [True, False, False]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from farcall import torch_internals as internals
 from farcall.autograd.nodes import BEHIND_EDGE, ENTRIES_BELOW, SentTensors, Traffic, traffic
 from farcall.protocol.reachability import Exploration, Reach
 
@@ -22,7 +23,7 @@ Tensor = torch.Tensor
 _LEAF = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
 # What torch.autograd.grad calls in the end. Its own checks take longer than a small graph, and its
 # argument `grad_outputs` makes it import sympy, which takes a second.
-_run_backward: Any = torch.autograd.Variable._execution_engine.run_backward
+_run_backward: Any = internals.execution_engine.run_backward
 
 
 class GraphExploration(Exploration):
@@ -36,7 +37,7 @@ class GraphExploration(Exploration):
 
     @staticmethod
     def has_hooks(leaf: Any) -> bool:
-        return bool(leaf.variable._backward_hooks)
+        return bool(internals.backward_hooks(leaf.variable))
 
     def make_first(self) -> None:
         """Let every node that can be run be run before any entry.
@@ -45,9 +46,9 @@ class GraphExploration(Exploration):
         the numbers of their sources; all others get higher ones here, once.
         """
         for node in self._seen:
-            number = node._sequence_nr()
+            number = internals.sequence_nr(node)()
             if number < ENTRIES_BELOW:
-                node._set_sequence_nr(ENTRIES_BELOW + number)
+                internals.set_sequence_nr(node)(ENTRIES_BELOW + number)
 
 
 class GraphReach(Reach):
@@ -146,7 +147,7 @@ def _leave_nothing() -> None:
     with torch.enable_grad():
         start = torch.ones((), requires_grad=True)
         last = start * 1
-    last.grad_fn._set_sequence_nr(0)  # type: ignore[union-attr]
+    internals.set_sequence_nr(last.grad_fn)(0)
     torch.autograd.grad([last], [start])
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from farcall import torch_internals as internals
 from farcall.protocol.passes import ROOT
 from farcall.runtime.membership.peers import Peer
 
@@ -39,11 +40,8 @@ class Traffic(Protocol):
 
 traffic: ContextVar[Traffic | None] = ContextVar("farcall_traffic", default=None)
 
-if TYPE_CHECKING:
-    _Function = torch.autograd.Function
-else:
-    # That without its support for torch.func, which takes as long as all the rest.
-    _Function = torch.autograd.function._SingleLevelFunction
+# `torch.autograd.Function` without its support for torch.func, which takes as long as all the rest.
+_Function = internals.SingleLevelFunction
 
 # An exit is run only if something behind it is asked for. Only a thread that has the GIL may use
 # this leaf, as `apply` does; making the edge does not. For torch looks for the leaf's accumulator
@@ -162,7 +160,7 @@ def _make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
         for index, tensor in enumerate(tensors)
     ]
     for entry in made:
-        entry.grad_fn._set_sequence_nr(source % ENTRIES_BELOW)  # type: ignore[union-attr]
+        internals.set_sequence_nr(entry.grad_fn)(source % ENTRIES_BELOW)
     return made
 
 
@@ -178,7 +176,7 @@ def _behind(leaf: Tensor) -> Tensor:
 
 def plain(tensor: Tensor) -> Tensor:
     """The tensor without its subclass, whose own functions are not called."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with internals.DisableTorchFunctionSubclass():
         return tensor.as_subclass(Tensor)
 
 

@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from farcall import torch_internals as internals
 from farcall.autograd.context_state import Context
 from farcall.runtime.context import current_context
 
@@ -53,7 +54,7 @@ class Replicas:
     def _note(self, module: torch.nn.Module, args: Any) -> None:
         if not isinstance(module, DistributedDataParallel):
             # A call of `forward`, not of the module, runs no hook of it, but those of its parts.
-            around = DistributedDataParallel._active_ddp_module
+            around = internals.active_ddp_module()
             if around is None or around.module is not module:
                 return
             module = around
@@ -105,7 +106,7 @@ class Replicas:
 
 
 # What `distributed.is_initialized()` asks by way of two classes.
-_world: Any = distributed.distributed_c10d._world if distributed.is_available() else None
+_world: Any = internals.world if distributed.is_available() else None
 
 
 def _has_process_groups() -> bool:
@@ -150,7 +151,7 @@ def _grad_of_our_own(leaves: Sequence[Tensor], ours: Mapping[Tensor, Tensor]) ->
     Nor do the leaves have hooks there: they were called when the gradients were computed.
     """
     theirs = [leaf.grad for leaf in leaves]
-    hooks: list[dict[Any, Any]] = [leaf._backward_hooks or {} for leaf in leaves]
+    hooks: list[dict[Any, Any]] = [internals.backward_hooks(leaf) or {} for leaf in leaves]
     called = [dict(table) for table in hooks]
     for leaf, table in zip(leaves, hooks, strict=True):
         leaf.grad = ours[leaf].clone() if leaf in ours else None

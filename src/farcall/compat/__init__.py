@@ -21,6 +21,7 @@ import torch
 import torch.distributed.rpc
 import torch.nn.parallel.distributed
 
+from farcall import torch_internals as internals
 from farcall.compat import autograd, names, nn, rpc
 from farcall.compat.imports import ImportHook
 from farcall.compat.rpc import (
@@ -56,8 +57,8 @@ _MODULES = {
 }
 _THEIRS = {name: sys.modules[name] for name in _MODULES}
 _SERVER_PROFILER = "torch.distributed.rpc.server_process_global_profiler"
-_ENABLE_PROFILER = "_enable_server_process_global_profiler"
-_TESTING = "torch.distributed.rpc._testing"
+_ENABLE_PROFILER = internals.attribute_of("enable_server_process_global_profiler")
+_TESTING = internals.path_of("rpc_testing")
 for _module in (api, autograd, backend_registry, debugging, quirks, scripts, starting):
     module_breaks_graphs(_module)
 names.complete(_MODULES)
@@ -87,7 +88,7 @@ def install() -> None:
     global _installed  # noqa: PLW0603
     if _installed:
         return
-    if torch._C._distributed_rpc._is_current_rpc_agent_set():
+    if internals.is_current_rpc_agent_set():
         raise RuntimeError(
             "torch.distributed.rpc is initialized: call farcall.compat.install before its init_rpc"
         )
@@ -106,11 +107,11 @@ def install() -> None:
             _swap.attribute(theirs, name, value)
     profiler = sys.modules[_SERVER_PROFILER]
     for owner, name, value in (
-        (torch._jit_internal, "RRef", RRef),
-        (torch._jit_internal, "PyRRef", RRef),
+        (internals.jit_internal, "RRef", RRef),
+        (internals.jit_internal, "PyRRef", RRef),
         (torch.nn.parallel.distributed, "RRef", RRef),
         (profiler, _ENABLE_PROFILER, getattr(rpc, _ENABLE_PROFILER)),
-        (RRef, "_get_type", api.get_type),
+        (RRef, internals.attribute_of("get_type"), api.get_type),
         (options.TensorPipeRpcBackendOptions, "_only_options", False),  # as torch's
     ):
         _swap.attribute(owner, name, value)

@@ -13,17 +13,20 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
-import torch
+from farcall import torch_internals as internals
 
 # In C++, and of use without an agent there. So are all constants.
 _KEPT = {
     "RemoteProfilerManager",
-    "_disable_jit_rref_pickle",
-    "_enable_jit_rref_pickle",
-    "_set_profiler_node_id",
+    internals.attribute_of("disable_jit_rref_pickle"),
+    internals.attribute_of("enable_jit_rref_pickle"),
+    internals.attribute_of("set_profiler_node_id"),
 }
 # In Python, but made for torch's agent in C++.
-_OF_AGENT = {"_set_devices_and_reverse_device_map", "_update_group_membership"}
+_OF_AGENT = {
+    internals.attribute_of("set_devices_and_reverse_device_map"),
+    internals.attribute_of("update_group_membership"),
+}
 
 
 def refused(name: str) -> Callable[..., NoReturn]:
@@ -63,8 +66,8 @@ def c_modules(
     """The modules of torch's that are written in C++, and what farcall has by the same names."""
     found = []
     for theirs, standing in (
-        (torch._C._distributed_rpc, "torch.distributed.rpc"),
-        (torch._C._distributed_autograd, "torch.distributed.autograd"),
+        (internals.c_rpc, "torch.distributed.rpc"),
+        (internals.c_autograd, "torch.distributed.autograd"),
     ):
         own = vars(modules[standing])
         names = {key for key in vars(theirs) if key[:2] != "__" and key not in _KEPT}

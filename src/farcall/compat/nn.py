@@ -15,10 +15,11 @@ from types import ModuleType
 from farcall.compat.imports import ImportHook
 from farcall.compat.swap import Swap
 from farcall.runtime.calls.graph_breaks import module_breaks_graphs
+from farcall.torch_internals import generated_modules
 
 PACKAGE = "torch.distributed.nn"
 REMOTE_MODULE = "torch.distributed.nn.api.remote_module"
-GENERATED = "_remote_module_non_scriptable"  # by torch, when it imports that
+GENERATED = f"{generated_modules}non_scriptable"  # by torch, when it imports that
 RREF_PROXY = "torch.distributed.rpc.rref_proxy"
 
 
@@ -53,5 +54,6 @@ def install(swap: Swap, hook: ImportHook) -> None:
     else:
         swap.drop(PACKAGE)
         swap.drop(GENERATED)
-        hook.instead(GENERATED, generated)
+        # Until torch 2.13 that import is one by name, of a file which torch has just written.
+        hook.instead(GENERATED, generated, until=REMOTE_MODULE)
         hook.after(REMOTE_MODULE, module_breaks_graphs)

@@ -14,6 +14,7 @@ from farcall.demos.launch import Run, Training
 from farcall.demos.parameter_server_chaos import SERVER, TRAINER, ElasticJob
 from farcall.demos.parameter_server_report import Summary, chaos_view, draw_accuracy, view
 from farcall.demos.report import FAILED, INTERRUPTED, print_end, write_report
+from farcall.torch_internals import path_of
 
 EXIT_CODES = {"solved": 0, "failed": FAILED, "unsolved": 3, "interrupted": INTERRUPTED}
 UPDATES_BETWEEN_DEATHS = 100
@@ -50,7 +51,7 @@ def run_chaos(
             victims=victims,
             work_of=lambda progress: progress.updates,
             # Optimizers and backward passes import the second one, which takes seconds.
-            modules=[parameter_server_chaos.__name__, "torch._dynamo"],
+            modules=[parameter_server_chaos.__name__, path_of("dynamo")],
         )
     return report(training, options, out, training.deaths, counts=training.has_endured)
 

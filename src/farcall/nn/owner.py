@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from farcall.rref import RRef
 from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.policy import method_of
 from farcall.runtime.context import allowed_now
 from farcall.serde import message_of
+from farcall.torch_internals import parse_to, tree_map_only
 
 Made = Callable[..., nn.Module]
 
@@ -114,7 +114,7 @@ def move(
 ) -> str:
     """Move or cast the module: the device where it is now, if it was moved to one."""
     _method(rref, method)(*args, **kwargs)
-    to, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    to, *_ = parse_to(*args, **kwargs)
     return device if to is None else str(to)
 
 

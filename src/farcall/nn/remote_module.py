@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.distributed.remote_device import _remote_device
 
 from farcall.nn import owner
 from farcall.rref import RRef
@@ -15,6 +14,7 @@ from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import methods_break_graphs
 from farcall.runtime.current import current_agent
 from farcall.serde import hide_own_frames
+from farcall.torch_internals import remote_device as parsed_device
 
 Tensor = torch.Tensor
 
@@ -299,7 +299,7 @@ def _rebuild(
 def _place(remote_device: str) -> tuple[str | int, str]:
     """Worker and device."""
     try:
-        parsed = _remote_device(remote_device)
+        parsed = parsed_device(remote_device)
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"remote_device {remote_device!r} makes no sense: use 'worker/device', "

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from farcall import torch_internals as internals
 from farcall.autograd import contents_of, context
 from farcall.optim.central import Central, Closure
 from farcall.optim.clipping import clip_norm
@@ -329,12 +330,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _saved(self, fetch: Callable[[list[Group]], StateDict]) -> StateDict:
         """A state with what was changed here and not sent yet; and what hooks make of it."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
+        for before in internals.optimizer_state_dict_pre_hooks(self).values():
             before(self)
         state_dict = fetch(self.param_groups)
         for index, change in changes(self._sent, self.param_groups).items():
             apply(state_dict["param_groups"][index], change)
-        for hook in self._optimizer_state_dict_post_hooks.values():
+        for hook in internals.optimizer_state_dict_post_hooks(self).values():
             state_dict = hook(self, state_dict) or state_dict
         return state_dict
 
@@ -372,10 +373,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         if isinstance(state_dict, Mapping):
             state_dict = dict(state_dict)  # hooks may change it
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
+        for before in internals.optimizer_load_state_dict_pre_hooks(self).values():
             state_dict = before(self, state_dict) or state_dict
         self._take_over(load(state_dict, self.param_groups))
-        for after in self._optimizer_load_state_dict_post_hooks.values():
+        for after in internals.optimizer_load_state_dict_post_hooks(self).values():
             after(self)
 
     def initialize_state(self) -> None:

@@ -11,6 +11,7 @@ from farcall.autograd import get_gradients
 from farcall.optim.groups import LocalGroup
 from farcall.optim.locks import ParameterLocks
 from farcall.optim.owners import note
+from farcall.torch_internals import values
 
 Tensor = torch.Tensor
 
@@ -105,7 +106,7 @@ class Parameters:
                     continue
                 # Elements that occur twice are added up first.
                 whole = gradient.coalesce()
-                whole._values().clamp_(-limit, limit)
+                values(whole)().clamp_(-limit, limit)
                 gradient.copy_(whole)
 
     def _gradients(self, context_id: int) -> list[Tensor]:
@@ -167,4 +168,4 @@ def _check(value: Any, number: int) -> None:
 
 def _values(gradient: Tensor) -> Tensor:
     """Return a tensor with the norm of a gradient."""
-    return gradient if gradient.layout is torch.strided else gradient.coalesce()._values()
+    return gradient if gradient.layout is torch.strided else values(gradient.coalesce())()

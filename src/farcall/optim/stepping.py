@@ -10,22 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import _profiler_enabled, profiler  # type: ignore[attr-defined]
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
-_SWITCHES_GRAD: Any = torch_optimizer._use_grad_for_differentiable(lambda: None).__code__
+from farcall import torch_internals as internals
+
+_SWITCHES_GRAD: Any = internals.use_grad_for_differentiable(lambda: None).__code__
 
 
 def is_watched(optimizer: Optimizer) -> bool:
     """Return whether the wrapper has something to do: hooks, or a profiler that runs."""
     return bool(
-        profiler._is_profiler_enabled
-        or optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
-        or _profiler_enabled()
+        internals.is_profiler_enabled()
+        or internals.optimizer_step_pre_hooks(optimizer)
+        or internals.optimizer_step_post_hooks(optimizer)
+        or internals.global_optimizer_pre_hooks
+        or internals.global_optimizer_post_hooks
+        or internals.profiler_enabled()
     )
 
 
@@ -38,8 +38,8 @@ def take_step(optimizer: Optimizer) -> Any:
     if getattr(inner, "__code__", None) is not _SWITCHES_GRAD:
         return inner(optimizer)
     before = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(optimizer.defaults["differentiable"])
+    internals.set_grad_enabled(optimizer.defaults["differentiable"])
     try:
         return inner.__wrapped__(optimizer)
     finally:
-        torch._C._set_grad_enabled(before)
+        internals.set_grad_enabled(before)

@@ -7,7 +7,6 @@ from functools import partial, wraps
 from types import FunctionType
 from typing import Any
 
-import torch
 from opentelemetry.context import attach, detach, get_current
 from opentelemetry.trace import SpanKind
 
@@ -35,6 +34,7 @@ from farcall.runtime.calls.requests import Requests
 from farcall.runtime.calls.server_call import ServerCall
 from farcall.runtime.membership.hosts import host_name
 from farcall.serde import Payload, name_of, type_name_of
+from farcall.torch_internals import Future as TorchFuture
 from farcall.transport.base import Link  # noqa: F401  # msgspec reads the fields of `ServerCall`
 from farcall.wire.messages import Buffer, Extras, Failure, OnDevice, Reply
 
@@ -120,7 +120,7 @@ def _recorded_async(recorder: Recorder, original: Callable[..., Any]) -> Callabl
         finally:
             detach(token)
         # Past our class, which takes a callback for somebody who cares for the result.
-        torch._C.Future.add_done_callback(future, partial(_end_with, made))
+        TorchFuture.add_done_callback(future, partial(_end_with, made))
         return future
 
     return call

@@ -14,10 +14,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from farcall.errors import FunctionNotFound
 from farcall.serde.exceptions import message_of, type_name_of
+from farcall.torch_internals import OpOverload, OpOverloadPacket, ScriptFunction, TensorBase
 
 MAIN = "__main__"
 # What multiprocessing's spawn calls the parent's __main__ in the child.
@@ -26,7 +25,7 @@ SPAWNED_MAIN = "__mp_main__"
 _ADVICE = (
     "it must be importable on the callee too (the RPC pickler does not serialize function code)"
 )
-_OPERATORS = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
+_OPERATORS = (OpOverloadPacket, OpOverload)
 # TorchScript puts this between module and name when it compiles a second function of that name.
 _MANGLED = re.compile(r"\.___torch_mangle_\d+")
 
@@ -68,7 +67,7 @@ def _search_name(function: Any) -> str | None:
 
 def _is_equal(found: Any, function: Any) -> bool:
     """Of what may be a new object at every look."""
-    if isinstance(function, torch._C.ScriptFunction):
+    if isinstance(function, ScriptFunction):
         # No other compiled function has its name.
         name = _attribute(found, "qualified_name")
         return type(found) is type(function) and name == function.qualified_name
@@ -85,7 +84,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _candidates(function: Any) -> Iterator[tuple[Any, Any]]:
     """Return the places to look for it, likeliest first."""
-    if isinstance(function, torch._C.ScriptFunction):
+    if isinstance(function, ScriptFunction):
         # Its __module__ and __qualname__ are those of the class ScriptFunction.
         path = _MANGLED.sub("", function.qualified_name).removeprefix("__torch__.")
         module, _, name = path.rpartition(".")
@@ -103,7 +102,7 @@ def _candidates(function: Any) -> Iterator[tuple[Any, Any]]:
     if not isinstance(name, str):
         return
     owner = _attribute(function, "__objclass__") or _attribute(function, "__self__")
-    if owner is torch._C.TensorBase:
+    if owner is TensorBase:
         yield "torch", f"Tensor.{name}"
     if isinstance(owner, type):
         yield owner.__module__, f"{owner.__qualname__}.{name}"

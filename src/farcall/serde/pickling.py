@@ -37,6 +37,7 @@ from farcall.serde.tensors import (
     reduce_typed_storage,
     reduce_untyped_storage,
 )
+from farcall.torch_internals import ScriptFunction
 from farcall.wire.messages import OnDevice
 
 PROTOCOL = 5
@@ -158,7 +159,7 @@ class OutOfBand:
                 self.tensors.append(hidden_tensors(module))
 
     def reduce_script(self, value: Any) -> Any:
-        if isinstance(value, torch._C.ScriptFunction):
+        if isinstance(value, ScriptFunction):
             name = name_of(value)
             if name is not None:
                 return resolve, (name,)

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
+from farcall import torch_internals as internals
 from farcall.serde.loading import attached
 
-SCRIPTED = (torch.jit.ScriptModule, torch._C.ScriptFunction)
+_REBUILD = internals.attribute_of("rebuild_tensor_v2")
+SCRIPTED = (torch.jit.ScriptModule, internals.ScriptFunction)
 
 
 class HiddenTensors(torch.Tensor):
@@ -53,8 +55,8 @@ def own_parameters(module: torch.nn.Module) -> Iterator[torch.Tensor]:
             continue
         seen.add(id(part))
         held = object.__getattribute__(part, "__dict__")
-        yield from (one for one in held.get("_parameters", {}).values() if one is not None)
-        parts += [one for one in held.get("_modules", {}).values() if one is not None]
+        yield from (one for one in held.get(internals.parameters, {}).values() if one is not None)
+        parts += [one for one in held.get(internals.modules, {}).values() if one is not None]
 
 
 def reduce_script(value: Any) -> tuple[Any, list[torch.Tensor]]:
@@ -108,7 +110,7 @@ class _Counter(pickle.Unpickler):
         self.count = 0
 
     def find_class(self, module: str, name: str) -> Any:
-        return self._note_tensor if name == "_rebuild_tensor_v2" else _Anything
+        return self._note_tensor if name == _REBUILD else _Anything
 
     def persistent_load(self, identity: Any) -> None:
         """Storages are not looked at."""

@@ -12,6 +12,8 @@ import sys
 
 import torch
 
+from farcall.torch_internals import share_fd_cpu
+
 
 class TensorBytes(ctypes.c_ubyte * sys.maxsize):  # type: ignore[misc]
     """Bytes from the beginning of a tensor's memory on, far beyond its end: only slices are used.
@@ -40,7 +42,7 @@ def file_and_address(storage: torch.UntypedStorage) -> tuple[int, int] | None:
     # does not begin with its file: torch counts who shares it in front of it.
     if address % mmap.PAGESIZE or not storage.is_shared():
         return None
-    descriptor, _ = storage._share_fd_cpu_()
+    descriptor, _ = share_fd_cpu(storage)()
     # A file that was mapped by name has none (`UntypedStorage.from_file`).
     return (descriptor, address) if descriptor >= 0 else None
 

@@ -19,8 +19,8 @@ from ctypes import string_at
 from typing import Any, NamedTuple
 
 import torch
-from torch._tensor import _rebuild_from_type_v2
 
+from farcall import torch_internals as internals
 from farcall.errors import SerializationError
 from farcall.serde.loading import attached
 from farcall.serde.notes import Notes
@@ -95,7 +95,8 @@ def reduce_tensor(
     if is_parameter or tensor.requires_grad:
         return rebuild_leaf, (tensor.detach(), tensor.requires_grad, is_parameter)
     if tensor.layout is torch.sparse_coo:
-        parts = (tensor._indices(), tensor._values(), tuple(tensor.shape), tensor.is_coalesced())
+        found = (internals.indices(tensor)(), internals.values(tensor)())
+        parts = (*found, tuple(tensor.shape), tensor.is_coalesced())
         return rebuild_coo, parts
     if tensor.layout in _COMPRESSED_LAYOUTS:
         return _reduce_compressed(tensor)
@@ -203,9 +204,9 @@ def reduce_subclass(tensor: torch.Tensor) -> Any:
     is_ours = tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)
     if not (is_ours and is_recorded(tensor)):
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-    with torch._C.DisableTorchFunctionSubclass():
+    with internals.DisableTorchFunctionSubclass():
         data = tensor.detach().as_subclass(torch.Tensor)
-    state = torch._utils._get_obj_state(tensor)  # type: ignore[no-untyped-call]
+    state = internals.get_obj_state(tensor)
     parts = (data, type(tensor), tensor.requires_grad)
     return rebuild_subclass, parts, state, None, None, set_state
 
@@ -257,7 +258,7 @@ def reduce_untyped_storage(storage: torch.UntypedStorage, notes: Notes | None = 
 
 def reduce_typed_storage(storage: torch.TypedStorage) -> Any:
     """The reduction of a typed storage: its bytes, and its dtype."""
-    return rebuild_typed_storage, (storage._untyped_storage, _DTYPE_NAMES[storage.dtype])
+    return rebuild_typed_storage, (internals.untyped_storage(storage), _DTYPE_NAMES[storage.dtype])
 
 
 def reduce_memory_format(value: torch.memory_format) -> Reduced:
@@ -333,9 +334,9 @@ def rebuild_view(
     tensor = torch.empty(0, dtype=dtype)
     tensor.set_(storage, offset // dtype.itemsize, shape, stride)
     if is_conj:
-        torch._C._set_conj(tensor, True)
+        internals.set_conj(tensor, True)
     if is_neg:
-        torch._C._set_neg(tensor, True)
+        internals.set_neg(tensor, True)
     return attached(tensor) if requires_grad else tensor
 
 
@@ -358,7 +359,7 @@ def set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
 
 def set_state(tensor: torch.Tensor, state: Any) -> None:
     """Give a tensor of a subclass its state, as torch does."""
-    _rebuild_from_type_v2(itself, type(tensor), (tensor,), state)  # type: ignore[no-untyped-call]
+    internals.rebuild_from_type_v2(itself, type(tensor), (tensor,), state)
 
 
 def rebuild_subclass(

@@ -14,6 +14,7 @@ from torch.autograd import profiler
 from torch.distributed.rpc.api import AllGatherStates
 
 from farcall import rpc as farcall_rpc
+from farcall import torch_internals as internals
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from farcall.compat.rpc.internal import PythonUDF, RPCExecMode, _internal_rpc_pickler
@@ -181,7 +182,7 @@ def rpc_async(
     for arg in args or ():
         if isinstance(arg, RRef):
             serialize(arg)
-    is_recorded = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    is_recorded = internals.profiler_enabled()
     make = _rpc_async_recorded if is_recorded else farcall_rpc.rpc_async
     future = make(to, *_call(func, args, kwargs), timeout)
     futures = getattr(_thread_local_var, "future_list", None)
@@ -192,7 +193,7 @@ def rpc_async(
 
 def _rpc_async_recorded(to: Any, *call: Any) -> torch.futures.Future[Any]:
     """Also for the old profiler, torch.autograd.profiler_legacy, which farcall does not ask."""
-    if profiler._is_profiler_enabled:
+    if internals.is_profiler_enabled():
         return farcall_rpc.rpc_async(to, *call)
     function, args, kwargs, timeout = call
     made = (to, function, args or (), kwargs, seconds_or_default(timeout))

@@ -8,13 +8,14 @@ from torch.distributed.rpc.internal import (
     PythonUDF,
     RemoteException,
     RPCExecMode,
-    _build_rpc_profiling_key,
-    _internal_rpc_pickler,
-    _InternalRPCPickler,
-    _start_record_function,
     deserialize,
     serialize,
 )
+
+from farcall.torch_internals import InternalRPCPickler as _InternalRPCPickler
+from farcall.torch_internals import build_rpc_profiling_key as _build_rpc_profiling_key
+from farcall.torch_internals import internal_rpc_pickler as _internal_rpc_pickler
+from farcall.torch_internals import start_record_function as _start_record_function
 
 __all__ = [
     "PythonUDF",

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from farcall import torch_internals as internals
 from farcall.compat.rpc.internal import _internal_rpc_pickler
 from farcall.errors import CallError, FarcallError, InvalidResult, RpcTimeout
 from farcall.ids import WorkerInfo
@@ -98,7 +99,7 @@ def then(self: Future[Any], callback: Callable[[Any], Any]) -> Future[Any]:
 
 
 original_then = Future.then
-original_collect_all = torch._C._collect_all
+original_collect_all = internals.collect_all
 
 
 def collect_all(futures: Sequence[Any]) -> Any:
@@ -136,14 +137,14 @@ def collect_all(futures: Sequence[Any]) -> Any:
 # that is done only if any node was ever given one.
 
 _any_node_has_hooks = False
-original_register_hook = torch.autograd.Function._register_hook
+original_register_hook = internals.register_hook
 
 
 def register_hook(hooks: Any, hook: Any) -> Any:
     """Add a hook to a node, in the form that torch asks for."""
     global _any_node_has_hooks  # noqa: PLW0603
     _any_node_has_hooks = True
-    return original_register_hook(hooks, hook)  # type: ignore[no-untyped-call]
+    return original_register_hook(hooks, hook)
 
 
 def call_leaf_hooks(gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -287,7 +288,7 @@ LIKE_TORCH = Quirks(
     call_leaf_hooks,
     inherits_deadlines=False,
     # The table itself: RemoteModule adds to it when it is imported, which may be later.
-    reducers=_internal_rpc_pickler._class_reducer_dict,
+    reducers=internals.class_reducer_dict(_internal_rpc_pickler),
     advice=Advice(()),
 )
 
@@ -295,12 +296,12 @@ LIKE_TORCH = Quirks(
 def install(swap: Any) -> None:
     """Change farcall's own classes, and what torch waits with for several futures."""
     swap.attribute(Future, "then", then)
-    swap.attribute(torch._C, "_collect_all", collect_all)
-    swap.attribute(torch.autograd.Function, "_register_hook", staticmethod(register_hook))
+    swap.attribute(*internals.place_of("collect_all"), collect_all)
+    swap.attribute(*internals.place_of("register_hook"), staticmethod(register_hook))
     for name, value in (
-        ("_get_future", get_future),
-        ("_serialize", serialize),
-        ("_deserialize", staticmethod(deserialize)),
+        (internals.attribute_of("get_future"), get_future),
+        (internals.attribute_of("serialize"), serialize),
+        (internals.attribute_of("deserialize"), staticmethod(deserialize)),
         ("remote", remote),
         ("to_here", to_here),
         ("local_value", local_value),

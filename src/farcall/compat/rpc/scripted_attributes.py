@@ -9,10 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import torch
-import torch._jit_internal
-import torch.jit._state
-
+from farcall import torch_internals as internals
 from farcall.compat.rpc import api
 from farcall.compat.rpc.scripted_references import boxed, unboxed
 from farcall.compat.rpc.scripts import interface_of
@@ -22,8 +19,8 @@ _INTERFACE, _CLASS, _OTHER = "interface", "class", "other"
 _numbers = itertools.count()
 _names: set[str] = set()  # of attributes that have had references
 
-_infer: Any = torch._C._jit_try_infer_type
-_ScriptModule: Any = torch._C.ScriptModule
+_infer = internals.jit_try_infer_type
+_ScriptModule: Any = internals.ScriptModule
 _set, _get = _ScriptModule.setattr, _ScriptModule.getattr
 
 
@@ -39,13 +36,13 @@ def infer_type(value: Any) -> Any:
             return inferred
     types = [inferred.type() for inferred in items]
     if isinstance(value, tuple):
-        return torch._C.InferredType(torch._C.TupleType(types))
+        return internals.InferredType(internals.TupleType(types))
     if any(not kind.isSubtypeOf(types[0]) for kind in types):
-        return torch._C.InferredType(f"there are references of several types in {value!r}")
+        return internals.InferredType(f"there are references of several types in {value!r}")
     if isinstance(value, list):
-        return torch._C.InferredType(torch._C.ListType(types[0]))
+        return internals.InferredType(internals.ListType(types[0]))
     key = _infer(next(iter(value))).type()
-    return torch._C.InferredType(torch._C.DictType(key, types[0]))
+    return internals.InferredType(internals.DictType(key, types[0]))
 
 
 def _holds_references(value: Any) -> bool:
@@ -62,10 +59,10 @@ def _infer_reference(rref: RRef[Any]) -> Any:
     try:
         named = _type_named(api.rpc_sync(rref.owner(), name_of_type, args=(rref,)))
     except Exception as error:  # an attribute that no method uses needs no type
-        return torch._C.InferredType(f"{rref!r} is of no use: {error}")
+        return internals.InferredType(f"{rref!r} is of no use: {error}")
     if named is None:
-        return torch._C.InferredType(f"TorchScript has no type for what {rref!r} holds")
-    return torch._C.InferredType(torch._C.RRefType(named))
+        return internals.InferredType(f"TorchScript has no type for what {rref!r} holds")
+    return internals.InferredType(internals.RRefType(named))
 
 
 def name_of_type(rref: RRef[Any]) -> tuple[str, str] | None:
@@ -73,7 +70,7 @@ def name_of_type(rref: RRef[Any]) -> tuple[str, str] | None:
     value = rref.local_value()
     interface = interface_of(value)
     if interface is not None:
-        return _INTERFACE, torch._jit_internal._qualified_name(interface)
+        return _INTERFACE, internals.qualified_name(interface)
     inferred = _infer(value)
     if not inferred.success():
         return None
@@ -85,12 +82,12 @@ def _type_named(named: tuple[str, str] | None) -> Any:
     if named is None:
         return None
     kind, name = named
-    compiled = torch.jit._state._python_cu
+    compiled = internals.python_cu
     if kind == _INTERFACE:
         return compiled.get_interface(name)
     if kind == _CLASS:
         return compiled.get_class(name)
-    graph = torch._C.parse_ir(f"graph(%value : {name}):\n  return (%value)")
+    graph = internals.parse_ir(f"graph(%value : {name}):\n  return (%value)")
     return next(iter(graph.inputs())).type()
 
 
@@ -101,14 +98,14 @@ def set_attribute(module: Any, name: str, value: Any) -> None:
         return
     _names.add(name)
     box = boxed(value)
-    graph: Any = torch._C.Graph()
+    graph: Any = internals.Graph()
     into, given = graph.addInput("self"), graph.addInput("value")
-    into.setType(module._type())
+    into.setType(internals.type_of(module)())
     given.setType(_infer(box).type())
     setting = graph.insertNode(graph.create("prim::SetAttr", [into, given], 0))
     setting.s_("name", name)
     graph.registerOutput(graph.insertConstant(None))
-    setter = torch._C._create_function_from_graph(
+    setter = internals.create_function_from_graph(
         f"__torch__.farcall_setter_{next(_numbers)}.{name}", graph
     )
     setter(module, box)
@@ -122,6 +119,6 @@ def get_attribute(module: Any, name: str) -> Any:
 
 def install(swap: Any) -> None:
     """Let modules have such attributes."""
-    swap.attribute(torch._C, "_jit_try_infer_type", infer_type)
+    swap.attribute(*internals.place_of("jit_try_infer_type"), infer_type)
     swap.attribute(_ScriptModule, "setattr", set_attribute)
     swap.attribute(_ScriptModule, "getattr", get_attribute)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.jit._state
 
 from farcall.compat import autograd
 from farcall.compat.rpc import api
@@ -18,6 +17,7 @@ from farcall.compat.rpc.scripted_references import boxed, unboxed
 from farcall.compat.rpc.scripts import for_torch, handed_on
 from farcall.rref import RRef
 from farcall.runtime.context import current_context, is_at_work, reset_context, set_context, waiting
+from farcall.torch_internals import python_cu
 
 # Of the inputs a node has the first ones.
 
@@ -42,7 +42,7 @@ def _rpc_remote(
 
 def compiled_function(name: str) -> Any:
     """A function or method by the name that TorchScript has for it."""
-    return torch.jit._state._python_cu.find_function(name)
+    return python_cu.find_function(name)
 
 
 def _owner(_: RRef[Any]) -> Any:

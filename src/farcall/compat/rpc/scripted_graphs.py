@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.jit._builtins
-import torch.jit._recursive
 
+from farcall import torch_internals as internals
 from farcall.compat.rpc.scripted_calls import (
     CALLS,
     FUNCTIONS,
@@ -30,8 +29,8 @@ from farcall.compat.rpc.scripted_references import (
     note_compiled,
 )
 
-_ANY, _BOOL = torch._C.AnyType.get(), torch._C.BoolType.get()
-_NONE, _STRING = torch._C.NoneType.get(), torch._C.StringType.get()
+_ANY, _BOOL = internals.AnyType.get(), internals.BoolType.get()
+_NONE, _STRING = internals.NoneType.get(), internals.StringType.get()
 _FUTURES_COME_FROM = (
     "prim::rpc_async",
     "prim::PythonOp",
@@ -121,7 +120,7 @@ def _insert_call(graph: Any, node: Any, kind: str, inputs: list[Any], result_typ
     """
     types = [value.type() for value in inputs]
     references = any(map(has_references, (*types, result_type)))
-    given = _insert(graph, "prim::TupleConstruct", inputs, torch._C.TupleType(types))
+    given = _insert(graph, "prim::TupleConstruct", inputs, internals.TupleType(types))
     arguments = iter((graph.insertConstant(kind), given, graph.insertConstant(references)))
     call = graph.insertNode(graph.createClone(_template(), lambda _: next(arguments)))
     call.copyMetadata(node)
@@ -163,8 +162,8 @@ def _compiling_classes(compile_class: Callable[..., Any]) -> Callable[..., Any]:
     return compile_and_adapt
 
 
-_create_methods = torch.jit._recursive.create_methods_and_properties_from_stubs
-_create_hooks = torch.jit._recursive.create_hooks_from_stubs
+_create_methods = internals.jit_recursive.create_methods_and_properties_from_stubs
+_create_hooks = internals.jit_recursive.create_hooks_from_stubs
 
 
 def create_methods_and_adapt(concrete_type: Any, method_stubs: Any, property_stubs: Any) -> None:
@@ -200,14 +199,14 @@ def install(swap: Any) -> None:
     when it is first asked for, with what is there then.
     """
     for name, compiling in (
-        ("_jit_script_compile", _compiling_functions),
-        ("_jit_script_compile_overload", _compiling_functions),
-        ("_jit_script_class_compile", _compiling_classes),
+        ("jit_script_compile", _compiling_functions),
+        ("jit_script_compile_overload", _compiling_functions),
+        ("jit_script_class_compile", _compiling_classes),
     ):
-        swap.attribute(torch._C, name, compiling(getattr(torch._C, name)))
-    recursive = torch.jit._recursive
+        swap.attribute(*internals.place_of(name), compiling(getattr(*internals.place_of(name))))
+    recursive = internals.jit_recursive
     swap.attribute(recursive, "create_methods_and_properties_from_stubs", create_methods_and_adapt)
     swap.attribute(recursive, "create_hooks_from_stubs", create_hooks_and_adapt)
-    builtins = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    builtins = internals.get_builtin_table()
     for kind, function in GRADIENTS.items():
         swap.item(builtins, id(function), kind)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from farcall import torch_internals as internals
 from farcall.rref import RRef
 
 _REFERENCE = "_farcall_reference"
@@ -67,15 +68,15 @@ def boxed_type(kind: Any) -> Any:
         return kind
     match kind.kind():
         case "RRefType":
-            return torch._C.TensorType.get()
+            return internals.TensorType.get()
         case "TupleType":
-            return torch._C.TupleType([boxed_type(element) for element in kind.elements()])
+            return internals.TupleType([boxed_type(element) for element in kind.elements()])
         case "ListType":
-            return torch._C.ListType(boxed_type(kind.getElementType()))
+            return internals.ListType(boxed_type(kind.getElementType()))
         case "DictType":
-            return torch._C.DictType(kind.getKeyType(), boxed_type(kind.getValueType()))
+            return internals.DictType(kind.getKeyType(), boxed_type(kind.getValueType()))
         case "OptionalType":
-            return torch._C.OptionalType(boxed_type(kind.getElementType()))
+            return internals.OptionalType(boxed_type(kind.getElementType()))
     return kind
 
 
@@ -94,11 +95,11 @@ def note_compiled(name: str, graph: Any) -> None:
             copy.prependNode(typed)
             value.setType(boxed_type(value.type()))
     path, _, last = name.rpartition(".")
-    _entries[name] = torch._C._create_function_from_graph(f"{path}.farcall_entry.{last}", copy)
+    _entries[name] = internals.create_function_from_graph(f"{path}.farcall_entry.{last}", copy)
 
 
-_call_function: Any = torch._C.ScriptFunction.__call__
-_call_method: Any = torch._C.ScriptMethod.__call__
+_call_function: Any = internals.ScriptFunction.__call__
+_call_method: Any = internals.ScriptMethod.__call__
 
 
 def call_function(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from farcall import torch_internals as internals
 from farcall.compat.rpc.scripted_references import call_function, call_method
 from farcall.rref import RRef
 from farcall.runtime.calls.future import Future
@@ -50,7 +51,7 @@ def _prepared(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def for_torch(future: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
     """A future that torch's C++ code, too, finds failed when it has failed."""
-    then: Any = torch._C.Future.then  # past ours, of whose failures only Python knows
+    then: Any = internals.Future.then  # past ours, of whose failures only Python knows
     return then(future, lambda done: done.value())  # type: ignore[no-any-return]
 
 
@@ -74,20 +75,27 @@ def _handing_on() -> Iterator[None]:
         yield
         return
     outer = handed_on()
-    torch._C._stash_obj_in_tls(_CONTEXT, context)
+    internals.stash_obj_in_tls(_CONTEXT, context)
     try:
         yield
     finally:
         if outer is None:
-            torch._C._remove_obj_from_tls(_CONTEXT)
+            _drop(_CONTEXT)
         else:
-            torch._C._stash_obj_in_tls(_CONTEXT, outer)
+            internals.stash_obj_in_tls(_CONTEXT, outer)
+
+
+def _drop(key: str) -> None:
+    if internals.has("remove_obj_from_tls"):
+        internals.remove_obj_from_tls(key)
+    else:  # older torch; `handed_on` takes it for no context
+        internals.stash_obj_in_tls(key, None)
 
 
 def handed_on() -> CallContext | None:
     """In a thread that scripted code forked: the context of the call that it belongs to."""
-    is_there = torch._C._is_key_in_tls(_CONTEXT)
-    return torch._C._get_obj_in_tls(_CONTEXT) if is_there else None
+    is_there = internals.is_key_in_tls(_CONTEXT)
+    return internals.get_obj_in_tls(_CONTEXT) if is_there else None
 
 
 # What torch asks of arguments.
@@ -126,6 +134,6 @@ def interface_of(value: Any) -> Any:
 
 def install(swap: Any) -> None:
     """Change the classes of scripted functions and of references."""
-    swap.attribute(torch._C.ScriptFunction, "__call__", _prepared(call_function))
-    swap.attribute(torch._C.ScriptMethod, "__call__", _prepared(call_method))
+    swap.attribute(internals.ScriptFunction, "__call__", _prepared(call_function))
+    swap.attribute(internals.ScriptMethod, "__call__", _prepared(call_method))
     swap.attribute(RRef, "__init__", make)

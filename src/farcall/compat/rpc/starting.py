@@ -21,6 +21,7 @@ from farcall.rpc import start_default_agent
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
+from farcall.torch_internals import attribute_of, create_store_from_options
 
 # torch passes these names on from C, or by *, without saying so in a way that mypy accepts.
 dist: Any = distributed
@@ -88,7 +89,7 @@ def _store(given: Any, rank: int, world_size: int | None) -> Any:
     if world_size:
         store, _, _ = next(dist.rendezvous(given.init_method, rank=rank, world_size=world_size))
     else:
-        store = dist._create_store_from_options(given, rank)
+        store = create_store_from_options(given, rank)
     store.set_timeout(timedelta(seconds=given.rpc_timeout))
     _generation += 1
     return dist.PrefixStore(f"rpc_prefix_{_generation - 1}", store)
@@ -182,6 +183,8 @@ def register_own(name: str, kind: type[RpcBackendOptions], agent: type[RpcAgent]
 
 register_own("PROCESS_GROUP", ProcessGroupRpcBackendOptions, RpcAgent)
 register_own("TENSORPIPE", TensorPipeRpcBackendOptions, TensorPipeAgent)
-backend_registry._tensorpipe_init_backend_handler = (
-    backend_registry.BackendType.TENSORPIPE.value.init_backend_handler
+setattr(
+    backend_registry,
+    attribute_of("tensorpipe_init_backend_handler"),
+    backend_registry.BackendType.TENSORPIPE.value.init_backend_handler,
 )

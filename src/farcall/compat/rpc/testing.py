@@ -25,6 +25,7 @@ from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
 from farcall.serde import name_of
 from farcall.testing.faults import Fault, Matches, inject, of_type
+from farcall.torch_internals import find_builtin
 from farcall.wire.messages import Message, Received, Register, Release, ReleaseContext, Request
 
 __all__ = ["FaultyTensorPipeAgent", "FaultyTensorPipeRpcBackendOptions", "is_available"]
@@ -46,7 +47,7 @@ def _is_script(name: str) -> bool:
         return False
     if isinstance(function, torch.jit.ScriptFunction):
         return True
-    return torch.jit._builtins._find_builtin(function) is not None  # type: ignore[no-untyped-call]
+    return find_builtin(function) is not None
 
 
 def _requests(*, script: bool, creates: bool) -> Matches:

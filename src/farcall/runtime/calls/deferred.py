@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from farcall.errors import InvalidResult
+from farcall.torch_internals import Future as TorchFuture
+from farcall.torch_internals import wrapped_async_rpc_function
 
-ASYNC_MARK = "_wrapped_async_rpc_function"
+ASYNC_MARK = wrapped_async_rpc_function
 
 
 class Deferred(NamedTuple):
@@ -18,7 +20,7 @@ class Deferred(NamedTuple):
     `stop` is called if nobody wants the value any more. The future may never complete then.
     """
 
-    future: torch._C.Future[Any]
+    future: TorchFuture[Any]
     stop: Callable[[], None] | None = None
 
 
@@ -30,7 +32,7 @@ def result_of(function: Callable[..., Any], result: Any) -> Any:
     """
     if not hasattr(function, ASYNC_MARK):
         return result
-    if isinstance(result, torch._C.Future):
+    if isinstance(result, TorchFuture):
         return Deferred(result)
     if isinstance(getattr(function, ASYNC_MARK), torch.jit.ScriptFunction):
         raise InvalidResult(

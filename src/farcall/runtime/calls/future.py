@@ -22,6 +22,8 @@ from farcall.runtime.threads.bell import Bell
 from farcall.runtime.threads.executor import Executor
 from farcall.serde import StoredError, hide_own_frames, message_of
 from farcall.threads import is_main_thread
+from farcall.torch_internals import Future as TorchFuture
+from farcall.torch_internals import set_unwrap_func
 
 logger = get_logger("farcall")
 
@@ -75,9 +77,9 @@ class Future(torch.futures.Future[T]):
     _completes = False
 
     # Without the frames that the methods of torch.futures.Future cost.
-    _set_result = torch._C.Future.__dict__["set_result"]
-    _wait = torch._C.Future.__dict__["wait"]
-    done = torch._C.Future.__dict__["done"]
+    _set_result = TorchFuture.__dict__["set_result"]
+    _wait = TorchFuture.__dict__["wait"]
+    done = TorchFuture.__dict__["done"]
 
     def note_maker(self, frame: FrameType) -> None:
         """Remember this frame, or the nearest around it outside of farcall, as what made this."""
@@ -177,7 +179,7 @@ class Future(torch.futures.Future[T]):
         if not self.done():
             self._failed, self._orphan = stored, orphan
             # Like the base class, which insists on Exception.
-            self._set_unwrap_func(orphan.throw)
+            set_unwrap_func(self)(orphan.throw)
         self.set_result(cast(T, None))
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
@@ -296,7 +298,7 @@ class Future(torch.futures.Future[T]):
 class FutureOfCall(Future[T]):
     """The future of a call. It is made in half the time: from a tuple of devices."""
 
-    __init__ = torch._C.Future.__dict__["__init__"]
+    __init__ = TorchFuture.__dict__["__init__"]
 
     # Of the leader that completes it.
     executor: Executor
@@ -321,7 +323,7 @@ def complete_with(future: Future[Any], error: BaseException) -> None:
         future._completes = True
         if future._bell is not None:
             future._bell.ring()
-        future._set_unwrap_func(partial(_throw, error))
+        set_unwrap_func(future)(partial(_throw, error))
         future._set_result(None)
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
-import torch
+from farcall import torch_internals as internals
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type[Any])
 
-MARK = "_torchdynamo_disable"
+MARK = internals.torchdynamo_disable
 
 
 def breaks_graphs(function: F) -> F:
@@ -61,8 +61,8 @@ def _skip_frames_of(function: FunctionType) -> None:
 
     Older versions of torch have no such mark. There Dynamo looks at farcall's frames one by one.
     """
-    compiled: Any = torch._C._dynamo.eval_frame
+    compiled: Any = internals.eval_frame
     if hasattr(compiled, "set_code_exec_strategy"):
-        skip = compiled._FrameAction.SKIP
-        strategy = compiled._FrameExecStrategy(skip, skip)
+        skip = internals.FrameAction.SKIP
+        strategy = internals.FrameExecStrategy(skip, skip)
         compiled.set_code_exec_strategy(function.__code__, strategy)

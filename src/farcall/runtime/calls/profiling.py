@@ -6,7 +6,7 @@ around the function's operators. A profiler sees the threads that serve calls on
 look at all threads: `experimental_config=torch._C._profiler._ExperimentalConfig(
 profile_all_threads=True)`. The events of backward passes are in `autograd.runner`.
 
-Whether a profiler runs is asked before a call is made as an event: `profiler._is_profiler_enabled`,
+Whether a profiler runs is asked before a call is made as an event: `is_profiler_enabled()`,
 which takes some nanoseconds.
 """
 
@@ -18,13 +18,14 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.autograd import profiler
 from torch.autograd.profiler import record_function
 
 from farcall.ids import WorkerInfo
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.future import Future
 from farcall.runtime.references.handles import RefHandle
+from farcall.torch_internals import Future as TorchFuture
+from farcall.torch_internals import find_builtin, is_profiler_enabled
 
 Call = tuple[
     str | int | WorkerInfo,
@@ -39,7 +40,7 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 def event(name: str) -> AbstractContextManager[Any]:
     """Return a profiler's event that lasts as long as the block, if a profiler runs."""
-    return record_function(name) if profiler._is_profiler_enabled else _NOTHING
+    return record_function(name) if is_profiler_enabled() else _NOTHING
 
 
 def call(agent: Agent, name: str | None, call: Call) -> Any:
@@ -62,7 +63,7 @@ def call_async(agent: Agent, name: str | None, call: Call, maker: FrameType) -> 
         lasting.__exit__(None, None, None)
         raise
     # Past our class, which takes a callback for somebody who cares for the result.
-    torch._C.Future.add_done_callback(future, lambda _: lasting.__exit__(None, None, None))
+    TorchFuture.add_done_callback(future, lambda _: lasting.__exit__(None, None, None))
     return future
 
 
@@ -82,7 +83,7 @@ def event_name(agent: Agent, kind: str, name: str | None, call: Call) -> str:
 
 def described(function: Any) -> str:
     """A function's name in traces: `aten::add`, or the qualified name."""
-    builtin: str | None = torch.jit._builtins._find_builtin(function)  # type: ignore[no-untyped-call]
+    builtin: str | None = find_builtin(function)
     if builtin is not None:
         return builtin
     if isinstance(function, torch.jit.ScriptFunction):

@@ -28,6 +28,8 @@ from farcall.runtime.references.handles import RefHandle
 from farcall.runtime.references.method_gate import MethodGate
 from farcall.runtime.threads.isolation import put_back_anomaly_mode
 from farcall.serde import check_defined
+from farcall.torch_internals import Future as TorchFuture
+from farcall.torch_internals import is_profiler_enabled
 from farcall.wire.messages import Failure, Request, Turn
 
 logger = get_logger("farcall")
@@ -182,7 +184,7 @@ class ServerCall(Answering, eq=False):
 
     def _call(self) -> Any:
         function, args, kwargs = self._load()
-        if profiler._is_profiler_enabled:
+        if is_profiler_enabled():
             return self._call_recorded(function, args, kwargs)
         if self.request.no_grad:
             with torch.no_grad():
@@ -346,7 +348,7 @@ class ServerCall(Answering, eq=False):
             self._end()
             self._leave_turn()
 
-    def _finish_later(self, future: torch._C.Future[Any]) -> None:
+    def _finish_later(self, future: TorchFuture[Any]) -> None:
         if self.is_ended:
             return  # given up; or a future of the user's own class calls back twice, or then raises
         failure: BaseException | None = None

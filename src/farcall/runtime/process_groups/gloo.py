@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall import torch_internals as internals
 from farcall.errors import LinkError, RendezvousError
 from farcall.wire.messages import Buffer
 
@@ -59,10 +60,12 @@ class GlooGroup:
             raise RendezvousError("this build of torch has no gloo, which PROCESS_GROUP needs")
         self.rank = rank
         self.size = size
-        options = _Gloo._Options()
-        options._timeout = NO_LIMIT
-        options._threads = 1  # for collectives; there are none
-        options._devices = [_Gloo.create_device(hostname=host, lazy_init=False)]
+        options = internals.GlooOptions()
+        internals.assign(options, "timeout_of_options", NO_LIMIT)
+        # For collectives; there are none.
+        internals.assign(options, "threads_of_options", 1)
+        device = _Gloo.create_device(hostname=host, lazy_init=False)
+        internals.assign(options, "devices_of_options", [device])
         self._gloo: Any = _Gloo(store, rank, size, options)
 
     def send(self, to: int, tag: int, memory: Buffer) -> _Operation:

@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from farcall.errors import LinkError
 from farcall.log import get_logger
 from farcall.runtime.process_groups.gloo import NO_LIMIT
+from farcall.torch_internals import assign
 from farcall.wire.messages import OnDevice
 
 logger = get_logger("farcall")
@@ -61,7 +62,7 @@ class _Lane:
 
     def __init__(self, store: Store, rank: int, device: torch.device) -> None:
         options = _Nccl.Options()
-        options._timeout = NO_LIMIT
+        assign(options, "timeout_of_options", NO_LIMIT)
         with _errors_left_to_us():
             self._nccl: Any = _Nccl(store, rank, 2, options)
         self._device = device

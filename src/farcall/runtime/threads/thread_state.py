@@ -14,8 +14,8 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.utils import _device, _python_dispatch
 
+from farcall import torch_internals as internals
 from farcall.log import get_logger
 
 if TYPE_CHECKING:
@@ -29,22 +29,18 @@ else:
 logger = get_logger("farcall")
 T = TypeVar("T")
 
-# torch has no types for these.
-_torch: Any = torch
-_C: Any = torch._C
-_hooks: Any = _C._autograd
 _TINY = 5e-324  # a denormal number
 
 
 def _autocast_devices() -> Mapping[str, int]:
     """Return the device types that have autocast, with torch's numbers for them."""
     found = {}
-    for label, number in _hooks.DeviceType.__members__.items():
+    for label, number in internals.DeviceType.__members__.items():
         if label == "MKLDNN":  # asking for it warns
             continue
         name = "privateuseone" if label == "PrivateUse1" else label.lower()
         try:
-            if _C._is_autocast_available(name):
+            if internals.is_autocast_available(name):
                 found[name] = int(number)
         except RuntimeError:
             pass  # not a device type any more
@@ -79,17 +75,17 @@ class AskedState:
 
     def has_changed(self) -> bool:
         return bool(
-            _C._len_torch_function_stack()
-            or _C._len_torch_dispatch_stack()
-            or not _C._is_torch_function_enabled()
+            internals.len_torch_function_stack()
+            or internals.len_torch_dispatch_stack()
+            or not internals.is_torch_function_enabled()
             or torch.is_inference_mode_enabled()
             or not torch.is_grad_enabled()
-            or not _C._is_fwd_grad_enabled()
-            or _C._is_any_autocast_enabled()
+            or not internals.is_fwd_grad_enabled()
+            or internals.is_any_autocast_enabled()
             or not torch.is_autocast_cache_enabled()
-            or not _C._is_multithreading_enabled()
-            or _C._is_view_replay_enabled()
-            or _hooks._top_saved_tensors_default_hooks(False) is not None
+            or not internals.is_multithreading_enabled()
+            or internals.is_view_replay_enabled()
+            or internals.top_saved_tensors_default_hooks(False) is not None
             or torch.is_anomaly_enabled() != self.anomaly_was_enabled
             or self.float_control() != self._float_control
             or self._tracing != (sys.gettrace(), sys.getprofile())
@@ -126,21 +122,21 @@ def _other_state() -> tuple[Any, ...]:
     torch.autocast_increment_nesting()
     return (
         torch.autocast_decrement_nesting(),
-        _hooks._saved_tensors_hooks_is_enabled(),
+        internals.saved_tensors_hooks_is_enabled(),
         _are_hooks_traced(),
-        _C._get_graph_executor_optimize(),
-        _C._get_tracing_state() is None,
-        _C._dispatch_tls_local_include_set().raw_repr(),
-        _C._dispatch_tls_local_exclude_set().raw_repr(),
+        internals.get_graph_executor_optimize(),
+        internals.get_tracing_state() is None,
+        internals.dispatch_tls_local_include_set().raw_repr(),
+        internals.dispatch_tls_local_exclude_set().raw_repr(),
         *[torch.get_autocast_dtype(device) for device in AUTOCAST_DEVICES],
     )
 
 
 def _are_hooks_traced() -> bool:
     # torch gives the old value for a new one, and has no other way to ask.
-    was_on: bool = _hooks._saved_tensors_hooks_set_tracing(False)
+    was_on: bool = internals.saved_tensors_hooks_set_tracing(False)
     if was_on:
-        _hooks._saved_tensors_hooks_set_tracing(True)
+        internals.saved_tensors_hooks_set_tracing(True)
     return was_on
 
 
@@ -173,8 +169,8 @@ class Restorer:
             else AskedState(float_control)
         )
         self._dtypes = {device: torch.get_autocast_dtype(device) for device in AUTOCAST_DEVICES}
-        self._included = _C._dispatch_tls_local_include_set()
-        self._excluded = _C._dispatch_tls_local_exclude_set()
+        self._included = internals.dispatch_tls_local_include_set()
+        self._excluded = internals.dispatch_tls_local_exclude_set()
         # Of torch, which undo things in the thread that collects them: this one, at its end. So no
         # cycle of references may keep them from that.
         self._guards: list[Any] = []
@@ -212,7 +208,7 @@ class Restorer:
 
     def _leave_inference_mode(self) -> None:
         if torch.is_inference_mode_enabled():
-            self._guard(_C._InferenceMode(False))
+            self._guard(internals.InferenceMode(False))
 
     def _leave_autocast(self) -> None:
         torch.set_autocast_cache_enabled(True)
@@ -228,10 +224,10 @@ class Restorer:
         torch.clear_autocast_cache()
 
     def _put_back_keys(self) -> None:
-        included = _C._dispatch_tls_local_include_set().raw_repr()
-        excluded = _C._dispatch_tls_local_exclude_set().raw_repr()
+        included = internals.dispatch_tls_local_include_set().raw_repr()
+        excluded = internals.dispatch_tls_local_exclude_set().raw_repr()
         if (included, excluded) != (self._included.raw_repr(), self._excluded.raw_repr()):
-            self._guard(_C._ForceDispatchKeyGuard(self._included, self._excluded))
+            self._guard(internals.ForceDispatchKeyGuard(self._included, self._excluded))
 
     def _guard(self, guard: Any) -> None:
         guard.__enter__()
@@ -240,41 +236,42 @@ class Restorer:
 
 def _leave_function_modes() -> None:
     # Those of `set_default_device` lie at the bottom, so the device before them counts.
-    while _C._len_torch_function_stack():
-        mode = _C._pop_torch_function_stack()
+    while internals.len_torch_function_stack():
+        mode = internals.pop_torch_function_stack()
         if hasattr(mode, "old_device"):
-            _device.CURRENT_DEVICE = mode.old_device
-    _torch._GLOBAL_DEVICE_CONTEXT.device_context = None
-    if not _C._is_torch_function_enabled():
-        _C._set_torch_function_state(_C._TorchFunctionState.ENABLED)
+            internals.device_module.CURRENT_DEVICE = mode.old_device
+    # As in a new thread: older torch takes None for a context.
+    vars(internals.global_device_context).pop("device_context", None)
+    if not internals.is_torch_function_enabled():
+        internals.set_torch_function_state(internals.TorchFunctionState.ENABLED)
 
 
 def _leave_dispatch_modes() -> None:
-    while _C._len_torch_dispatch_stack():
-        _python_dispatch._pop_mode()
+    while internals.len_torch_dispatch_stack():
+        internals.pop_mode()
 
 
 def _leave_levels() -> None:
     """Leave vmap, grad and the other transforms of torch.func."""
-    while _C._functorch.peek_interpreter_stack() is not None:
-        _C._functorch.pop_dynamic_layer_stack()
+    while internals.peek_interpreter_stack() is not None:
+        internals.pop_dynamic_layer_stack()
 
 
 def _set_gradients() -> None:
-    _C._set_grad_enabled(True)
-    _C._set_fwd_grad_enabled(True)
-    _C._set_multithreading_enabled(True)
-    _C._set_view_replay_enabled(False)
+    internals.set_grad_enabled(True)
+    internals.set_fwd_grad_enabled(True)
+    internals.set_multithreading_enabled(True)
+    internals.set_view_replay_enabled(False)
 
 
 def _leave_hooks() -> None:
-    _hooks._saved_tensors_hooks_enable()
-    _hooks._saved_tensors_hooks_set_tracing(False)
-    while _hooks._top_saved_tensors_default_hooks(False) is not None:
-        _hooks._pop_saved_tensors_default_hooks()
+    internals.saved_tensors_hooks_enable()
+    internals.saved_tensors_hooks_set_tracing(False)
+    while internals.top_saved_tensors_default_hooks(False) is not None:
+        internals.pop_saved_tensors_default_hooks()
 
 
 def _leave_jit() -> None:
-    _C._set_graph_executor_optimize(True)
-    if _C._get_tracing_state() is not None:
-        _C._set_tracing_state(None)
+    internals.set_graph_executor_optimize(True)
+    if internals.get_tracing_state() is not None:
+        internals.set_tracing_state(None)

@@ -21,6 +21,7 @@ from farcall.serde.exceptions import Stripped, parts_of, set_attribute
 from farcall.serde.exceptions import bare as bare_exception
 from farcall.serde.exceptions import initialize as initialize_exception
 from farcall.serde.strict.only import Only, name_of_class
+from farcall.torch_internals import compiled_call_impl
 
 _REDUCTIONS = ("__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
 # Descriptors of a class that are no code of its own, or whose values lie in the `__dict__`.
@@ -131,7 +132,7 @@ def _check_has_plain_state(kind: type) -> None:
 
 
 _IS_HEAP_TYPE = 1 << 9
-_COMPILED = "_compiled_call_impl"  # of modules; torch does not pickle it either
+_COMPILED = compiled_call_impl  # of modules; torch does not pickle it either
 
 
 def _state_of(value: Any) -> Iterator[tuple[str, Any]]:

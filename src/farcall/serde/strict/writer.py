@@ -18,6 +18,7 @@ from farcall.serde.strict.arrays import ARRAYS, SCALARS, array_parts
 from farcall.serde.strict.objects import parts_of_object
 from farcall.serde.strict.tensors import NAMES_OF_CONSTANTS, reduced
 from farcall.serde.tensors import DeviceMap
+from farcall.torch_internals import OpOverload, OpOverloadPacket, ScriptFunction
 from farcall.wire.messages import OnDevice
 
 MAX_DEPTH = 100
@@ -39,9 +40,9 @@ _CALLABLES = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
-    torch._C.ScriptFunction,
-    torch._ops.OpOverloadPacket,
-    torch._ops.OpOverload,
+    ScriptFunction,
+    OpOverloadPacket,
+    OpOverload,
 )
 
 
