@@ -21,7 +21,7 @@ from farcall.errors import (
     UnknownObject,
 )
 from farcall.ids import RefId
-from farcall.rref import RRef, awaited, seconds_or_default
+from farcall.rref import RRef, awaited
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.deferred import result_of
@@ -31,7 +31,7 @@ from farcall.runtime.calls.server_call import ServerCall
 from farcall.runtime.context import CallBeingServed, allowed_now, current_context, waiting
 from farcall.runtime.current import current_agent
 from farcall.runtime.membership.peers import Peer
-from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, seconds_or_default
 from farcall.runtime.references.values import ValueSlot
 from farcall.serde import hide_own_frames, name_of_class
 from farcall.wire.messages import Reference
@@ -97,6 +97,7 @@ def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
         if not isinstance(rref, RRef):
             raise TypeError(f"rref must be an RRef, not {type(rref).__name__}")
         rref._agent.executor.collecting.refuse("kill")
+        rref = rref._present(seconds)
         if rref.is_owner():
             _end(rref, current_agent().me.name)
         else:

@@ -26,12 +26,24 @@ from farcall import functions
 from farcall.autograd.autograd import Autograd
 from farcall.errors import (
     Cancelled,
+    DuplicateName,
+    DuplicateWorker,
     FarcallError,
+    FunctionNotFound,
+    InvalidName,
+    InvalidReference,
+    LinkError,
     NotInitialized,
     OwnerDied,
     PeerLost,
+    Refused,
     RemoteError,
+    RendezvousError,
+    RendezvousTimeout,
     RpcTimeout,
+    SerializationError,
+    UnknownObject,
+    UnknownWorker,
 )
 from farcall.ids import Member, WorkerInfo, check_name
 from farcall.members import (
@@ -46,10 +58,11 @@ from farcall.members import (
     workers,
 )
 from farcall.objects import kill, named
-from farcall.rref import RRef, seconds_or_default
+from farcall.rref import RRef
 from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls import profiling, retrying
+from farcall.runtime.calls.call_checks import check_call, check_concurrency
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.calls.retrying import Attempts, Retry
@@ -78,8 +91,14 @@ __all__ = [
     "BackendType",
     "Cancelled",
     "Child",
+    "DuplicateName",
+    "DuplicateWorker",
     "FarcallError",
+    "FunctionNotFound",
     "Future",
+    "InvalidName",
+    "InvalidReference",
+    "LinkError",
     "Member",
     "MemberEvent",
     "MemberReport",
@@ -90,15 +109,21 @@ __all__ = [
     "PeerLost",
     "ProcessGroupRpcBackendOptions",
     "RRef",
+    "Refused",
     "RemoteError",
+    "RendezvousError",
+    "RendezvousTimeout",
     "Retry",
     "RpcBackendOptions",
     "RpcTimeout",
     "Secret",
+    "SerializationError",
     "Snapshot",
     "Subscription",
     "TensorPipeRpcBackendOptions",
     "TlsConfig",
+    "UnknownObject",
+    "UnknownWorker",
     "WorkerInfo",
     "all_gather",
     "barrier",
@@ -131,7 +156,6 @@ def __dir__() -> list[str]:
 
 EXIT_SECONDS = 0.5  # what a program that ends waits for functions that are still running
 
-_ARGUMENTS = (tuple, list)
 _starting = threading.Lock()
 _generation = 0
 _advice = Advice()
@@ -315,11 +339,12 @@ def rpc_sync(
         UnknownWorker, NotInitialized, TypeError: the call makes no sense.
     """
     try:
-        seconds = _check_call(func, args, kwargs, timeout)
+        seconds = check_call(func, args, kwargs, timeout)
         if retry is not None:
             agent = current_agent()
             made = partial(agent.call, to, func, args or (), kwargs)
-            return retrying.call(_attempts(agent, func, to, retry, seconds), made)
+            attempts = Attempts.of_call(agent, func, to, retry, seconds)
+            return retrying.call(attempts, made)
         if is_profiler_enabled():
             call = to, func, args or (), kwargs, seconds
             return profiling.call(current_agent(), None, call)
@@ -346,11 +371,11 @@ def rpc_async(
     as soon as this returns; with `retry` when the future is done.
     """
     try:
-        seconds = _check_call(func, args, kwargs, timeout)
+        seconds = check_call(func, args, kwargs, timeout)
         if retry is not None:
             agent = current_agent()
             made = partial(agent.call_async, to, func, args or (), kwargs)
-            attempts = _attempts(agent, func, to, retry, seconds)
+            attempts = Attempts.of_call(agent, func, to, retry, seconds)
             return retrying.call_async(agent, attempts, made, sys._getframe(1))
         if is_profiler_enabled():
             call = to, func, args or (), kwargs, seconds
@@ -396,8 +421,8 @@ def remote(
             no sense.
     """
     try:
-        seconds = _check_call(func, args, kwargs, timeout)
-        at_once = 0 if concurrency is None else _check_concurrency(concurrency)
+        seconds = check_call(func, args, kwargs, timeout)
+        at_once = 0 if concurrency is None else check_concurrency(concurrency)
         agent = current_agent()
         if name is not None:
             func, args = named(name, func, args or (), kwargs)
@@ -409,31 +434,3 @@ def remote(
     except BaseException as error:
         hide_own_frames(error)
         raise
-
-
-def _attempts(
-    agent: Agent, func: object, to: object, retry: object, seconds: float | None
-) -> Attempts:
-    what = f"{getattr(func, '__qualname__', func)!r} on {to!r}"
-    return Attempts(agent, what, Retry.of(retry), seconds)
-
-
-def _check_concurrency(concurrency: object) -> int:
-    if not isinstance(concurrency, int) or isinstance(concurrency, bool):
-        raise TypeError(f"concurrency must be a whole number, not {type(concurrency).__name__}")
-    if concurrency < 1:
-        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    return concurrency
-
-
-def _check_call(func: object, args: object, kwargs: object, timeout: float) -> float | None:
-    """Check what a call is made of; return its timeout for an agent."""
-    if not callable(func):
-        raise TypeError(f"func must be callable, not {type(func).__name__}")
-    if args is not None and not isinstance(args, _ARGUMENTS):
-        raise TypeError(
-            f"args must be a tuple of the positional arguments, not {type(args).__name__}"
-        )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
-    return None if timeout is UNSET_RPC_TIMEOUT else seconds_or_default(timeout)

@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
@@ -25,7 +25,7 @@ from farcall.runtime.calls.methods import RemoteMethod, check_is_for_the_owner, 
 from farcall.runtime.calls.policy import method_of
 from farcall.runtime.context import CallBeingServed, allowed_now, current_context, waiting
 from farcall.runtime.current import current_agent
-from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, seconds_or_default
 from farcall.runtime.references.handles import RefHandle
 from farcall.runtime.references.sought import SOUGHT
 from farcall.runtime.references.values import ValueSlot
@@ -82,6 +82,8 @@ class RRef(Generic[T]):
         state = handle.references.described_state(handle)
         return f"{kind}({identity}, owner={handle.to!r}, {state})"
 
+    _follows = False  # whether the reference leads to another object when its own is made again
+
     @property
     def _agent(self) -> Agent:
         agent: Agent = self._handle.references.agent
@@ -89,7 +91,16 @@ class RRef(Generic[T]):
 
     @property
     def _place(self) -> ValueSlot:
-        return self._handle.references.value_of(self._handle)
+        handle = self._handle
+        return handle.references.value_of(handle)
+
+    def _present(self, _: float | None = None) -> RRef[T]:
+        """Return the reference to the object as it is now. See `FollowingRRef`."""
+        return self
+
+    def _when_present(self, call: Callable[[RRef[T]], Future[Any]]) -> Future[Any]:
+        """Call with the reference to the object as it is now, without waiting for the object."""
+        return call(self)
 
     # Where it lives.
 
@@ -163,19 +174,21 @@ class RRef(Generic[T]):
         """Calls methods on the owner: `rref.rpc_sync().method(*args)` returns the result."""
         seconds = None if timeout is UNSET_RPC_TIMEOUT else seconds_or_default(timeout)
         handle = self._handle
-        return _Methods("rpc_sync", handle, handle.references.agent.call, profiling.call, seconds)
+        return MethodProxy(
+            "rpc_sync", handle, handle.references.agent.call, profiling.call, seconds
+        )
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Calls methods on the owner: `rref.rpc_async().method(*args)` returns a future."""
         call = self._agent.call_async
         seconds = seconds_or_default(timeout)
-        return _Methods("rpc_async", self._handle, call, _record_async, seconds)
+        return MethodProxy("rpc_async", self._handle, call, _record_async, seconds)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Calls methods on the owner: `rref.remote().method(*args)` returns a new RRef there."""
         call = _remote(self._agent)
         seconds = seconds_or_default(timeout)
-        return _Methods("remote", self._handle, call, _record_remote, seconds)
+        return MethodProxy("remote", self._handle, call, _record_remote, seconds)
 
     # Gradients.
 
@@ -237,18 +250,6 @@ def rebuild_reference(handle: RefHandle) -> RRef[Any]:
 own_type(RRef, lambda rref: rref._handle, RefHandle, RRef.of)
 
 
-def seconds_or_default(timeout: float) -> float | None:
-    """A timeout as users give it, for an agent: None for its default.
-
-    Raises:
-        TypeError, ValueError: it is not a number of seconds.
-    """
-    if timeout == UNSET_RPC_TIMEOUT and timeout.__class__ is float:
-        return None
-    seconds = validate_timeout(timeout, allow_unset=True)
-    return None if seconds == UNSET_RPC_TIMEOUT else seconds
-
-
 class _Call(Protocol):
     def __call__(
         self,
@@ -280,7 +281,7 @@ _Record = Callable[[Agent, str | None, profiling.Call], Any]  # the same while a
 
 
 @methods_break_graphs
-class _Methods:
+class MethodProxy:
     """Attributes are the methods of a remote value; its own names are mangled out of their way."""
 
     __slots__ = ("__call", "__handle", "__record", "__timeout", "__way")
@@ -330,14 +331,11 @@ class _Methods:
             raise
 
 
-def call_meanwhile(
-    rref: RRef[Any], method: str, args: Sequence[Any], meanwhile: Callable[[], None] | None
+def call_named(
+    proxy: MethodProxy, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """`rref.rpc_sync().method(*args)`; `meanwhile` is called while the owner works."""
-    handle = rref._handle
-    call: tuple[Any, ...] = (handle, method, args, {})
-    owner = handle.to
-    return handle.references.agent.call(owner, call_method, call, meanwhile=meanwhile)
+    """Call a method of a remote value, also one whose name the proxy has itself."""
+    return proxy._MethodProxy__invoke(name, *args, **kwargs)
 
 
 # What runs on the owner. These get the place of the value for the reference they are called with.

@@ -17,6 +17,7 @@ from behaviour.helpers import Deaths, Gate, make_precious
 from farcall import rpc
 from farcall.errors import Refused
 from farcall.runtime.agent import Agent
+from farcall.runtime.inspection.looking import received
 
 
 @farcall.actor
@@ -62,6 +63,72 @@ class Buffer:
 
     def __contains__(self, item: int) -> bool:
         return item in self.items
+
+
+class Oddity:
+    """A class that has special methods which handles and call proxies have themselves."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def note(self, name: str) -> str:
+        self.calls.append(name)
+        return f"{name} of the object"
+
+    def __repr__(self) -> str:
+        return self.note("__repr__")
+
+    def __str__(self) -> str:
+        return self.note("__str__")
+
+    def __len__(self) -> int:
+        return len(self.note("__len__"))
+
+    def __iter__(self) -> Any:
+        return self.note("__iter__")
+
+    def __getitem__(self, key: object) -> str:
+        return self.note("__getitem__")
+
+    def __contains__(self, key: object) -> Any:
+        return self.note("__contains__")
+
+    def __bool__(self) -> Any:
+        return self.note("__bool__")
+
+    def __dir__(self) -> Any:
+        return self.note("__dir__")
+
+    def __format__(self, form: str) -> str:
+        return self.note("__format__")
+
+    def __sizeof__(self) -> Any:
+        return self.note("__sizeof__")
+
+    def __call__(self, number: int) -> str:
+        return self.note("__call__")
+
+    def __copy__(self) -> Any:
+        return self.note("__copy__")
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self.note("__deepcopy__")
+
+    def __await__(self) -> Any:
+        return self.note("__await__")
+
+    def __array__(self) -> Any:
+        return self.note("__array__")
+
+    def _hidden(self) -> str:
+        return self.note("_hidden")
+
+
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("__getitem__", "__contains__", "__call__", "__deepcopy__"), (1,)),
+    "__format__": ("",),
+}
+OF_THE_CLASS = [name for name in vars(Oddity) if callable(getattr(Oddity, name))]
 
 
 @farcall.actor(concurrency=2)
@@ -110,6 +177,34 @@ def test_statements_and_builtins_work_where_the_class_has_them(pair: list[Agent]
         len(plain)
     with pytest.raises(TypeError, match="not iterable"):
         list(plain)
+
+
+@pytest.mark.parametrize("name", [n for n in OF_THE_CLASS if n not in ("__init__", "note")])
+def test_call_of_any_function_of_the_class_is_made_on_the_owner(
+    pair: list[Agent], name: str
+) -> None:
+    handle = farcall.spawn("w1", Oddity)
+    result = handle.call(getattr(Oddity, name), *ARGUMENTS.get(name, ())).wait()
+    assert str(result) in (f"{name} of the object", str(len(f"{name} of the object")))
+    assert handle.calls.get() == [name]
+
+
+SLOTS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("__repr__", "__str__", "__hash__", "__sizeof__", "__dir__", "__reduce__"), ()),
+    **dict.fromkeys(("__eq__", "__ne__"), (5,)),
+    "__reduce_ex__": (2,),
+    "__format__": ("",),
+    "__getattribute__": ("size",),
+}
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_call_of_a_slot_wrapper_is_made_on_the_owner(pair: list[Agent], name: str) -> None:
+    buffer = farcall.spawn("w1", Buffer, 100)
+    assert buffer.put.sync(1) == 1
+    before = received(pair[1])
+    buffer.call(getattr(Buffer, name), *SLOTS[name]).wait()
+    assert received(pair[1]) == before + 1
 
 
 def test_handle_travels_and_keeps_the_object(trio: list[Agent]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -151,6 +152,32 @@ def test_the_rpc_module_shuts_its_default_agent_down(transport: Transport) -> No
                     rpc.rpc_sync("w1", echo, args=(1,))
             finally:
                 set_default_agent(None)
+
+
+@pytest.mark.parametrize("concurrency", [None, 1])
+def test_an_agent_that_closes_while_it_takes_its_own_remote_call_logs_no_error(
+    pair: list[Agent],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    concurrency: int | None,
+) -> None:
+    references = pair[0].references
+    admit, admitted = references.admit, threading.Event()
+
+    def admit_at_the_end(*request: Any) -> bool:
+        references.close(pair[0].status.closed_error())  # as `Agent.close` does, in its thread
+        try:
+            return admit(*request)
+        finally:
+            admitted.set()
+
+    monkeypatch.setattr(references, "admit", admit_at_the_end)
+    rref = rpc.remote("w0", echo, args=(1,), concurrency=concurrency)
+    assert admitted.wait(PATIENCE)
+    pair[0].close()
+    with pytest.raises((rpc.Cancelled, rpc.NotInitialized)):
+        rref.to_here()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_a_handler_may_shut_its_worker_down(pair: list[Agent]) -> None:

@@ -38,8 +38,14 @@ EXPORTS = {
         "BackendType",
         "Cancelled",
         "Child",
+        "DuplicateName",
+        "DuplicateWorker",
         "FarcallError",
+        "FunctionNotFound",
         "Future",
+        "InvalidName",
+        "InvalidReference",
+        "LinkError",
         "Member",
         "MemberEvent",
         "MemberReport",
@@ -50,15 +56,21 @@ EXPORTS = {
         "PeerLost",
         "ProcessGroupRpcBackendOptions",
         "RRef",
+        "Refused",
         "RemoteError",
+        "RendezvousError",
+        "RendezvousTimeout",
         "Retry",
         "RpcBackendOptions",
         "RpcTimeout",
         "Secret",
+        "SerializationError",
         "Snapshot",
         "Subscription",
-        "TlsConfig",
         "TensorPipeRpcBackendOptions",
+        "TlsConfig",
+        "UnknownObject",
+        "UnknownWorker",
         "WorkerInfo",
         "all_gather",
         "barrier",
@@ -175,6 +187,26 @@ def test_module_exports_these_names_and_no_others(module: str) -> None:
 def test_exported_names_exist(module: str) -> None:
     loaded = import_module(module)
     assert [name for name in loaded.__all__ if not hasattr(loaded, name)] == []
+
+
+def documented_errors(public: object) -> set[str]:
+    """The errors of farcall that the docstrings of a function or a class say it raises."""
+    members = vars(public).values() if inspect.isclass(public) else ()
+    texts = [getattr(one, "__doc__", None) for one in (public, *members)]
+    raised = [text.partition("Raises:")[2] for text in texts if isinstance(text, str)]
+    return set(re.findall(r"\b[A-Z]\w+", " ".join(raised))) & ERRORS
+
+
+@pytest.mark.parametrize("name", EXPORTS["farcall.rpc"])
+def test_errors_that_rpc_documents_are_there_as_attributes_of_it(name: str) -> None:
+    for error in documented_errors(getattr(rpc, name)):
+        assert error in rpc.__all__
+        assert getattr(rpc, error) is getattr(farcall.errors, error)
+
+
+def test_sweep_of_documented_errors_finds_some() -> None:
+    assert {"UnknownObject", "RpcTimeout"} <= documented_errors(rpc.get_object)
+    assert {"DuplicateName", "UnknownWorker"} <= documented_errors(rpc.supervise)
 
 
 def test_exceptions_are_these_and_have_one_root() -> None:

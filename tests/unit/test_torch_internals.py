@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 import threading
 
@@ -27,7 +26,6 @@ from farcall.compat.rpc import scripts
 from farcall.runtime.threads.thread_state import Restorer, float_control
 from farcall.torch_internals.table import NEWEST, OLDEST, TABLE
 
-SECONDS = 300
 FILES = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
 TREES = {path: ast.parse(path.read_text("utf-8")) for path in FILES}
 OF_FARCALL = frozenset[str]().union(*map(defined_in, TREES.values()))
@@ -253,14 +251,3 @@ def test_a_name_is_looked_up_once() -> None:
     vars(farcall.torch_internals).pop("set_grad_enabled", None)
     assert internals.set_grad_enabled is vars(farcall.torch_internals)["set_grad_enabled"]
     assert internals.set_grad_enabled is torch._C._set_grad_enabled
-
-
-def test_the_command_prints_the_table() -> None:
-    command = [sys.executable, "-W", "error", "-m", "farcall.torch_internals"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
-    first, *lines = done.stdout.splitlines()
-    assert first == f"torch {torch.__version__}"
-    assert [line.split()[4] for line in lines] == [entry.path for entry in TABLE.values()]
-    there = {name: line.split()[0] == "has" for name, line in zip(TABLE, lines, strict=True)}
-    assert there == {name: internals.has(name) for name in TABLE}

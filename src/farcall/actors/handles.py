@@ -8,11 +8,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 from farcall import rpc
 from farcall.actors.members import Member
 from farcall.objects import describe_value, use_value
-from farcall.rref import RRef
+from farcall.rref import RRef, call_named
+from farcall.runtime.agent import Agent
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs, methods_break_graphs
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT
 from farcall.runtime.references.handles import RefHandle
 from farcall.serde import hide_own_frames, own_type
+from farcall.supervision.following import FollowingRRef
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -98,7 +101,14 @@ def spawn(
 
 @breaks_graphs
 def handle(rref: RRef[T]) -> Handle[T]:
-    """Return a handle of what a reference leads to, such as `rpc.get_object` gives."""
+    """Return a handle of what a reference leads to, such as `rpc.get_object` gives.
+
+    The handle of a reference that follows (`follow=True`) follows, too.
+    """
+    if isinstance(rref, FollowingHandle):
+        return rref
+    if isinstance(rref, FollowingRRef):
+        return FollowingHandle.along(rref)
     return Handle.of(rref._handle)
 
 
@@ -143,9 +153,9 @@ class Handle(RRef[T]):
     def _describe(self) -> tuple[str, ...]:
         """Ask the owner for the object's class, and its other public attributes."""
         try:
-            asked = self._agent.call(
-                self._handle.to, describe_value, ("", self), None, DESCRIBE_SECONDS
-            )
+            reference = self._handle
+            args: tuple[Any, ...] = ("", RRef.of(reference))
+            asked = self._agent.call(reference.to, describe_value, args, None, DESCRIBE_SECONDS)
         except Exception:
             return ()  # whoever completes a name wants no error
         self._class, names = asked
@@ -161,7 +171,7 @@ class Handle(RRef[T]):
         self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Future[R]:
         """`handle.method(...)` for type checkers: `handle.call(Buffer.sample, 3)`."""
-        return getattr(self.rpc_async(), method.__name__)(*args, **kwargs)  # type: ignore[no-any-return]
+        return call_named(self.rpc_async(), method.__name__, args, kwargs)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> Any:
         return Handle.of, (self._handle,)
@@ -189,10 +199,75 @@ class Handle(RRef[T]):
 
     def _use(self, use: str, *args: Any) -> Any:
         try:
-            return self._agent.call(self._handle.to, use_value, (self._handle, use, args))
+            reference = self._handle
+            return self._agent.call(reference.to, use_value, (reference, use, args))
         except BaseException as error:
             hide_own_frames(error)
             raise
 
 
 own_type(Handle, lambda made: made._handle, RefHandle, Handle.of)
+
+
+@methods_break_graphs
+class FollowingHandle(Handle[T]):
+    """A handle whose reference leads to the new object when it is made again. See `handle`."""
+
+    __slots__ = ("_followed",)
+    _followed: FollowingRRef[T]
+    _follows = True
+
+    @classmethod
+    def along(cls, followed: FollowingRRef[T]) -> Self:
+        """Return the handle for a reference that follows."""
+        made = cls.__new__(cls)
+        made._class = None
+        made._followed = followed
+        return made
+
+    def __reduce__(self) -> Any:
+        return FollowingHandle.along, (self._followed,)
+
+    def __repr__(self) -> str:
+        return f"<handle of {self._followed!r}>"
+
+    @property
+    def _handle(self) -> RefHandle:  # type: ignore[override]
+        return self._followed._handle
+
+    @property
+    def _agent(self) -> Agent:
+        return self._followed._agent
+
+    def _present(self, seconds: float | None = None) -> RRef[T]:
+        return self._followed._present(seconds)
+
+    def _when_present(self, call: Callable[[RRef[T]], Future[Any]]) -> Future[Any]:
+        return self._followed._when_present(call)
+
+    def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
+        """See `RRef.to_here`."""
+        return self._followed.to_here(timeout)
+
+    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT, **more: Any) -> Any:
+        """See `RRef.rpc_sync`; `retry` as of the reference that is followed."""
+        return self._followed.rpc_sync(timeout, **more)
+
+    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT, **more: Any) -> Any:
+        """See `RRef.rpc_async`; `retry` as of the reference that is followed."""
+        return self._followed.rpc_async(timeout, **more)
+
+    def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """See `RRef.remote`."""
+        return self._followed.remote(timeout)
+
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """See `RRef.backward`."""
+        self._followed.backward(dist_autograd_ctx_id, retain_graph)
+
+    def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
+        return self._followed._get_type(timeout, blocking)
+
+
+# Strict workers take it by the name of the object, as the reference that it follows along.
+own_type(FollowingHandle, lambda made: made._followed, FollowingRRef, FollowingHandle.along)

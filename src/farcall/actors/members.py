@@ -7,10 +7,9 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from farcall.objects import read_attribute
-from farcall.runtime.agent import Agent
+from farcall.rref import RRef
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import methods_break_graphs
-from farcall.runtime.references.handles import RefHandle
 from farcall.serde import hide_own_frames
 
 P = ParamSpec("P")
@@ -20,10 +19,8 @@ R = TypeVar("R")
 class _Handle(Protocol):
     """The parts of its handle that a member uses."""
 
-    _handle: RefHandle
-
-    @property
-    def _agent(self) -> Agent: ...
+    def _present(self) -> RRef[Any]: ...
+    def _when_present(self, call: Callable[[RRef[Any]], Future[Any]]) -> Future[Any]: ...
     def rpc_sync(self) -> Any: ...
     def rpc_async(self) -> Any: ...
     def _find_class(self) -> type[Any] | None: ...
@@ -106,13 +103,17 @@ class Member(Generic[P, R]):
 
     def get(self) -> R:
         """Return a copy of it as an attribute."""
-        return self._read(self._handle._agent.call)  # type: ignore[no-any-return]
+        present = self._handle._present()
+        return self._read(present, present._agent.call)  # type: ignore[no-any-return]
 
     def __await__(self) -> Generator[Any, None, R]:
-        return self._read(self._handle._agent.call_async).__await__()  # type: ignore[no-any-return]
+        future = self._handle._when_present(
+            lambda present: self._read(present, present._agent.call_async)
+        )
+        return future.__await__()
 
-    def _read(self, call: Callable[..., Any]) -> Any:
-        reference = self._handle._handle
+    def _read(self, present: RRef[Any], call: Callable[..., Any]) -> Any:
+        reference = present._handle
         try:
             return call(reference.to, read_attribute, (reference, self._name))
         except BaseException as error:

@@ -136,11 +136,15 @@ class RemoteModule(nn.Module):
         return super().__getattr__(name)
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        return current_agent().call(self.on, function, (self.module_rref, *args))
+        module = self.module_rref._present()
+        return current_agent().call(module.owner_name(), function, (module, *args))
 
     def _start(self, method: str, args: Any, kwargs: Any) -> Future[Any]:
-        call = (self.module_rref, method, self.device, args, kwargs)
-        return current_agent().call_async(self.on, owner.run, call)
+        def call(module: RRef[nn.Module]) -> Future[Any]:
+            run = owner.run, (module, method, self.device, args, kwargs)
+            return current_agent().call_async(module.owner_name(), *run)
+
+        return self.module_rref._when_present(call)
 
     # Parameters and buffers: references to those of the module.
 

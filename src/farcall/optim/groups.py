@@ -99,6 +99,12 @@ def _ordered(items: Any, where: str) -> list[Any]:
 
 def _reference(item: Any, where: str) -> RRef[Any]:
     if isinstance(item, RRef):
+        if item._follows:
+            raise TypeError(
+                f"{where} follows a supervised object: {item!r}. An optimizer has state beside "
+                "each parameter, which would not follow: give it plain references, made when the "
+                "object is there, and a new optimizer when the object was made again"
+            )
         return item
     advice = "make one on the worker where the parameter lives, with rpc.RRef(parameter)"
     raise TypeError(f"{where} must be an RRef to a parameter, not {type(item).__name__}: {advice}")

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from farcall.rref import RRef, call_meanwhile
+from farcall.rref import RRef, call_method
 from farcall.runtime.calls.future import Future
 from farcall.runtime.context import CallContext, current_context, reset_context, set_context
 from farcall.runtime.current import current_agent
@@ -138,7 +138,10 @@ class _PartCall:
     def wait(self, meanwhile: Callable[[], None] | None = None) -> Any:
         if self.is_here:
             return getattr(self._part.local_value(), self._method)(*self._args)
-        return call_meanwhile(self._part, self._method, self._args, meanwhile)
+        handle = self._part._handle
+        call: tuple[Any, ...] = (handle, self._method, self._args, {})
+        agent = handle.references.agent
+        return agent.call(handle.to, call_method, call, meanwhile=meanwhile)
 
     def start(self) -> Future[Any]:
         future: Future[Any] = getattr(self._part.rpc_async(), self._method)(*self._args)

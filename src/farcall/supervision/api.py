@@ -10,12 +10,13 @@ from farcall.errors import RpcTimeout, UnknownWorker
 from farcall.ids import WorkerInfo
 from farcall.objects import checked, look_up_object
 from farcall.protocol.supervision import Strategy
-from farcall.rref import RRef, seconds_or_default
+from farcall.rref import RRef
 from farcall.runtime.agent import Agent
+from farcall.runtime.calls.call_checks import check_concurrency
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.current import current_agent
-from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, seconds_or_default, validate_timeout
 from farcall.serde import hide_own_frames
 from farcall.supervision.children import Child, Snapshot
 from farcall.supervision.following import FollowingRRef, learn
@@ -199,9 +200,6 @@ def _child_spec(agent: Agent, child: Child) -> ChildSpec:
         raise TypeError(f"supervise takes a function or Child objects, not {type(child).__name__}")
     if not callable(child.factory):
         raise TypeError(f"the factory must be callable, not {type(child.factory).__name__}")
-    at_once = child.concurrency
-    if at_once is not None and (type(at_once) is not int or at_once < 1):
-        raise ValueError(f"concurrency must be a whole number from 1, not {at_once!r}")
     kind = getattr(child.factory, "__name__", "object")
     name = f"{kind}-{secrets.token_hex(4)}" if child.name is None else checked(child.name)
     snapshot = child.snapshot
@@ -213,7 +211,7 @@ def _child_spec(agent: Agent, child: Child) -> ChildSpec:
         tuple(child.args),
         dict(child.kwargs or {}),
         _target(agent, child.on),
-        at_once or 0,
+        check_concurrency(child.concurrency),
         float(snapshot.every) if snapshot else 0.0,
         (snapshot and snapshot.save) or "",
         (snapshot and snapshot.load) or "",

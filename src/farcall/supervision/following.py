@@ -12,15 +12,14 @@ import torch
 
 from farcall.errors import UnknownObject
 from farcall.objects import ask_all, checked
-from farcall.rref import RRef, seconds_or_default
+from farcall.rref import MethodProxy, RRef, call_named
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls import retrying
 from farcall.runtime.calls.future import Future, complete_with
 from farcall.runtime.calls.graph_breaks import methods_break_graphs
-from farcall.runtime.calls.methods import RemoteMethod, check_is_for_the_owner
 from farcall.runtime.calls.retrying import Attempts, Retry
 from farcall.runtime.current import current_agent
-from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, seconds_or_default
 from farcall.runtime.references.handles import RefHandle
 from farcall.serde import hide_own_frames, own_type
 from farcall.supervision.handlers import state_of, supervisors_of
@@ -44,6 +43,7 @@ class FollowingRRef(RRef[T]):
 
     _name: str
     _follower: Agent
+    _follows = True
 
     @classmethod
     def to(cls, agent: Agent, name: str) -> Self:
@@ -71,7 +71,7 @@ class FollowingRRef(RRef[T]):
     def _handle(self) -> RefHandle:  # type: ignore[override]
         return self._present(None)._handle
 
-    def _present(self, seconds: float | None) -> RRef[T]:
+    def _present(self, seconds: float | None = None) -> RRef[T]:
         """Return the reference to the object as it is now; wait while it is made again.
 
         Raises:
@@ -113,21 +113,35 @@ class FollowingRRef(RRef[T]):
             retry: how often a call is made again that a death ends; see `farcall.rpc.rpc_sync`.
         """
         if retry is None:
-            present, left = self._present_in(timeout)
-            return present.rpc_sync(left)
-        return _Calls(partial(self._call, Retry.of(retry), seconds_or_default(timeout)), repr(self))
+            return self._calls("rpc_sync", timeout)
+        call = partial(self._call, Retry.of(retry), seconds_or_default(timeout))
+        return _Calls("rpc_sync", self, call)
 
     def rpc_async(
         self, timeout: float = UNSET_RPC_TIMEOUT, *, retry: int | Retry | None = None
     ) -> Any:
         """See `RRef.rpc_async`, and `rpc_sync` for `retry`. Waits for nothing, as ever."""
         again = ONCE if retry is None else Retry.of(retry)
-        return _Calls(partial(self._call_async, again, seconds_or_default(timeout)), repr(self))
+        call = partial(self._call_async, again, seconds_or_default(timeout))
+        return _Calls("rpc_async", self, call)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """See `RRef.remote`."""
-        present, left = self._present_in(timeout)
-        return present.remote(left)
+        return self._calls("remote", timeout)
+
+    def _calls(self, way: str, timeout: float) -> _Calls:
+        """Return a proxy each of whose calls is made of the object as it is then."""
+        seconds_or_default(timeout)  # raises if it is no timeout
+
+        def call(method: str, /, *args: Any, **kwargs: Any) -> Any:
+            try:
+                present, left = self._present_in(timeout)
+                return call_named(getattr(present, way)(left), method, args, kwargs)
+            except BaseException as error:
+                hide_own_frames(error)
+                raise
+
+        return _Calls(way, self, call)
 
     def _present_in(self, timeout: float) -> tuple[RRef[T], float]:
         """Return the present reference, and what is left of a timeout after that."""
@@ -142,7 +156,7 @@ class FollowingRRef(RRef[T]):
     ) -> Any:
         def make(left: float) -> Any:
             present, left = self._present_in(left)
-            return getattr(present.rpc_sync(left), method)(*args, **kwargs)
+            return call_named(present.rpc_sync(left), method, args, kwargs)
 
         try:
             attempts = Attempts(self._follower, self._what(method), retry, seconds)
@@ -155,20 +169,26 @@ class FollowingRRef(RRef[T]):
         self, retry: Retry, seconds: float | None, method: str, /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
         def call(left: float, present: RRef[T]) -> Future[Any]:
-            return getattr(present.rpc_async(left), method)(*args, **kwargs)  # type: ignore[no-any-return]
+            return call_named(present.rpc_async(left), method, args, kwargs)  # type: ignore[no-any-return]
 
         def make(left: float) -> Future[Any]:
-            supervisors = supervisors_of(self._follower)
-            if supervisors.state_of(self._name) is None:
-                learn(self._follower, self._name, time.monotonic() + (left or float("inf")))
-            found = supervisors.find(self._name)
-            if found is not None:
-                return call(left, found)
-            there = supervisors.when_there(self._name, left or float("inf"))
-            return _Chain.of(there, partial(call, left))
+            return self._when_there(left or float("inf"), partial(call, left))
 
         attempts = Attempts(self._follower, self._what(method), retry, seconds)
         return retrying.call_async(self._follower, attempts, make, sys._getframe(1))
+
+    def _when_present(self, call: Callable[[RRef[T]], Future[Any]]) -> Future[Any]:
+        _, limit, _ = self._follower.limits.of_call(None)
+        return self._when_there(limit or float("inf"), call)
+
+    def _when_there(self, limit: float, call: Callable[[RRef[T]], Future[Any]]) -> Future[Any]:
+        supervisors = supervisors_of(self._follower)
+        if supervisors.state_of(self._name) is None:
+            learn(self._follower, self._name, time.monotonic() + limit)
+        found = supervisors.find(self._name)
+        if found is not None:
+            return call(found)
+        return _Chain.of(supervisors.when_there(self._name, limit), call)
 
     def _what(self, method: str) -> str:
         return f"{method!r} of {self._name!r}"
@@ -179,22 +199,18 @@ own_type(FollowingRRef, lambda made: made._name, str, FollowingRRef.here)
 
 
 @methods_break_graphs
-class _Calls:
-    """Attributes are the methods of a supervised object; see `RRef.rpc_sync`."""
+class _Calls(MethodProxy):
+    """Attributes are the methods of a supervised object, as it is when they are called."""
 
-    __slots__ = ("__invoke", "__what")
+    __slots__ = ("_MethodProxy__invoke", "__of")
 
-    def __init__(self, invoke: Callable[..., Any], what: str) -> None:
-        self.__invoke = invoke
-        self.__what = what
+    def __init__(self, way: str, of: FollowingRRef[Any], invoke: Callable[..., Any]) -> None:
+        self._MethodProxy__way = way  # type: ignore[misc]  # a slot of the base
+        self._MethodProxy__invoke = invoke
+        self.__of = of
 
     def __repr__(self) -> str:
-        return f"<calls of {self.__what}>"
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name[:2] == "__":
-            check_is_for_the_owner(name)
-        return RemoteMethod(self.__invoke, name)
+        return f"<rref.{self._MethodProxy__way}() of {self.__of!r}>"
 
 
 class _Chain(Future[Any]):

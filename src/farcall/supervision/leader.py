@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from farcall.errors import OwnerDied
 from farcall.ids import original
 from farcall.log import get_logger
 from farcall.protocol.supervision import Candidate, Phase, choose
@@ -25,6 +26,7 @@ logger = get_logger("farcall")
 Handler = Callable[..., Any]
 Number = tuple[int, int, int]  # of a snapshot: its generation, the epoch, and how many before it
 ADOPTION_SECONDS = 2.0  # that others have to say that they could take over, before it starts
+AGAIN_SECONDS = 0.5  # until a worker that can't reach the owner of an object is asked again
 SNAPSHOT_KEEPERS = 2  # that have each snapshot, beside the owner and the supervisor
 
 
@@ -114,10 +116,13 @@ class Leader:
         self._is_patient = True  # with those that were asked to be keepers
         self._children = list(state.children)
         # Those that were asked to be keepers, in the order in which they take over.
-        self._asked: dict[int, None] = {agent.me.incarnation: None}
+        # Each with its present meeting: a worker that was lost by mistake is asked again.
+        self._asked: dict[int, int] = {agent.me.incarnation: agent.me.incarnation}
         self._to_come = 0  # answers of those
         self._keepers = [keeper for keeper in state.keepers if is_alive(agent, keeper)]
-        self._asked.update(dict.fromkeys(number for _, number in self._keepers))
+        for _, number in self._keepers:
+            peer = agent.directory.newest(number)
+            self._asked[number] = number if peer is None else peer.incarnation
         self._unplaced: dict[int, tuple[int, float]] = {}  # child -> generation, since when
         self._counts = [0] * len(self._children)  # of snapshots, of this generation
         self._machine = spec.machine()
@@ -137,6 +142,8 @@ class Leader:
     def retire(self) -> None:
         """Do nothing any more: another worker supervises."""
         self._is_retired = True
+        if self._started is not None and not self._started.done():
+            self._started.set_result(None)  # references wait for what the other worker makes
 
     def leads(self, state: State) -> bool:
         """Return whether this worker supervises in a state."""
@@ -181,8 +188,9 @@ class Leader:
         """Have all that are there keep what is needed to take over."""
         for peer in self._others():
             number = original(peer.incarnation)
-            if number not in self._asked:
-                self._asked[number] = None
+            if self._asked.get(number) != peer.incarnation:
+                self._asked.pop(number, None)  # it comes last now
+                self._asked[number] = peer.incarnation
                 self._to_come += 1
                 call = self._remote.adopt, (self._spec.plain(), self._state.plain())
                 self._call(peer.name, *call, partial(self._adopted, (peer.name, number)))
@@ -195,11 +203,15 @@ class Leader:
         self._to_come -= 1
         try:
             answer.value()
+        except OwnerDied:  # it has not met the owner of an object again yet
+            self._asked.pop(keeper[1], None)
+            self._post(self.look, AGAIN_SECONDS)
         except Exception as error:
             logger.info("%s: %r does not keep a supervision: %s", self._me[0], keeper[0], error)
         else:
             order = list(self._asked)
-            self._keepers = sorted([*self._keepers, keeper], key=lambda one: order.index(one[1]))
+            keepers = {*self._keepers, keeper}
+            self._keepers = sorted(keepers, key=lambda one: order.index(one[1]))
         self._tell()
 
     def _tell(self) -> None:

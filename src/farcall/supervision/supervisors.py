@@ -177,7 +177,7 @@ class Supervisors:
             del self._made[key, child]
         place = self._agent.references.place_of(ref)
         if place is not None:
-            place.kill(Cancelled("the object of this reference was ended by its supervisor"))
+            place.kill(OwnerDied(self._agent.me.name, "its supervisor has ended the object"))
 
     def _on_killed(self, ref: RefId) -> None:
         """The user has killed an object: if it is a child, it is not made again."""

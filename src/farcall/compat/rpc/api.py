@@ -23,13 +23,13 @@ from farcall.compat.rpc.scripts import check_arguments
 from farcall.errors import RpcTimeout
 from farcall.ids import WorkerInfo
 from farcall.log import get_logger
-from farcall.rref import RRef, seconds_or_default
+from farcall.rref import RRef
 from farcall.runtime.calls import profiling
 from farcall.runtime.calls.future import Future
 from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent
 from farcall.runtime.options.backend_options import RpcBackendOptions
-from farcall.runtime.options.timeouts import validate_timeout
+from farcall.runtime.options.timeouts import seconds_or_default, validate_timeout
 
 __all__ = [
     "AllGatherStates",

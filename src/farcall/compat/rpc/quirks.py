@@ -22,10 +22,10 @@ from farcall import torch_internals as internals
 from farcall.compat.rpc.internal import _internal_rpc_pickler
 from farcall.errors import CallError, FarcallError, InvalidResult, RpcTimeout
 from farcall.ids import WorkerInfo
-from farcall.rref import RRef, seconds_or_default, type_of
+from farcall.rref import RRef, type_of
 from farcall.runtime.advice import Advice
 from farcall.runtime.calls.future import Future
-from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, seconds_or_default
 from farcall.runtime.quirks import Quirks
 from farcall.serde.exceptions import (
     get_attribute,

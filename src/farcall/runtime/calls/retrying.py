@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -73,6 +73,18 @@ class Attempts:
         self._retry = retry
         self._deadline, *_ = agent.limits.of_call(seconds)
         self.count = 0
+
+    @classmethod
+    def of_call(
+        cls, agent: Agent, func: object, to: object, retry: object, seconds: float | None
+    ) -> Self:
+        """Return the attempts of a call of a function on a worker, with `retry=` as it was given.
+
+        Raises:
+            TypeError, ValueError: `retry` makes no sense.
+        """
+        what = f"{getattr(func, '__qualname__', func)!r} on {to!r}"
+        return cls(agent, what, Retry.of(retry), seconds)
 
     def left(self) -> float:
         """Begin an attempt; return the seconds that it has, or 0 for no limit."""

@@ -28,3 +28,15 @@ def validate_timeout(value: object, what: str = "timeout", *, allow_unset: bool 
     if math.isnan(seconds) or seconds < 0:
         raise ValueError(f"{what} must be 0 (none) or a positive number of seconds, not {value}")
     return 0.0 if math.isinf(seconds) else seconds
+
+
+def seconds_or_default(timeout: float) -> float | None:
+    """A timeout as users give it, for an agent: None for its default.
+
+    Raises:
+        TypeError, ValueError: it is not a number of seconds.
+    """
+    if timeout == UNSET_RPC_TIMEOUT and timeout.__class__ is float:
+        return None
+    seconds = validate_timeout(timeout, allow_unset=True)
+    return None if seconds == UNSET_RPC_TIMEOUT else seconds

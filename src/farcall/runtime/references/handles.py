@@ -234,7 +234,9 @@ class References:
         admit = self._machine.state.admit
         if caller != self.me.incarnation:
             self._values[created] = ValueSlot()
-        self._values[created].guard(concurrency)
+        place = self._values.get(created)
+        if place is not None:  # else the agent was shut down after this call to itself had begun
+            place.guard(concurrency)
         return self._machine.tell(admit, caller, call_id, references, created, sequence)
 
     def place_of(self, ref: RefId) -> ValueSlot | None:
