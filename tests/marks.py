@@ -20,7 +20,7 @@ SLOW = (
     "future_callbacks fuzzing handshake junk_in_the_store logs native_stub optimizer_parts "
     "parameter_server protocol_admission protocol_outbox ray_parts records rendezvous "
     "searching security_page serde_collector serde_plain serde_strict sim sim_shrinking "
-    "standing_back store_attacks store_probe telemetry termination_sim thread_stacks "
+    "standing_back store_attacks store_probe strict_costs telemetry termination_sim thread_stacks "
     "tls_handshake unsendable_texts"
 )
 STARTS_PROCESSES = (
