@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hostile_reports import pytest_runtest_makereport  # noqa: F401
 from marks import marks_of
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would every process of a test.

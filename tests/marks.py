@@ -24,7 +24,8 @@ SLOW = (
     "tls_handshake unsendable_texts"
 )
 STARTS_PROCESSES = (
-    "compat compat_imports compat_names hardening heap make openmp surface thread_starts"
+    "compat compat_imports compat_names hardening heap hostile_reports make openmp surface "
+    "thread_starts"
 )
 UNLIKE_THEIR_DIRECTORY: dict[str, tuple[str, ...]] = {
     **{f"test_{name}.py": ("slow",) for name in SLOW.split()},
