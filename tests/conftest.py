@@ -12,6 +12,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hostile_reports import pytest_runtest_makereport  # noqa: F401
 from marks import Watch, broken_promise, marks_of
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would every process of a test.

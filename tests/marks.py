@@ -21,12 +21,12 @@ SLOW = (
     "future_callbacks fuzzing handshake junk_in_the_store logs native_roles native_stub "
     "optimizer_parts parameter_server protocol_admission protocol_outbox ray_parts "
     "records rendezvous searching security_page serde_collector serde_plain "
-    "serde_strict sim sim_shrinking standing_back store_attacks store_probe telemetry "
-    "termination_sim thread_stacks tls_handshake unsendable_texts"
+    "serde_strict sim sim_shrinking standing_back store_attacks store_probe strict_costs "
+    "telemetry termination_sim thread_stacks tls_handshake unsendable_texts"
 )
 STARTS_PROCESSES = (
-    "addresses compat compat_imports compat_names exports extras hardening heap make openmp "
-    "surface thread_starts"
+    "addresses compat compat_imports compat_names exports extras hardening heap "
+    "hostile_reports make openmp surface thread_starts"
 )
 OPENS_SOCKETS = "doctor endpoints reachability"
 UNLIKE_THEIR_DIRECTORY: dict[str, tuple[str, ...]] = {

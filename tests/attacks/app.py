@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
+import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from farcall import rpc
 
 system = os.system  # as a module has what it imports
 
@@ -18,6 +22,19 @@ class Point:
 
     x: int
     y: int
+
+
+class Access(enum.Flag):
+    """Flags that may arrive, in 2^20 combinations."""
+
+    _ignore_ = ["number"]
+    for number in range(20):
+        vars()[f"BIT_{number}"] = 1 << number
+
+
+def combinations() -> int:
+    """Return how many combinations the class keeps, for as long as the process runs."""
+    return len(Access._value2member_map_)
 
 
 @dataclasses.dataclass
@@ -41,6 +58,20 @@ class Counter:
     def reset(self) -> None:
         """Not for callers."""
         self.count = 0
+
+
+def call_back(to: str) -> None:
+    """Call the caller, and let its error go on to it."""
+    rpc.rpc_sync(to, truth, args=(1,))
+
+
+def printed_error(to: str) -> str:
+    """Call, and return the printed error."""
+    try:
+        rpc.rpc_sync(to, truth, args=(1,))
+    except Exception as error:
+        return "".join(traceback.format_exception(error))
+    return ""
 
 
 def truth(value: Any) -> bool:
@@ -81,6 +112,7 @@ def keep_reference(rref: Any) -> None:
 ALLOWED = [
     "app:Counter",
     "app:Counter.add",
+    "app:call_back",
     "app:keep_reference",
     "app:lies_in_shared_memory",
     "app:point_sum",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import pickle
 import secrets
@@ -26,6 +27,7 @@ from patience import PATIENCE
 from farcall.ids import new_incarnation
 from farcall.runtime.calls.methods import RemoteMethod
 from farcall.runtime.current import current_agent
+from farcall.serde import Serializer
 from farcall.transport.connect import handshake
 from farcall.transport.connect.credentials import SecretCertificates, Terms
 from farcall.transport.connect.handshake_messages import (
@@ -239,6 +241,13 @@ def ask_for(to: str, function: str, args: Any) -> Outcome:
     return ask(to, function, pickle.dumps((args, {})))
 
 
+def everything_told_by(to: str, function: str, args: tuple[Any, ...]) -> str:
+    """Call a function that fails; return all text of the answer."""
+    return repr(
+        _answer(to, Frame(Request(function, 0.0), next(_ids), b"\x01" + _strict((args, {}))))
+    )
+
+
 def carry(to: str, data: bytes) -> None:
     """Send the bytes of a frame on this worker's own link, and wait for the answer."""
     *_, meta, count, _call_id, length = HEADER.unpack_from(data)
@@ -307,14 +316,17 @@ def signed_otherwise(key: str, value: bytes) -> bytes:
     return msgspec.msgpack.encode([body, signature[:-1] + bytes([signature[-1] ^ 1])])
 
 
-def _exchange(to: str, frame: Frame) -> Outcome:
+def _answer(to: str, frame: Frame) -> Frame:
     agent = current_agent()
     peer = agent.directory.known(to)
     assert peer is not None
     deadline = time.monotonic() + PATIENCE
     link = agent.links.connect(peer, deadline)
-    answer = link.exchange(frame, deadline)
-    message: Message = answer.message
+    return link.exchange(frame, deadline)
+
+
+def _exchange(to: str, frame: Frame) -> Outcome:
+    message: Message = _answer(to, frame).message
     if isinstance(message, Failure):
         return Outcome("Failure", message.type_name, message.message)
     return Outcome(type(message).__name__, "", "")
@@ -373,6 +385,71 @@ def equal_hashes() -> list[bytes]:
     return [pickle.dumps((({*numbers},), {})), b"\x01e" + count + b"".join(strict)]
 
 
+def repeated_elements() -> list[bytes]:
+    """Return sparse tensors of 4 * 10^8 elements that are all the same one, by a stride of 0."""
+    many = 4 * 10**8
+    index = _no_elements_of_its_own(bytes(8), "int64", (1, many))
+    ones = _no_elements_of_its_own(b"\0\0\x80?", "float32", (many,))
+    coo = b"\x01T\x02t\x04" + index + ones + _strict((3,)) + b"0"
+    rows = _no_elements_of_its_own(bytes(8), "int64", (many + 1,))
+    none = _strict(torch.zeros(0, dtype=torch.int64)) + _strict(torch.zeros(0))
+    csr = b"\x01T\x03t\x05" + _strict("sparse_csr") + rows + none + _strict((many, 1))
+    return [coo, csr]
+
+
+def _no_elements_of_its_own(element: bytes, dtype: str, shape: tuple[int, ...]) -> bytes:
+    return b"T\x00" + _strict((bytearray(element), dtype, shape, (0,) * len(shape)))
+
+
+def copied_buffers() -> list[bytes]:
+    """Return values that read one buffer a thousand times, each of which would copy it."""
+    size = _strict((BUFFER_SIZE,))
+    array = b"a" + _strict("|u1") + size + b"x\x00"
+    return [b"\x01l\xff" + COPIES.to_bytes(8, "little") + array * COPIES]
+
+
+COPIES = 1000
+BUFFER_SIZE = 1 << 20  # bytes
+
+
+def chosen_keys() -> list[bytes]:
+    """Return a dict of ints that have different hashes, and all meet each other in its table."""
+    keys = [b"i" + key.to_bytes(8, "little") + b"N" for key in _keys_that_meet()]
+    return [b"\x01m\xff" + len(keys).to_bytes(8, "little") + b"".join(keys)]
+
+
+@functools.cache
+def _keys_that_meet(bits: int = 18) -> list[int]:
+    """Return numbers that fill a table of 2^18 places as far as Python lets them.
+
+    The first are each in the place that the search of Python's dicts comes to after the one before,
+    once it has used up the upper bits of a hash. The others are in none of the places that are free
+    until then, and begin that walk at its first quarter.
+    """
+    size = 1 << bits
+    walk = [0]
+    while len(walk) < size * 3 // 5:
+        walk.append((walk[-1] * 5 + 1) % size)
+    number = torch.full((size,), size)
+    number[torch.tensor(walk)] = torch.arange(len(walk))
+    generator = torch.Generator().manual_seed(1)
+    others: list[int] = []
+    while len(walk) + len(others) < size * 2 // 3:
+        keys = torch.randint(1 << 58, 1 << 60, (1 << 20,), generator=generator)
+        place, rest = keys % size, keys
+        for _ in range(13):
+            meets = number[place] < size
+            keys, rest = keys[meets], rest[meets] >> 5
+            place = (place[meets] * 5 + rest + 1) % size
+        others += keys[number[place] < len(walk) // 4].tolist()
+    return (walk + others)[: size * 2 // 3]
+
+
+def _strict(value: Any) -> bytes:
+    """Return the bytes of a value inside of a strict one."""
+    return Serializer().dump(value, strict=True).body[1:]
+
+
 _COUNTED = (b"I", b"s", b"b", b"B", b"l", b"t", b"e", b"f", b"m", b"o", b"z")
 
 
@@ -391,12 +468,22 @@ HOSTILE_VALUES = {
     "nested slices": nested_slices,
     "large memo index": large_memo_index,
     "equal hashes": equal_hashes,
+    "repeated elements": repeated_elements,
+    "copied buffers": copied_buffers,
+    "chosen keys": chosen_keys,
 }
 
 
 def send_values(to: str, function: str, kind: str) -> list[Outcome]:
-    """Call a function with each of the hostile values of a kind."""
-    return [ask(to, function, body) for body in HOSTILE_VALUES[kind]()]
+    """Call a function with each of the hostile values of a kind as its argument."""
+    return [
+        ask(to, function, _as_argument(body), [bytes(BUFFER_SIZE)])
+        for body in HOSTILE_VALUES[kind]()
+    ]
+
+
+def _as_argument(body: bytes) -> bytes:
+    return b"\x01t\x02t\x01" + body[1:] + b"m\x00" if body[:1] == b"\x01" else body
 
 
 def answer_with(kind: str, number: int) -> int:
@@ -411,7 +498,7 @@ def answer_with(kind: str, number: int) -> int:
 
     def forge(job: Any, frame: Frame) -> bool | None:
         if number >= 0:
-            frame = Frame(Reply(), frame.call_id, body)
+            frame = Frame(Reply(), frame.call_id, body, [bytes(BUFFER_SIZE)])
         return send(answers, job, frame)
 
     answers.send = forge  # type: ignore[method-assign]
@@ -428,3 +515,35 @@ def answer_with_trap(path: str) -> None:
         return send(answers, job, Frame(Reply(), frame.call_id, body))
 
     answers.send = forge  # type: ignore[method-assign]
+
+
+class Forged(NamedTuple):
+    """An error that is sent as an answer: a built-in exception, by its parts, and its frames."""
+
+    type_name: str
+    args: tuple[Any, ...] = ()
+    state: dict[str, Any] = {}
+    frames: tuple[tuple[str, str, int], ...] = ()
+
+
+def answer_with_error(forged: Forged) -> None:
+    """From now on this worker answers every call with a forged error."""
+    answers = current_agent().answers
+    send = type(answers).send
+    failure = Failure(forged.type_name, "forged", "forged", frames=forged.frames)
+    body = b"\x01O" + _strict(f"builtins:{forged.type_name}")
+    body += b"t\x02" + _strict(forged.args) + _strict(forged.state)
+
+    def forge(job: Any, frame: Frame) -> bool | None:
+        return send(answers, job, Frame(failure, frame.call_id, body))
+
+    answers.send = forge  # type: ignore[method-assign]
+
+
+def send_combinations(to: str, name: str, count: int) -> int:
+    """Call with so many combinations of the flags of an enum; return how many were taken."""
+    taken = 0
+    for number in range(1, count + 1):
+        flag = b"O" + _strict(name) + _strict(number * 2 + 1)
+        taken += ask(to, "app:truth", _as_argument(b"\x01" + flag)).kind == "Reply"
+    return taken

@@ -22,7 +22,7 @@ MOST_MEMORY = 512 << 20  # bytes; a large memo index took 2.3 GB
 
 
 def join_strict(name: str, rank: int, size: int, init_method: str) -> None:
-    policy = rpc.Only(functions=app.ALLOWED, types=[app.Point])
+    policy = rpc.Only(functions=app.ALLOWED, types=[app.Point, app.Access])
     join(name, rank, size, init_method, policy=policy)
 
 
@@ -242,3 +242,95 @@ def test_member_reads_no_reference_by_guessing_its_number(crew: Crew, transport:
         thief.run(call, member.name, honest.echo, 1)
     assert thief.run(attacker.guess_references, "w0", 64) == []
     leave_all(*members)
+
+
+# Errors: Python draws, reads and imports by their fields.
+
+LONG = 10**9
+HUGE_PLACE = ("a.py", LONG, LONG, "x", LONG, 2 * LONG)
+ODD_FRAMES = {
+    "null in a file's name": ("a\0b.py", "f"),
+    "null in a function's name": ("a.py", "f\0"),
+    "nothing but null": ("\0", "\0"),
+    "endless file": ("/dev/zero", "f"),
+    "relative name of an endless file": ("../../../../../../../../../../dev/zero", "f"),
+    "huge file of the kernel": ("/proc/self/pagemap", "f"),
+}
+ODD_ERRORS = {
+    "end of columns": attacker.Forged("SyntaxError", ("no", ("a.py", 1, 1, "x", 1, LONG))),
+    "all positions": attacker.Forged("SyntaxError", ("no", HUGE_PLACE)),
+    "attributes": attacker.Forged(
+        "SyntaxError", ("no",), {"offset": 1, "end_offset": LONG, "text": "x"}
+    ),
+    "subclass": attacker.Forged("IndentationError", ("no", ("a.py", 1, -LONG, "x", 1, LONG))),
+    "text of a place": attacker.Forged("SyntaxError", ("no", ("a.py", 1, 1, ["x"]))),
+    "kinds of attributes": attacker.Forged(
+        "SyntaxError", ("no",), {"text": 5, "lineno": "a", "offset": b"", "msg": ()}
+    ),
+    "line of 5000 digits": attacker.Forged("SyntaxError", ("no",), {"lineno": 10**5000}),
+    "positions in bytes": attacker.Forged(
+        "UnicodeDecodeError", ("u", b"abc", -(10**12), 10**12, "r")
+    ),
+    "arguments as an attribute": attacker.Forged(
+        "UnicodeDecodeError", ("u", b"a", 0, 1, "r"), {"args": ("u", b"", LONG, 1, "")}
+    ),
+    **{
+        kind: attacker.Forged("ValueError", ("no",), {}, ((file, function, 1),))
+        for kind, (file, function) in ODD_FRAMES.items()
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ODD_ERRORS)
+def test_error_of_a_member_is_printed_and_costs_nothing(
+    pair: tuple[Member, Member], kind: str
+) -> None:
+    victim, member = pair
+    forged = ODD_ERRORS[kind]
+    before = victim.run(honest.forget_peak)
+    member.run(attacker.answer_with_error, forged)
+    text = victim.run(app.printed_error, "w1")
+    assert forged.type_name in text
+    assert len(text) < 1 << 20
+    assert victim.run(honest.peak_bytes) - before < MOST_MEMORY
+    assert victim.process.is_alive()
+
+
+def test_frames_of_a_member_make_a_worker_tell_no_line_of_its_files(
+    pair: tuple[Member, Member], tmp_path: Path
+) -> None:
+    victim, member = pair
+    secret = tmp_path / "secret.py"
+    secret.write_text("the first line\nthe second line\n")
+    frames = tuple((str(secret), "f", line) for line in (1, 2))
+    member.run(attacker.answer_with_error, attacker.Forged("ValueError", ("no",), {}, frames))
+    assert "the first line" not in victim.run(app.printed_error, "w1")
+    told = member.run(attacker.everything_told_by, "w0", "app:call_back", ("w1",))
+    assert "secret.py" in told
+    assert "the first line" not in told
+    assert "the second line" not in told
+
+
+def test_import_error_of_a_member_imports_nothing(
+    pair: tuple[Member, Member], trap: Path, tmp_path: Path
+) -> None:
+    """Python 3.12 and later import the module that an ImportError names, to find similar names."""
+    victim, member = pair
+    (tmp_path / "with_side_effect.py").write_text(f"open({str(trap)!r}, 'w')\ndef f(): pass\n")
+    victim.run(find_modules_in, str(tmp_path))
+    fields = {"name": "with_side_effect", "name_from": "g"}
+    member.run(attacker.answer_with_error, attacker.Forged("ImportError", ("no",), fields))
+    assert "ImportError" in victim.run(app.printed_error, "w1")
+    assert not trap.exists()
+
+
+def test_flags_of_a_member_leave_a_bounded_number_of_combinations(
+    pair: tuple[Member, Member],
+) -> None:
+    victim, member = pair
+    before = victim.run(app.combinations)
+    count = 5000
+    taken = member.run(attacker.send_combinations, "w0", "app:Access", count)
+    assert 0 < taken < count
+    assert victim.run(app.combinations) - before == taken
+    assert_serves(victim, member)

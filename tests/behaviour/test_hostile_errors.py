@@ -155,6 +155,17 @@ def fail(name: str) -> None:
     raise getattr(sys.modules[__name__], name)(1)
 
 
+def fail_from(name: str) -> None:
+    raise KeyError("outer") from getattr(sys.modules[__name__], name)(1)
+
+
+def fail_after(name: str) -> None:
+    try:
+        fail(name)
+    except BaseException:
+        raise KeyError("outer")  # noqa: B904
+
+
 def give(name: str) -> Any:
     return getattr(sys.modules[__name__], name)()
 
@@ -272,6 +283,25 @@ def test_every_call_ends_that_fails_with_a_hostile_exception(
 ) -> None:
     for kind in on(transport, ERRORS[member]):
         check_calls_that_fail(pair, kind)
+
+
+@pytest.mark.parametrize("member", ERRORS)
+@pytest.mark.parametrize("transport", ["inproc", "native"])
+def test_exception_arrives_that_was_raised_from_a_hostile_one(
+    pair: list[Agent], transport: str, member: str
+) -> None:
+    name = ERRORS[member][ValueError].__name__
+    wanted = [KeyError] if member != "new" else [KeyError, ValueError]
+    calls = [
+        partial(call, to, function, (name,))
+        for function in (fail_from, fail_after)
+        for to in ("w1", "w0")
+        for call in (by_sync, by_async, by_remote)
+    ]
+    calls += [partial(by_sync, "w1", nest, (fail_from, name))]
+    for result in outcomes_of(iter(calls)):
+        assert type(result) in wanted, type(result)
+    wait_until(lambda: all(is_idle(agent) for agent in pair))
 
 
 @pytest.mark.parametrize("transport", ["inproc", "native"])

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from farcall.errors import PeerLost, Refused, SerializationError
 from farcall.ids import WorkerInfo
 from farcall.serde import Only, Serializer, load_reference
-from farcall.serde.strict.reader import MOST_EQUAL_HASHES
+from farcall.serde.strict.tables import MOST_EQUAL_HASHES
 from farcall.serde.strict.writer import BEGIN, MAX_DEPTH
 
 SERIALIZER = Serializer()

@@ -203,10 +203,11 @@ def load_failure(
     set_attribute(error, "remote_traceback", failure.traceback)
     if failure.notes and not notes_of(error):
         set_attribute(error, "__notes__", list(failure.notes))
-    frames = traceback_from(failure.frames)
+    frames = traceback_from(failure.frames, reads_source=only is None)
     BaseException.with_traceback(error, frames)
     first = _with_earlier(serializer, error, failure, worker, only)
-    is_shown = frames is None or shows_everything()
+    # Under a policy a peer names no file that is read here. Its own text has its lines of code.
+    is_shown = frames is None or only is not None or shows_everything()
     header = f"on worker {worker!r}"
     set_cause(first, RemoteTraceback(failure.traceback, header, shows_text=is_shown))
     return error
@@ -227,7 +228,8 @@ def _with_earlier(
                 earlier = serializer.load(body, only=only)
         if not issubclass(type(earlier), BaseException):
             earlier = RemoteError(type_name, message, worker, "")
-        BaseException.with_traceback(earlier, traceback_from(frames))
+        shown = traceback_from(frames, reads_source=only is None)
+        BaseException.with_traceback(earlier, shown)
         if is_cause:
             set_cause(error, earlier)
         else:

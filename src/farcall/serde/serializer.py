@@ -19,7 +19,13 @@ from functools import partial
 from typing import Any
 
 from farcall.errors import FarcallError, FunctionNotFound, SerializationError
-from farcall.serde.exceptions import MAX_CHAIN, RemoteTraceback, message_of, type_name_of
+from farcall.serde.exceptions import (
+    MAX_CHAIN,
+    RemoteTraceback,
+    message_of,
+    set_cause,
+    type_name_of,
+)
 from farcall.serde.functions import SPAWNED_MAIN, Functions
 from farcall.serde.interrupts import is_interrupt
 from farcall.serde.loading import Arriving, Attach, arriving
@@ -259,11 +265,16 @@ class Serializer:
             except SerializationError as found:
                 what = f"{label} ({type(value).__name__}) of {function} {UNSENDABLE}"
                 explained = SerializationError(what + reason_of(found))
-                explained.__cause__ = found.__cause__ or found
+                set_cause(explained, _cause_or_itself(found))
                 return explained
         explained = SerializationError(f"the call of {function} {UNSENDABLE}{reason_of(error)}")
-        explained.__cause__ = error.__cause__ or error
+        set_cause(explained, _cause_or_itself(error))
         return explained
+
+
+def _cause_or_itself(error: BaseException) -> BaseException:
+    cause = cause_of(error)
+    return error if cause is None else cause
 
 
 def _names_spawned_main(body: Body) -> bool:

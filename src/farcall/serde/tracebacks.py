@@ -66,13 +66,25 @@ def frames_of(trace: TracebackType | None) -> Frames:
 
 
 def _name(text: str) -> str:
-    return encodable(clipped(text, MAX_NAME))
+    """The name of a file or a function as text that can be printed, and looked up as a file."""
+    name = encodable(clipped(text, MAX_NAME)).replace("\0", "\\x00")
+    try:
+        os.fsencode(name)
+    except ValueError:  # not UTF-8: of an old locale
+        return name.encode("ascii", "backslashreplace").decode()
+    return name
 
 
-def traceback_from(frames: Sequence[Any]) -> TracebackType | None:
+def traceback_from(frames: Sequence[Any], *, reads_source: bool = True) -> TracebackType | None:
     """Return a traceback that shows these frames, or None if there are none.
 
-    The frames may come from a peer: anything that is no frame is left out.
+    The frames may come from a peer: anything that is no frame is left out, and names that the file
+    system refuses are escaped: Python opens the file when it prints the traceback.
+
+    Args:
+        frames: file, function and line of each, outermost first.
+        reads_source: whether printing reads lines of code in these files. Without, names of files
+            are shown as "<name>", which Python does not open.
     """
     made: TracebackType | None = None
     for frame in reversed(frames[:MAX_FRAMES]):
@@ -81,6 +93,9 @@ def traceback_from(frames: Sequence[Any]) -> TracebackType | None:
             if 0 < line <= MAX_LINE:
                 # Without an instruction: the statement that tblib runs has columns of its own, and
                 # these would be marked in the user's line.
+                file, function = _name(file), _name(function)
+                if not reads_source and not (file[:1] == "<" and file[-1:] == ">"):
+                    file = f"<{file}>"
                 made = TracebackType(made, _frame(file, function, line), -1, line)
     return made
 
@@ -126,7 +141,9 @@ def hide_own_frames(error: BaseException) -> None:
             if not is_own(one.tb_frame.f_code.co_filename):
                 made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
         BaseException.with_traceback(following, made)
-        following = cause_of(following) or context_of(following)
+        cause = cause_of(following)
+        # Not by `or`, which asks the user's exception whether it is true.
+        following = context_of(following) if cause is None else cause
 
 
 def text_of(error: BaseException) -> str:

@@ -20,17 +20,13 @@ from farcall.ids import WorkerInfo
 from farcall.serde.exceptions import Stripped, parts_of, set_attribute
 from farcall.serde.exceptions import bare as bare_exception
 from farcall.serde.exceptions import initialize as initialize_exception
+from farcall.serde.strict.fields import checked_parts, combination, unicode_error
 from farcall.serde.strict.only import Only, name_of_class
 from farcall.torch_internals import compiled_call_impl
 
 _REDUCTIONS = ("__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
 # Descriptors of a class that are no code of its own, or whose values lie in the `__dict__`.
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType, functools.cached_property)
-_UNICODE_ERRORS: dict[type, tuple[type, ...]] = {
-    UnicodeDecodeError: (str, bytes, int, int, str),
-    UnicodeEncodeError: (str, str, int, int, str),
-    UnicodeTranslateError: (str, int, int, str),
-}
 
 
 class _Own(NamedTuple):
@@ -95,7 +91,7 @@ def parts_of_object(value: Any) -> tuple[str, Any]:
         return name_of_class(cls), (args, {n: v for state in states for n, v in state.items()})
     if issubclass(kind, BaseException):
         cls, args, state = parts_of(value)
-        if _unicode_error(cls) is not None:  # its fields are its arguments
+        if unicode_error(cls) is not None:  # its fields are its arguments
             state = {n: v for n, v in state.items() if n in vars(value)}
         return name_of_class(cls), (args, state)
     name = name_of_class(kind)
@@ -193,7 +189,7 @@ def _member(kind: type[enum.Enum], parts: Any) -> enum.Enum:
     if type(parts) is str:
         return kind._member_map_[parts]
     if issubclass(kind, enum.Flag) and type(parts) is int:
-        return kind(parts)
+        return combination(kind, parts)
     raise ValueError(f"{kind.__qualname__} has no such member")
 
 
@@ -224,35 +220,16 @@ def _field(kind: type, name: Any) -> Any:
 
 
 def _exception(kind: type[BaseException], args: Any, state: Any) -> BaseException:
-    args, state = _typed(args, tuple), dict(_typed(state, dict))
-    family = _unicode_error(kind)
-    if family is not None:
-        _check_unicode_error(family, args)
+    args, state = checked_parts(kind, _typed(args, tuple), _typed(state, dict))
     notes = state.pop("__notes__", None)
     made = bare_exception(kind, args)
     initialize_exception(made, args)
     for name, value in state.items():
         _field(kind, name)
-        if family is not None and name in vars(family):
-            raise Refused(f"this worker takes no {kind.__qualname__} with an attribute {name!r}")
         set_attribute(made, name, value)
     if type(notes) is list:
         set_attribute(made, "__notes__", [note for note in notes if type(note) is str])
     return made
-
-
-def _unicode_error(kind: type) -> type | None:
-    return next((base for base in _UNICODE_ERRORS if issubclass(kind, base)), None)
-
-
-def _check_unicode_error(family: type, args: tuple[Any, ...]) -> None:
-    """Check the positions: `str` of the exception reads there without looking."""
-    wanted = _UNICODE_ERRORS[family]
-    if tuple(map(type, args)) != wanted:
-        raise ValueError(f"no arguments of a {family.__name__}")
-    *_, start, end, _ = args
-    if not 0 <= start <= end <= len(args[wanted.index(int) - 1]):
-        raise ValueError(f"a {family.__name__} of positions that are not in its text")
 
 
 def check_attributes(attributes: Mapping[Any, Any], kind: type) -> None:

@@ -10,7 +10,6 @@ import collections
 import datetime
 import enum
 import struct
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,11 +20,10 @@ from farcall.serde.loading import load_reference
 from farcall.serde.strict.arrays import array_of
 from farcall.serde.strict.objects import object_of
 from farcall.serde.strict.only import Only
+from farcall.serde.strict.tables import TableBudget
 from farcall.serde.strict.tensors import CONSTANTS, rebuilt
 from farcall.serde.strict.writer import BEGIN, MAX_DEPTH, TIMES, UTF8, WIDE
 
-# Of one hash: more of them in a large dict or set are an attack on its table.
-MOST_EQUAL_HASHES = 100
 _KEYS = frozenset(
     (
         *(type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, torch.Size),
@@ -49,15 +47,16 @@ class Reader:
         buffers: the out-of-band buffers in order.
     """
 
-    __slots__ = ("_at", "_body", "_buffers", "_left", "_only")
+    __slots__ = ("_at", "_body", "_buffers", "_left", "_only", "_tables")
 
     def __init__(
         self, only: Only, body: bytes | bytearray | memoryview, buffers: Sequence[Any]
     ) -> None:
         self._only = only
         self._body = bytes(body)
-        self._buffers = buffers
+        self._buffers: list[Any] = list(buffers)  # those not read yet, else None
         self._left = only.max_objects
+        self._tables = TableBudget()
         self._at = len(BEGIN)
 
     def read(self) -> Any:
@@ -148,14 +147,14 @@ class Reader:
         return tuple(self._items(depth))
 
     def _set(self, depth: int) -> set[Any]:
-        return set(_keys(self._items(depth)))
+        return self._tables.set_of(_keys(self._items(depth)))
 
     def _frozenset(self, depth: int) -> frozenset[Any]:
-        return frozenset(_keys(self._items(depth)))
+        return frozenset(self._set(depth))
 
     def _dict(self, depth: int) -> dict[Any, Any]:
         items = self._items(depth, each=2)
-        return dict(zip(_keys(items[::2]), items[1::2], strict=True))
+        return self._tables.dict_of(_keys(items[::2]), items[1::2])
 
     def _ordered_dict(self, depth: int) -> collections.OrderedDict[Any, Any]:
         return collections.OrderedDict(self._dict(depth))
@@ -185,11 +184,19 @@ class Reader:
         return datetime.timedelta(*(self._typed(depth, int) for _ in range(3)))
 
     def _memory(self, depth: int) -> Any:
-        """Bytes in the message, or one of its buffers."""
+        """Bytes in the message, or one of its buffers.
+
+        Each is read once: some readers copy it, and a message of a thousand references to one large
+        buffer would take a thousand times its memory.
+        """
         if self._body[self._at : self._at + 1] != b"x":
             return self._typed(depth, bytes, bytearray)
         self._at += 1
-        return self._buffers[self._count()]
+        index = self._count()
+        buffer, self._buffers[index] = self._buffers[index], None
+        if buffer is None:
+            raise ValueError("a buffer is read twice")
+        return buffer
 
     def _array(self, depth: int) -> Any:
         return array_of(self._typed(depth, str), self._typed(depth, tuple), self._memory(depth))
@@ -226,22 +233,19 @@ def _keys(keys: list[Any]) -> list[Any]:
     """Keys of a dict or members of a set, checked.
 
     Raises:
-        Refused: one is no plain value; or so many have one hash that looking them up takes hours.
+        Refused: one is no plain value.
     """
     for key in keys:
         _check_key(key)
-    if len(keys) > MOST_EQUAL_HASHES:
-        ((_, most),) = Counter(map(hash, keys)).most_common(1)
-        if most > MOST_EQUAL_HASHES:
-            raise Refused(f"this worker takes no dict or set of {most} keys of one hash")
     return keys
 
 
 def _check_key(key: Any) -> None:
     kind = type(key)
-    if kind in _KEYS or isinstance(key, enum.Enum):
+    # The members of a frozenset were checked when it was read, and are hashed once.
+    if kind in _KEYS or kind is frozenset or isinstance(key, enum.Enum):
         return
-    if kind is not tuple and kind is not frozenset:
+    if kind is not tuple:
         raise Refused(
             f"this worker takes plain values only as keys of a dict or members of a set, and no "
             f"{kind.__name__}"

@@ -38,6 +38,8 @@ def reduced(tensor: torch.Tensor, device_map: DeviceMap | None) -> tuple[int, tu
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise _unsendable(tensor)
     function, parts, *more = tensors.reduce_tensor(tensor, device_map)
+    if function in _SPARSE:
+        parts = tuple(_with_own_elements(part) for part in parts)
     if more:
         return _ATTRIBUTED, (function_number(function, tensor), parts, more[0])
     return function_number(function, tensor), parts
@@ -115,7 +117,32 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def _own_copy(value: Any) -> torch.Tensor:
-    return _tensor(value).detach().clone()
+    """A copy of a part of a sparse tensor, which takes no more memory than the part brought."""
+    return _of_own_elements(value).detach().clone()
+
+
+def _of_own_elements(value: Any) -> torch.Tensor:
+    """A dense tensor each of whose elements arrived: none is there twice, by a stride of 0."""
+    tensor = _tensor(value)
+    if tensor.layout is not torch.strided:
+        raise ValueError("the parts of a tensor are not dense")
+    if tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise ValueError(f"{tensor.nbytes} B of a tensor in fewer bytes than that")
+    return tensor
+
+
+def _with_own_elements(part: Any) -> Any:
+    """A part of a sparse tensor to be sent, as the reader takes it; see `_of_own_elements`."""
+    if not isinstance(part, torch.Tensor) or part.nbytes <= part.untyped_storage().nbytes():
+        return part
+    return part.contiguous()
+
+
+def _check_count(indices: torch.Tensor, values: torch.Tensor) -> None:
+    """Check that what a sparse COO tensor counts takes memory, in its indices or its values."""
+    counted = values.shape[0] if values.dim() else 0
+    if counted > max(indices.numel(), values.numel()):
+        raise ValueError("more elements of a sparse tensor than there are indices and values")
 
 
 def _dense(
@@ -137,6 +164,7 @@ def _leaf(data: Any, requires_grad: Any, is_parameter: Any) -> torch.Tensor:
 def _coo(indices: Any, values: Any, shape: Any, is_coalesced: Any) -> torch.Tensor:
     check_shape(shape)
     own = _own_copy(indices), _own_copy(values)
+    _check_count(*own)
     return tensors.rebuild_coo(*own, shape, is_coalesced is True)
 
 
@@ -147,12 +175,16 @@ def _compressed(layout: Any, compressed: Any, plain: Any, values: Any, shape: An
 
 
 def _on_device(data: Any, device: Any) -> torch.Tensor:
-    return tensors.rebuild_on_device(_tensor(data), str(device))
+    return tensors.rebuild_on_device(_of_own_elements(data), str(device))
 
 
 def _direct(data: Any, dtype: Any, shape: Any, stride: Any, device: Any) -> torch.Tensor:
     memory = getattr(data, "memory", None)
-    _check_lies_in(_tensor(memory).nbytes, _dtype(dtype), shape, stride)
+    own = _tensor(memory)
+    size = own.nbytes
+    _check_lies_in(size, _dtype(dtype), shape, stride)
+    if math.prod(shape) * _dtype(dtype).itemsize > size and own.device != torch.device(device):
+        raise ValueError("a tensor that takes more memory on another device than it brought")
     return tensors.rebuild_direct(data, dtype, shape, stride, str(device))
 
 
@@ -175,6 +207,7 @@ _REBUILDS: tuple[Callable[..., torch.Tensor], ...] = (
     _direct,
     _attributed,
 )
+_SPARSE = (tensors.rebuild_coo, tensors.rebuild_compressed)
 _NUMBERS: dict[Callable[..., Any], int] = {
     tensors.rebuild_tensor: 0,
     tensors.rebuild_leaf: 1,
