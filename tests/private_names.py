@@ -31,7 +31,8 @@ HOME = PACKAGE / "torch_internals"
 OF_OTHERS = frozenset(
     {
         *("_asdict", "_fields", "_replace"),  # named tuples
-        *("_member_map_", "_name_", "_value_"),  # enumerations
+        *("_member_map_", "_name_", "_value_", "_value2member_map_"),  # enumerations
+        "_metadata",  # SyntaxError, since Python 3.14
         *("_current_frames", "_getframe"),  # sys
         "_exit",  # os, and the C library
         *("_inheriting", "_run_exitfuncs", "_shutdown"),  # multiprocessing, atexit, threading

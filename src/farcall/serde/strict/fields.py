@@ -7,16 +7,15 @@ may import the module that it names.
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from farcall.errors import Refused
 
 MOST_COLUMNS = 1 << 16
 MOST_LINES = 1 << 24
-# Combinations of its flags that a class gets from peers. It keeps each as long as the process runs.
+# Combinations of flags that a class may have when it gets another one from a peer. It keeps all of
+# them as long as the process runs.
 MOST_COMBINATIONS = 4096
 
 _UNICODE_ERRORS: dict[type, tuple[type, ...]] = {
@@ -68,9 +67,8 @@ def checked_parts(
     if issubclass(kind, SyntaxError):
         args = _checked_place(args)
         checked = {name: _checked_field(name, value) for name, value in checked.items()}
-        checked.pop(
-            "_metadata", None
-        )  # source code that Python 3.14 compiles to find typing errors
+        # Python 3.14 compiles this source code to find typing errors.
+        checked.pop("_metadata", None)
     if issubclass(kind, ImportError):
         checked.pop("name_from", None)  # with this, Python 3.12 imports the module `name`
     return args, checked
@@ -111,27 +109,18 @@ def _checked_field(name: str, value: Any) -> Any:
 
 # Flags --------------------------------------------------------------------------------------------
 
-_combinations: WeakKeyDictionary[type, int] = WeakKeyDictionary()
-_lock = threading.Lock()
-
 
 def combination(kind: type[enum.Flag], value: int) -> enum.Flag:
-    """Return the combination of flags of a class that has this number. Thread-safe.
+    """Return the combination of flags of a class that has this number.
 
     Raises:
         ValueError: the class has no such flags.
-        Refused: the class has got too many combinations already.
+        Refused: the class has too many combinations already.
     """
     kept = kind._value2member_map_
-    if value in kept:
-        return kind(value)
-    if _combinations.get(kind, 0) >= MOST_COMBINATIONS:
+    if value not in kept and len(kept) >= len(kind.__members__) + MOST_COMBINATIONS:
         raise Refused(
             f"this worker takes no more than {MOST_COMBINATIONS} combinations of the flags of "
             f"{kind.__qualname__!r}: the class keeps them all"
         )
-    before = len(kept)
-    made = kind(value)  # outside of the lock: the class may have a `_missing_` of its own
-    with _lock:
-        _combinations[kind] = _combinations.get(kind, 0) + len(kept) - before
-    return made
+    return kind(value)
