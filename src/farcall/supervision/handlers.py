@@ -126,4 +126,4 @@ def state_of(name: str) -> tuple[Any, ...] | None:
     return None if state is None else state.plain()
 
 
-REMOTE = Remote(make, wait_until_made, save, keep, adopt, hear, killed)
+REMOTE = Remote(make, wait_until_made, save, keep, adopt, hear, killed, state_of)

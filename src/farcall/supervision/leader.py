@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from farcall.errors import OwnerDied
+from farcall.errors import OwnerDied, PeerLost, RpcTimeout
 from farcall.ids import original
 from farcall.log import get_logger
 from farcall.protocol.supervision import Candidate, Phase, choose
@@ -26,7 +26,9 @@ logger = get_logger("farcall")
 Handler = Callable[..., Any]
 Number = tuple[int, int, int]  # of a snapshot: its generation, the epoch, and how many before it
 ADOPTION_SECONDS = 2.0  # that others have to say that they could take over, before it starts
-AGAIN_SECONDS = 0.5  # until a worker that can't reach the owner of an object is asked again
+# A worker may not have met the owner of an object again yet, or was lost while it was asked.
+AGAIN = (OwnerDied, PeerLost, RpcTimeout)
+AGAIN_SECONDS = 0.5  # until it is asked again, if it is there
 SNAPSHOT_KEEPERS = 2  # that have each snapshot, beside the owner and the supervisor
 
 
@@ -40,6 +42,7 @@ class Remote(NamedTuple):
     adopt: Handler
     hear: Handler
     killed: Handler
+    state_of: Handler
 
 
 class Snapshots:
@@ -203,7 +206,8 @@ class Leader:
         self._to_come -= 1
         try:
             answer.value()
-        except OwnerDied:  # it has not met the owner of an object again yet
+        except AGAIN as error:
+            logger.debug("%s: %r is asked again: %s", self._me[0], keeper[0], error)
             self._asked.pop(keeper[1], None)
             self._post(self.look, AGAIN_SECONDS)
         except Exception as error:

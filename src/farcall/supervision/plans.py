@@ -118,6 +118,13 @@ class State(NamedTuple):
     def order(self) -> tuple[int, int, int]:
         return self.epoch, -self.leader_id, self.version
 
+    def reaches_more_than(self, other: State) -> bool:
+        """Return whether this state has a usable reference where the other has none."""
+        return any(
+            _usable(mine.rref) is not None and _usable(theirs.rref) is None
+            for mine, theirs in zip(self.children, other.children, strict=True)
+        )
+
     @property
     def is_over(self) -> bool:
         return bool(self.given_up) or all(child.has_ended for child in self.children)

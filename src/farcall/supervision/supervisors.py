@@ -8,6 +8,8 @@ import time
 from functools import partial
 from typing import Any
 
+import torch
+
 from farcall.errors import Cancelled, OwnerDied, RpcTimeout
 from farcall.ids import RefId
 from farcall.log import get_logger
@@ -32,6 +34,7 @@ class _Plan:
         self.heard_at = time.monotonic()
         self.spec: Spec | None = None  # None if this worker can't take over
         self.leader: Leader | None = None  # if it supervises
+        self.asked: dict[str, int] = {}  # child -> owner, asked for a usable reference
 
 
 class Supervisors:
@@ -68,7 +71,9 @@ class Supervisors:
                 first, last = (names, self._names) if state.is_over else (self._names, names)
                 self._names = {**first, **last}
                 self._discard_oldest()
-            elif state.order > plan.state.order:
+            elif state.order > plan.state.order or (
+                state.order == plan.state.order and state.reaches_more_than(plan.state)
+            ):
                 plan.state, plan.heard_at = state, time.monotonic()
             plan.spec = plan.spec or spec
             state = plan.state
@@ -282,7 +287,27 @@ class Supervisors:
                 plan.leader = self._leader(plan, spec, None)
             if plan.leader is not None:
                 plan.leader.look()
+            else:
+                self._ask_owners(plan)
         self._settle()
+
+    def _ask_owners(self, plan: _Plan) -> None:
+        """Ask owners that were lost here by mistake, and met again, for usable references."""
+        for name, child in zip(plan.state.names, plan.state.children, strict=True):
+            owner = self._agent.directory.known(child.owner)
+            is_void = child.is_running and not (child.rref and is_usable(child.rref))
+            if not is_void or owner is None:
+                plan.asked.pop(name, None)
+            elif plan.asked.get(name) != owner.incarnation:
+                plan.asked[name] = owner.incarnation
+                call = self._agent.call_async(child.owner, self._remote.state_of, (name,))
+                call.add_done_callback(self._on_answer)
+
+    def _on_answer(self, answer: torch.futures.Future[Any]) -> None:
+        with contextlib.suppress(Exception):  # the owner was lost again, or will not say
+            plain = answer.value()
+            if plain is not None:
+                self.hear(State.of(plain))
 
     @staticmethod
     def _retire(plan: _Plan) -> None:
