@@ -34,6 +34,7 @@ OF_OTHERS = frozenset(
         *("_member_map_", "_name_", "_value_", "_value2member_map_"),  # enumerations
         "_metadata",  # SyntaxError, since Python 3.14
         *("_current_frames", "_getframe"),  # sys
+        *("_callback", "_read_from_self", "_ready", "_run_once", "_scheduled"),  # asyncio
         "_exit",  # os, and the C library
         *("_inheriting", "_run_exitfuncs", "_shutdown"),  # multiprocessing, atexit, threading
         *("_dynamic_class_reduce", "_dynamic_function_reduce"),  # cloudpickle

@@ -34,6 +34,12 @@ CAUSES: dict[str, list[str]] = {
     "full_pool": ["w1 has 16 calls queued", "4 of 4 functions run", "num_worker_threads"],
     "full_queue": ["put_twice` on w1", "is at", "QUEUE.put(2)"],
     "lost_future": ["wait_for_nobody` on w1", "where it waits for its future"],
+    "blocked_loop": [
+        "the event loop of thread loop of w1 is blocked since",
+        "2 coroutines wait",
+        "in block_loop: ",
+        "Event().wait()",
+    ],
     "endless_function": ["ask` on w1", "waits for `__main__:forever` on w2", "Event().wait()"],
     "missed_barrier": [
         "w0, w1 in barrier since",

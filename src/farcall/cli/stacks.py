@@ -70,7 +70,8 @@ def _show_worker(console: Console, report: WorkerReport, everything: bool) -> No
 
 def _is_idle(thread: ThreadReport) -> bool:
     waits = thread.waits_for or thread.awaits
-    return thread.serves is None and waits is None and thread.name != "MainThread"
+    works = thread.serves or thread.loop
+    return works is None and waits is None and thread.name != "MainThread"
 
 
 def _show_thread(console: Console, thread: ThreadReport) -> None:
@@ -81,6 +82,8 @@ def _show_thread(console: Console, thread: ThreadReport) -> None:
         what.append(f"waits for `{thread.waits_for.function}` on {_told(thread.waits_for)}")
     if thread.awaits is not None:
         what.append(f"waits since {thread.awaits.seconds:.1f} s {thread.awaits.what}")
+    if thread.loop is not None:
+        what.append(f"its event loop stands still since {thread.loop.seconds:.1f} s")
     console.print(Text(", ".join(what), "cyan"))
     for frame in thread.frames:
         console.print(Text(f"    {frame}"))

@@ -12,6 +12,8 @@ from farcall.runtime.inspection.reports import (
     ARRIVAL,
     CallReport,
     GatheringReport,
+    LoopReport,
+    ThreadReport,
     WaitReport,
     WorkerReport,
 )
@@ -19,6 +21,8 @@ from farcall.runtime.inspection.reports import (
 LONG = 1.0  # seconds from which a wait is worth a word
 MOST_NAMES = 5  # of many workers that are in the same case
 MANY_FILES = 0.9  # of the descriptors that a process may have: it will soon have no more
+MOST_LOOPS = 2  # so many come before causes of other kinds
+BEFORE_LOOPS = 3  # lines, at most: the first five have the cause
 _NOT_COME = "for which there is no end before the others come"
 
 
@@ -77,7 +81,37 @@ def explain(answer: Answer) -> list[str]:
     ]
     lines += [line for report in answer.reports for line in _of_queues(report)]
     lines += [_of_chain(chain) for chain in chains]
-    return list(dict.fromkeys(lines))
+    # A loop's thread that waits for a call is held up by what the chain of that call says.
+    waiting, blocked = _of_loops(answer, waits=True), _of_loops(answer, waits=False)
+    lines[BEFORE_LOOPS:BEFORE_LOOPS] = waiting[:MOST_LOOPS]
+    first = min(len(answer.silent), BEFORE_LOOPS)
+    lines[first:first] = blocked[:MOST_LOOPS]
+    return list(dict.fromkeys(lines + blocked + waiting))
+
+
+def _of_loops(answer: Answer, *, waits: bool) -> list[str]:
+    """Return a sentence about each event loop that holds up coroutines, the longest first.
+
+    Args:
+        waits: those whose thread waits for a call, a worker or the store, or the others.
+    """
+    found = [
+        (one.loop, one, report)
+        for report in answer.reports
+        for one in report.threads
+        if one.loop is not None and one.loop.seconds >= LONG and one.loop.ready
+        if waits == ((one.waits_for or one.awaits) is not None)
+    ]
+    found.sort(key=lambda item: -item[0].seconds)
+    return [_of_loop(loop, thread, report) for loop, thread, report in found]
+
+
+def _of_loop(loop: LoopReport, thread: ThreadReport, report: WorkerReport) -> str:
+    wait = "coroutine waits" if loop.ready == 1 else "coroutines wait"
+    return (
+        f"the event loop of thread {thread.name} of {report.name} is blocked since "
+        f"{loop.seconds:.0f} s, {loop.ready} {wait}: it is at {loop.place}"
+    )
 
 
 class _Graph:

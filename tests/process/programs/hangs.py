@@ -7,6 +7,7 @@ It prints "PID", the process id of rank 0, when the hang is there, and ends with
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import queue
@@ -27,6 +28,8 @@ LOCK = threading.Lock()
 QUEUE: queue.Queue[int] = queue.Queue(1)
 FILES: list[int] = []
 STORE: list[subprocess.Popen[bytes]] = []
+LOOPS: list[asyncio.AbstractEventLoop] = []
+IS_BLOCKED = threading.Event()
 OPEN = ("missing_worker", "stopped_store")  # groups whose workers come and go
 
 
@@ -70,6 +73,35 @@ def wait_for_nobody() -> rpc.Future[None]:
     return rpc.Future()
 
 
+@rpc.functions.async_execution
+def run_in_loop(function: Any, *args: Any) -> rpc.Future[None]:
+    future: rpc.Future[None] = rpc.Future()
+
+    async def run() -> None:
+        future.set_result(await function(*args))
+
+    asyncio.run_coroutine_threadsafe(run(), LOOPS[0])
+    return future
+
+
+def start_loop() -> None:
+    LOOPS.append(asyncio.new_event_loop())
+    threading.Thread(target=LOOPS[0].run_forever, name="loop", daemon=True).start()
+
+
+async def block_loop() -> None:
+    IS_BLOCKED.set()
+    threading.Event().wait()
+
+
+async def call(to: str) -> None:
+    await rpc.rpc_async(to, noop)
+
+
+def wait_for_block() -> None:
+    IS_BLOCKED.wait()
+
+
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     while state_of(pid) != STATES["T"]:
@@ -111,6 +143,14 @@ def full_queue() -> None:
 
 def lost_future() -> None:
     rpc.rpc_async("w1", wait_for_nobody)
+
+
+def blocked_loop() -> None:
+    rpc.rpc_sync("w1", start_loop)
+    rpc.rpc_async("w1", run_in_loop, (block_loop,))
+    rpc.rpc_sync("w1", wait_for_block)
+    for _ in range(2):
+        rpc.rpc_async("w1", run_in_loop, (call, "w2"))
 
 
 def endless_function() -> None:
@@ -163,6 +203,7 @@ HANGS = {
         full_pool,
         full_queue,
         lost_future,
+        blocked_loop,
         endless_function,
         missed_barrier,
         no_files,

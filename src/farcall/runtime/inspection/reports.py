@@ -51,6 +51,21 @@ class WaitReport(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class LoopReport(msgspec.Struct, frozen=True):
+    """An event loop of asyncio that is in the middle of a coroutine or of a callback.
+
+    Attributes:
+        place: where the coroutine or the callback is, in the form of `ThreadReport.place`.
+        seconds: since the loop has last looked for events.
+        ready: how many coroutines and callbacks go on as soon as the loop does. Those whose socket
+            has data are not among them: the loop alone could tell.
+    """
+
+    place: str
+    seconds: float
+    ready: int
+
+
 class ThreadReport(msgspec.Struct, frozen=True):
     """A thread of Python.
 
@@ -63,6 +78,7 @@ class ThreadReport(msgspec.Struct, frozen=True):
         serves: the call that it runs the function of.
         waits_for: the call whose outcome it waits for.
         awaits: what else it waits for: the store, or workers that have yet to join.
+        loop: the event loop that it runs, unless that looks for events.
     """
 
     name: str
@@ -72,6 +88,7 @@ class ThreadReport(msgspec.Struct, frozen=True):
     serves: CallReport | None
     waits_for: CallReport | None
     awaits: WaitReport | None = None
+    loop: LoopReport | None = None
 
 
 class MemberReport(msgspec.Struct, frozen=True):

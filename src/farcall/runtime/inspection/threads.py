@@ -6,19 +6,25 @@ calls are made.
 
 from __future__ import annotations
 
+import asyncio
 import linecache
 import sys
 import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any, NamedTuple
 
 from farcall.runtime.calls.call_client import CallClient
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.server_call import ServerCall
-from farcall.runtime.inspection.reports import CallReport, ThreadReport, WaitReport
+from farcall.runtime.inspection.reports import (
+    CallReport,
+    LoopReport,
+    ThreadReport,
+    WaitReport,
+)
 from farcall.runtime.membership.lookup import EVERYBODY, Lookup
 from farcall.runtime.membership.roster import Roster
 from farcall.serde import is_own
@@ -30,6 +36,8 @@ _CALLS = CallClient.call.__code__
 _WAITS_FOR = Future.wait.__code__
 _JOINS = Roster.wait_for.__code__
 _ASKS = Lookup._answer_to.__code__
+_LOOPS = asyncio.BaseEventLoop.__dict__["_run_once"].__code__  # one turn of an event loop
+_CALLS_BACK = asyncio.Handle.__dict__["_run"].__code__
 
 
 class Seen(NamedTuple):
@@ -88,16 +96,52 @@ def reports(seen: list[Seen], calls: Mapping[int, CallReport]) -> list[ThreadRep
 
 
 def _report(seen: Seen, calls: Mapping[int, CallReport]) -> ThreadReport:
-    shown = [one for one in seen.frames if not is_own(one.f_code.co_filename)] or seen.frames
+    shown = _users(seen.frames)
     return ThreadReport(
         seen.name,
         seen.id,
         [_text(one) for one in shown[:MOST_FRAMES]],
-        _text(next((one for one in shown if not _is_library(one)), shown[0])),
+        _place(shown),
         calls.get(id(seen.serves)),
         calls.get(id(seen.waits_for)),
         seen.awaits,
+        _loop(seen.frames),
     )
+
+
+def _users(frames: list[FrameType]) -> list[FrameType]:
+    """Return those of frames that are not farcall's own, or all."""
+    return [one for one in frames if not is_own(one.f_code.co_filename)] or frames
+
+
+def _place(frames: list[FrameType]) -> str:
+    return _text(next((one for one in frames if not _is_library(one)), frames[0]))
+
+
+def _loop(frames: list[FrameType]) -> LoopReport | None:
+    """Return the event loop that a thread runs, if a coroutine or a callback has the thread."""
+    codes = [one.f_code for one in frames]
+    turn = codes.index(_LOOPS) if _LOOPS in codes else 0
+    if not turn or codes[turn - 1] is not _CALLS_BACK:
+        return None
+    variables = frames[turn].f_locals
+    # A turn notes the time when it has looked for events, and then calls all that are ready.
+    loop, looked = variables.get("self"), variables.get("end_time")
+    if loop is None or looked is None:
+        return None
+    now = loop.time()
+    due = [timer for timer in list(loop._scheduled) if timer.when() <= now]
+    own = getattr(type(loop), "_read_from_self", None)  # it follows `call_soon_threadsafe`
+    ready = sum(_is_users(handle, own) for handle in [*list(loop._ready), *due])
+    within = frames[: turn - 1] or frames[:1]  # a function in C has no frame
+    return LoopReport(_place(_users(within)), max(0.0, now - looked), ready)
+
+
+def _is_users(handle: Any, own: object) -> bool:
+    """Return whether a loop is to call something for a user, and not its own method `own`."""
+    callback = handle._callback
+    is_own_method = type(callback) is MethodType and callback.__func__ is own
+    return not (handle.cancelled() or is_own_method)
 
 
 def _frames_of(frame: FrameType | None) -> Iterator[FrameType]:
