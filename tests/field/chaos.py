@@ -29,6 +29,7 @@ WORKERS = 6
 CALM = 3.0  # seconds, at the start and before the end
 TIMEOUT = 3.0  # of each call, as in chaos_worker
 KILLED = 0.4  # of the workers that something happens to; the others are stopped
+REST = 30.0  # seconds: links look each five seconds which segments they have not used since
 SLACK = 2  # of threads, descriptors and segments, in comparison with the calm at the start
 PATIENCE = 600.0  # seconds, for a worker's start or answer
 MARK = "FIELD_CHAOS"  # in the environment of all processes of a run
@@ -226,6 +227,14 @@ def is_same(before: dict[str, int], after: dict[str, int]) -> bool:
     return all(after[key] <= before[key] + SLACK for key in before)
 
 
+def at_rest(chaos: Chaos, calm: dict[str, int]) -> dict[str, int]:
+    """Return the most that a worker holds, once its links have given back what only calls need."""
+    end = time.monotonic() + REST
+    while not is_same(calm, after := largest(chaos.ask("survey"))) and time.monotonic() < end:
+        time.sleep(0.5)
+    return after
+
+
 def trial(report: Report, settings: Settings) -> None:
     launcher = Launcher(settings)
     chaos = Chaos(settings, launcher)
@@ -250,6 +259,7 @@ def _observe(report: Report, settings: Settings, launcher: Launcher, chaos: Chao
     time.sleep(CALM)
     hung = chaos.ask("rest")
     final = chaos.ask("drained")
+    after = at_rest(chaos, calm)
     launcher_after = launcher.held()
     restarts = sum(worker.restarts for worker in chaos.living.values())
     for worker in chaos.living.values():
@@ -263,7 +273,6 @@ def _observe(report: Report, settings: Settings, launcher: Launcher, chaos: Chao
     held = [answer["held"] for answer in final if answer["held"]]
     report.demand("no reference, value, running call, context or pass is left",
                   held or "none", not held)  # fmt: skip
-    after = largest(final)
     report.demand("no thread, descriptor or segment of a worker is left",
                   f"{calm} -> {after}", is_same(calm, after))  # fmt: skip
     report.demand("nor of the launcher", f"{launcher_before} -> {launcher_after}",

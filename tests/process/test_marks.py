@@ -54,8 +54,8 @@ def run(folder: Path, *arguments: str) -> list[str]:
 
 def test_a_fast_test_that_starts_a_process_or_opens_a_socket_fails(tmp_path: Path) -> None:
     (tmp_path / "tests" / "unit").mkdir(parents=True)
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/marks.py"):
-        shutil.copy(ROOT / name, tmp_path / name)
+    for path in [ROOT / "pyproject.toml", *(ROOT / "tests").glob("*.py")]:
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
     (tmp_path / "tests" / "unit" / "test_one.py").write_text(TESTS)
     assert sorted(run(tmp_path, "-m", "fast")) == [
         "test_error_that_is_caught",
