@@ -220,8 +220,11 @@ sanitize-python: $(INSTALLED) ## Run the tests of the native transport with a sa
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(CURDIR)/$(CHECKED) \
 	  $(BIN)/python -m pytest $(or $(TEST_ARGS),-k "native or shm or plain" tests/transport tests/unit/test_serde_plain.py)
 
-# With libFuzzer where there is Clang, else with a driver of ours (native/fuzz/driver.cpp).
-FUZZ_COMPILER = $(shell command -v $(CLANG) || echo "$${CXX:-c++}")
+# With libFuzzer where Clang has it (Debian's clang may come without), else with a driver of ours
+# (native/fuzz/driver.cpp).
+FUZZ_TARGET = extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }
+FUZZ_COMPILER = $(shell echo '$(FUZZ_TARGET)' | $(CLANG) -x c++ -fsanitize=fuzzer,$(SANITIZE_address) - -o /dev/null \
+  2>/dev/null && echo $(CLANG) || echo "$${CXX:-c++}")
 fuzz: $(NATIVE) ## Fuzz what reads a peer's bytes. Options: SECONDS=86400 (for all targets; default: an hour)
 	CXX=$(FUZZ_COMPILER) $(CONFIGURE) -B build/fuzz $(NO_MODULE) -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
 	  -DFARCALL_SANITIZE=address,undefined

@@ -145,9 +145,11 @@ void use(Link& link) {
 
 void test_after_close(Kind kind, bool residue) {
   Pair pair(kind);
-  EchoServer server(pair.right_home);
-  call(*pair.left, test_frame(kRequest, 1, 5, 50));
-  if (residue) {
+  {
+    EchoServer server(pair.right_home);
+    call(*pair.left, test_frame(kRequest, 1, 5, 50));
+  }
+  if (residue) {  // of a frame that nobody reads
     const TestFrame large = test_frame(kOneWay, 1, 1, 8 << 20);
     CHECK_THROWS(pair.left->send(large.out(), 0, no_interrupt), TimedOut);
   }
