@@ -149,7 +149,7 @@ void test_after_close(Kind kind, bool residue) {
     EchoServer server(pair.right_home);
     call(*pair.left, test_frame(kRequest, 1, 5, 50));
   }
-  if (residue) {  // of a frame that nobody reads
+  if (residue) {  // of a frame that is not read
     const TestFrame large = test_frame(kOneWay, 1, 1, 8 << 20);
     CHECK_THROWS(pair.left->send(large.out(), 0, no_interrupt), TimedOut);
   }
