@@ -26,11 +26,15 @@ class Counter:
 
 
 class Split:
-    """Halves of a group between which no link can be made."""
+    """Halves of a group between which no link can be made.
+
+    The first worker is cut off last: if it supervises, the others of its half hear of no supervisor
+    of the other half before. Else they would take over from that one when they lose it.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *halves: list[Agent]) -> None:
         self.is_healed = False
-        self.pairs = [(one, other) for one in halves[0] for other in halves[1]]
+        self.pairs = [(one, other) for one in reversed(halves[0]) for other in halves[1]]
         for one, other in self.pairs:
             self._block(monkeypatch, one, other.me.name)
             self._block(monkeypatch, other, one.me.name)
