@@ -17,6 +17,7 @@ LAYERS = {
     "errors": 0,
     "version": 0,
     "threads": 0,
+    "plain": 0,
     "torch_internals": 0,
     "ids": 1,
     "log": 1,

@@ -23,6 +23,7 @@ from typing import Annotated, Any, NamedTuple, NewType, Self
 import msgspec
 
 from farcall.errors import InvalidName
+from farcall.plain import plain_text, whole_number
 
 Incarnation = NewType("Incarnation", int)
 
@@ -62,7 +63,7 @@ _NAME = re.compile(r"[A-Za-z0-9_:-]+")
 
 
 def check_name(name: str) -> str:
-    """The name, if it is one for a worker.
+    """Return the name as a plain `str`, if it is one for a worker.
 
     Raises:
         InvalidName: it is empty, too long, or has other characters.
@@ -78,7 +79,7 @@ def check_name(name: str) -> str:
         raise InvalidName(
             f"Worker name must be shorter than 128 characters, but {name!r} has {len(name)}"
         )
-    return name
+    return plain_text(name)
 
 
 def is_name(name: str) -> bool:
@@ -101,7 +102,7 @@ class WorkerInfo:
 
     def __init__(self, name: str, id: int) -> None:
         object.__setattr__(self, "name", check_name(name))
-        object.__setattr__(self, "id", id)
+        object.__setattr__(self, "id", whole_number("id", id))
 
     def __setattr__(self, key: str, value: object) -> None:
         raise AttributeError(f"WorkerInfo is immutable; can't set {key!r}")

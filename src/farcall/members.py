@@ -10,6 +10,7 @@ from typing import Any
 
 from farcall.errors import PeerLost
 from farcall.ids import Member, WorkerInfo, check_name
+from farcall.plain import whole_number
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.deferred import Deferred
@@ -89,10 +90,9 @@ def wait_for(
         raise TypeError("wait_for needs names, or role= or count=")
     if names and count is not None:
         raise TypeError("wait_for takes names or count=, not both")
-    for name in names:
-        check_name(name)
-    if count is not None and (type(count) is not int or count < 1):
-        raise ValueError(f"count must be a whole number from 1, not {count!r}")
+    names = tuple(check_name(name) for name in names)
+    if count is not None:
+        count = whole_number("count", count, 1)
     agent = current_agent()
     agent.executor.collecting.refuse("wait_for")
     seconds = _seconds_of(agent, timeout)

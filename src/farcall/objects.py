@@ -21,6 +21,7 @@ from farcall.errors import (
     UnknownObject,
 )
 from farcall.ids import RefId
+from farcall.plain import plain_text
 from farcall.rref import RRef, awaited
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.call_names import own_handler
@@ -52,8 +53,9 @@ STORE_SECONDS = 1.0  # that the store has to say who has an id
 
 def look_up_object(agent: Agent, name: str, seconds: float | None) -> RRef[Any]:
     """`rpc.get_object`. The timeout is in seconds; 0 for no limit, None for the default."""
+    name = checked(name)
     deadline, seconds, _ = agent.limits.of_call(seconds)
-    here = agent.names.find(checked(name))
+    here = agent.names.find(name)
     found = None if here is None else _reference_to(agent, here)
     if found is not None:
         return found
@@ -129,7 +131,7 @@ def checked(name: object) -> str:
         raise TypeError(f"the name of an object must be a str, not {type(name).__name__}")
     if not 0 < len(name) <= MOST_CHARACTERS:
         raise ValueError(f"the name of an object has 1 to {MOST_CHARACTERS} characters: {name!r}")
-    return name
+    return plain_text(name)
 
 
 def named(

@@ -58,6 +58,7 @@ from farcall.members import (
     workers,
 )
 from farcall.objects import kill, named
+from farcall.plain import whole_number
 from farcall.rref import RRef
 from farcall.runtime.advice import Advice
 from farcall.runtime.agent import Agent
@@ -238,7 +239,9 @@ def start_default_agent(
             this process was in.
     """
     global _generation  # noqa: PLW0603
-    check_name(name)
+    name, rank = check_name(name), whole_number("rank", rank)
+    if world_size is not None:
+        world_size = whole_number("world_size", world_size)
     with _starting:
         if default_agent() is not None:
             raise RuntimeError("RPC is already initialized; call shutdown first")

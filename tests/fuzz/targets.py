@@ -28,6 +28,7 @@ from torch.distributed import HashStore
 
 from farcall.errors import BadFrame, LinkError, Refused, SerializationError
 from farcall.ids import Worker
+from farcall.plain import encode_msgpack
 from farcall.runtime.membership.records import (
     CONFIRMATION,
     GATE,
@@ -280,7 +281,7 @@ def envelopes() -> Iterable[bytes]:
     buffers = [OnDevice(None, 8), b"x", OnDevice(None, 1 << 17)]
     ((announcement, _),) = frames.announce(buffers)
     yield enveloped(frames.Kind.ON_DEVICE, announcement)
-    yield enveloped(frames.Kind.OPEN, link.encode_hello(link.Hello("w1", 1, 7, 0, "host", "main")))
+    yield enveloped(frames.Kind.OPEN, encode_msgpack(link.Hello("w1", 1, 7, 0, "host", "main")))
 
 
 def enveloped(kind: frames.Kind, inline: bytes, follows: int = 0) -> bytes:

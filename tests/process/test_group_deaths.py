@@ -72,8 +72,8 @@ def test_a_closed_group_says_so(processes: bool) -> None:
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"n": 0}, ValueError, "n must be at least 1"),
-    ({"n": 2.0}, TypeError, "n must be the number of workers, not float"),
-    ({"n": True}, TypeError, "n must be the number of workers, not bool"),
+    ({"n": 2.0}, TypeError, "n must be an int, not float"),
+    ({"n": True}, TypeError, "n must be an int, not bool"),
     ({"n": 2, "names": ["a"]}, ValueError, "names must be 2"),
     ({"n": 2, "names": ["a", "a"]}, ValueError, "names must differ"),
     ({"n": 1, "names": ["main"]}, ValueError, "that is the driver"),

@@ -8,6 +8,7 @@ from typing import Any
 from farcall import rpc
 from farcall.groups.joining import DRIVER
 from farcall.ids import check_name
+from farcall.plain import whole_number
 from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent
 
@@ -59,10 +60,7 @@ def names_of(n: int, names: Sequence[str] | None) -> list[str]:
     Raises:
         TypeError, ValueError, InvalidName: the message says what is wrong.
     """
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise TypeError(f"n must be the number of workers, not {type(n).__name__}")
-    if n < 1:
-        raise ValueError(f"n must be at least 1, not {n}")
+    n = whole_number("n", n, 1)
     if names is None:
         return [f"worker{number}" for number in range(n)]
     if isinstance(names, str):
@@ -70,8 +68,7 @@ def names_of(n: int, names: Sequence[str] | None) -> list[str]:
     names = list(names)
     if len(names) != n:
         raise ValueError(f"names must be {n}, one for each worker, not {len(names)}")
-    for name in names:
-        check_name(name)
+    names = [check_name(name) for name in names]
     if DRIVER in names:
         raise ValueError(f"no worker can be called {DRIVER!r}: that is the driver")
     if len(set(names)) != n:

@@ -12,6 +12,7 @@ import msgspec
 
 from farcall.errors import LinkError
 from farcall.monitor.finding import state_of, workers_here
+from farcall.plain import encode_msgpack
 from farcall.runtime.inspection.exchange import Exchange
 from farcall.runtime.inspection.reports import MAX_REPORT, MemberReport, Question, WorkerReport
 from farcall.runtime.options import switches
@@ -39,7 +40,6 @@ class Contact(NamedTuple):
     credentials: LinkCredentials
 
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(WorkerReport).decode
 
 
@@ -189,7 +189,7 @@ def ask_one(contact: Contact, question: Question, timeout: float) -> WorkerRepor
                 terms = Terms(is_local=True) if is_local else contact.credentials.over(sock)
                 met = handshake.connect(sock, _ASKER, terms, expects=0, deadline=until)
                 exchange = Exchange(sock, met.keys, max(0.1, until - time.monotonic()))
-                exchange.send(_encode(question))
+                exchange.send(encode_msgpack(question))
                 return _decode(exchange.receive(MAX_REPORT))
         except (OSError, msgspec.MsgspecError) as error:
             late = isinstance(error, TimeoutError) or time.monotonic() >= until

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from farcall.errors import RemoteError
+from farcall.plain import plain_text
 from farcall.serde.exceptions import (
     MAX_CHAIN,
     RemoteTraceback,
@@ -90,7 +91,7 @@ def text_failure(error: BaseException, message: str) -> Failure:
 
 def _notes_that_fit(error: BaseException) -> Iterator[str]:
     """The notes that are strings, clipped to `MAX_TEXT` characters in all."""
-    notes = [note for note in notes_of(error) if type(note) is str]
+    notes = [plain_text(note) for note in notes_of(error) if issubclass(type(note), str)]
     room = MAX_TEXT
     for index, note in enumerate(notes):
         if room <= 0:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 from farcall.errors import RpcTimeout, UnknownWorker
 from farcall.ids import WorkerInfo
 from farcall.objects import checked, look_up_object
+from farcall.plain import plain_text, whole_number
 from farcall.protocol.supervision import Strategy
 from farcall.rref import RRef
 from farcall.runtime.agent import Agent
@@ -50,7 +51,8 @@ def get_object(name: str, timeout: float = UNSET_RPC_TIMEOUT, *, follow: bool = 
         seconds = seconds_or_default(timeout)
         if not follow:
             return look_up_object(agent, name, seconds)
-        if supervisors_of(agent).state_of(checked(name)) is None:
+        name = checked(name)
+        if supervisors_of(agent).state_of(name) is None:
             learn(agent, name, agent.limits.of_call(seconds)[0])
         return FollowingRRef.to(agent, name)
     except BaseException as error:
@@ -181,13 +183,13 @@ def _spec_of(
 ) -> Spec:
     if not children:
         raise ValueError("supervise needs an object to supervise")
-    if type(restarts) is not int or restarts < 0:
-        raise ValueError(f"restarts must be a whole number from 0, not {restarts!r}")
+    restarts = whole_number("restarts", restarts, 0)
     if validate_timeout(per) <= 0:
         raise ValueError("per must be a number of seconds above 0")
     if strategy not in [one.value for one in Strategy]:
         known = ", ".join(repr(one.value) for one in Strategy)
         raise ValueError(f"strategy must be one of {known}, not {strategy!r}")
+    strategy = Strategy(strategy).value
     specs = tuple(_child_spec(agent, child) for child in children)
     names = [child.name for child in specs]
     if len(set(names)) < len(names):
@@ -224,6 +226,7 @@ def _target(agent: Agent, on: object) -> tuple[str, str]:
         on = on.name
     if not isinstance(on, str) or not on:
         raise TypeError("supervise needs on=, the name of a worker or a role")
+    on = plain_text(on)
     there = agent.group.roster.workers(None)
     named = next((worker for worker in there if worker.name == on), None)
     if named is not None:

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import torch
 
 from farcall.errors import UnknownObject
-from farcall.objects import ask_all, checked
+from farcall.objects import ask_all
 from farcall.rref import MethodProxy, RRef, call_named
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls import retrying
@@ -260,7 +260,7 @@ def learn(agent: Agent, name: str, deadline: float) -> None:
         UnknownObject: no worker knows of one.
     """
     supervisors = supervisors_of(agent)
-    for _, answer in ask_all(agent, state_of, (checked(name),), deadline):
+    for _, answer in ask_all(agent, state_of, (name,), deadline):
         if isinstance(answer, tuple | list):
             supervisors.hear(State.of(tuple(answer)))
     if supervisors.state_of(name) is None:

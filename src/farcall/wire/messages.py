@@ -9,6 +9,7 @@ import msgspec
 
 from farcall.errors import BadFrame
 from farcall.ids import RefNumber, Worker
+from farcall.plain import encode_msgpack
 
 Buffer = bytes | bytearray | memoryview
 
@@ -328,7 +329,7 @@ MESSAGES: dict[Kind, type[Message]] = {
 }
 KINDS: dict[type[Message], Kind] = {message: kind for kind, message in MESSAGES.items()}
 
-encode_message = msgspec.msgpack.Encoder().encode
+encode_message = encode_msgpack
 _decoders: dict[int, msgspec.msgpack.Decoder[Message]] = {
     int(kind): msgspec.msgpack.Decoder(message) for kind, message in MESSAGES.items()
 }

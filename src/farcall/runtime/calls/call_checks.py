@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from farcall.plain import whole_number
 from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, seconds_or_default
 
 _ARGUMENTS = (tuple, list)
@@ -34,8 +35,4 @@ def check_concurrency(concurrency: object) -> int:
     """
     if concurrency is None:
         return 0
-    if not isinstance(concurrency, int) or isinstance(concurrency, bool):
-        raise TypeError(f"concurrency must be a whole number, not {type(concurrency).__name__}")
-    if concurrency < 1:
-        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    return concurrency
+    return whole_number("concurrency", concurrency, 1)

@@ -14,6 +14,7 @@ import torch
 
 from farcall.errors import CallError, PeerLost, UnknownWorker
 from farcall.log import get_logger
+from farcall.plain import whole_number
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.future import Future, complete_with
 from farcall.runtime.context import current_context, waiting
@@ -41,8 +42,7 @@ class Retry:
     backoff: float = 0.1
 
     def __post_init__(self) -> None:
-        if type(self.times) is not int or self.times < 0:
-            raise ValueError(f"retry: times must be a whole number from 0, not {self.times!r}")
+        object.__setattr__(self, "times", whole_number("times of retry", self.times, 0))
         validate_timeout(self.backoff)
 
     @classmethod
@@ -50,9 +50,10 @@ class Retry:
         """Return what a user has given: one of these, or how often."""
         if isinstance(given, Retry):
             return given
-        if type(given) is not int:
-            raise TypeError(f"retry must be a number or a Retry, not {type(given).__name__}")
-        return cls(given)
+        try:
+            return cls(whole_number("retry", given))
+        except TypeError as error:
+            raise TypeError(f"{error}; it may be a Retry too") from None
 
     def pause(self, attempts: int) -> float:
         """Return the seconds to wait after so many attempts."""

@@ -8,6 +8,7 @@ import time
 import msgspec
 
 from farcall.log import get_logger
+from farcall.plain import encode_msgpack
 from farcall.runtime.agent import Agent
 from farcall.runtime.inspection.exchange import Exchange
 from farcall.runtime.inspection.looking import report_of, report_of_starting
@@ -17,7 +18,6 @@ from farcall.transport.connect.keys import Keys
 
 logger = get_logger("farcall")
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Question).decode
 
 
@@ -54,4 +54,4 @@ class Inspection:
             else:
                 report = report_of(agent, question, self._began)
             report = msgspec.structs.replace(report, world_size=self._world_size)
-            exchange.send(_encode(report))
+            exchange.send(encode_msgpack(report))

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from farcall.plain import encode_msgpack
 from farcall.runtime.membership.signing import signed_parts
 from farcall.transport.connect.certificates import names_of
 from farcall.transport.connect.chains import (
@@ -51,7 +52,6 @@ class _Signature(msgspec.Struct, array_like=True, frozen=True):
     proof: bytes
 
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Signature).decode
 
 
@@ -142,13 +142,15 @@ class CertificateSigner:
     def sign(self, data: bytes) -> bytes:
         """See `Signer`."""
         files = self._files.get()
-        return _encode(_Signature(files.chain, sign(files.key, self._signed(files.chain, data))))
+        return encode_msgpack(
+            _Signature(files.chain, sign(files.key, self._signed(files.chain, data)))
+        )
 
     def objection(self, data: bytes, signature: bytes, name: str) -> str | None:
         """See `Signer`."""
         try:
             said = _decode(signature)
-            if _encode(said) != signature:
+            if encode_msgpack(said) != signature:
                 raise ValueError("there is another way to say the same")
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return (

@@ -26,6 +26,7 @@ import msgspec
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.log import get_logger
+from farcall.plain import encode_msgpack
 from farcall.runtime.membership.signing import Signer, signed_parts
 
 _log = get_logger("farcall")
@@ -97,7 +98,6 @@ class _Sealed(msgspec.Struct, array_like=True, frozen=True):
     signature: bytes
 
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode_sealed = msgspec.msgpack.Decoder(_Sealed).decode
 
 
@@ -204,8 +204,8 @@ class SignedStore:
         return signed_parts(_LABEL, self._prefix.encode(), self._number(), key.encode(), body)
 
     def _sealed(self, key: str, value: object) -> bytes:
-        body = _encode(value)
-        return _encode(_Sealed(body, self._signer.sign(self._bound(key, body))))
+        body = encode_msgpack(value)
+        return encode_msgpack(_Sealed(body, self._signer.sign(self._bound(key, body))))
 
     def _found(self, key: str, kind: Kind[T], raw: bytes) -> Found[T]:
         if not raw:

@@ -14,7 +14,9 @@ from collections.abc import Collection, Mapping
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
+from farcall import plain
 from farcall.ids import is_name
+from farcall.plain import plain_text
 from farcall.runtime.options.secret import Secret
 from farcall.serde import Only
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
@@ -36,10 +38,10 @@ def shown(name: str, value: object) -> str:
 
 
 def text(what: str, given: str) -> str:
-    """As given."""
+    """As given, and plain."""
     if not isinstance(given, str):
         raise TypeError(f"{what} must be a str, not {type(given).__name__}")
-    return given
+    return plain_text(given)
 
 
 def role(given: str | None) -> str:
@@ -47,7 +49,8 @@ def role(given: str | None) -> str:
     what = "role"
     if given is None:
         given, what = os.environ.get("FARCALL_ROLE", "").strip(), "FARCALL_ROLE"
-    if text(what, given) and not is_name(given):
+    given = text(what, given)
+    if given and not is_name(given):
         raise ValueError(f"{what} must be of letters, digits, '_', ':' and '-', not {given!r}")
     return given
 
@@ -66,7 +69,8 @@ def listen(given: str | None) -> str | None:
         given = os.environ.get("FARCALL_LISTEN") or None
         what = "FARCALL_LISTEN"
     if given is not None:
-        host_and_port(text(what, given), what)
+        given = text(what, given)
+        host_and_port(given, what)
     return given
 
 
@@ -131,8 +135,7 @@ def whole_number(
         if not said.isdecimal():
             raise ValueError(f"{what} must be a number from {lowest} to {highest}, not {said!r}")
         given = int(said)
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f"{what} must be an int, not {type(given).__name__}")
+    given = plain.whole_number(what, given)
     if not lowest <= given <= highest:
         raise ValueError(f"{what} must be a number from {lowest} to {highest}, not {given}")
     return given
@@ -140,8 +143,7 @@ def whole_number(
 
 def thread_count(what: str, count: int) -> int:
     """As given."""
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"{what} must be an int, not {type(count).__name__}")
+    count = plain.whole_number(what, count)
     if count <= 0:
         raise ValueError(f"{what} must be positive, got {count}")
     return count
@@ -170,7 +172,7 @@ def one_of(what: str, given: str | None, variable: str, known: tuple[str, ...]) 
         what = variable
     if given not in known:
         raise ValueError(f"{what}: there is no {given!r}; there are: {', '.join(known)}")
-    return given
+    return plain_text(given)
 
 
 def _names(given: Collection[str], what: str) -> tuple[str, ...]:
@@ -179,7 +181,7 @@ def _names(given: Collection[str], what: str) -> tuple[str, ...]:
         raise TypeError(f"{what} must be several strings, for instance a tuple, not {given!r}")
     if not given:
         raise ValueError(f"{what} is empty")
-    return tuple(given)
+    return tuple(plain_text(name) for name in given)
 
 
 def policy(given: Only | Mapping[str, Only] | None) -> Only | Mapping[str, Only] | None:
@@ -193,4 +195,4 @@ def policy(given: Only | Mapping[str, Only] | None) -> Only | Mapping[str, Only]
             "policy must be an Only(functions=[...], types=[...]), or a dict of them by the names "
             f"of workers, such as {{'trainer*': Only(...)}}, not {given!r}"
         )
-    return dict(given)
+    return {plain_text(name): only for name, only in given.items()}

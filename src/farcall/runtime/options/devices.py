@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from farcall.plain import plain_text
+
 Device = int | str | torch.device
 # Any: the key type of a Mapping is invariant, so a plain dict[int, int] would not fit a union.
 DeviceMap = Mapping[Any, Device]
@@ -28,7 +30,7 @@ def device_maps_of(
                 "device_maps must be a dict from worker names to dicts of devices, not of "
                 f"{type(to).__name__} to {type(one).__name__}"
             )
-    return {to: device_map_of(one) for to, one in given.items()}
+    return {plain_text(to): device_map_of(one) for to, one in given.items()}
 
 
 def _device(device: Device) -> torch.device:

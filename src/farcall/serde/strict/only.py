@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from farcall.errors import Refused
+from farcall.plain import whole_number
 from farcall.serde.functions import name_of, resolve
 
 MAX_OBJECTS = 1_000_000
@@ -43,9 +44,7 @@ class Only:
         *,
         max_objects: int = MAX_OBJECTS,
     ) -> None:
-        if type(max_objects) is not int or max_objects < 1:
-            raise ValueError(f"max_objects must be a number from 1, not {max_objects!r}")
-        self.max_objects = max_objects
+        self.max_objects = whole_number("max_objects", max_objects, 1)
         self._names = frozenset(map(_name, _several(functions, "functions")))
         self._types: dict[str, type] = {
             _name_of_type(kind): kind for kind in _several(types, "types")

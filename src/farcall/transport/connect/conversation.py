@@ -20,6 +20,7 @@ import msgspec
 
 from farcall.errors import BadFrame, LinkError
 from farcall.log import get_logger
+from farcall.plain import encode_msgpack
 from farcall.transport.connect.handshake_messages import (
     ERRORS,
     LENGTH,
@@ -32,7 +33,6 @@ from farcall.transport.connect.handshake_messages import (
     Refuse,
     Unfinished,
     decode,
-    encode,
     printable,
 )
 
@@ -124,7 +124,7 @@ class Channel:
 
     def send(self, message: Message) -> bytes:
         """Have a message sent; its bytes, as they are part of what is proven."""
-        data = encode(message)
+        data = encode_msgpack(message)
         if len(data) > LIMIT:
             raise LinkError(f"this worker's own {type(message).__name__} is over {LIMIT} bytes")
         self.stream.write(LENGTH.pack(len(data)) + data)

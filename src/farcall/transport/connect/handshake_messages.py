@@ -156,7 +156,6 @@ class Refuse(msgspec.Struct, array_like=True, frozen=True, tag="refuse"):
 
 
 Message = Hello | Proof | Ready | Refuse
-encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode
 
 

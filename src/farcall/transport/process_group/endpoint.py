@@ -19,6 +19,7 @@ import time
 from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.log import get_logger
+from farcall.plain import encode_msgpack
 from farcall.transport.base import (
     OUTCOMES,
     Admit,
@@ -39,7 +40,6 @@ from farcall.transport.process_group.link import (
     Hello,
     Opening,
     decode_hello,
-    encode_hello,
 )
 from farcall.transport.waiter import MAX_WAIT, Waiter
 from farcall.transport.watch import Watch
@@ -168,7 +168,7 @@ class ProcessGroupEndpoint:
     def _hello(self, expects: int) -> bytes:
         me = self.me
         names = me.name, me.id, me.incarnation
-        return encode_hello(Hello(*names, expects, me.host, me.main, me.strict))
+        return encode_msgpack(Hello(*names, expects, me.host, me.main, me.strict))
 
     def _watch(self, link: GroupLink, call_id: int, waiter: Waiter[Frame]) -> None:
         """For a link: somebody waits for the outcome of a call."""

@@ -40,7 +40,6 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-encode_hello = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Hello).decode
 
 
