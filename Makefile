@@ -45,7 +45,7 @@ SANITIZE_thread := thread
 RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
-.PHONY: help $(DEMOS) test conformance lint check format tidy pictures docs sim field chaos soak bench bench-keep bench-all clean
+.PHONY: help $(DEMOS) test conformance lint check format tidy pictures recording docs sim field chaos soak bench bench-keep bench-all clean
 .PHONY: native native-test native-clang sanitize sanitize-python fuzz lock wheel matrix audit
 
 help: ## List the targets.
@@ -147,6 +147,9 @@ tidy: $(INSTALLED) ## Let clang-tidy look through the C++ part. Takes minutes.
 
 pictures: $(VENV_MADE) ## Draw the layers, the modules and the machines of protocol/ again, into the pages.
 	$(BIN)/python tests/pictures.py
+
+recording: $(NATIVE) ## Record a demo in a terminal, as the README's moving picture. Takes half a minute.
+	$(BIN)/python docs/recording.py
 
 docs: $(INSTALLED) ## Build the site, strictly, into build/site.
 	$(BIN)/python -m mkdocs build --strict
