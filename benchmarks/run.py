@@ -120,7 +120,7 @@ def names(
             if name not in known:
                 raise click.BadParameter(f"{name!r} is none of {', '.join([*known, *sets])}")
         if needed is not None and needed not in chosen:
-            raise click.BadParameter(f"{needed!r} must be among them: it is what is compared")
+            raise click.BadParameter(f"{needed!r} must be among them, for comparison")
         return chosen
 
     return check

@@ -1,6 +1,6 @@
 """The time from nothing to the first call of workers.
 
-A process with all imports done forks the workers, so that what is timed is not Python's own start.
+A process with all imports done forks the workers, so that Python's own start is not timed.
 """
 
 from __future__ import annotations

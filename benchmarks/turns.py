@@ -118,7 +118,7 @@ class Peer:
             raise self._failure(f"ended with {status}")
 
     def _signal(self, number: signal.Signals) -> None:
-        # Nobody is left in a group whose first process has been waited for and whose others ended.
+        # None is left in a group whose first process has been waited for and whose others ended.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
@@ -174,7 +174,7 @@ def measure(
             for peer in peers:
                 peer.ask(case, plan.calls if plan.warm_up is None else plan.warm_up)
             for turn in range(plan.blocks):
-                # Nobody always follows the same other.
+                # No implementation always follows the same other.
                 shift = turn % len(peers)
                 for peer in peers[shift:] + peers[:shift]:
                     steps = peer.ask(case, plan.calls)

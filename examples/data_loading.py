@@ -1,8 +1,8 @@
 """Data loading by workers: they make the batches, some ahead of the trainer.
 
 Each batch is a call, made some batches before it is needed, to one worker after the other. The
-window of such calls bounds what is ready: workers can't run ahead of the trainer. Batches come in a
-fixed order and depend on the seed alone: equal seeds give equal runs, however fast the workers are.
+window of such calls bounds the batches that are ready: workers can't run ahead of the trainer.
+Batches come in a fixed order and depend on the seed alone: equal seeds give equal runs.
 
     python examples/data_loading.py --seed 0
 

@@ -7,7 +7,7 @@ some clients are not reached, and one is lost for good: the round goes on with t
 
     python examples/federated_averaging.py --seed 0
 
-Expect eight lines in some five seconds: the accuracy rises to over 90 %, whoever is absent.
+Expect eight lines in some five seconds: the accuracy rises to over 90 %, with clients absent.
 """
 
 import argparse

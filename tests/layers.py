@@ -54,7 +54,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-# Stubs stand for what is compiled.
+# Stubs stand for compiled modules.
 FILES = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
 TREES = {name_of(path): ast.parse(path.read_text()) for path in FILES}
 

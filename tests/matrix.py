@@ -82,7 +82,7 @@ def built_wheel(python: str, version: str, folder: Path) -> Path:
 
 
 def timed_example(python: Path, **environment: str) -> str:
-    """Run the example with what is installed for `python`, and return the seconds it took.
+    """Run the example with the packages of `python`, and return the seconds it took.
 
     Raises:
         Missing: it failed, or printed something else.

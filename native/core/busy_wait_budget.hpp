@@ -3,10 +3,10 @@
 // A core that sleeps while another worker computes is slow when it goes on: on a virtual machine it
 // loses its place, its caches and its clock rate meanwhile. A model that two workers compute in turn,
 // tens of milliseconds each, takes a tenth longer for it (docs/performance.md). So where waits of that
-// length are usual, whoever waits goes on looking. What limits this is what the process computes: for
-// each second of that, those who wait may spend `kPerComputed` more. A process that computes nothing
-// sleeps. Where torch computes on more than half of the cores, the other worker needs this one, too,
-// and nobody keeps it awake.
+// length are usual, a waiting thread goes on busy-waiting. The time that the process computes limits
+// this: for each second of it, waiting threads may spend `kPerComputed` more. A process that computes
+// nothing sleeps. Where torch computes on more than half of the cores, the other worker needs this one,
+// too, and no thread keeps it awake.
 #pragma once
 
 #include <algorithm>

@@ -62,7 +62,7 @@ struct Composed {
   bool is_written() const { return parts.empty() && stripes.is_written(); }
   // So many bytes of the parts are written.
   void take(std::size_t count);
-  // Copies what is left of the caller's memory.
+  // Copies the rest of the caller's memory.
   void own();
 
  private:
@@ -87,7 +87,7 @@ class Channel : public Source {
   virtual bool look() REQUIRES(reading) = 0;
   // The socket can be read. Throws BadFrame.
   virtual void on_readable() REQUIRES(reading) = 0;
-  // What was read is done with.
+  // The caller no longer needs the frame that was read.
   virtual void finish_reading() REQUIRES(reading) {}
   // The reader is about to sleep until the socket can be read. Returns false if there is input.
   virtual bool arm() = 0;
@@ -103,9 +103,9 @@ class Channel : public Source {
 
   // May leave it to `wait_for_room`, and `composed` without parts, if too much is on its way.
   virtual void compose(const OutFrame& frame, Composed& composed) = 0;
-  // What was composed is not sent.
+  // The composed frame is not sent.
   virtual void discard(const Composed&) {}
-  // Wait until so much may be on its way, compose what was not, and tell the peer of what is lent.
+  // Wait until so much may be on its way, compose the rest, and tell the peer which memory is lent.
   // Returns false if the deadline passed. Throws LinkFailure.
   virtual bool wait_for_room(const OutFrame&, Composed&, Nanoseconds, Interrupt) REQUIRES(writing) {
     return true;
@@ -116,12 +116,12 @@ class Channel : public Source {
   // LinkFailure.
   virtual bool write_some(Composed& composed) REQUIRES(writing);
   virtual void sent(const Composed&) REQUIRES(writing) {}
-  // All of a small frame, without a system call if nobody sleeps at the other end. Returns
+  // All of a small frame, without a system call if no thread sleeps at the other end. Returns
   // false, and writes nothing, if it is not small or there is no space. Throws LinkFailure.
   virtual bool write_at_once(const OutFrame&) REQUIRES(writing) { return false; }
   // May return early. Returns false if the deadline passed. Throws LinkFailure.
   virtual bool wait_for_space(Nanoseconds deadline, Interrupt interrupt) REQUIRES(writing) = 0;
-  // What is left of a frame waits for the endpoint. Returns true if there is space already,
+  // The rest of a frame waits for the endpoint. Returns true if there is space already,
   // or the channel can't ask: then the endpoint has to.
   virtual bool ask_for_space() REQUIRES(writing) = 0;
   virtual void wake_writer() {}

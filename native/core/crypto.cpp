@@ -24,7 +24,7 @@ constexpr std::size_t kSlice = 1152;
 constexpr std::size_t kAhead = 4 * kSlice;
 constexpr std::size_t kLine = 64;
 
-// What is used of it. Contexts, ciphers and engines are only ever pointers here.
+// The functions of it that are used. Contexts, ciphers and engines are only ever pointers here.
 struct Library {
   void* (*new_context)();
   void (*free_context)(void* context);
@@ -112,7 +112,7 @@ void Gcm::authenticate(const std::uint8_t* data, std::size_t size) {
 }
 
 // Of the two memories the plaintext's is the cold one: the records lie in a small buffer that is used
-// again and again. What is fetched may lie beyond the end: a prefetch reads nothing and can't fail.
+// again and again. The fetched bytes may lie beyond the end: a prefetch reads nothing and can't fail.
 void Gcm::convert(const std::uint8_t* from, std::size_t size, std::uint8_t* to) {
   while (size > 0) {
     const std::size_t slice = std::min(size, kSlice);

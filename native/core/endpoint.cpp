@@ -34,7 +34,7 @@ Endpoint::Endpoint(int spin_threads, std::size_t shared_memory, bool move_thread
       bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!epoll_ || !bell_) throw std::system_error(errno, std::generic_category());
   epoll_event event{};
-  // Each write is an edge, so nobody has to read it.
+  // Each write is an edge, so no thread has to read it.
   event.events = EPOLLIN | EPOLLET;
   event.data.u64 = kBellId;
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, bell_.get(), &event);
@@ -84,7 +84,7 @@ void Endpoint::watch(const Link& link, std::uint32_t events) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = link.id();
-  // Fails before the link is started; that asks for what is right then.
+  // Fails before the link is started; that asks for the right events then.
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.fd(), &event);
   leave();
 }
@@ -172,7 +172,7 @@ std::optional<Event> Endpoint::next(Nanoseconds deadline, Interrupt interrupt) {
     if (woken_.exchange(false) || closed_) return std::nullopt;
     if (auto event = scan()) return event;
     if (has_queued()) continue;
-    // What was heard may have been for callers: Python, which others of its threads use, need not know.
+    // The news may have been for callers: Python, which others of its threads use, need not know.
     if (waited && now() >= deadline) return std::nullopt;
     if (deadline == 0) {
       ask_epoll(0, interrupt);

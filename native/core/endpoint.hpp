@@ -41,13 +41,13 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // The next event, or nullopt: when the deadline passed, when `wake` was called, or spuriously.
   // For one thread at a time. A deadline of 0 is not waited for at all.
   std::optional<Event> next(Nanoseconds deadline, Interrupt interrupt) EXCLUDES(next_mutex_);
-  // The next event if it can be had in no time, and nobody is inside `next`.
+  // The next event if it is there without blocking, and no thread is inside `next`.
   std::optional<Event> poll();
   // Makes a running or the next `next` return. Takes no lock.
   void wake();
   // How many bytes of shared memory the links have created and have not given back.
   std::size_t shared_memory() const { return memory_.budget->used(); }
-  // Ends all links without reporting them, and waits until nobody is inside `next`, which returns
+  // Ends all links without reporting them, and waits until no thread is inside `next`, which returns
   // at once from now on.
   void close() EXCLUDES(links_mutex_, queue_mutex_, next_mutex_);
   // In a forked child: closes its copies of the descriptors but those of links.
@@ -63,7 +63,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   const Limits& sending() const { return sending_; }
   void push(Event event) EXCLUDES(queue_mutex_);
   bool has_queued() const { return queued_.load(std::memory_order_seq_cst) > 0; }
-  // Whether so much waits for `next` that nobody should read more for it.
+  // Whether so much waits for `next` that no thread should read more for it.
   bool is_behind() const { return queued_.load(std::memory_order_relaxed) >= kMaxQueued; }
   // Whether the endpoint's thread sleeps, or is about to look at the links once more before.
   bool sleeps() const { return sleeps_.load(std::memory_order_seq_cst); }

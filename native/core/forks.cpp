@@ -40,7 +40,7 @@ void replace(int fd, int& placeholder) {
   close(fd);  // no descriptor was left
 }
 
-// In the child. Calls only what is safe in a signal handler.
+// In the child. Calls only functions that are safe in a signal handler.
 void on_fork() {
   const int error = errno;
   forks.fetch_add(1, std::memory_order_relaxed);

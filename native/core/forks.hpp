@@ -6,10 +6,10 @@
 namespace farcall {
 
 // Closes the connection in every child that is forked from now on, before `fork` returns there: a
-// copy would keep it open when this process dies, and nobody would notice the death. The child's
+// copy would keep it open when this process dies, and no peer would notice the death. The child's
 // descriptor leads nowhere then, and is the child's to close.
 //
-// `fd` is a socket: a connection or a listener. Nobody has to take it back: once the number is
+// `fd` is a socket: a connection or a listener. It need not be taken back: once the number is
 // another socket's, or none, it is left alone. Any thread.
 void close_in_forked_children(int fd);
 

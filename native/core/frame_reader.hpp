@@ -37,7 +37,7 @@ class Source {
   virtual bool has_stripes() const { return false; }
   // Where the next one goes, in what chunks.
   virtual void begin_striped(std::uint8_t*, std::uint64_t, std::uint64_t) {}
-  // Whether it is complete, after what is there now. Throws BadFrame, LinkFailure.
+  // Whether it is complete, after the input that is there now. Throws BadFrame, LinkFailure.
   virtual bool read_striped() { return false; }
   // Whether the last one of a frame was complete, and the end is there. Throws as above.
   virtual bool end_striped() { return false; }

@@ -2,9 +2,9 @@
 // copied, the file that it lies in is mapped here, too. From then on both programs read and write
 // the same bytes.
 //
-// Segments are the link's own and nobody can make them smaller. Here whoever has the file can: then
-// to touch what is gone kills this process (SIGBUS). So both workers have to ask for it. torch's files
-// can't be sealed.
+// Segments are the link's own and can't be made smaller. Any process that has a lent file can make
+// it smaller: then a touch of the missing pages kills this process (SIGBUS). So both workers have to
+// ask for it. torch's files can't be sealed.
 #pragma once
 
 #include <sys/stat.h>
@@ -25,7 +25,7 @@ namespace farcall {
 // In a frame's table, the place of a lent buffer is this bit and the number of its record.
 constexpr std::uint64_t kLentPlace = std::uint64_t{1} << 63;
 
-// On their way at a time; what is more is copied.
+// On their way at a time; any more are copied.
 constexpr std::size_t kMaxLent = 512;
 
 // Smaller buffers are copied: that takes less time than to send a descriptor.
@@ -41,14 +41,14 @@ class LentReader {
   // Throws BadFrame if there is no such number, or less than `size` bytes.
   BlockRef open(std::uint64_t number, std::size_t size);
 
-  // Unmap what is not used and was not lent since the last call. True if any such is left.
+  // Unmap memory that is not used and was not lent since the last call. True if any such is left.
   bool trim() EXCLUDES(mutex_);
 
  private:
   struct Lent {
     std::uint64_t number;
     std::uint64_t offset;
-    std::size_t whole;  // of the file now: what is mapped may be what it was
+    std::size_t whole;  // of the file now: the mapping may have its earlier size
     std::shared_ptr<SharedMemory> memory;
     bool has_holes;
   };
@@ -57,10 +57,10 @@ class LentReader {
     dev_t device;
     ino_t file;
     std::weak_ptr<SharedMemory> used;
-    std::shared_ptr<SharedMemory> kept;  // null: as long as somebody uses it
+    std::shared_ptr<SharedMemory> kept;  // null: as long as a block uses it
     bool rested;  // was here at the last `trim`
   };
-  // What is lent again and again is kept mapped: faulting pages in costs more than copying them.
+  // Memory that is lent repeatedly is kept mapped: faulting pages in costs more than copying them.
   // But it is the peer's memory, which may be free but for us.
   static constexpr std::size_t kKept = 8;
   static constexpr std::size_t kKeptBytes = 1 << 30;  // or one

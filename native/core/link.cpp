@@ -142,7 +142,7 @@ void Link::lose(const std::string& cause) {
     waiters_.clear();
   }
   {
-    MutexLock lock(interest_);  // nobody asks epoll for the socket any more
+    MutexLock lock(interest_);  // no thread asks epoll for the socket any more
     home_->removed(*this);
   }
   channel_->shut_down();

@@ -29,7 +29,7 @@ namespace farcall {
 class Endpoint;
 class Link;
 
-// A frame that no caller waits for, or the end of a link, or that somebody shall open the connections
+// A frame that no caller waits for, or the end of a link, or the request to open the connections
 // that it may have beside the first.
 struct Event {
   std::shared_ptr<Link> link;
@@ -82,9 +82,9 @@ class Link : public std::enable_shared_from_this<Link> {
 
   int fd() const { return channel_->fd(); }
   int side_fd(unsigned lane) const { return stream_->side_fd(lane); }
-  // The next frame that no caller waits for, if there is input and nobody else reads.
+  // The next frame that no caller waits for, if there is input and no other thread reads.
   std::optional<Event> take_event() REQUIRES(endpoint_thread);
-  // The socket can be read: find out what that means, and wake the thread that has to act on it.
+  // The socket can be read: find out why, and wake the thread that has to act on it.
   void on_readable() REQUIRES(endpoint_thread);
   // The socket is closed for good in both directions: the same.
   void on_hang_up() REQUIRES(endpoint_thread);

@@ -31,8 +31,8 @@ void Link::update_interest() {
 
 // Without the role of reading, which others may take and give back meanwhile. A thread that wants
 // input on the first connection says so, gives the role back, and then looks at `watched_`; this
-// changes `watched_` and then looks what is wanted. Of the others, the last one inside the lock has
-// seen all that was wanted before.
+// changes `watched_` and then looks which input is wanted. Of the others, the last one inside the lock
+// has seen all earlier wishes.
 void Link::arm_lanes() {
   const bool is_free = !reading_.load(std::memory_order_seq_cst);
   if (is_free && watched_.load(std::memory_order_seq_cst) != stream_->wants(0)) {
@@ -56,7 +56,7 @@ void Link::arm_lanes() {
   }
 }
 
-// What is left of a buffer is not waited for; what has arrived of it counts.
+// The rest of a buffer is not waited for; the part that has arrived counts.
 void Link::on_hang_up() {
   if (!stream_ || stream_->wants(0) || !enter()) return;
   broken(LinkFailure(stream_->why_closed()));

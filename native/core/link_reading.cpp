@@ -115,7 +115,7 @@ void Link::route(InFrame frame) {
 }
 
 // Up to the end, which is near: the peer is gone, or we have closed the socket. The endpoint's
-// thread reads what is more.
+// thread reads the rest.
 void Link::read_all() {
   if (!enter()) return;
   if (take_role()) {
@@ -200,7 +200,7 @@ void Link::wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interr
 }
 
 // Whether the bytes that are waited for may come by a connection that is still to join. That wakes
-// the endpoint's thread, and nobody who polls the others.
+// the endpoint's thread, and no thread that polls the others.
 bool Link::waits_for_sides() const { return stream_ && stream_->may_wait_for_sides(); }
 
 // Until the outcome is there, or the endpoint has to read: it does not keep up with what arrives for it.

@@ -156,7 +156,7 @@ void Link::write_residue() {
 // Writing failed. What the peer sent before it went, a goodbye maybe, still counts.
 LinkFailure Link::broken(const LinkFailure& error) {
   cut_ = true;
-  channel_->shut_down();  // so that whoever reads finds the end
+  channel_->shut_down();  // so that the reading thread finds the end
   read_all();
   return is_lost() ? LinkFailure(cause()) : error;
 }

@@ -88,7 +88,7 @@ class HeapPool::Piece final : public Block {
     if (generation_ == fork_generation()) {
       pool_->give_back(data(), whole_);
     } else {
-      munmap(data(), whole_);  // whoever had the pool's lock when this child was forked has it still
+      munmap(data(), whole_);  // a lock of the pool that was held at the fork is held here forever
     }
   }
 

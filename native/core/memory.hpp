@@ -11,7 +11,7 @@
 
 namespace farcall {
 
-// A piece of memory that is given back when nobody refers to it any more.
+// A piece of memory that is given back with the last reference to it.
 class Block {
  public:
   Block(std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
@@ -55,7 +55,7 @@ class HeapPool : public std::enable_shared_from_this<HeapPool> {
   // arrive: the first byte of a huge page would take all of it.
   BlockRef allocate_for_pieces(std::size_t size, std::size_t piece);
 
-  // Give back to the system what is kept and nobody has asked for since the last call.
+  // Give back to the system the kept memory that was not asked for since the last call.
   // True if anything is still kept.
   bool trim() EXCLUDES(mutex_);
 

@@ -80,7 +80,7 @@ class Opener {
   Opener(const Key& key, bool encrypts) : key_(Gcm::Direction::kDecrypt, key), encrypts_(encrypts) {}
 
   // Opens the next record, whose payload has that size. Throws BadFrame: it is not authentic, and
-  // what is in `to` is worth nothing.
+  // the contents of `to` are worth nothing.
   void open(const std::uint8_t* record, std::size_t size, std::uint8_t* to);
 
  private:
@@ -97,7 +97,7 @@ class RecordsOut {
   bool is_empty() const { return left_ == 0; }
   // If it is empty. Stays empty if the parts are.
   void seal(const Part* parts, std::size_t count);
-  // What is to be sent next.
+  // The bytes to be sent next.
   Part rest() const { return {records_.get() + size_ - left_, left_}; }
   // So many bytes of it were sent. Returns how many bytes of payload count as taken.
   std::size_t sent(std::size_t count);
@@ -110,7 +110,7 @@ class RecordsOut {
   std::size_t left_ = 0;
 };
 
-// What arrives on a connection: records, the last one in part, and what was opened and not taken.
+// The input of a connection: records, the last one in part, and opened bytes that are not taken yet.
 class RecordsIn {
  public:
   struct Room {

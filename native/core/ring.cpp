@@ -45,8 +45,8 @@ std::size_t RingWriter::write(const std::uint8_t* data, std::size_t size) {
 }
 
 // Go on in a larger window, if there is memory for one: the next one, or one that holds `size` bytes.
-// Not before the reader has read beyond the last change, and so has seen it; but nobody has seen one
-// behind which nothing was written.
+// Not before the reader has read beyond the last change, and so has seen it; but a change
+// behind which nothing was written is seen by no reader.
 bool RingWriter::grow(std::size_t size) {
   unsigned next = window_ + 1;
   if (next == kWindows || (has_turned_ && head_ <= from_ && tail_ != from_)) return false;
@@ -152,7 +152,7 @@ void RingReader::look() {
 void RingReader::note_turn(std::uint64_t turn, std::uint64_t tail) {
   const std::uint64_t position = turn >> 2;
   const auto window = static_cast<unsigned>(turn & 3);
-  // What was seen before lies in the old window, and one change comes after the other.
+  // Everything seen before lies in the old window, and one change comes after the other.
   if (window >= kWindows || position < tail_ || position >= tail || next_from_ != kNowhere) {
     throw LinkFailure(kDamaged);
   }

@@ -29,7 +29,7 @@ struct RingControl {
   alignas(64) std::atomic<std::uint64_t> head;  // how much was read
   // The reader sleeps (1) and wants the writer to ring the doorbell.
   alignas(64) std::atomic<std::uint32_t> reader_sleeps;
-  // Not for the outcome of this call, which somebody is about to look for (0: of none).
+  // Not for the outcome of this call, which a thread is about to look for (0: of none).
   std::atomic<std::uint64_t> awaited;
   // The writer waits for space: 0, or one of the values below.
   alignas(64) std::atomic<std::uint32_t> writer_waits;
@@ -37,7 +37,7 @@ struct RingControl {
 };
 
 constexpr std::uint32_t kWriterSleeps = 1;     // on `space`
-constexpr std::uint32_t kWriterWantsBell = 2;  // what is left of a frame waits for the endpoint
+constexpr std::uint32_t kWriterWantsBell = 2;  // the rest of a frame waits for the endpoint
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -92,7 +92,7 @@ class RingWriter {
   bool wait_for_progress(std::uint64_t read, Nanoseconds deadline, Interrupt interrupt);
   // Have the reader ring the bell when there is space. Returns true if there is some already.
   bool ask_for_bell();
-  // Wake whoever sleeps in `wait_for_space`, since the link is lost.
+  // Wake a thread that sleeps in `wait_for_space`, since the link is lost.
   void wake();
 
   // How much was written, and of that read.
@@ -142,7 +142,7 @@ class RingReader {
   // No bell for the outcome of this call: its caller looks for it soon, after `await(0)`.
   // Callable by any thread.
   void await(std::uint64_t call_id) { control_.awaited.store(call_id, std::memory_order_seq_cst); }
-  // Nobody sleeps.
+  // The reader no longer sleeps.
   void disarm() { control_.reader_sleeps.store(0, std::memory_order_relaxed); }
 
  private:

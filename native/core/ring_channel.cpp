@@ -99,7 +99,7 @@ BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
   return copy;
 }
 
-// Whoever polls the socket is told of what is left.
+// The thread that polls the socket is told of the rest.
 void RingChannel::on_readable() {
   for (int i = 0; i < kMaxRecords && receive_records(); ++i) {
   }

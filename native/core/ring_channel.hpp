@@ -104,7 +104,7 @@ class RingChannel final : public Channel {
     RecordType type;
     std::uint32_t slot;
     std::uint64_t serial;
-    std::uint64_t size;  // of what is lent: where it begins
+    std::uint64_t size;  // of lent memory: where it begins
   };
   // The windows of one ring, as far as they are not there from the start.
   class Windows final : public WindowKeeper {
@@ -121,7 +121,7 @@ class RingChannel final : public Channel {
     const RingWindows windows_;
     bool has_[kWindows] = {};
   };
-  // What was sent and the peer has not read, by the position in the ring after its frame.
+  // Sent and not yet read by the peer, by the position in the ring after its frame.
   struct OnItsWay {
     std::uint64_t end;
     std::size_t in_segments;

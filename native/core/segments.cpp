@@ -53,7 +53,7 @@ SegmentWriter::Place SegmentWriter::make(std::size_t size) {
   return {std::move(memory), name};
 }
 
-// Drops what is free, then gives away what the receiver has had for the longest time.
+// Drops free segments, then gives away those that the receiver has had for the longest time.
 bool SegmentWriter::make_room(std::size_t size) {
   if (size > kMaxMapped) return false;
   std::size_t mapped_slots = 0;
@@ -68,8 +68,8 @@ bool SegmentWriter::make_room(std::size_t size) {
   return true;
 }
 
-// Drops what is free for as long as the budget has not enough. What the receiver keeps is not given
-// away: that would free no memory.
+// Drops free segments for as long as the budget has not enough. Those that the receiver keeps are not
+// given away: that would free no memory.
 bool SegmentWriter::keep_to_budget(std::size_t size) {
   while (!budget_->has(size)) {
     bool is_free = false;
@@ -108,7 +108,7 @@ void SegmentWriter::drop(std::uint32_t slot) {
 }
 
 void SegmentWriter::put_back(std::uint32_t slot) {
-  // Nobody else has looked at it: it was not sent.
+  // No other process has looked at it: it was not sent.
   states_[slot].store(kFree, std::memory_order_relaxed);
 }
 

@@ -73,8 +73,8 @@ class SegmentWriter {
   // It was not sent after all.
   void put_back(std::uint32_t slot);
 
-  // Unmap what nobody has asked for since the last call; what the receiver still keeps then is given
-  // away. True if any is left.
+  // Unmap segments that were not asked for since the last call; those that the receiver still keeps
+  // then are given away. True if any is left.
   bool trim() EXCLUDES(mutex_);
 
  private:
@@ -123,7 +123,7 @@ class SegmentReader {
     Mapping(std::uint64_t serial, std::shared_ptr<SharedMemory> memory)
         : serial(serial), memory(std::move(memory)) {}
     const std::uint64_t serial;
-    std::shared_ptr<SharedMemory> memory;  // of whoever has set `handed_out`
+    std::shared_ptr<SharedMemory> memory;  // of the thread that has set `handed_out`
     std::atomic<bool> handed_out{false};
   };
 

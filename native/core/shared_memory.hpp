@@ -103,9 +103,9 @@ class SharedMemory {
   std::atomic<std::size_t> counted_{0};  // bytes of it that count there
 };
 
-// What the system says of a descriptor that a peer sent, if that is an ordinary file in memory: a
-// memfd, or a file of a tmpfs. Others may block whoever touches them, or kill by SIGBUS, as a file of
-// huge pages does when the system has none left.
+// The system's word on a descriptor that a peer sent, if that is an ordinary file in memory: a
+// memfd, or a file of a tmpfs. Others may block a thread that touches them, or kill by SIGBUS, as
+// one of huge pages does when the system has none left.
 std::optional<struct stat> status_in_memory(const Descriptor& descriptor);
 
 }  // namespace farcall

@@ -12,7 +12,7 @@
 // wakes its reader with the hint that the writer is about to sleep, and the scheduler puts the reader
 // on the writer's core. Each step costs a switch then, and the scheduler leaves threads that never
 // sleep where they are for long. So, if the user has asked for that, a caller that seems to share its
-// core with somebody moves to another one, less and less often if that does not help.
+// core with another thread moves to another one, less and less often if that does not help.
 //
 // A core that is offered may be gone for a whole slice of the scheduler, if a thread takes it that
 // computes. So a thread that has lost its core like this keeps it in its next waits for as long as most
@@ -133,7 +133,7 @@ class Spinner {
   static constexpr Nanoseconds kStall = 1 * kMillisecond;
   static constexpr int kLooksBetweenYields = 16;
   static constexpr int kLooksAwake = 256;
-  static constexpr Nanoseconds kShared = 2 * kMicrosecond;  // nobody takes what is offered: 0.4 us
+  static constexpr Nanoseconds kShared = 2 * kMicrosecond;  // no thread takes the offered core: 0.4 us
   static constexpr int kSharedYields = 16;  // in a row, or so many waits that end with one:
   static constexpr int kSharedWaits = 4;
   static constexpr Nanoseconds kMinMovePeriod = 2 * kMillisecond;
@@ -205,7 +205,7 @@ class Spinner {
     return End::kNoRoom;
   }
 
-  // Ends as well when somebody else needs this core, or other threads of this process compute.
+  // Ends as well when another process needs this core, or other threads of this process compute.
   template <class Look>
   End stay_awake(Nanoseconds& time, Look& look) {
     BusyWaitBudget& allowed = budget_.busy_wait_budget();

@@ -216,7 +216,7 @@ std::size_t StreamChannel::receive_side(Side& side, std::uint8_t* data, std::siz
   if (!side.in.is_between_chunks()) throw LinkFailure(kSideClosed);
   if (!has_first_ended()) {
     blame_side();
-    Channel::shut_down();  // so that the end is found behind what is there
+    Channel::shut_down();  // so that the end is found behind the input that is there
   }
   return 0;
 }

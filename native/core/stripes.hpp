@@ -2,7 +2,7 @@
 //
 // They follow everything else in their frame. Each connection carries chunks one after the other,
 // each behind a header that says where it belongs; on the first connection a header without a
-// chunk ends them. What is in a frame goes by all connections before the next frame goes by any.
+// chunk ends them. All parts of a frame go by all connections before the next frame goes by any.
 // Here is no I/O.
 #pragma once
 
@@ -47,7 +47,7 @@ ChunkHeader decode_chunk(const ChunkBytes& bytes);
 // How many chunks of that size a buffer has. Throws BadFrame: too many.
 std::uint64_t count_chunks(std::uint64_t size, std::uint64_t chunk);
 
-// What is left to be written of the striped buffers of one frame.
+// The rest of the striped buffers of one frame, still to be written.
 class StripesOut {
  public:
   bool is_empty() const { return rest_.empty(); }
@@ -113,8 +113,8 @@ class StripesIn {
   void begin(std::uint8_t* data, std::uint64_t size, std::uint64_t chunk);
   bool is_complete() const { return left_ == 0; }
 
-  // Takes what is there. `read(data, size)`: how many of the next bytes it has put there; 0: none
-  // is there. Throws BadFrame.
+  // Takes the input that is there. `read(data, size)`: how many of the next bytes it has put there; 0:
+  // none is there. Throws BadFrame.
   template <class Read>
   State advance(Lane& lane, bool is_first, Read read) {
     while (true) {

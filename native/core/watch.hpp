@@ -16,7 +16,7 @@ enum class Notice : int { kStopped = 0, kOverdue = 1, kStarving = 2 };
 
 class Watch {
  public:
-  // Looks every millisecond where somebody was overdue lately or there is a queue, else less often,
+  // Looks every millisecond where a thread was overdue lately or there is a queue, else less often,
   // and not at all when nothing has happened for a while.
   static constexpr Nanoseconds kPatience = 1 * kMillisecond;
   static constexpr Nanoseconds kShortPause = 1 * kMillisecond;
@@ -28,7 +28,7 @@ class Watch {
   void begin();
   void end();
   bool is_overdue() const;
-  // There is something that waits for what is busy.
+  // There is something that waits for the busy threads.
   void set_queue(bool is_there);
 
   // For one thread, which watches: until the busy one is overdue, or there is a queue and nothing

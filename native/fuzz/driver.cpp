@@ -1,5 +1,5 @@
 // Runs a fuzz target where the compiler brings no libFuzzer: inputs are made at random from those
-// before, and nobody sees which code they reach. Takes the options of libFuzzer that the Makefile uses:
+// before, whatever code they reach. Takes the options of libFuzzer that the Makefile uses:
 //
 //   fuzz_frames -max_total_time=SECONDS -artifact_prefix=FOLDER/ [FOLDER]
 //   fuzz_frames FILE
@@ -39,7 +39,7 @@ std::string artifact = "crash";
 void keep_artifact() {
   const int file = open(artifact.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0644);
   if (file < 0 || write(file, tried.data(), tried.size()) < 0) return;
-  std::fprintf(stderr, "What was tried is in %s\n", artifact.c_str());
+  std::fprintf(stderr, "The input is in %s\n", artifact.c_str());
 }
 
 void on_alarm(int) {

@@ -1,6 +1,5 @@
-// A connection whose peer has the keys of another side of it, or none: what it sent is cut, changed,
-// dropped, repeated and moved on the way. The reader gets a beginning of what was sent, and no other
-// byte.
+// A connection whose peer has the keys of another side of it, or none: its bytes are cut, changed,
+// dropped, repeated and moved on the way. The reader gets a beginning of them, and no other byte.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -113,7 +112,7 @@ class Wire {
   RecordsOut out_;
   RecordsIn in_;
   Bytes sent_;
-  Bytes way_;  // what is on its way
+  Bytes way_;  // bytes on their way
   std::size_t taken_ = 0;
   std::uint8_t count_ = 0;
 };

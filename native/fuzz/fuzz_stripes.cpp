@@ -1,6 +1,6 @@
 // A link's reader over several connections, and a peer that says on each of them what it likes, in
 // any order. Buffers are small, so that each is a piece of the heap of its own: AddressSanitizer sees
-// what is written beside it.
+// a write beside it.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -35,7 +35,7 @@ class Choices {
 
   bool are_left() const { return data_ < end_; }
   std::uint8_t byte() { return are_left() ? *data_++ : 0; }
-  // Mostly small, for most of what is right is.
+  // Mostly small, for most right numbers are.
   std::uint64_t number() {
     const std::uint8_t chosen = byte();
     if (chosen < 0xf0) return chosen;
@@ -122,7 +122,7 @@ class Peer {
   std::array<std::size_t, kLanes> said_{};
 };
 
-// Takes what is there. Afterwards nothing tells of more: a thread that waits for it sleeps.
+// Takes the input that is there. Afterwards nothing tells of more: a thread that waits for it sleeps.
 void read(FrameReader& reader, StreamChannel& channel) {
   while (const std::optional<InFrame> frame = reader.read(channel)) {
     require(frame->meta_offset + frame->meta_size <= frame->front->size());

@@ -2,10 +2,10 @@
 // floats, strings, bytes, tuples, lists, dicts, dense tensors on the CPU, remote references, and
 // functions and classes that are found by name.
 //
-// This is for speed only. What is written is what `farcall/serde` writes for the same value, but for
-// memos: any unpickler takes it. What is not plain, or unusual (a list that is met twice, an empty
-// tensor), is left to Python: then `dump` gives None and `load` NotImplemented, and nothing has
-// happened. Tensors are seen through DLPack, so nothing here depends on a version of torch.
+// This is for speed only. The bytes are those that `farcall/serde` writes for the same value, but for
+// memos: any unpickler takes them. A value that is not plain, or unusual (a list that is met twice,
+// an empty tensor), is left to Python: then `dump` gives None and `load` NotImplemented, and nothing
+// has happened. Tensors are seen through DLPack, so nothing here depends on a version of torch.
 //
 // Bytes that are loaded may come from a hostile peer. Whatever they say, all that comes of it are
 // plain values; functions and classes only where any pickle may be loaded.

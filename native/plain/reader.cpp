@@ -42,7 +42,7 @@ class Reader {
     return false;
   }
 
-  // After `run`. Only now do tensors get a history: what is left to Python has none of this.
+  // After `run`. Only now do tensors get a history: values that are left to Python have none of this.
   nb::object result(nb::handle attach) {
     for (const nb::object& tensor : to_attach_) {
       if (attach.is_none()) {

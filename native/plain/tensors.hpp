@@ -15,7 +15,7 @@ struct Shape {
   const std::int64_t* strides() const { return dimensions + ndim; }
 };
 
-// An invalid object: what is asked for does not fit into the memory, or is empty. Without a shape
+// An invalid object: the tensor asked for does not fit into the memory, or is empty. Without a shape
 // the tensor has one dimension.
 
 // A tensor over a copy of these bytes.

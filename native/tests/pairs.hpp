@@ -55,7 +55,7 @@ struct Linked {
   void await_sleep(int side) const {
     while (shared().controls[1 - side].reader_sleeps.load() == 0) std::this_thread::yield();
   }
-  // Until a writer of rings waits for space, for itself or with what is left of a frame.
+  // Until a writer of rings waits for space, for itself or with the rest of a frame.
   void await_full(int side, std::uint32_t waits = kWriterSleeps) const {
     while (shared().controls[side].writer_waits.load() != waits) std::this_thread::yield();
   }

@@ -1,5 +1,5 @@
-// Memory is taken as bytes arrive, and not as a peer announces them: what is measured is what is
-// resident.
+// Memory is taken as bytes arrive, and not as a peer announces them: the resident memory is
+// measured.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,8 +13,8 @@ using namespace farcall;
 namespace {
 
 constexpr std::size_t kMegabyte = 1 << 20;
-// ThreadSanitizer takes several times the memory that the program does: under it only what is
-// announced in gigabytes would be noticed.
+// ThreadSanitizer takes several times the memory that the program does: under it only
+// announcements of gigabytes would be noticed.
 #ifdef __SANITIZE_THREAD__
 constexpr std::size_t kTimes = 6;
 #else

@@ -70,7 +70,7 @@ void test_descriptor_of_the_child_stays_taken_and_leads_nowhere() {
   CHECK(recv(theirs.get(), &arrived, 1, 0) == 1 && arrived == 7);
 }
 
-// Nobody says when a connection is closed: the number may be something else by then.
+// No call says when a connection is closed: the number may be something else by then.
 void test_descriptors_that_are_used_again_are_left_alone() {
   auto [ours, theirs] = socket_pair();
   const int fd = ours.get();

@@ -185,7 +185,7 @@ void test_files_that_are_no_segments() {
   }
 }
 
-// Pages of such a file that the system has no more of kill whoever touches them.
+// Pages of such a file that the system has no more of kill the process that touches them.
 void test_huge_pages_are_no_memory_to_share() {
   const Descriptor huge(memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB));
   if (huge) CHECK(!status_in_memory(huge));

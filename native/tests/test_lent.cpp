@@ -1,4 +1,4 @@
-// Memory of a program that is lent to the peer: what each side sees, what is refused, what is left.
+// Memory of a program that is lent to the peer: what each side sees, refuses, and leaves behind.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -173,7 +173,7 @@ void test_nothing_is_left() {
     {
       Pair pair(Kind::kRings, 0, lending());
       for (int i = 0; i < 10; ++i) kept = pass(pair, {file.buffer(0, kSize), file.buffer(5, kSize)});
-      pair.left->send(frame_of({file.buffer(0, kSize)}), patient(), no_interrupt);  // nobody reads it
+      pair.left->send(frame_of({file.buffer(0, kSize)}), patient(), no_interrupt);  // it is never read
       CHECK(count_descriptors() == descriptors + 9);  // of the pair eight, and of the file
     }
     CHECK(kept[1]->data()[0] == file.data()[5]);
@@ -182,7 +182,7 @@ void test_nothing_is_left() {
   CHECK(SharedMemory::count() == mapped);
 }
 
-// What was lent is kept mapped for a while, for it may come again, but not much of it.
+// Lent memory is kept mapped for a while, for it may come again, but not much of it.
 void test_few_are_kept() {
   LentReader reader;
   const std::size_t before = SharedMemory::count();

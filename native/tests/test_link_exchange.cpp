@@ -28,7 +28,7 @@ void test_one_call(Kind kind) {
   }
 }
 
-// Both sides' callers would read for themselves, so nobody did, when both were busy writing.
+// Both sides' callers would read for themselves, so none did, when both were busy writing.
 void test_large_calls_both_ways(Kind kind) {
   Pair pair(kind);
   const TestFrame request = test_frame(kRequest, 1, 10, 8 << 20);
@@ -74,7 +74,7 @@ void test_meanwhile(Kind kind) {
   CHECK(calls == 1);
 }
 
-// A reply that comes while its caller is busy wakes nobody; what else comes then does.
+// A reply that comes while its caller is busy wakes no thread; other frames then do.
 void test_reply_meanwhile_rings_no_bell() {
   Pair pair(Kind::kRings);
   std::atomic<int> news{0};
@@ -190,7 +190,7 @@ void test_many_senders(Kind kind) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// What is no outcome of a call goes to the endpoint, though a caller reads it.
+// A frame that is no outcome of a call goes to the endpoint, though a caller reads it.
 void test_caller_reads_for_others(Kind kind) {
   Pair pair(kind);
   const TestFrame news = test_frame(kOneWay, 7, 5, 5);
@@ -198,7 +198,7 @@ void test_caller_reads_for_others(Kind kind) {
   std::thread peer([&] {
     const Event event = next_event(*pair.right_home);
     for (int i = 0; i < 3; ++i) pair.right->send(news.out(), patient(), no_interrupt);
-    pair.right->send(test_frame(kReply, 99, 0, 0).out(), patient(), no_interrupt);  // nobody's
+    pair.right->send(test_frame(kReply, 99, 0, 0).out(), patient(), no_interrupt);  // no caller's
     echo(event, patient());
   });
   CHECK(reply_to(request) == call(*pair.left, request));
@@ -272,7 +272,7 @@ void test_flood_starves_nobody(Kind kind) {
   const auto next_in_flood = [&] {
     try {
       while (true) {
-        pair.left_home->poll();  // writes what is left of a frame
+        pair.left_home->poll();  // writes the rest of a frame
         pair.left->send(flood.out(), 0, no_interrupt);
       }
     } catch (const std::runtime_error&) {  // TimedOut or NotSent

@@ -50,7 +50,7 @@ void check_end(Endpoint& endpoint, const LinkRef& link, const std::string& cause
   CHECK(!link->receive(~std::uint64_t{0}, -1, kNever, no_interrupt));
 }
 
-// The first caller reads, the second waits for it; nobody is inside `next`, or somebody is.
+// The first caller reads, the second waits for it; no thread is inside `next`, or one is.
 void test_peer_closes_while_callers_wait(Kind kind, int spin_threads, bool served) {
   Pair pair(kind, spin_threads);
   std::atomic<int> ends{0};
@@ -94,7 +94,7 @@ void test_peer_closes_while_writers_are_stuck(Kind kind, bool served) {
   if (!served) check_end(*pair.left_home, pair.left, kClosed);
 }
 
-// What the peer sent before it went still arrives, whoever notices its end first.
+// What the peer sent before it went still arrives, whichever side notices its end first.
 void test_what_was_sent_before_the_end_arrives(Kind kind, bool by_writing) {
   Pair pair(kind);
   for (std::uint64_t i = 1; i <= 50; ++i) {
@@ -187,7 +187,7 @@ void test_lost_before_it_starts(Kind kind) {
   const Linked links = linked(kind, endpoint, other);
   links.left->lose("enough");
   CHECK(cause_of([&] { links.left->start(); }) == "enough");
-  CHECK(!endpoint->next(0, no_interrupt));  // nobody knows the link
+  CHECK(!endpoint->next(0, no_interrupt));  // the endpoint does not know the link
   links.right->start();
   check_end(*other, links.right, kClosed);
   other->close();

@@ -1,4 +1,4 @@
-// Deadlines and signals in every wait of a link, and what is left of frames.
+// Deadlines and signals in every wait of a link, and the rests of frames.
 #include "allocation.hpp"
 #include "pairs.hpp"
 #include "signals.hpp"
@@ -10,7 +10,7 @@ namespace {
 const TestFrame kLarge = test_frame(kOneWay, 1, 10, 5 << 20);
 const TestFrame kSmall = test_frame(kOneWay, 2, 10, 10);
 
-// The next frame at `endpoint`, while somebody may have to write it at the other.
+// The next frame at `endpoint`, while a thread may have to write it at the other.
 InFrame next_frame(Endpoint& endpoint) {
   Event event = next_event(endpoint);
   CHECK(event.frame);
@@ -110,7 +110,7 @@ void test_bell_for_another() {
   caller.join();
 }
 
-// No memory for what is left: the link ends, and no thread waits forever.
+// No memory for the rest of a frame: the link ends, and no thread waits forever.
 void test_residue_without_memory(Kind kind) {
   Pair pair(kind);
   largest_allocation = 1 << 20;

@@ -21,7 +21,7 @@ void test_sizes() {
     const std::size_t whole = pooled_size(size);
     CHECK(whole >= size && whole % 4096 == 0);
     CHECK(size < 4096 || whole <= 2 * size);
-    CHECK(pooled_size(whole) == whole);  // or what was given back would not be found again
+    CHECK(pooled_size(whole) == whole);  // or memory that was given back would not be found again
   }
 }
 
@@ -45,7 +45,7 @@ void test_reuse_and_trim() {
   CHECK(again->data() == first);  // warm
   CHECK(pool->allocate(size)->data() != first);
   again.reset();
-  CHECK(pool->trim());  // both are kept until somebody had the time to ask for them
+  CHECK(pool->trim());  // both are kept until there was time to ask for them
   CHECK(!pool->trim());
   CHECK(!pool->trim());
   BlockRef survivor = pool->allocate(size);

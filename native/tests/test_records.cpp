@@ -1,4 +1,4 @@
-// Records: what they look like, what is not believed of them, and links over them.
+// Records: what they look like, which ones are refused, and links over them.
 #include <sys/socket.h>
 #include <unistd.h>
 

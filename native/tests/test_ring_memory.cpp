@@ -1,5 +1,5 @@
-// How much memory and how many descriptors links over rings take: they grow with what is sent, give
-// back what was not needed for a while, and make do with the budget.
+// How much memory and how many descriptors links over rings take: they grow with the frames, give
+// back memory that was not needed for a while, and make do with the budget.
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -46,7 +46,7 @@ struct Workers {
     CHECK(event.frame && frame == *event.frame);
     sender.join();
   }
-  // Twice, since what was used since the last time is kept.
+  // Twice, since memory that was used since the last time is kept.
   void rest() {
     for (int i = 0; i < 2; ++i) {
       left->trim();
@@ -143,7 +143,7 @@ void test_budgets() {
   }
 }
 
-// Segments that nobody needs make room for others.
+// Segments that are not needed make room for others.
 void test_free_segments_make_room() {
   Workers workers(LinkMemory::first() + (1 << 20));
   for (const std::size_t size : {100, 200, 400, 800}) {

@@ -12,7 +12,7 @@ using namespace farcall;
 
 namespace {
 
-// What was written and not read, of which at most so many bytes may be read.
+// Bytes that were written and not read, of which at most so many may be read.
 struct Expected {
   std::uint64_t seed = 0;
   std::deque<std::uint8_t> bytes;
@@ -50,7 +50,7 @@ void test_grows_when_it_is_full() {
   CHECK(ring.read(2 * kSizes[2]) == pattern(kSizes[2], 5));
 }
 
-// It takes the window that holds what is to be written.
+// It takes the window that holds the next write.
 void test_grows_as_far_as_needed() {
   for (std::size_t size = kSize - 1; size <= kSizes[2] + 1; size += 7) {
     Ring ring(kWindows);

@@ -69,7 +69,7 @@ void test_interrupt() {
   CHECK(role.take(kNever, no_interrupt));
 }
 
-// Nobody is left asleep, though some give up.
+// No thread is left asleep, though some give up.
 void test_many_threads() {
   Role role;
   long counter = 0;  // guarded by the role
@@ -245,11 +245,11 @@ void test_busy_wait_budget() {
   CHECK(fresh.left() >= BusyWaitBudget::kPerComputed * 10 * kMillisecond);
   compute(BusyWaitBudget::kMost);
   CHECK(fresh.left() == BusyWaitBudget::kMost);
-  fresh.looked(kSecond);  // more than what is computed from here on
+  fresh.looked(kSecond);  // more than is computed from here on
   fresh.spend(BusyWaitBudget::kMost / 2);
   CHECK(fresh.left() == BusyWaitBudget::kMost / 2);
   fresh.spend(kSecond);
-  CHECK(fresh.left() < BusyWaitBudget::kMost / 4);  // what was computed since
+  CHECK(fresh.left() < BusyWaitBudget::kMost / 4);  // the time computed since
 }
 
 // Where waits of tens of milliseconds are usual. Others on this machine may need the core: then it

@@ -14,7 +14,7 @@ namespace {
 
 constexpr Striping kFew{4, 1000, 300, false};
 
-// What was written on each connection.
+// The bytes that were written on each connection.
 using Lanes = std::vector<Bytes>;
 
 // Writes up to `most` bytes on a connection. Returns false if there is nothing to write.
@@ -299,7 +299,7 @@ void test_connection_that_joins_late() {
   std::thread caller([&] { CHECK(reply == call(*pair.left, test_frame(kRequest, 9, 1, 1))); });
   CHECK(next_event(*pair.right_home).frame);
   std::thread sender([&] { pair.right->send(reply.out(), patient(), no_interrupt); });
-  // Until nothing moves but on the new one, which nobody reads: it is full.
+  // Until nothing moves but on the new one, which is never read: it is full.
   pollfd waited{one.get(), POLLIN, 0};
   CHECK(::poll(&waited, 1, -1) == 1);
   pair.join_left(std::move(one), 2);
@@ -368,7 +368,7 @@ void test_caller_learns_of_the_end_of_a_connection() {
   caller.join();
 }
 
-// What was sent whole before the peer went arrives, then the end.
+// Frames that were sent whole before the peer went arrive, then the end.
 void test_frames_before_the_end() {
   for (int round = 0; round < 20; ++round) {
     StripedPair pair;
@@ -455,7 +455,7 @@ void test_hostile_peer_loses_the_link() {
             "something else than a chunk"));
 }
 
-// Nothing is wanted from the first connection, on which more waits; nobody spins meanwhile.
+// Nothing is wanted from the first connection, on which more waits; no thread spins meanwhile.
 void test_slow_connection_costs_nothing() {
   RawPeer peer;
   peer.begin(300);
@@ -495,7 +495,7 @@ void test_what_has_arrived_counts() {
   }
 }
 
-// What is missing does not come any more, and the first connection is still open, or not.
+// The missing bytes do not come any more, and the first connection is still open, or not.
 void test_end_in_the_middle_of_a_buffer() {
   for (const bool is_first_open : {false, true}) {
     RawPeer peer;

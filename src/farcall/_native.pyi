@@ -15,7 +15,7 @@ OutBuffer = Buffer | tuple[Buffer, int, int]
 file and the address where it is mapped. Only in this stub, as `Buffer` is."""
 
 SHM_VERSION: int
-"""Of what is shared between processes: rings, segments, records beside them."""
+"""Of the memory shared between processes: rings, segments, records beside them."""
 
 SENT: int
 NOT_SENT: int
@@ -30,7 +30,7 @@ Keys = tuple[bytes, bytes, bool]
 """See `farcall.transport.connect.keys`. Only in this stub."""
 
 Event = tuple[int, int, int, bytes, Buffer, list[memoryview]] | tuple[int, str] | tuple[int]
-"""Link id and frame, or link id and why it ended; the id alone: somebody shall `join` connections
+"""Link id and frame, or link id and why it ended; the id alone: the caller shall `join` connections
 to it. Only in this stub."""
 
 class Memory:

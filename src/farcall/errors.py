@@ -140,7 +140,7 @@ class PeerLost(CallError, ConnectionError):
 
     Attributes:
         worker: name of the worker that was lost.
-        cause: what is known of why it was lost, in words.
+        cause: why it was lost, as far as that is known, in words.
         rank: the id of that worker; -1 if it is not known.
         host: the name of the machine that it ran on; "" if it is not known.
         pid: its process there; 0 if it is not known.

@@ -153,7 +153,7 @@ class Member(WorkerInfo):
         return f"Member(id={self.id}, name={self.name}{more}, pid={self.pid} on {self.host})"
 
 
-# The same object for the same worker: comparing objects is quicker than comparing what is in them.
+# The same object for the same worker: comparing identities is quicker than comparing fields.
 worker_info = lru_cache(1024)(WorkerInfo)
 
 
@@ -238,5 +238,5 @@ class UnguessableNumbers:
 
 
 def counted_numbers() -> Iterator[bytes]:
-    """Return the numbers 1, 2, 3 and so on for references, where nobody guesses: in simulations."""
+    """Return the numbers 1, 2, 3 and so on for references of simulations: none is guessed."""
     return (number.to_bytes(NUMBER_BYTES, "big") for number in count(1))

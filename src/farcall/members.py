@@ -108,7 +108,7 @@ def _seconds_of(agent: Agent, timeout: float) -> float:
 def explain(
     to: str | int | WorkerInfo, *, measure: bool = False, timeout: float = UNSET_RPC_TIMEOUT
 ) -> MemberReport:
-    """Return what is known of a worker and of the path that calls take there; print it to read it.
+    """Return a report on a worker and the path that calls take there; print it to read it.
 
         print(rpc.explain("w1", measure=True))
 
@@ -319,6 +319,6 @@ def _name_of(worker: str | WorkerInfo) -> str:
 
 @own_handler(ARRIVAL)
 def arrive(ident: Any, name: str, value: object, seconds: float, wants_all: bool) -> Deferred:
-    """At the leader of a gathering: somebody has come. Called remotely by this module alone."""
+    """At the leader of a gathering: note an arrival. Called remotely by this module alone."""
     gatherings = current_agent().group.gatherings
     return Deferred(gatherings.arrive(Ident(*ident), name, value, seconds, wants_all=wants_all))

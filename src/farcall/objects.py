@@ -38,7 +38,7 @@ from farcall.serde import hide_own_frames, name_of_class
 from farcall.wire.messages import Reference
 
 MOST_CHARACTERS = 200
-GAP = 8  # so many ids of nobody, one after the other, and there are no more workers
+GAP = 8  # so many ids without a worker, one after the other, and there are no more workers
 # What statements and builtins do with an object: the special method that it takes, and a function.
 _USES: dict[str, tuple[str, Callable[..., Any]]] = {
     "len": ("__len__", len),
@@ -75,9 +75,9 @@ def look_up_object(agent: Agent, name: str, seconds: float | None) -> RRef[Any]:
 
 @breaks_graphs
 def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
-    """Drop the object of a reference at once, whoever has references to it.
+    """Drop the object of a reference at once, whichever workers have references to it.
 
-    Whoever uses a reference to it then gets `Cancelled`, which says by whom it was killed; so do
+    A use of a reference to it then raises `Cancelled`, which says by whom it was killed; so do
     calls of its methods that wait for their turn. A method that runs goes on to its end. The name
     of the object is free again. No effect if the object could not be made or was killed before.
 
@@ -112,7 +112,7 @@ def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
 
 
 def _end(rref: RRef[Any], killer: str) -> None:
-    """Drop an object of this worker, and stop what is to make it."""
+    """Drop an object of this worker, and stop the call that is to make it."""
     jobs = rref._agent.coordinator.going_on  # before the drop: it ends the wait for a future
     rref._place.kill(Cancelled(f"the object of this reference was killed by {killer}"))
     for job in jobs:

@@ -231,8 +231,8 @@ def start_default_agent(
 ) -> Agent:
     """Start this process's agent, as `init_rpc` does, and return it.
 
-    For `init_rpc`, for `farcall.local`, and for what imitates another system's: it says in `quirks`
-    what is different.
+    For `init_rpc`, for `farcall.local`, and for functions that imitate another system, which say
+    in `quirks` how.
 
     Args:
         generation: number of the group at its store, the same on all workers; None: how many groups
@@ -263,7 +263,7 @@ def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:
     Args:
         graceful: wait until all live workers have called this too and no call is in flight
             anywhere (in a group without a world size: until none is in flight here). Dead workers
-            are not waited for. Otherwise end at once: what is in flight fails with Cancelled here
+            are not waited for. Otherwise end at once: calls in flight fail with Cancelled here
             and PeerLost elsewhere.
         timeout: seconds to wait for the others; 0 for no limit.
 
@@ -298,7 +298,7 @@ def get_worker_info(worker_name: str | int | WorkerInfo | None = None) -> Worker
 
 @breaks_graphs
 def cancelled() -> bool:
-    """Return whether nobody waits any more for the call that is being served here.
+    """Return whether no caller waits any more for the call that is being served here.
 
     Inside a function that was called remotely: True when the caller has cancelled the call, has
     given up for want of time, or is gone. A function that runs long asks now and then, and ends.
@@ -370,7 +370,7 @@ def rpc_async(
     """Like `rpc_sync`, but returns a future at once.
 
     The future is a `torch.futures.Future` that can also be awaited. Errors of the call end up in
-    it; only what is wrong with the arguments is raised here. The arguments' memory may be changed
+    it; only errors of the arguments are raised here. The arguments' memory may be changed
     as soon as this returns; with `retry` when the future is done.
     """
     try:
@@ -405,7 +405,8 @@ def remote(
     If the function raises, using the reference raises that. `timeout` bounds the making of the
     reference, not the function: if the worker has not accepted the call in time, using the
     reference raises RpcTimeout. In a group whose workers come and go it raises UnknownWorker if
-    there is no such worker; in a group of fixed size this does. `kill` cancels what is being made.
+    there is no such worker; in a group of fixed size this does. `kill` cancels the call if it is
+    still making the object.
 
     Args:
         to, func, args, kwargs: as of `rpc_sync`.

@@ -53,7 +53,7 @@ class RRef(Generic[T]):
         """Make this worker the owner of `value`.
 
         Args:
-            value: anything; it need not be picklable unless somebody calls `to_here`.
+            value: anything; it need not be picklable unless another worker calls `to_here`.
             type_hint: accepted as in PyTorch, where TorchScript uses it.
 
         Raises:
@@ -318,7 +318,7 @@ class MethodProxy:
     def __invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         handle = self.__handle
         try:
-            if self.__way == "rpc_async":  # what is wrong with the reference is raised here
+            if self.__way == "rpc_async":  # errors of the reference are raised here
                 handle.references.check_usable(handle)
             owner = handle.reference.owner_name or handle.to
             call = (handle, method, args, kwargs)
@@ -342,7 +342,7 @@ def call_named(
 
 
 def _value(place: ValueSlot, limit: Limit | None = None) -> Any:
-    """The value, waiting for it as long as allowed, and as somebody waits for the call served here.
+    """Return the value; wait as long as allowed, and as a caller waits for the call served here.
 
     Args:
         limit: what `Limits.of_call` gives; None for the deadline of the call served here.

@@ -1,7 +1,7 @@
 """Things that handlers and tests of one process share, in the behaviour tests.
 
 All workers of these tests live in one process, so a test and the functions it calls remotely can
-meet at events. What is passed to such a function is pickled, though; a `Here` arrives as itself.
+meet at events. Arguments of such a function are pickled, though; a `Here` arrives as itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Gate(Here):
             self.inside += 1
             self.most_inside = max(self.most_inside, self.inside)
             self._arrivals.notify_all()
-        assert self._opened.wait(PATIENCE), "nobody opened the gate"
+        assert self._opened.wait(PATIENCE), "the gate was not opened"
         with self._arrivals:
             self.inside -= 1
             self.passed += 1

@@ -180,7 +180,7 @@ def given_back(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("to", ["w0", "w1"])
 def test_create_graph_under_no_grad(pair: list[Agent], to: str) -> None:
-    """As with torch's engine. The gradient here is a sum: of what is local, and what comes back."""
+    """As with torch's engine. The gradient here is a sum: a local part, and one that comes back."""
 
     def program(run: Run) -> Any:
         weights(run, x="w0")

@@ -60,7 +60,7 @@ def test_gradients_are_not_the_memory_of_the_user(pair: list[Agent]) -> None:
 
 
 class Constant(torch.autograd.Function):
-    """Its gradient is a tensor that somebody else has."""
+    """Its gradient is a tensor that other code has, too."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, constant: torch.Tensor) -> torch.Tensor:
@@ -250,7 +250,7 @@ def change_weight(run: Run) -> None:
 
 
 def test_weight_that_was_changed_before_backward(pair: list[Agent]) -> None:
-    """torch's own check of versions works over there; what was sent is a copy."""
+    """torch's own check of versions works over there; the sent tensor is a copy."""
     run = DistributedRun()
     with dist_autograd.context() as run.context_id:
         weights(run, x="w0", w="w1")

@@ -29,7 +29,7 @@ class MarkedParameter(torch.nn.Parameter):
 
 
 class Strict(torch.Tensor):
-    """Its own functions refuse what is not expected."""
+    """Its own functions refuse unexpected arguments."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

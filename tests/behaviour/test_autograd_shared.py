@@ -51,7 +51,7 @@ def test_tensor_sent_twice_in_two_messages(pair: list[Agent]) -> None:
 
 
 class WatchedLock:
-    """The lock of a pass, which notes which gradients are there whenever somebody acquires it."""
+    """The lock of a pass, which notes which gradients are there whenever a thread acquires it."""
 
     def __init__(self, backward: Pass) -> None:
         self._backward = backward

@@ -109,7 +109,7 @@ def dials_that_fail(agent: Agent, error: Callable[[], Exception]) -> Iterator[No
 
 def fail_often(count: int, call: Way, *args: Any, **options: Any) -> None:
     for _ in range(count):
-        with pytest.raises(Exception):  # noqa: B017  # what is raised is not the matter here
+        with pytest.raises(Exception):  # noqa: B017  # the kind of error is not the matter here
             call("w1", *args, **options)
 
 

@@ -1,4 +1,4 @@
-"""Calls whose value never comes are kept as long as somebody waits for them, and no longer."""
+"""Calls whose value never comes are kept as long as a caller waits for them, and no longer."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def kinds(to: str) -> dict[str, Callable[[], Call]]:
     uses: dict[str, Callable[[RRef[Any], float], Any]] = {
         "to_here": lambda rref, timeout: rref.to_here(timeout),
         "type": lambda rref, timeout: rref._get_type(timeout),
-        "method of what is not made": lambda rref, timeout: rref.rpc_sync(timeout).plain(),
+        "method of an unmade object": lambda rref, timeout: rref.rpc_sync(timeout).plain(),
     }
     for name, use in uses.items():
         found[name] = functools.partial(waiting_for_value, to, use)

@@ -45,7 +45,7 @@ def until_cancelled(started: Gate, ended: Box) -> None:
 def by_sync(started: Gate, ended: Box, box: Box) -> None:
     try:
         rpc.rpc_sync("w2", until_cancelled, args=(started, ended), timeout=LONG)
-        rpc.rpc_sync("w2", operator.add, args=(1, 2))  # what is called after that is cancelled, too
+        rpc.rpc_sync("w2", operator.add, args=(1, 2))  # a call after that is cancelled, too
     except BaseException as error:
         box.put(error)
 

@@ -64,7 +64,7 @@ def changed(error: BaseException, **attributes: Any) -> BaseException:
     return error
 
 
-# What is raised, and what must be equal on arrival.
+# The function that raises, and the attributes that must be equal on arrival.
 ERRORS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "AttributeError": (lambda: (3).nothing, ("name", "obj")),  # type: ignore[attr-defined]
     "NameError": (lambda: nothing, ("name",)),  # type: ignore[name-defined]  # noqa: F821

@@ -25,7 +25,7 @@ def increment(future: torch.futures.Future[int]) -> int:
 
 @pytest.fixture
 def complaints() -> Iterator[Box]:
-    """Log records of failures that nobody looked at."""
+    """Log records of failures that were never retrieved."""
     box = Box()
 
     class Collector(logging.Handler):

@@ -16,7 +16,7 @@ from farcall.errors import PeerLost, RpcTimeout
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
 
-SHORT = 0.3  # seconds in which nobody comes
+SHORT = 0.3  # seconds in which no worker comes
 ALL = ["w0", "w1", "w2"]
 
 

@@ -85,7 +85,7 @@ class BadMove(Exception):
 
 
 class Group:
-    """A value with methods that raise, and give what is hostile."""
+    """A value with methods that raise, and give hostile values."""
 
     def fail(self, name: str) -> None:
         fail(name)

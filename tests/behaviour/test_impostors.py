@@ -1,4 +1,4 @@
-"""Whoever says that it is a worker and can't show it changes nothing for anybody."""
+"""An impostor, which can't prove to be the worker that it names, changes nothing for others."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ def test_nobody_without_the_secret_declares_a_worker_dead(
 
 
 def meet(sock: socket.socket, me: Identity, secret: bytes | None) -> None:
-    """Shake hands as somebody does who knows the secret, if there is one."""
+    """Shake hands with knowledge of the secret, if there is one."""
     terms = LinkCredentials(secret).over(sock)
     met = handshake.connect(sock, me, terms, expects=0, deadline=soon())
     assert (met.keys is not None) == (secret is not None and not is_unix(sock))
 
 
 def shake_hands(agent: Agent, me: Identity, secret: bytes | None) -> None:
-    """Dial a worker as somebody does who knows the secret; leave at once if it lets us in."""
+    """Dial a worker with knowledge of the secret; leave at once if it lets us in."""
     with connection_to(agent) as sock:
         meet(sock, me, secret)
 

@@ -319,7 +319,7 @@ seen_by_finalizers: list[dict[str, Any]] = []
 
 
 class Sees:
-    """Looks what is set when it is collected, and sets something."""
+    """Looks at the settings when it is collected, and sets something."""
 
     def __del__(self) -> None:
         seen_by_finalizers.append(probe())
@@ -413,7 +413,7 @@ def by_release(name: str) -> None:
 
 
 def by_dropped_answer(name: str) -> None:
-    """Nobody has the future any more: its value ends in the thread that completes it."""
+    """The future is not referenced any more: its value ends in the thread that completes it."""
     gate = Gate()
     rpc.rpc_async("w1", collected_after, args=(gate, name))
     gate.open()

@@ -115,7 +115,7 @@ def test_value_that_was_held_before_is_met_again_by_a_third(trio: list[Agent]) -
     with pytest.raises(OwnerDied):
         KEPT[0].to_here()
     del reference
-    settle(trio)  # what is kept of before can't be used, and keeps nothing: REF-5
+    settle(trio)  # an earlier reference can't be used, and keeps nothing: REF-5
     with pytest.raises(OwnerDied):
         KEPT[0].to_here()
     assert "owner lost" in repr(KEPT[0])

@@ -265,7 +265,7 @@ def test_initializing_keeps_what_is_there(trio: list[Agent]) -> None:
 
 
 def save_shard(optimizer: DistributedOptimizer, folder: Path) -> list[int]:
-    """Handler: save what is on this worker; gives the numbers of its parameters."""
+    """Handler: save this worker's part; gives the numbers of its parameters."""
     state = optimizer.local_state_dict()
     dcp.save(state, checkpoint_id=folder / rpc.get_worker_info().name, no_dist=True)
     return sorted(state["state"])

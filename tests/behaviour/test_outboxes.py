@@ -350,7 +350,7 @@ MOST_WAITING = (4 << 20) + 3 * ((1 << 20) + 2 * outboxes.OVERHEAD)
 
 
 def ask_for_much(unread: Answered, function: Callable[..., Any] = large) -> list[Any]:
-    """Calls whose answers nobody reads, until functions are held."""
+    """Make calls whose answers are not read, until functions are held."""
     futures = [rpc.rpc_async("w1", function, **FOREVER) for _ in range(COUNT)]
     wait_until(lambda: len(unread.caller.admission) > 0)
     return futures

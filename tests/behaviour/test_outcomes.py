@@ -283,7 +283,7 @@ def test_a_call_that_was_not_begun_in_time_is_never_run(
     gate.wait_for_arrivals()
     with pytest.raises(rpc.RpcTimeout):
         rpc.rpc_sync("w1", box.put, args=("ran",), timeout=0.05)
-    # What is confirmed after the CANCEL shows that it arrived: one link keeps the order.
+    # A confirmation after the CANCEL shows that it arrived: one link keeps the order.
     wait_until(rpc.remote("w1", echo, args=(1,)).confirmed_by_owner)
     gate.open()
     blocking.wait()

@@ -1,4 +1,4 @@
-"""Workers with a policy: what is listed works as ever, and nothing else runs or is unpickled."""
+"""Workers with a policy: listed functions work as ever, and nothing else runs or is unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`repr` of a reference: what it is, and what is known of its value. It asks nobody."""
+"""`repr` of a reference: what it is, and the known state of its value. It asks no worker."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.membership.lookup import StoreIsLate
 from farcall.testing.cluster import acting_as
 
-SHORT = 0.3  # seconds in which nobody comes
+SHORT = 0.3  # seconds in which no worker comes
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def kinds(box: Box, count: int) -> list[tuple[str, str]]:
 
 
 def die(agent: Agent) -> None:
-    """The process dies: its links end without a goodbye, and nobody listens any more."""
+    """The process dies: its links end without a goodbye, and its address is free."""
     agent.endpoint.close()
 
 
@@ -74,7 +74,7 @@ def test_a_member_stands_for_its_worker(group: OpenGroup) -> None:
 
 @pytest.mark.usefixtures("boss")
 def test_one_that_left_or_died_is_no_worker(group: OpenGroup) -> None:
-    """Nobody has called them, so no link tells of their end."""
+    """They were never called, so no link tells of their end."""
     leaves, dies = group.join("leaves"), group.join("dies")
     leaves.shutdown()
     die(dies)

@@ -114,7 +114,7 @@ def error_of(function: Callable[..., Any], *args: Any) -> BaseException:
 METHOD = "method 'wait' of a remote value"
 UNMADE = "the value of this reference is not made yet"
 FORWARD = "forward of a RemoteModule on worker 'w1'"
-# What is prepared for the call that times out, what its error says was late, and of the limit.
+# The call that times out, what its error says was late, and of the limit.
 ENTRIES: dict[str, tuple[Callable[[Stage], Call], str, str]] = {
     "rpc_sync": (
         lambda stage: lambda: rpc.rpc_sync("w1", wait_at, args=(stage,)),
@@ -148,7 +148,7 @@ ENTRIES: dict[str, tuple[Callable[[Stage], Call], str, str]] = {
         AT_CALL,
     ),
     # The error may be the caller's or the owner's, whose time ends at the same moment.
-    "method of what is not made": (
+    "method of an unmade object": (
         lambda _: lambda: rpc.remote("w1", never).rpc_sync().wait(),
         METHOD,
         "ass timeout= to",

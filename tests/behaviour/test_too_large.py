@@ -136,7 +136,7 @@ def test_a_long_text_of_an_error_is_an_error_of_its_call(
 def test_gradients_that_are_too_large_end_their_pass(small: None, pair: list[Agent]) -> None:
     one = torch.zeros(1, requires_grad=True)
     with dist_autograd.context() as context:
-        # What is sent of it is one number, and its gradient has all of them.
+        # One number of it is sent, and its gradient has all of them.
         loss = rpc.rpc_sync("w1", sum_of_doubles, args=(one.expand(SMALL.buffer),))
         with pytest.raises(SerializationError, match="the gradients can't be sent"):
             dist_autograd.backward(context, [loss])

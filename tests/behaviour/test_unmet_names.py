@@ -1,4 +1,4 @@
-"""Asynchronous calls to a name that is not known yet: nobody waits for the store."""
+"""Asynchronous calls to a name that is not known yet: no thread waits for the store."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def agents(start: Callable[..., list[Agent]], store: Store) -> list[Agent]:
 def test_calls_go_out_in_order_when_the_store_has_answered(store: Store, to: Any) -> None:
     tensor, numbers = torch.ones(20_000), [1]
     futures = [rpc.rpc_async(to, echo, args=(tensor,)), rpc.rpc_async(to, echo, args=(numbers,))]
-    tensor.zero_()  # what was passed was passed before
+    tensor.zero_()  # the call has the earlier values
     numbers.append(2)
     assert not any(future.done() for future in futures)
     store.answers.set()
@@ -253,7 +253,7 @@ def test_gradients_of_a_call_that_waits(store: Store, size: int) -> None:
     with dist_autograd.context() as context:
         inner = leaf * 3
         future = rpc.rpc_async("w1", times, args=(inner, leaf))
-        inner.mul_(100)  # what was passed was passed before
+        inner.mul_(100)  # the call has the earlier values
         assert not future.done()
         store.answers.set()
         product = future.wait()

@@ -102,7 +102,7 @@ class Load:
 
     Args:
         others: the workers that are called.
-        seed: of what is chosen by chance.
+        seed: of the choices by chance.
         timed: makes a call, given a name for its kind and a function. Each has its own deadline.
         timeout: seconds, of each call. That of a backward pass is the agent's `rpc_timeout`.
     """
@@ -220,7 +220,7 @@ def held() -> dict[str, int]:
 
 
 def drain(patience: float = 30.0) -> dict[str, int]:
-    """Wait until nothing is held any more; what is held all the same."""
+    """Wait until nothing is held any more; return the rest that is held all the same."""
     end = time.monotonic() + patience
     while (left := held()) and time.monotonic() < end:
         gc.collect()

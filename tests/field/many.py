@@ -12,7 +12,7 @@ from steps import listen, losses
 from farcall import rpc
 
 ROUNDS = 3
-TIMEOUT = 120.0  # seconds: what counts is that nobody is taken for dead
+TIMEOUT = 120.0  # seconds: it only counts that no worker is taken for dead
 
 
 def call_all(me: int, count: int, at: float) -> tuple[int, list[str]]:

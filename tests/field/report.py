@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-WIDTHS = (8, 60, 8)  # of trial, demand and verdict; what was measured comes last
+WIDTHS = (8, 60, 8)  # of trial, demand and verdict; the measurement comes last
 
 
 @dataclass

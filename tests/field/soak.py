@@ -32,7 +32,7 @@ ALLOWED = 0.01  # growth in the second half
 TIMEOUT = 300.0  # seconds, of each call
 PR_SET_THP_DISABLE = 41  # of <sys/prctl.h>
 
-# What is done for the sake of passes, of references, and of calls. Most are in batches.
+# The work for the sake of passes, of references, and of calls. Most are in batches.
 PASSES = ["layer"] * 9 + ["backward"]
 REFERENCES = ["references"] * 10 + ["reference", "lent", "given"]
 CALLS = ["many"] * 30 + ["echo", "tensor", "nested", "fails", "cancelled"]

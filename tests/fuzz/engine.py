@@ -1,6 +1,6 @@
 """Run one target in this process until the time is over: Atheris, which is libFuzzer for Python.
 
-Called by run.py, which sees the end of this process. What is tried lies in a file that both have
+Called by run.py, which sees the end of this process. The input lies in a file that both have
 mapped, so that an input which ends the process, however it does so, is known.
 """
 
@@ -36,7 +36,7 @@ def recorded(run: Callable[[bytes], None], memory: mmap.mmap) -> Callable[[bytes
 def main(name: str, record: str, corpus: str, *options: str) -> None:
     """Fuzz until the options of libFuzzer say to stop. Does not return."""
     with atheris.instrument_imports(include=["farcall"]):
-        from targets import TARGETS  # noqa: PLC0415  what is imported here is watched
+        from targets import TARGETS  # noqa: PLC0415  imports here are watched
 
     with Path(record).open("r+b") as file:
         memory = mmap.mmap(file.fileno(), 0)

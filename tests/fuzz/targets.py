@@ -1,7 +1,7 @@
 """The readers of a peer's bytes, in Python: a function for each, and bytes to begin with.
 
 A target takes any bytes. It raises nothing: what the reader may raise for bytes that make no sense
-is caught, by name. What was read is used as a program would: compared, hashed, shown, dropped.
+is caught, by name. The result is used as a program would: compared, hashed, shown, dropped.
 
 To add a reader: a function under `@target`, whose seeds are what an honest peer sends.
 """
@@ -122,7 +122,7 @@ def target(seeds: Callable[[], Iterable[bytes]]) -> Callable[[Callable[[bytes], 
 
 
 def use(value: object) -> None:
-    """Do with what was read what programs do with values.
+    """Do with the result what programs do with values.
 
     A value that can't be hashed or compared says so by a TypeError, a tensor by a RuntimeError.
     """
@@ -337,7 +337,7 @@ def records() -> Iterable[bytes]:
 def record(data: bytes) -> None:
     for kind in KINDS_IN_STORE:
         use(UNSIGNED._found("key", kind, data))
-        assert SIGNED._found("key", kind, data).value is None, "nobody signed it under this key"
+        assert SIGNED._found("key", kind, data).value is None, "it is not signed under this key"
 
 
 SIGNED_DATA = b"what the store holds"
@@ -429,7 +429,7 @@ def strict(data: bytes) -> None:
 
 
 def clear(value: object) -> None:
-    """Write to what was read, as its owner may."""
+    """Write to the result, as its owner may."""
     if isinstance(value, torch.Tensor):
         value.detach().zero_()
     elif isinstance(value, list | tuple):

@@ -31,7 +31,7 @@ M = TypeVar("M", bound=Process)
 
 
 class Agenda(Generic[M]):
-    """The queue of what is to happen, and the links.
+    """The queue of future events, and the links.
 
     Args:
         clock: goes on to what happens next.

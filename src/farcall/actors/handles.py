@@ -157,7 +157,7 @@ class Handle(RRef[T]):
             args: tuple[Any, ...] = ("", RRef.of(reference))
             asked = self._agent.call(reference.to, describe_value, args, None, DESCRIBE_SECONDS)
         except Exception:
-            return ()  # whoever completes a name wants no error
+            return ()  # the completion of a name wants no error
         self._class, names = asked
         return names  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Distributed autograd of one agent: its contexts, and what is recorded in them."""
+"""Distributed autograd of one agent: its contexts, and their records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Autograd:
         self.agent = agent
         self.replicas = Replicas()
         self._lock = threading.Lock()
-        # No clock will do: whoever takes the id of a dead worker may run on another machine.
+        # No clock will do: a worker that takes a dead one's id may run on another machine.
         life = secrets.randbelow(LIVES)
         self._contexts: Contexts[Context] = Contexts(agent.me.id, life)
         self._numbers = itertools.count(1)

@@ -33,12 +33,12 @@ class Context:
         self.passes: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._gradients: Gradients = {}
-        # What is sent is recorded when it is on its way, from tensors that nobody else changes.
+        # Sent tensors are recorded when they are on their way: nothing else changes them then.
         self._unrecorded: dict[int, Sequence[Tensor]] = {}
         self._sources: dict[int, SentTensors] = {}
         self._reach: GraphReach | None = None  # what all that leads to
 
-    # What was sent.
+    # Sent tensors.
 
     def announce(self, number: int, tensors: Sequence[Tensor], waits: bool = False) -> None:
         """A message with tensors is about to be sent. Recording them takes a while: see `record`.
@@ -58,7 +58,7 @@ class Context:
             self._unrecorded[number] = tensors
 
     def record(self, number: int) -> None:
-        """The message is on its way. Without effect if somebody needed the record already."""
+        """The message is on its way. Without effect if the record was needed already."""
         with self._lock:
             self._record(number)
 
@@ -125,7 +125,7 @@ class Context:
             kept = (self._unrecorded, self._sources, self._reach, self._gradients, self.passes)
             self._unrecorded, self._sources, self._reach = {}, {}, None
             self._gradients, self.passes = {}, {}
-        del kept  # not under the lock: destructors of what is in it may be the user's
+        del kept  # not under the lock: destructors of its values may be the user's
         self.receives.clear()
 
 

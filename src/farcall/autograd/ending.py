@@ -16,7 +16,7 @@ class Dropped(NamedTuple):
     """The reason why a pass was stopped at a worker, in place of the exception.
 
     Every pass at a worker that did not begin it ends so. An exception takes longer to make, and
-    most often nobody asks for it.
+    most often it is not asked for.
     """
 
     why: str

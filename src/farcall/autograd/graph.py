@@ -141,8 +141,8 @@ def run_shared(
 def _leave_nothing() -> None:
     """A run has failed: drop the nodes that torch did not get to.
 
-    Each thread has a queue of nodes to run. After an error torch leaves what is in it, and all that
-    hangs on that, until the thread runs a graph again. So we run one, whose node comes last.
+    Each thread has a queue of nodes to run. After an error torch leaves them in it, with all that
+    hangs on them, until the thread runs a graph again. So we run one, whose node comes last.
     """
     with torch.enable_grad():
         start = torch.ones((), requires_grad=True)

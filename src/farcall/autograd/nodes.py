@@ -138,7 +138,7 @@ class SentTensors:
                 for tensor in tensors
             ]
         else:
-            # What was sent may be changed in place before the pass.
+            # Sent tensors may be changed in place before the pass.
             self._entries, self._roots = with_grad(_make_entries, number, tensors), ()
             behind = [entry.grad_fn.next_functions[0] for entry in self._entries]  # type: ignore[union-attr]
             self.edges = [GradientEdge(node, index) for node, index in behind]  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ class Pass:
         self._roots = roots
         self._lock = threading.Lock()
         self._arrival: threading.Condition | None = None  # when a run has to wait for gradients
-        # What is computed, if other processes have replicas of some leaves: until all of it is.
+        # Leaves' gradients, if other processes have replicas of some: until all are computed.
         self._held: context_state.Gradients | None = (
             {} if runner.replicas.involved(context) else None
         )
@@ -442,7 +442,7 @@ class Pass:
             more = (self._roots, self._sources)
             self._all, self._of_roots, self._live, self._gradients = None, None, GraphReach({}), {}
             self._held, self._roots, self._sources = None, None, {}
-        del kept, more  # not under the lock: destructors of what is in it may be the user's
+        del kept, more  # not under the lock: destructors of their values may be the user's
 
     def _check(self) -> None:
         if self._machine.error is not None:

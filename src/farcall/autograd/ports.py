@@ -20,13 +20,13 @@ from farcall.transport.base import Link
 
 
 class Recorded(Protocol):
-    """The contexts of a worker, and what is recorded in them. See `autograd.Autograd`."""
+    """The contexts of a worker, and their records. See `autograd.Autograd`."""
 
     def next_id(self) -> int:
         """Return a number that no other pass has."""
 
     def find(self, context: int) -> Context:
-        """Return the context of this id, or raise what is wrong with the id."""
+        """Return the context of this id, or raise the error of a wrong id."""
 
     def get(self, context: int) -> Context | None:
         """Return the context of this id, if there is one."""

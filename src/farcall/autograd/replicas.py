@@ -94,7 +94,7 @@ class Replicas:
         context.accumulate(fresh.items())
 
     def on_context_released(self, context: int) -> None:
-        """Drop what is known of a context that has ended."""
+        """Drop all records of a context that has ended."""
         self._called.pop(context, None)
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ def run() -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:  # nobody reads our output any more, as in `farcall demo | head -1`
+    except BrokenPipeError:  # the reader of our output is gone, as in `farcall demo | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code if isinstance(code, int) else 0

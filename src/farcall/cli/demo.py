@@ -323,7 +323,7 @@ def parameter_server(
     130 Ctrl-C.
     """
     if hogwild and mode == "sync":
-        reason = "it is for mode async; in mode sync nobody could change a parameter meanwhile"
+        reason = "it is for mode async; in mode sync no trainer could change a parameter meanwhile"
         raise click.BadParameter(reason, param_hint="'--hogwild'")
     if chaos and mode == "sync":
         reason = "it is for mode async; in mode sync all would wait for the one that died"

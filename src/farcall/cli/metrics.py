@@ -18,8 +18,8 @@ from farcall.monitor import Answer, ask_all
 def metrics(port: int | None, host: str, group: int | None, timeout: float) -> None:
     """Print metrics of workers in the text format of Prometheus, or serve them with --port.
 
-    Workers are found as by `farcall status`, anew for each scrape. Whoever reaches the port may
-    read them: names of workers, roles and machines, and numbers.
+    Workers are found as by `farcall status`, anew for each scrape. Any program that reaches the
+    port may read them: names of workers, roles and machines, and numbers.
     """
     shown = load("farcall.monitor.metrics", extra="otel", needs=("prometheus_client",))
     ask = partial(_ask, group, timeout)

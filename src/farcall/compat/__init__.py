@@ -79,7 +79,7 @@ def is_installed() -> bool:
 def install() -> None:
     """Let `torch.distributed.rpc` and what belongs to it be farcall, in this process.
 
-    What was imported from torch before keeps what it has, but for torch's own modules. Does nothing
+    Modules that imported names from torch before keep them, but for torch's own. Does nothing
     the second time. Not thread-safe.
 
     Raises:

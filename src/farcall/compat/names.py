@@ -1,6 +1,6 @@
 """Every name that torch's modules have is found in the modules that stand for them.
 
-Programs lean on private names, too. What is plain Python in torch is made to run over farcall,
+Programs lean on private names, too. Plain Python of torch is made to run over farcall,
 constants are taken as they are, and what belongs to torch's agent in C++ raises an error, when it
 is called, that says so.
 """

@@ -24,7 +24,7 @@ RREF_PROXY = "torch.distributed.rpc.rref_proxy"
 
 
 def fresh(name: str) -> ModuleType:
-    """A second copy of a module of torch's, which sees what is imported by those names now."""
+    """Return a second copy of a module of torch's, which imports what has those names now."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.loader is not None

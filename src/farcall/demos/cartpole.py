@@ -1,7 +1,7 @@
 """CartPole with one agent and many observers: PyTorch's RPC tutorial, on farcall.
 
 Rank 0 is the agent. It owns the policy and learns. The other ranks are observers: each owns an
-environment, asks the agent for every action and reports every reward. Nobody writes a message by
+environment, asks the agent for every action and reports every reward. No message is written by
 hand: the agent holds references (RRefs) to the observers, the observers get one to the agent, and
 both just call methods.
 
@@ -145,7 +145,7 @@ class Agent:
     """Owns the policy and improves it. Observers call its methods from their processes.
 
     Several observers call at once, each in a thread of its own here. They share only the policy,
-    which nobody changes while episodes run; what they write is their own trajectory. So there is
+    which does not change while episodes run; each writes its own trajectory only. So there is
     nothing to lock.
     """
 

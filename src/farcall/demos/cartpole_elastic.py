@@ -18,7 +18,7 @@ ROLE = "observer"
 
 
 class ElasticAgent(Agent):
-    """An agent that plays with whoever is there."""
+    """An agent that plays with all observers that are there."""
 
     def __init__(self, options: Options, chaos: Chaos) -> None:
         super().__init__(options)

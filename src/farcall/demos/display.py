@@ -31,7 +31,7 @@ class View(Generic[P]):
 
     Attributes:
         describe: one line that says where the run stands; it fits a terminal of 80 columns.
-        fraction: how much of the run is done, 0 to 1; what is beyond is cut off.
+        fraction: how much of the run is done, 0 to 1; a larger number counts as 1.
         scale: the same in words, with the goal: "12 of 475".
         is_logged: whether it gets a log line, where standard output is not a terminal.
         stays: whether its line stays on the terminal, above the live one.

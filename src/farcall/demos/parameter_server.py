@@ -267,8 +267,8 @@ class SyncServer(ParameterServer):
     ) -> torch.futures.Future[Parameters]:
         """Called by trainer `rank`: takes its gradients, gives the parameters after the update.
 
-        The gradients are of the loss summed over so many `images`. What is returned at once is a
-        future, and no thread waits for it. The last trainer to call completes it for all.
+        The gradients are of the loss summed over so many `images`. It returns a
+        future at once, and no thread waits for it. The last trainer to call completes it for all.
         """
         with self.lock:
             self.delivered[rank] = gradients, images
@@ -315,7 +315,7 @@ class SyncTrainer(Trainer):
         self.parameters: Parameters = {}
 
     def train(self) -> None:
-        """Trains like others, and tells the server at the end, so that nobody waits for it."""
+        """Trains like others, and tells the server at the end, so that no trainer waits for it."""
         try:
             self.parameters = self.server.rpc_sync().fetch()
             super().train()

@@ -1,8 +1,8 @@
 """The progress of a demo's training, told to the process that started it.
 
 The worker that trains holds a `Monitor`; the process that started it holds the other end of the
-pipe (see `launch.py`). What is sent is the demo's own: any object that can be pickled, best a small
-frozen dataclass.
+pipe (see `launch.py`). The messages are the demo's own: any objects that can be pickled, best small
+frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Monitor(Generic[P]):
             self._connection.send(WorkerStarted())
 
     def stop_requested(self) -> bool:
-        """Return whether to end the training now: it was told to, or nobody watches any more.
+        """Return whether to end the training now: it was told to, or its watcher is gone.
 
         The other process only ever sends one thing, so a byte to read is the request, and so is
         the end of the pipe.

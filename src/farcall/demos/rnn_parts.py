@@ -66,7 +66,7 @@ class Part(nn.Module):
         self.train(training)
 
     def parameter_rrefs(self) -> list[rpc.RRef[nn.Parameter]]:
-        """A reference to each parameter, for whoever optimizes them."""
+        """Return a reference to each parameter, for their optimizer."""
         return [rpc.RRef(parameter) for parameter in self.parameters()]
 
     def seconds_computed(self) -> float:
@@ -101,7 +101,7 @@ class EmbeddingTable(Part):
 
 
 class RecurrentLayers(Part):
-    """The LSTM: what was read so far to a guess at what comes."""
+    """The LSTM: from the words so far to a guess at the next."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(3 * shape.seed + 1, shape.dropout)

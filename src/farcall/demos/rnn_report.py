@@ -42,8 +42,8 @@ class Summary:
 
     `outcome` is "finished", "interrupted" or "failed". `seconds` is the time spent in training
     steps; `communication` is the share of it in which no worker computed. Both, and all other
-    numbers, are of the whole training: epochs before a `--resume` count too. What is not known as
-    no epoch was done is None.
+    numbers, are of the whole training: epochs before a `--resume` count too. Numbers that are
+    not known, as no epoch was done, are None.
     """
 
     outcome: str
@@ -128,7 +128,7 @@ def summarise(options: Options, corpus: Corpus, history: list[Progress], outcome
 
 
 def describe_corpus(corpus: Corpus) -> str:
-    """One line that says what is learned, and what a model without memory gets."""
+    """Return one line with the task, and the result of a model without memory."""
     return (
         f"{corpus.source}: {len(corpus.train)} words to learn, {len(corpus.validation)} to "
         f"validate, {len(corpus.vocabulary)} different; "

@@ -1,4 +1,4 @@
-"""Measures how long a module computes: what is neither computing nor idle is communication."""
+"""Measures how long a module computes: time neither computing nor idle is communication."""
 
 from __future__ import annotations
 

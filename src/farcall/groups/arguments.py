@@ -37,7 +37,7 @@ def check_place(starter: str) -> None:
 
 
 def check_options(starter: str, taken: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Raise what is wrong with the options of a group.
+    """Raise an error if options of a group are wrong.
 
     Args:
         starter: the function that is to start it.
@@ -58,7 +58,7 @@ def names_of(n: int, names: Sequence[str] | None) -> list[str]:
     """Return the names of n workers: those that are given, or "worker0", "worker1" and so on.
 
     Raises:
-        TypeError, ValueError, InvalidName: the message says what is wrong.
+        TypeError, ValueError, InvalidName: the message names the mistake.
     """
     n = whole_number("n", n, 1)
     if names is None:

@@ -17,7 +17,7 @@ class Endings:
         self._changed = threading.Condition()
 
     def note(self, number: int, words: str) -> None:
-        """Note how a worker ended. What was noted first stays."""
+        """Note how a worker ended. The first note stays."""
         with self._changed:
             self._words.setdefault(number, words)
             self._changed.notify_all()

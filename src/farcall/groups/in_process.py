@@ -37,7 +37,7 @@ class _Options(rpc.RpcBackendOptions):
 
 
 class _OwnCredentials(Credentials):
-    """Leaves in the environment what is there: the secret was made for these agents."""
+    """Leaves the environment alone: the secret was made for these agents."""
 
     def choose(self, options: Any) -> Credential:
         return Credential(options.secret, confined=False)

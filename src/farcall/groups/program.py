@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     Attributes:
         names: of the workers, by rank; the driver comes after them.
         main: what `multiprocessing` needs to make the driver's `__main__` again.
-        options: the user's, and where to meet, pickled: they may name what is in `__main__`.
+        options: the user's, and where to meet, pickled: they may name members of `__main__`.
         threads: how many threads torch may use in each; None: as the environment says.
     """
 

@@ -25,7 +25,7 @@ def make(
     """Make the module, on a device.
 
     Raises:
-        ValueError: what was made is no module.
+        ValueError: the class has made something else than a module.
     """
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):

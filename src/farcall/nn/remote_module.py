@@ -29,7 +29,7 @@ class RemoteModule(nn.Module):
     It may be a part of a local module, and be sent to other workers, who use the same module then.
     Inside `farcall.autograd.context` gradients flow through it. As thread-safe as the module is.
 
-    Hooks that are registered here run here, with what is sent and what comes back. What a local
+    Hooks that are registered here run here, with the sent arguments and the result. What a local
     module does to its parts by itself reaches the remote module for `state_dict`,
     `load_state_dict`, `train`, `eval`, `apply`, `zero_grad` and `requires_grad_`; but not for `to`,
     `cuda`, `half` and the like: call these on the `RemoteModule` itself.
@@ -76,7 +76,7 @@ class RemoteModule(nn.Module):
     def init_from_module_rref(
         cls, remote_device: str, module_rref: RRef[nn.Module], _module_interface_cls: Any = None
     ) -> Self:
-        """A `RemoteModule` for a module that somebody has a reference to.
+        """Return a `RemoteModule` for a module that a reference leads to.
 
         Args:
             remote_device: as for the constructor. Its worker must be the owner of the reference.

@@ -16,7 +16,7 @@ from farcall.rref import RRef
 Group = dict[str, Any]
 Options = dict[str, Any]
 
-# What is no hyperparameter, and never sent as one.
+# These keys are no hyperparameters, and never sent as such.
 RESERVED = ("params", "param_names")
 
 

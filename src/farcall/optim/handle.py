@@ -76,7 +76,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Exception: what the optimizer class raised on an owner.
 
     Errors of owners have a note that names the worker. If one owner fails, the others are waited
-    for, and may have done what was asked. A call to an owner takes at most the agent's
+    for, and may have done their part. A call to an owner takes at most the agent's
     `rpc_timeout` (seconds). Thread-safe, but for `param_groups`, which one thread may change at a
     time.
     """
@@ -291,7 +291,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def refresh(self) -> None:
         """Fetch the hyperparameters from the owners, where other handles may have changed them.
 
-        What was changed here and not sent with a `step` yet is lost.
+        Changes made here and not sent with a `step` yet are lost.
         """
         self._take_over(self._work.options())
 
@@ -329,7 +329,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._saved(work.local_state_dict)
 
     def _saved(self, fetch: Callable[[list[Group]], StateDict]) -> StateDict:
-        """A state with what was changed here and not sent yet; and what hooks make of it."""
+        """Return a state with the changes made here and not sent yet, after the hooks."""
         for before in internals.optimizer_state_dict_pre_hooks(self).values():
             before(self)
         state_dict = fetch(self.param_groups)

@@ -44,19 +44,18 @@ class ParameterLocks:
         with self._finding:
             own = _Lock(next(self._numbers))
             locks = {self._known.setdefault(parameter, own) for parameter in parameters}
-        # Everybody takes them in the same order, so nobody waits in a circle.
+        # All handles acquire them in the same order, so none waits in a circle.
         self._locks = sorted(locks.union(self._locks), key=lambda lock: lock.number)
 
     def held(self) -> holding:
-        """Nobody else updates these parameters in the block."""
+        """Keep other threads from updating these parameters in the block."""
         return holding(*[lock.lock for lock in self._locks])
 
 
 class holding:  # noqa: N801 - a context manager
     """Hold locks. While it waits for one, a handler leaves its place to another.
 
-    Else handlers that wait could take all places, and the calls of whoever holds the lock find
-    none.
+    Else handlers that wait could take all places, and the calls of the lock's holder find none.
     """
 
     __slots__ = ("_held", "_locks")

@@ -60,7 +60,7 @@ def attempt(calls: Mapping[str, Call]) -> tuple[dict[str, Any], dict[str, Except
     for owner in others[:-1]:
         try:
             futures[owner] = calls[owner].start()
-        except Exception as error:  # what is wrong with the arguments
+        except Exception as error:  # the arguments are wrong
             failures[owner] = error
     if others:
         make(others[-1], calls[others[-1]].wait, do_own)
@@ -89,7 +89,7 @@ def gather(what: str, calls: Mapping[str, Call]) -> dict[str, Any]:
 
 
 def explained(what: str, failures: Mapping[str, Exception], done: Sequence[str]) -> Exception:
-    """Return the first error, with notes of its worker, the other errors, and what was done."""
+    """Return the first error, with notes of its worker, other errors, and the workers done."""
     (owner, error), *others = failures.items()
     note(error, f"{what} failed on worker {owner!r}")
     for other, failure in others:

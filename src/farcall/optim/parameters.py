@@ -74,7 +74,7 @@ class Parameters:
         self.numbers += numbers
         self._accumulators += [_holder(tensor) for tensor in tensors]
 
-    # Clipping. Gradients belong to the context: what is changed is seen by all who use it.
+    # Clipping. Gradients belong to the context: all of its users see a change.
 
     def norms(self, context_id: int, norm_type: float) -> Norms | None:
         """The norms of the gradients; None if no parameter has one."""

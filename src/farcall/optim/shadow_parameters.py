@@ -85,7 +85,7 @@ class StandIns:
 
     def refresh(self, original: StandIns) -> list[Options]:
         """Make a twin's state and hyperparameters those of the original; gives the latter."""
-        # The original may be given more groups meanwhile: what is there stays where it is.
+        # The original may be given more groups meanwhile: the earlier ones stay where they are.
         state = original.optimizer.state
         for tensor, other in zip(self.tensors, original.tensors, strict=False):
             self.optimizer.state[tensor] = state[other]

@@ -1,6 +1,6 @@
 """Steps of torch's optimizers without the wrappers that torch puts around `step`.
 
-One calls hooks and marks the step for the profiler. Where nobody has asked for either, it still
+One calls hooks and marks the step for the profiler. Where neither is wanted, it still
 takes longer than the step of a few small parameters. The other switches grad off, with much that
 is for torch.compile.
 """

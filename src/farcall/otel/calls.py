@@ -119,7 +119,7 @@ def _recorded_async(recorder: Recorder, original: Callable[..., Any]) -> Callabl
             raise
         finally:
             detach(token)
-        # Past our class, which takes a callback for somebody who cares for the result.
+        # Past our class, which counts a callback as interest in the result.
         TorchFuture.add_done_callback(future, partial(_end_with, made))
         return future
 
@@ -220,7 +220,7 @@ class RecordedCall(ServerCall, eq=False):
 
     def _load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         loaded = super()._load()
-        # Only now: whoever asks for what is not here must not fill the tables of the metrics.
+        # Only now: calls of functions that don't exist must not fill the tables of the metrics.
         name = self.method or self.request.function or _name_of_nameless(loaded[0])
         self.recorded.rename(name)
         return loaded

@@ -61,7 +61,7 @@ class Recorded:
         self._began = time.perf_counter()
 
     def rename(self, method: str) -> None:
-        """Say what is called, when that is known."""
+        """Set the name of the called function, when that is known."""
         self.attributes[METHOD] = method
         self.span.update_name(method)
         self.span.set_attribute(METHOD, method)

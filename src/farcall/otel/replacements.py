@@ -19,6 +19,6 @@ class Replacements:
         setattr(owner, name, make(original))
 
     def undo(self) -> None:
-        """Put back what was there before."""
+        """Put the originals back."""
         while self._originals:
             setattr(*self._originals.pop())

@@ -22,7 +22,7 @@ from typing import IO, Any
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
-# Reads "+PID" and "-PID" and kills what is there at the end. It is given as text, since a process
+# Reads "+PID" and "-PID" and kills the rest at the end. It is given as text, since a process
 # that imports nothing is there in 20 ms.
 _GUARDIAN = """
 import os, signal, sys
@@ -94,7 +94,7 @@ def signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def wait_for_group(process: subprocess.Popen[bytes]) -> int:
-    """Wait until a process that leads its group has ended, kill what is left of the group.
+    """Wait until a process that leads its group has ended, kill the rest of the group.
 
     Returns:
         The exit code; a negative one is a signal's number.
@@ -134,6 +134,6 @@ class Guardian:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with self._telling, contextlib.suppress(BrokenPipeError):  # somebody has killed it
+        with self._telling, contextlib.suppress(BrokenPipeError):  # it was killed
             if not self._process.stdin.closed:
                 os.write(self._process.stdin.fileno(), line.encode())

@@ -22,9 +22,9 @@ from farcall.threads import FarcallThread
 
 COLOURS = (36, 35, 32, 33, 34, 91, 96, 94)  # of a terminal: cyan, magenta, green, yellow, ...
 KEPT_LINES = 1000
-LONGEST_LINE = 65536  # bytes; what is longer is shown in pieces
+LONGEST_LINE = 65536  # bytes; a longer one is shown in pieces
 _AT_ONCE = 65536  # bytes
-_LAST_ROUNDS = 64  # reads of each pipe when it is closed while somebody still writes to it
+_LAST_ROUNDS = 64  # reads of each pipe when it is closed while a process still writes to it
 _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 
@@ -53,7 +53,7 @@ class _Pipe:
         self.rest = b""
 
     def cut(self, data: bytes) -> list[bytes]:
-        """Take what was read (nothing at the end) and return the lines that are whole now."""
+        """Take bytes that were read (none at the end), return the lines that are whole now."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         if self.rest and (not data or len(self.rest) > LONGEST_LINE):
             lines.append(self.rest)
@@ -96,7 +96,7 @@ class Output:
         os.set_blocking(self._wake_up, False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._closed = False
-        self._asked = 0  # how often somebody wants what is in the pipes to be shown
+        self._asked = 0  # how many calls of `catch_up` there were
         self._shown = 0  # how many of them have got that
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ class Output:
         """Wait until all that a child has written is shown: its pipes have been closed.
 
         Returns:
-            False if somebody, a grandchild perhaps, still has them open after these seconds.
+            False if a process, a grandchild perhaps, still has them open after these seconds.
         """
         with self._changed:
             child = self._children[name]
@@ -175,7 +175,7 @@ class Output:
             self._changed.wait_for(lambda: self._shown >= asked or self._closed)
 
     def close(self) -> None:
-        """Show what is in the pipes now, and stop. `logs` can still be asked."""
+        """Show the contents of the pipes now, and stop. `logs` can still be asked."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -272,14 +272,14 @@ class Output:
                 encoding = stream.encoding or "ascii"
                 stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
-        except (OSError, ValueError):  # nobody reads it any more; children need not suffer
+        except (OSError, ValueError):  # its reader is gone; children need not suffer
             self._streams[is_error] = None
 
 
 def _has_colours(stream: TextIO) -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return False
-    # A notebook shows colours in what is printed, although it is no terminal.
+    # A notebook shows colours in printed text, although it is no terminal.
     return bool(os.environ.get("FORCE_COLOR")) or _is_terminal(stream) or _in_notebook()
 
 

@@ -2,7 +2,7 @@
 
     python -m farcall.processes.store HOST PORT
 
-It prints the port at once (0 chooses one) and imports torch afterwards: whoever connects meanwhile
+It prints the port at once (0 chooses one) and imports torch afterwards: a connection made meanwhile
 waits in the socket's queue. HOST "" is all interfaces.
 """
 

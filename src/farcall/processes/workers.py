@@ -18,7 +18,7 @@ from farcall.processes.remote import Task, ssh_command
 
 _OF_SSH = 128  # exit codes above it are signals, as shells have it
 SSH_FAILED = 255
-# What of this process's environment reaches other hosts, beside what is meant for the worker.
+# Prefixes of variables that other hosts get of this environment, beside those for the worker.
 _HANDED_ON = ("FARCALL_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "TORCH_")
 
 
@@ -88,7 +88,7 @@ class Starter:
         return store, int(port)
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill the processes that are left."""
         self._guardian.close()
 
 

@@ -22,8 +22,8 @@ of the caller's requests begins.
 *Requests.* Requests whose functions have not begun are queued. Beyond a bound in requests or in
 bytes the link that they come by is not read, until half of the bound is left. That holds up the
 caller, and not the functions that are queued. But if these can't run for want of threads, the
-functions that have the threads may be waiting for what is still to be read: for a nested call, or
-for a message about a reference. Then as much again is read.
+functions that have the threads may be waiting for a frame that is still to be read: a nested call,
+or a message about a reference. Then as much again is read.
 
     state   event                                  next    effect
     ------  -------------------------------------  ------  -----------------------------------
@@ -32,7 +32,7 @@ for a message about a reference. Then as much again is read.
     PAUSED  queued (it was read before)            PAUSED
     PAUSED  begun, more than half of a bound left  PAUSED
     PAUSED  begun, half of both bounds left        READS   the bounds are the first ones again
-    PAUSED  stuck: there are no threads            READS   the bounds grow by what is queued
+    PAUSED  stuck: there are no threads            READS   the bounds grow by the queue's size
     READS   begun, half of both bounds left        READS   the bounds are the first ones again
     READS   stuck                                  READS
     any     lost                                   READS   and so it stays

@@ -58,7 +58,7 @@ CON-5 (dark hosts end) A host that has given no connection for `dead_after` seco
       dead, up to the end of the round. Rounds of this machine's own failures don't count, in either
       direction, and neither do those whose callers had no time for a connection.
 CON-6 (one dialler) One caller dials at a time. When it ends, the one with the latest deadline goes
-      on: callers with little time, of whom more and more come, keep nobody from dialling.
+      on: callers with little time, of whom more and more come, keep no other from dialling.
 
 Pure; not thread-safe: the owner of a machine holds a lock around each event. Times are seconds on
 any one monotonic clock; callers are compared by identity.
@@ -105,7 +105,7 @@ class Address(NamedTuple):
 
     Attributes:
         url: names the address.
-        is_exclusive: nobody but the worker can be there, and no other address leads to it sooner.
+        is_exclusive: only the worker can be there, and no other address leads to it sooner.
     """
 
     url: str
@@ -209,7 +209,7 @@ class Connecting:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nobody dials."""
+        """Return whether no caller dials."""
         return self._dialler is None
 
     # Events.

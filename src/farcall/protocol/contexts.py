@@ -6,7 +6,7 @@ handler that still runs, must not revive a context that has ended: its id is rem
 Ids of one life of a creator only grow, and each release says below which id all of them are dead
 (the `low_watermark`), so the memory is no larger than the number of contexts that the creator has
 open. A worker that has its id from a dead one, or shares it with another by mistake, has a life of
-its own, whose number is in the ids: nobody takes its contexts for those that have ended elsewhere.
+its own, whose number is in the ids: its contexts are never taken for ended ones of another.
 
     state    event                        next     effect
     -------  ---------------------------  -------  ---------------------------------------------
@@ -24,7 +24,7 @@ its own, whose number is in the ids: nobody takes its contexts for those that ha
 Invariant (tests cite it):
 
 BWD-4  When a context has ended, or its creator is lost, it is dropped by every living worker that
-       had it, once, and by nobody revived.
+       had it, once, and never revived.
 
 A failed pass is told along the same links, both ways (BWD-6). Each worker but the creator has a
 chain of givers that leads to the creator. Where a death breaks it, the worker that lost its giver

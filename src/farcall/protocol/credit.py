@@ -24,7 +24,7 @@ class HeldCredit:
         self._credit[source] = credit
 
     def send(self, source: int, last: bool = False) -> int:
-        """Take what goes with a message for this source: half of what is left, or all."""
+        """Take the credit that goes with a message for this source: half of it, or all."""
         if last:
             return self._credit.pop(source)
         self._credit[source] += 1

@@ -32,8 +32,8 @@ DIR-3  One meeting: a worker that is lost is never alive again in the meeting th
 DIR-4  Doubt: "there is none" is said only if the store has said so, or if it is never asked.
 DIR-5  Bounds: the tables hold those that are not lost, and where workers come and go those that
        were lost within `FORGET_SECONDS` of the last loss. In a group of fixed size they hold the
-       lost of the last meetings, whose places nobody takes. The number of the next meeting with a
-       worker outlives what is known of the last one, as long again.
+       lost of the last meetings, whose places stay free. The number of the next meeting with a
+       worker outlives the record of the last one, as long again.
 DIR-6  Forgetting: a lost incarnation leaves this directory after `FORGET_SECONDS`. It is to be
        forgotten everywhere, once, after as much again: by then all has been handled that was told
        of it while it was known.
@@ -131,7 +131,7 @@ class DirectoryMachine(Generic[P]):
 
     Attributes:
         of_incarnation: the record of an incarnation, or None.
-        news: what nobody has been told of yet, in order; see DIR-7. The owner takes it out.
+        news: changes that no listener knows yet, in order; see DIR-7. The owner takes them out.
     """
 
     def __init__(self, make: Callable[[Worker], P], *, is_open: bool) -> None:
@@ -266,7 +266,7 @@ class DirectoryMachine(Generic[P]):
         return party
 
     def _tell_of(self, name: str) -> None:
-        """Put what is new of a name into the news."""
+        """Put a change of a name into the news."""
         holder, before = self._by_key.get(name), self._present.get(name)
         now = None if holder is None or holder.lost is not None else holder
         if now is before:
@@ -305,15 +305,15 @@ class DirectoryMachine(Generic[P]):
     def note_lost(self, party: P, now: float) -> list[int]:
         """Hear that a worker is lost. Its keys go to those that live and have them, too.
 
-        Where workers come and go those that are gone would fill the memory, and anywhere what was
-        of meetings before the last one. So a loss is when the long lost are forgotten.
+        Where workers come and go those that are gone would fill the memory, and anywhere records
+        of meetings before the last one would. So a loss is when the long lost are forgotten.
 
         Returns:
             The incarnations that are to be forgotten everywhere now.
         """
         self._pass_keys_on(party)
         self._tell_of(party.worker.name)
-        if self.is_open:  # else nobody takes their places
+        if self.is_open:  # else no worker takes their places
             self._lost.append((now, party))
         before = now - FORGET_SECONDS
         while self._lost and self._lost[0][0] < before:

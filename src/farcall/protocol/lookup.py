@@ -11,8 +11,8 @@ made, by which all that is open is asked.
 
 Invariants:
 
-LOOK-1  One at a time: a caller that asks what is asked already waits for the same answer.
-LOOK-2  The latest counts: what is heard by a connection counts only if there is no later one.
+LOOK-1  One at a time: a caller whose question is asked already waits for the same answer.
+LOOK-2  The latest counts: an answer by a connection counts only if there is no later connection.
 LOOK-3  Few are stuck: at most `MOST_STUCK` connections are given up that have not answered yet.
 LOOK-4  Persistence: if the latest connection has not answered for `STUCK_SECONDS`, there is another
         one at the next event, but for LOOK-3, and all that is open is asked anew by it. Each has
@@ -21,7 +21,7 @@ LOOK-4  Persistence: if the latest connection has not answered for `STUCK_SECOND
 LOOK-5  Made again: after a failure the connection is made anew before the next question, so that a
         store that was started again, and is empty, learns of this worker.
 LOOK-6  Freshness: "there is none" counts for those who wanted to know before the store was asked.
-        If somebody joined since, it is asked again: the worker may be there by now.
+        If a caller came since, it is asked again: the worker may be there by now.
 
 Pure; not thread-safe: the owner of a machine holds a lock around each method. Times are seconds on
 any one monotonic clock.
@@ -75,12 +75,12 @@ class LookupMachine(Generic[Q]):
         self._is_made = True
         self._asked_at: float | None = None  # when the question was asked that has no answer yet
         self._asked: Q | None = None  # that question
-        self._is_joined = False  # by somebody who wants to know since then
+        self._is_joined = False  # a caller has come since then
         self._patience = 1
         self._stuck = 0
 
     def ask(self, question: Q) -> tuple[Q, int | None]:
-        """Hear that somebody wants to know something.
+        """Hear that a caller has a question.
 
         Returns:
             The open question of this key, to wait for. If it is this one, the connection by which

@@ -10,7 +10,7 @@ messages, since a request must not overtake the one that makes the reference whi
     SENDING    put               SENDING
     SENDING    next, more waits  SENDING    the first item comes out: the sender sends it
     SENDING    next, none waits  IDLE       the sender ends
-    SENDING    prune             SENDING    items that nobody needs any more come out
+    SENDING    prune             SENDING    items that are not needed any more come out
     any        lost              LOST       every item that waits comes out
     LOST       put               LOST       refused
     LOST       next              LOST       the sender ends
@@ -90,7 +90,7 @@ class Outbox(Generic[Item]):
         return item
 
     def prune(self, is_over: Callable[[Item], bool]) -> list[Item]:
-        """Take out the items that nobody needs any more. Looks at them only now and then."""
+        """Take out items that are not needed any more. Looks at them only now and then."""
         if len(self._items) < self._prune_at:
             return []
         kept: deque[tuple[Item, int]] = deque()

@@ -29,7 +29,7 @@ tensors that are used. Two waves go through the workers of a pass:
     any       prepared                         same      Answer askers that wait for no other part
     any       computed                         same      Keep leaf gradients, Send the others
     any       left                             same      Send, if the receive has all its gradients
-    any       ran                              same      Return what is left of the source's credit
+    any       ran                              same      Return the rest of the source's credit
     any       ran, the last, and averages      same      Average; then, when `averaged`, Return
     any       returned, not all                same      (at the root)
     any       returned, all                    OVER      End; or Unused, if fast mode was wrong
@@ -149,7 +149,7 @@ class PassMachine:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether somebody waits for an answer, or a gradient for `begin`."""
+        """Return whether a worker waits for an answer, or a gradient for `begin`."""
         return bool(self._askers or self._surveyors or self._early)
 
     # Which sources are live.
@@ -360,7 +360,7 @@ class PassMachine:
         return [do.StopPass(), *answers, *([do.EndPass(error)] if self.is_root else [])]
 
     def abort(self, error: Any) -> list[Instruction]:
-        """The pass has failed at the root, as somebody says or, at the root, its user was told."""
+        """The pass has failed at the root, as a worker says or, at the root, its user was told."""
         stopped = self.stop(error)
         if self.is_announced or self.is_over:
             return stopped

@@ -116,7 +116,7 @@ class RefTables:
         return [owned.live for owned in self._owned.values() if owned.live]
 
     def _entry(self, ref: RefId, owner: int) -> Owned | Held | None:
-        """Return what is known of a reference in that meeting with its owner, if it goes on."""
+        """Return the entry of a reference in that meeting with its owner, if it goes on."""
         owned = self._owned.get(ref)
         if owned is not None:
             return owned

@@ -26,12 +26,12 @@ A holder's entry for a reference it does not own:
 
 An owner that was met again is another incarnation, and an entry belongs to one incarnation. So each
 local use names the one that the owner had when the use began. A handle of an earlier meeting stays
-void: if it counted in the new entry, a reference that nobody can use would keep the value alive.
+void: if it counted in the new entry, a reference of no use would keep the value alive.
 
 A message that carries references is a *transfer*. Its sender pins them until the receiver says
 RECEIVED, which it does when it is registered (or is the owner). A reference that arrives from a
 third party is handed to user code only when the owner has confirmed it: the owner alone decides,
-so a sender that dies mid-way can leave nobody with a reference to a value that is gone. From the
+so a sender that dies mid-way can leave no worker with a reference to a value that is gone. From the
 owner itself it is handed on at once, for the owner's pin covers the wait. A request that carries
 nothing but its receiver's own references needs no RECEIVED: the call's outcome says the same. If it
 is an ordinary call it is no transfer at all: its caller's own use keeps them until the call ends,
@@ -43,7 +43,7 @@ REGISTER that it ends; and sequence numbers grow, so neither can be mistaken for
 A `remote()` call that failed may have been accepted all the same: the ACCEPTED may be lost, or come
 after the answer to a CANCEL. A holder that believed the failure would leave the owner with a value
 forever. So it asks, with a REGISTER of the creation's own sequence number. And until the owner has
-confirmed a creation, the reference goes to nobody (over a FIFO link, to nobody but its owner): a
+confirmed a creation, the reference goes to no worker (over a FIFO link, to its owner alone): a
 third party's REGISTER could be there before the request, and be refused.
 
 Invariants (tests cite them):
@@ -89,7 +89,7 @@ class Refs(RefTables):
     # What has to be done.
 
     def take(self) -> list[Instruction]:
-        """Return what is to be done since the last call, in order; registrations come first."""
+        """Return the instructions since the last call, in order; registrations come first."""
         return self._to_do.take()
 
     # Local use: live RRefs, counted by the caller's handles.
@@ -334,7 +334,7 @@ class Refs(RefTables):
             self._forgettable &= kept
 
     def tick(self) -> None:
-        """Repeat what was not answered. Only needed where messages can be lost."""
+        """Repeat messages without an answer. Only needed where messages can be lost."""
         for ref, held in self._held.items():
             if held.is_unconfirmed and (held.state is HeldState.REGISTERING or held.cause):
                 self._to_do.register(held.owner, (*ref, held.sequence))

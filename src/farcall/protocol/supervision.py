@@ -1,7 +1,7 @@
 """When supervised objects are made again, and when they are given up: as OTP's supervisors do.
 
 A supervision has *children*, objects in an order. Each has a *generation*, 1 at first and one more
-each time that it is to be made again: what was made as an earlier generation does not count.
+each time that it is to be made again: an object made as an earlier generation does not count.
 
 - SUP-1 (one at a time): at most the newest generation of a child is asked for, and only once.
 - SUP-2 (intensity): once there were more than `restarts` restarts within `per` seconds, all is
@@ -90,7 +90,7 @@ class SupervisionMachine:
         self.begin()
 
     def take(self) -> list[Make]:
-        """Return what is to be done, once."""
+        """Return the instructions since the last call, once."""
         to_do, self._to_do = self._to_do, []
         return to_do
 
@@ -129,7 +129,7 @@ class SupervisionMachine:
             self._restart(running, why, now)
 
     def ended(self, child: int, generation: int) -> None:
-        """Hear that somebody has ended a child on purpose."""
+        """Hear that a child was ended on purpose."""
         if self.generations[child] == generation and self.phases[child] is Phase.RUNNING:
             self._step(child, "end")
             self.begin()
@@ -182,7 +182,7 @@ class Candidate(NamedTuple):
 def choose(
     target: Target, there: Iterable[Candidate], load: Mapping[str, int], last: str, *, waits: bool
 ) -> Candidate | None:
-    """Return where a child is to be made, or None: on nobody who is there.
+    """Return where a child is to be made, or None: on no worker that is there.
 
     A worker of the wanted name, else one of its role: the one with the fewest children, and of
     these the one with the smallest id.

@@ -5,9 +5,9 @@ each answers (DRAINED) when its user has called shutdown and it is idle, with a 
 grows whenever it becomes active. Two rounds with the same answers mean that every worker was idle
 from its first answer to its second: at the moment between the rounds all were idle at once, no
 message was under way, and nothing can start again (Mattern, "Algorithms for Distributed
-Termination Detection", 1987: the double count). Then the leader dismisses everybody.
+Termination Detection", 1987: the double count). Then the leader dismisses all.
 
-Nobody waits for the dead: a lost worker is struck from the list, and the next lowest id leads. A
+No worker waits for the dead: a lost worker is struck from the list, and the next lowest id leads. A
 worker that is stopped, or whose host went dark, is not known to be dead. So a worker that waits
 asks those that it waits for, again and again, whether they are there (`Silence`): not their users
 but their processes, which answer while a function computes.
@@ -38,8 +38,8 @@ Of each worker that is waited for (`Silence`):
 
 Invariants:
 
-DEP-1 (not too early) Nobody is dismissed while a live worker is not ready, waits for a call, or
-      serves one. What runs on behalf of a dead worker does not count: nobody waits for it. A worker
+DEP-1 (not too early) No worker is dismissed while a live one is not ready, waits for a call, or
+      serves one. A call of a dead worker does not count: no caller waits for it. A worker
       that was given up and goes on is dead for those that gave it up. If it has the lowest id it
       leads the others, who leave with it.
 DEP-2 (all go) When all the living are ready and nothing is in flight any more, all are dismissed.
@@ -68,7 +68,7 @@ class Silence:
     """Since when those that are waited for have not answered. Seconds of questions count.
 
     Args:
-        bound: seconds; 0: nobody is given up.
+        bound: seconds; 0: no worker is given up.
     """
 
     def __init__(self, bound: float) -> None:

@@ -23,14 +23,14 @@ are *noted* here: those that make a reference (`remote()`), and those whose requ
 
 Invariants (tests cite them):
 
-WRK-1  Where a creation is not confirmed yet, its reference goes to nobody but, in a request, to its
-       owner: a third worker's REGISTER could be there before the creation is, and be refused. The
-       way of requests keeps their order, so what a request carries to the owner comes after it.
+WRK-1  Where a creation is not confirmed yet, its reference goes to its owner alone, in a request: a
+       third worker's REGISTER could be there before the creation is, and be refused. The way of
+       requests keeps their order, so what a request carries to the owner comes after it.
 WRK-2  While a request is on its way, what keeps its references is a pin, or, if they are all its
        receiver's and it makes none, their use by the caller until the call ends.
 WRK-3  A creation that failed is asked for after the call was closed, and not before: the REGISTER
        goes another way than the request, and could overtake it.
-WRK-4  References in an answer that nobody waits for are not kept by its sender forever.
+WRK-4  References in an answer that no caller waits for are not kept by its sender forever.
 WRK-5  Of a lost incarnation nothing is heard, and to it nothing is sent.
 WRK-6  Two workers that have lost each other and meet again begin anew: what belonged to an earlier
        meeting has ended at both when they act on the next. What a third one sends of either
@@ -171,7 +171,7 @@ class WorkerMachine(Generic[Call, Job]):
         return self.calls_with(peer)
 
     def take(self) -> list[Instruction]:
-        """Return what is to be done since the last call, in order."""
+        """Return the instructions since the last call, in order."""
         to_do = self._to_do.take()
         if to_do and self.refs.losses:
             return [one for one in to_do if not self._is_to_the_lost(one)]
@@ -411,7 +411,7 @@ class WorkerMachine(Generic[Call, Job]):
         return calls.outgoing.take_all(), calls.incoming.take_all()
 
     def discard(self, peers: Iterable[int]) -> None:
-        """Drop what is known of lost incarnations, see `Refs.discard`."""
+        """Drop all records of lost incarnations, see `Refs.discard`."""
         for peer in peers:
             calls = self._calls.pop(peer, None)
             if calls is not None:
@@ -421,7 +421,7 @@ class WorkerMachine(Generic[Call, Job]):
         self.refs.discard(peers)
 
     def tick(self) -> None:
-        """Repeat what was not answered. Only needed where messages can be lost."""
+        """Repeat messages without an answer. Only needed where messages can be lost."""
         for peer, calls in self._calls.items():
             for call_id in calls.outgoing.abandoned():
                 self._to_do.say(Follow(peer, Cancel(), call_id))

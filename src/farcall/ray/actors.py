@@ -20,8 +20,8 @@ from farcall.ray.placement import Wishes, actor_options
 from farcall.ray.sealing import seal
 from farcall.ray.worker import Arrival, FarcallWorker
 
-_LAST_OUTPUT = 0.5  # seconds for Ray to show what was printed last, as it takes itself at an exit
-_THREADS = 3  # of an actor: one works, one is told to leave, one is asked what was printed
+_LAST_OUTPUT = 0.5  # seconds for Ray to show the last output, as it takes itself at an exit
+_THREADS = 3  # of an actor: one works, one is told to leave, one is asked for its output
 
 
 class Actors:

@@ -76,7 +76,7 @@ class FarcallWorker:
         return Arrival(self._seal.public, ray.get_runtime_context().get_node_id(), logs)
 
     def last_lines(self, logs: Sequence[str]) -> list[str]:
-        """Return what is in the files that this worker prints to: see `last_lines`."""
+        """Return the end of the files that this worker prints to: see `last_lines`."""
         return last_lines(logs)
 
     def work(self, seat: Seat, sealed: bytes) -> None:

@@ -84,7 +84,7 @@ class Agent:
         rpc_timeout: seconds that a call may take by default; 0 for no limit.
         num_worker_threads: how many functions may run here at once.
         max_threads: how many threads may serve calls at most; None for the default.
-        bounds: of what waits for each worker, and of what is queued of it here.
+        bounds: of the bytes that wait for each worker, and of its requests queued here.
         policy: what other workers may do here.
         dead_host_timeout: seconds; a worker that does not answer for so long while this one shuts
             down is lost. 0: none is.
@@ -341,7 +341,7 @@ class Agent:
         self._routes.deliver(peer, message, call_id)
 
     def before_sleep(self) -> float:
-        """The executor's leader has nothing to do: what is due, and when is it next?"""
+        """The executor's leader has no event: expire due calls, and return when the next is due."""
         self.references.drain()
         now = time.monotonic()
         for pending in self.completion.deadlines.due(now):

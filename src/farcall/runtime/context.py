@@ -57,7 +57,7 @@ class CallBeingServed(Protocol):
     def peer(self) -> Caller: ...
     @property
     def cancelled(self) -> bool:
-        """Return whether nobody waits for the outcome any more."""
+        """Return whether no caller waits for the outcome any more."""
 
     @property
     def is_unwanted(self) -> bool:
@@ -82,7 +82,7 @@ class CallContext(msgspec.Struct, frozen=True):
     """Set while a handler runs, and in every thread of an agent."""
 
     agent: ServingAgent
-    deadline: float = math.inf  # time.monotonic() seconds; nested calls inherit what is left
+    deadline: float = math.inf  # time.monotonic() seconds; nested calls inherit it
     gradients: int = 0  # the autograd context, which nested calls carry on
     depth: int = 0  # of the call that is served; see `function_queue`
     job: CallBeingServed | None = None

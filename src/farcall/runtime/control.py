@@ -32,7 +32,7 @@ def _is_sent(link: Link, frame: Frame, deadline: float) -> bool:
     except NotSent:
         return False
     except (LinkError, TimeoutError):
-        pass  # a loss ends the rest, too; else what is left follows when the peer reads
+        pass  # a loss ends the rest, too; else the rest follows when the peer reads
     return True
 
 
@@ -72,9 +72,9 @@ class _Later:
 
 
 class ControlMessages:
-    """Sends what nobody waits for, and goes on trying while the peer lives. Thread-safe.
+    """Sends messages that no thread waits for, as long as the peer lives. Thread-safe.
 
-    Whoever says something does not wait for the peer: what can't be written at once waits in a box.
+    A sender does not wait for the peer: a message that can't be written at once waits in a box.
 
     Args:
         to_self: is given what this worker says to itself.
@@ -186,7 +186,7 @@ class ControlMessages:
             self._send(peer.outbox, peer, frame, lambda _: self._links.linked(peer))
 
     def answer(self, to: int, message: Message, call_id: int, body: Buffer = b"") -> None:
-        """Like `post`, for what is small and answers a call, by the link that requests come by."""
+        """Like `post`, for small answers to a call, by the link that requests come by."""
         peer = self._directory.of_incarnation(to)
         if peer is None or peer.lost is not None:
             return

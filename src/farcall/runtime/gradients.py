@@ -1,7 +1,7 @@
 """The part of distributed autograd, which lies in a layer above, that an agent uses.
 
 Tensors requiring grad that travel inside an autograd context are recorded on both sides. The agent
-knows when they travel; what is recorded, and what becomes of it, is up to a `Gradients`.
+knows when they travel; a `Gradients` decides about the records and their use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Gradients(Protocol):
 
         Args:
             tensors: those in the message that require grad, in order.
-            waits: whoever may change them in place waits until `record`.
+            waits: a thread that may change them in place waits until `record`.
 
         Returns:
             What the message says of it, `context` and `sent`; zeros if the context has ended. If

@@ -30,7 +30,7 @@ _USER_SETTINGS = (
 
 
 def keep_freed_memory(size: int) -> bool:
-    """Let malloc keep what is freed at the end of its heap, for the rest of the process.
+    """Let malloc keep memory freed at the end of its heap, for the rest of the process.
 
     Threads that come later share one heap: what one has freed is of use to the others, and there is
     one limit and not one for each. Blocks of 32 MiB and more are the system's, as ever.

@@ -1,4 +1,4 @@
-"""The machine of an agent's calls and references: its lock, and what is done for it.
+"""The machine of an agent's calls and references: its lock, and the work done for it.
 
 The machine is touched under the lock only. What it asks for is done after the lock is given up, so
 that values (with whatever destructors they have) never die under it.
@@ -111,7 +111,7 @@ class Machine:
         return ended
 
     def discard(self, incarnations: list[int]) -> None:
-        """Drop what is known of incarnations that were lost long ago."""
+        """Drop all records of incarnations that were lost long ago."""
         with self.lock:
             self.state.discard(incarnations)
 
@@ -272,7 +272,7 @@ class Machine:
             then(self._status.closed_error())
 
     def close(self, error: CallError) -> None:
-        """The agent shuts down: nobody waits any more."""
+        """The agent shuts down: no thread waits any more."""
         self.inquiries.close(error)
         with self.lock:
             parked, self._parked = self._parked, {}

@@ -70,7 +70,7 @@ def start_agent(
         gradients: makes the agent's distributed autograd.
 
     Raises:
-        RendezvousTimeout: somebody is missing; the message says who.
+        RendezvousTimeout: a worker is missing; the message says which.
         DuplicateWorker: name or rank is taken.
         RendezvousError: the group can't form, for another reason that the message says.
         LinkError: the address can't be listened on.

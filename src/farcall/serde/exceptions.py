@@ -83,7 +83,7 @@ def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...]
         for name in _fields_of(owner):
             with suppress(AttributeError):
                 value = vars(owner)[name].__get__(error)
-                # None is what a built-in field is when nobody has set it.
+                # A built-in field that was never set is None.
                 if value is not None or not _is_builtin(owner):
                     state.setdefault(name, value)
     return cls, args, state
@@ -293,7 +293,7 @@ class StoredError:
 
     It holds the parts of the exception (type, arguments, attributes, the places of its frames, and
     its causes), and none of the frames: a frame keeps all its local variables, and a raised
-    exception collects the frames of whoever raises it. So each `error` is a new exception.
+    exception collects the frames that it is raised through. So each `error` is a new exception.
 
     No code of the user runs here. Thread-safe.
     """

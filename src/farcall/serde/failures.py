@@ -2,7 +2,7 @@
 
 Sending never fails: what can't be pickled is left out, bit by bit, down to the text that
 `Failure` carries. On arrival the exception has the remote frames in its traceback, the remote
-traceback as a cause, and tells the worker it came from. What is not an `Exception`, such as
+traceback as a cause, and tells the worker it came from. An error that is no `Exception`, such as
 `SystemExit`, would end the caller past every `except Exception`; it arrives as `RemoteError`.
 Stateless; safe from any thread.
 """

@@ -1,6 +1,6 @@
 """The picklers: what farcall adds to pickle on the way out.
 
-A pickler works on one message at a time, and notes what is met in it: out-of-band buffers, tensors
+A pickler works on one message at a time, and notes three things in it: out-of-band buffers, tensors
 that require grad, references. The fast one is C pickle with a table of reducers; the other is
 cloudpickle with a hook, for what has no name. Pickling runs user code (`__reduce__`,
 `__getstate__`), so nothing here holds a lock.
@@ -174,7 +174,7 @@ class OutOfBand:
         return load_reference, (len(self.references) - 1,)
 
     def dumped(self, body: bytes) -> Payload:
-        """The result. What was met is the result's from now on, and forgotten here."""
+        """Return the result. It has the notes of the message from now on, and this has none."""
         if not (self.buffers or self.tensors or self.references):
             return Payload(body)
         dumped = Payload(body, self.buffers, self.tensors, self.references)
@@ -209,7 +209,7 @@ class FastPickler(OutOfBand):
         try:
             return self.collect(self._dump, value)
         except BaseException:
-            self.dumped(b"")  # what was met is not kept either
+            self.dumped(b"")  # the notes are not kept either
             raise
 
     def _dump(self, value: Any) -> bytes:
@@ -218,9 +218,9 @@ class FastPickler(OutOfBand):
             self._pickler.dump(value)
             return parts[0] if len(parts) == 1 else b"".join(parts)
         finally:
-            # C pickle lets go of its memo one by one, and leaves what is gone in the table until it
-            # is through. What ends there may start the collector, which looks at that table. So
-            # nothing may end there: this holds all of it for so long.
+            # C pickle lets go of its memo one by one, and leaves dead objects in the table until it
+            # is through. An object that ends there may start the collector, which looks at that
+            # table. So none may end there: this holds them all for so long.
             held = self._pickler.memo.copy()
             self._pickler.clear_memo()
             del held

@@ -1,7 +1,7 @@
 """The compiled half of the serializer: plain values and dense CPU tensors as pickle, and back.
 
 It is an accelerator and nothing else: what it writes any unpickler reads, what it does not take the
-picklers do. `native/plain/plain.hpp` says what is plain.
+picklers do. `native/plain/plain.hpp` says which values are plain.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Serializer:
 
         Args:
             value: any object that pickle or, if allowed, cloudpickle takes.
-            by_value: the peer runs another `__main__`: what is defined in ours goes by value.
+            by_value: the peer runs another `__main__`: definitions of ours go by value.
             device_map: where tensors of a device other than the CPU go to on the peer.
             strict: the peer has a policy.
 
@@ -193,8 +193,8 @@ class Serializer:
             references: what `load_reference` returns, by index.
             attach: is called with each arriving tensor that is to require grad, in order, and
                 gives it a history in place. Without it they are leaves.
-            around: is called with what is left to do when code of the user may run, and returns
-                what that returns. What it raises counts as raised by that code.
+            around: is called with the rest of the work when code of the user may run, and returns
+                its result. Its errors count as raised by that code.
             only: what the sender may send, in the strict format; None: any pickle.
 
         Raises:

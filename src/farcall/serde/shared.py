@@ -18,7 +18,7 @@ from farcall.torch_internals import share_fd_cpu
 class TensorBytes(ctypes.c_ubyte * sys.maxsize):  # type: ignore[misc]
     """Bytes from the beginning of a tensor's memory on, far beyond its end: only slices are used.
 
-    torch's tensors export no buffer, and a ctypes array keeps alive what is set on it. One type
+    torch's tensors export no buffer, and a ctypes array keeps its attributes alive. One type
     serves all sizes, since making a type takes longer than all the rest. The compiled serializer
     has an exporter of its own.
     """
@@ -37,8 +37,8 @@ def file_and_address(storage: torch.UntypedStorage) -> tuple[int, int] | None:
     torch's own, open as long as the storage is there.
     """
     address = storage.data_ptr()
-    # Asking torch for a descriptor moves what was shared by the name of a file
-    # (`set_sharing_strategy("file_system")`) to another place, where nobody shares it. Such memory
+    # Asking torch for a descriptor moves memory that was shared by the name of a file
+    # (`set_sharing_strategy("file_system")`) to another place, where no process shares it. It
     # does not begin with its file: torch counts who shares it in front of it.
     if address % mmap.PAGESIZE or not storage.is_shared():
         return None

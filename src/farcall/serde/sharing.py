@@ -1,4 +1,4 @@
-"""Storages that several tensors of one message have in common: where in what is sent each one lies.
+"""Storages that several tensors of one message have in common: where each lies in the message.
 
 The picklers note the memory of each dense CPU tensor and each storage that they meet. If memory was
 met twice, the message is pickled a second time with the plan that is made here. Then the common

@@ -1,7 +1,7 @@
 """Tensors and their storages as pickle: a rebuild function, a buffer, and how to read it.
 
-What is sent is the span of storage that a tensor covers, with its strides, unless the span is
-mostly holes; then a copy is. So transposed, channels_last and expanded tensors arrive as they
+A message has the span of storage that a tensor covers, with its strides, unless the span is
+mostly holes; then it has a copy. So transposed, channels_last and expanded tensors arrive as they
 left, and a small view of a huge storage is a small message. Large spans leave as out-of-band
 buffers over the tensor's own memory, and arrive as tensors over the received memory: writable, and
 keeping that memory alive. Tensors that require grad arrive requiring grad: as leaves, or linked to

@@ -125,7 +125,7 @@ def _links(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def hide_own_frames(error: BaseException) -> None:
-    """Leave farcall's frames out of what is shown of an error that is being raised to the user.
+    """Leave farcall's frames out of the traceback of an error that is being raised to the user.
 
     A function that calls this and then says `raise`, and nothing more, does not show up itself:
     Python notes a frame where an exception is raised or passes, not where it goes on.

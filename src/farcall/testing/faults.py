@@ -5,8 +5,8 @@
     inject(agent, [Fault(of_type(Request), delay=1.5), Fault(of_type(Release), losses=3)])
 
 For tests of programs: what does yours do when the owner of a reference answers late? A message is
-lost before it is written, as on a link that does not get rid of it in time. What is sent after a
-late one is late, too: links keep the order.
+lost before it is written, as on a link that does not get rid of it in time. Messages after a late
+one are late, too: links keep the order.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def inject(agent: Agent, faults: Sequence[Fault]) -> None:
 
 
 class FaultyLink:
-    """A link that loses and delays what is sent. Thread-safe."""
+    """A link that loses and delays frames. Thread-safe."""
 
     def __init__(self, link: Link, faults: Sequence[Fault]) -> None:
         self._link = link
         self._faults = faults
         self._lock = threading.Lock()
-        self._free_at = 0.0  # when what was sent before is written
+        self._free_at = 0.0  # when all earlier frames are written
 
     @property
     def peer(self) -> Worker:
@@ -133,7 +133,7 @@ class FaultyLink:
 
     def _send_at(self, frame: Frame, ready: float) -> None:
         def send() -> None:
-            with contextlib.suppress(LinkError, TimeoutError):  # nobody waits for it
+            with contextlib.suppress(LinkError, TimeoutError):  # no thread waits for it
                 self._link.send(own, time.monotonic() + 1)
 
         # The memory of its buffers is the sender's again when we return.

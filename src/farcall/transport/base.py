@@ -151,7 +151,7 @@ class Notice(IntEnum):
 
 
 class Watch(Protocol):
-    """Notices when somebody is busy for more than a millisecond, or does not get on at all.
+    """Notices when a thread is busy for more than a millisecond, or does not get on at all.
 
     One is watched and one thread watches; all methods but `wait` may be called by any thread.
     """

@@ -45,7 +45,7 @@ class BriefThreads:
 
         Args:
             work: it may raise anything, which is logged.
-            needed: the caller does it rather than that nobody does.
+            needed: the caller does it rather than leave it undone.
 
         Returns:
             Whether it is done, or will be. Not after `close`.

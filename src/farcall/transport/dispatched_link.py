@@ -1,4 +1,4 @@
-"""Links whose frames another thread receives, which hands over to whoever waits for an outcome."""
+"""Links whose frames another thread receives, which hands outcomes over to waiting threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DispatchedLink(ABC):
     """The common part of such links: `receive` and `exchange` of `base.Link`.
 
     Attributes:
-        waiters: by call, for whoever receives to take from, and to fail when the link is lost.
+        waiters: by call, for the receiver to take from, and to fail when the link is lost.
     """
 
     drawback = ""
@@ -39,7 +39,7 @@ class DispatchedLink(ABC):
         """See `base.Link`."""
 
     def take_waiters(self) -> list[Waiter[Frame]]:
-        """Those who wait, for whoever loses the link to fail. Under the lock that guards them."""
+        """Return all waiters, for the loser of the link to fail. Under the lock of the waiters."""
         waiters = list(self.waiters.values())
         self.waiters.clear()
         return waiters
@@ -64,7 +64,7 @@ class DispatchedLink(ABC):
 
 
 class Gate:
-    """Holds up the senders of a link that nobody reads from. Open at first. Thread-safe."""
+    """Holds up the senders of a link without a reader. Open at first. Thread-safe."""
 
     def __init__(self) -> None:
         self._is_open = threading.Event()

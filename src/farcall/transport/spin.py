@@ -1,8 +1,8 @@
 """When to look again at once, and when to sleep.
 
-Waking a thread on an idle core costs tens of microseconds; looking again costs one. So whoever
-waits for a peer that has lately answered quickly looks for a while before it sleeps. How long waits
-lately were decides, so nobody spins for a slow peer, nor on a machine that is too busy to answer
+Waking a thread on an idle core costs tens of microseconds; looking again costs one. So a thread
+whose peer has lately answered quickly looks for a while before it sleeps. How long waits
+lately were decides, so no thread spins for a slow peer, nor on a machine that is too busy to answer
 quickly; and an endpoint never has more spinning threads than there are cores besides its own. A
 spinning thread offers its core to others each time, and goes to sleep as soon as another one takes
 the core or the GIL.

@@ -86,7 +86,7 @@ class Alarm:
             os.eventfd_write(self._fd, 1)
 
     def close(self) -> None:
-        """Nobody may ring any more."""
+        """Close the bell: no thread may ring any more."""
         if self._sockets:
             for end in self._sockets:
                 end.close()

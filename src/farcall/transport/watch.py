@@ -66,7 +66,7 @@ class Watch:
     def _sleep_until_needed(self) -> None:
         self._needed.clear()
         self._sleeps = True
-        # Whoever became busy before the flag was set did not see it: look once more.
+        # A thread that became busy before the flag was set did not see it: look once more.
         if self._busy_since == math.inf and not self._has_queue and not self._stopped:
             self._needed.wait()
         self._sleeps = False

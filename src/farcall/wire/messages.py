@@ -15,7 +15,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class OnDevice(bytearray):
-    """A buffer whose bytes are in the memory of a device; to whoever doesn't look, an empty one.
+    """A buffer whose bytes are in the memory of a device; to code that doesn't look, an empty one.
 
     Only for transports that carry such buffers.
 
@@ -70,7 +70,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     """
 
 
-# Of a reference that somebody holds: minted_by, number, sequence.
+# Of a reference that a worker holds: minted_by, number, sequence.
 Entry = tuple[int, RefNumber, int]
 
 # Of a call that an object runs: minted_by and number of the object's reference, and the turn.
@@ -247,7 +247,7 @@ class Gradients(Message):
 
     `context` and `number` are those of the message with the tensors, `backward` is the pass.
     `credit` stands for 2**-credit of the pass, which goes to the receiver. `retain_graph`,
-    `create_graph` and `fast` are what was asked for at the worker named `root`. `sent` is the
+    `create_graph` and `fast` are the options that the worker named `root` was given. `sent` is the
     sender's number for the gradients themselves, as in a request (0: they have no graph). `trace`
     is that of the root, as in `Extras`.
     """

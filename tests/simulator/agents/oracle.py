@@ -7,10 +7,10 @@ AGT-2  A call ends with what its function gave or raised; with RpcTimeout, at it
 AGT-3  A function runs once at most, and has run if its call has its result.
 AGT-4  `rpc_async` and `remote` return at once, whatever peer, network and store do.
 AGT-5  After all faults, every worker reaches every other by its name.
-AGT-6  When nobody uses anything any more, no reference, value, or running call is left.
+AGT-6  When nothing is in use any more, no reference, value, or running call is left.
 AGT-7  A graceful shutdown ends, and no thread and no descriptor is left after it.
 AGT-8  A call to a worker of which nothing is heard for `dead_host_timeout` ends with PeerLost.
-AGT-9  Nothing of farcall's own raises where nobody handles it, and nothing waits forever.
+AGT-9  Nothing of farcall's own raises where no code handles it, and nothing waits forever.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Call:
 
 
 class AgentOracle:
-    """Judges. `violations` has what was wrong."""
+    """Judges. `violations` has all that it found."""
 
     def __init__(self, network: Network, store: StoreServer) -> None:
         self._network = network
@@ -67,7 +67,7 @@ class AgentOracle:
         self.joined: set[str] = set()
 
     def violate(self, invariant: str, text: str) -> None:
-        """Take down what is wrong."""
+        """Note a violation."""
         self.violations.append(Violation(invariant, f"at {self._scheduler.now:.3f} s: {text}"))
 
     def begin(self, kind: str, caller: Process, to: str, timeout: float) -> Call:
@@ -185,7 +185,7 @@ class AgentOracle:
             self.violate("AGT-6", f"{process!r} holds {found}")
 
     def check_gone(self, process: Process, files: Iterable[object]) -> None:
-        """Judge what is left of a worker that has shut down."""
+        """Judge the rest of a worker that has shut down."""
         threads = [one for one in process.threads if one is not process.main]
         if threads:
             self.violate("AGT-7", f"{process!r} still has {sorted(map(repr, threads))}")

@@ -68,7 +68,7 @@ def _every_second_time(original: Any) -> Any:
 
 
 class AgentBug(Enum):
-    """The mistakes to plant: the name on the command line, what is replaced, and by what."""
+    """The mistakes to plant: the name on the command line, the part to replace, and by what."""
 
     module: str  # below `farcall.`
     path: str

@@ -17,7 +17,7 @@ class Fate:
     Attributes:
         expected: the right gradients of leaves.
         live: the receives that send gradients.
-        may_fail: even if nobody dies and nothing raises.
+        may_fail: even if no worker dies and nothing raises.
         found: the gradients that leaves got.
         ran: how often each node was run.
         sent: how many GRADs each receive sent.

@@ -1,7 +1,7 @@
-"""Traces of forward passes: a random graph over workers, with what was sent and received.
+"""Traces of forward passes: a random graph over workers, with sent and received tensors.
 
 A node stands for a sum of its children with whole-number factors, so gradients are whole numbers
-and are compared exactly. A received tensor is a node whose gradient goes to what was sent.
+and are compared exactly. A received tensor is a node whose gradient goes to the sent one.
 """
 
 from __future__ import annotations

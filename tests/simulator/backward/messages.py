@@ -19,14 +19,14 @@ class Options(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """Of what was sent with this number, the tensors with these indices are used."""
+    """Of the tensors sent with this number, those with these indices are used."""
 
     number: int
     live: tuple[int, ...]
 
 
 class Grad(NamedTuple):
-    """The gradients of what was sent with this number: (index, gradient) of what is used."""
+    """The gradients of the tensors sent with this number: (index, gradient) of used ones."""
 
     number: int
     credit: int
@@ -48,7 +48,7 @@ class AboutPass(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """To a call. `error`: of what was called or, to an AskCause, of the pass."""
+    """To a call. `error`: of the called function or, to an AskCause, of the pass."""
 
     call: int
     error: str

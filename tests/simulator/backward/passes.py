@@ -103,7 +103,7 @@ class SimulatedPass:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether this worker has nothing to do, and nobody waits for it."""
+        """Return whether this worker has nothing to do, and none waits for it."""
         return not (self.machine.is_asked or self._runs)
 
     # The machine.

@@ -99,7 +99,7 @@ class _RunsSharedApart(PassMachine):
 
 
 class _AsksTheRootEachTime(PassMachine):
-    """Has every gradient begin what is shared."""
+    """Has every gradient begin the shared part."""
 
     def begin(self, is_shared: bool) -> Todo:
         begun = self.state

@@ -6,7 +6,7 @@ any order, runs go on node by node, threads are slow to do what their machine sa
 function raises, workers die and are noticed, and contexts whose passes are over end. It goes on
 until nothing is left to do.
 
-What is violated; see `farcall.protocol.passes` and `contexts`:
+Violations; see `farcall.protocol.passes` and `contexts`:
 
 BWD-1  A pass succeeded, and a leaf's gradient is not what it should be.
 BWD-2  A receive sent two Grads, or one that the roots don't depend on; or it sent none, and the

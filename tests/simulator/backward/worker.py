@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """One worker. Its id is its incarnation, too: nobody comes back."""
+    """One worker. Its id is its incarnation, too: none comes back."""
 
     def __init__(self, id: int, machines: Machines, world: World) -> None:
         self.id = id

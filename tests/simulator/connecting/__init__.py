@@ -4,7 +4,7 @@
 
     print(simulate_connecting(seed=1).violations)  # ()
 
-`world` is the worker's host and what is between it and us, `simulation` the callers and the order
+`world` is the worker's host and the way to it, `simulation` the callers and the order
 of events, `oracle` the judge. `planted` has mistakes that are found. Many schedules:
 `python -m simulator.sim --protocol connecting`.
 """

@@ -6,7 +6,7 @@ CON-1 A worker is declared dead that lives and does not refuse us, and its host 
       for `dead_after` seconds of attempts and `FEWEST_ROUNDS` tries in a row. An attempt counts
       with the time it was given at most, and one that the host has answered ends the silence.
 CON-2 An instruction goes beyond the deadline of its caller; a caller is Late before its deadline,
-      or has no outcome behind it. (While the dialler stands still nobody has an outcome.)
+      or has no outcome behind it. (While the dialler stands still no caller has an outcome.)
 CON-3 A pause is longer than `LONGEST_PAUSE`; a caller is Late although the worker was in reach, and
       this machine well, for `REACH_SECONDS` before; a caller that waits as long as it takes has no
       link in the end although the worker is in reach.
@@ -14,7 +14,7 @@ CON-4 The worker's own address has refused us, and is tried again; or a caller t
       it takes has no outcome in the end although the worker refuses us.
 CON-5 A host gave no connection for `dead_after` seconds and some rounds, and is tried again; or a
       caller that waits as long as it takes has no outcome in the end although the worker is dead.
-CON-6 Two callers dial; or the one with the latest deadline has to wait while nobody dials, or while
+CON-6 Two callers dial; or the one with the latest deadline has to wait while none dials, or while
       another one begins to.
 """
 
@@ -46,7 +46,7 @@ REACH_SECONDS = 45.0  # in which every address is tried: three, of which one say
 
 
 class Caller:
-    """Somebody who wants a link.
+    """A caller that wants a link.
 
     Attributes:
         number: for the log.
@@ -147,7 +147,7 @@ class ConnectingOracle:
             case Wait():
                 is_next = not any(other.deadline > caller.deadline for other in others)
                 holds = bool(dials) or not is_next
-                self._expect(holds, "CON-6", f"{caller} waits, and nobody dials")
+                self._expect(holds, "CON-6", f"{caller} waits, and no other dials")
             case Try() | Talk() | Pause():
                 self._expect(not dials, "CON-6", f"{caller} dials beside {', '.join(dials)}")
                 is_next = caller.dials or all(o.deadline <= caller.deadline for o in others)

@@ -130,7 +130,7 @@ class World:
             now = end
         return found
 
-    # What is true.
+    # The truth.
 
     def mode(self, now: float) -> Mode:
         """Return the mode of the host at a time."""

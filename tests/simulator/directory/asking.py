@@ -165,7 +165,7 @@ class Asking:
         self._look_on()
 
     def _look_on(self) -> None:
-        """Whoever still waits does as it wakes."""
+        """Have a question that still waits look again, as a thread does when it wakes."""
         if any(question.waiting for question in self._open):
             self._look()
             self._set_alarm()
@@ -231,7 +231,7 @@ class Asking:
             self._queues[connection].appendleft(question)
         else:
             if found is False and question.joined_at > since:
-                self._oracle.violate("LOOK-6", f"{self._node} is told what was so before it asked")
+                self._oracle.violate("LOOK-6", f"{self._node} hears what held before it asked")
             if connection != self._latest:
                 self._oracle.violate("LOOK-2", f"{self._node} hears an old connection")
             self._open.remove(question)

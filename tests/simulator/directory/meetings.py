@@ -13,7 +13,7 @@ from simulator.directory.oracle import DirectoryOracle
 from simulator.directory.world import Link, Node, Record
 
 NOTICED = 40.0  # seconds after which the end of a link is noticed over a network that is cut
-ATTEMPT_SECONDS = 5.0  # to reach somebody who was lost
+ATTEMPT_SECONDS = 5.0  # to reach a worker that was lost
 LONGEST_SEARCH = 30.0  # seconds between two attempts
 
 Done = Callable[[str], None]  # told how an attempt has ended
@@ -24,7 +24,7 @@ class Meetings:
 
     Args:
         nodes: the workers, by their original incarnations.
-        agenda: what is to happen.
+        agenda: the future events.
         random: draws delays.
         oracle: judges.
         slowest: seconds that a message may take.

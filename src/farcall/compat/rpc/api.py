@@ -142,7 +142,7 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
 
 
 def _call(func: Any, args: Any, kwargs: Any) -> Call:
-    """A call, as farcall is to make it. Raises what is wrong with the arguments of a script."""
+    """Return a call, as farcall is to make it. Raises on wrong arguments of a script."""
     if isinstance(func, torch.jit.ScriptFunction):
         check_arguments(func, args or (), kwargs or {})
     if _default_pickler is _internal_rpc_pickler or not callable(func):
@@ -296,7 +296,7 @@ _wait_of_our_own = _wait_all_workers
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
-    """Nothing: references end with their agent, and `shutdown` waits for what is under way."""
+    """Nothing: references end with their agent, and `shutdown` waits for calls under way."""
 
 
 def _destroy_rref_context(ignore_rref_leak: bool) -> None:

@@ -193,10 +193,10 @@ def _adapt_function(function: Any) -> None:
 
 
 def install(swap: Any) -> None:
-    """Adapt what is compiled from now on.
+    """Adapt code that is compiled from now on.
 
     Before torch.distributed.autograd is replaced: torch may make its table of built-in functions
-    when it is first asked for, with what is there then.
+    when it is first asked for, of the functions that are there then.
     """
     for name, compiling in (
         ("jit_script_compile", _compiling_functions),

@@ -49,7 +49,7 @@ class Answering(msgspec.Struct, eq=False):
     frame: Frame
     request: Request
     deadline: float  # `time.monotonic()` seconds
-    cancelled: bool = False  # nobody waits for the outcome
+    cancelled: bool = False  # no caller waits for the outcome
     is_unwanted: bool = False  # since the caller has cancelled it
     is_deferred: bool = False  # the function has returned a future, which is waited for
     stop: Callable[[], None] | None = None  # ends a wait that goes on for it
@@ -226,5 +226,5 @@ class Answering(msgspec.Struct, eq=False):
         return True
 
     def _answer_later(self, message: Failure, body: Buffer = b"") -> None:
-        """Send what is small: now, or when the caller takes it. Never waits."""
+        """Send a small message: now, or when the caller takes it. Never waits."""
         self.serving.control.answer(self.peer.incarnation, message, self.frame.call_id, body)

@@ -61,7 +61,7 @@ class Answers:
             frame.message, len(encode_message(frame.message)), len(frame.body), frame.buffers
         )
         waiting = _WaitingAnswer(self, job, detached(frame))
-        # Whoever completes a future answers, the main thread of a program too.
+        # The thread that completes a future answers, the main thread of a program too.
         uninterrupted(
             lambda: self._leave(job.peer, waiting), f"farcall-answer-{self._status.me.name}"
         )

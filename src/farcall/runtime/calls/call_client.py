@@ -290,7 +290,7 @@ class CallClient:
             self._references.never_sent(handle, of_unmade(error))
             if type(error) is IsSought:
                 return self._remote_later(to, function, args, kwargs, timeout, concurrency, limit)
-            # As in PyTorch: what happens to the call is told to whoever uses the reference.
+            # As in PyTorch: a use of the reference raises the error of the call.
             if not issubclass(type(error), CallError):
                 raise
             return handle
@@ -316,7 +316,7 @@ class CallClient:
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
             may_be_sent = _may_be_sent(link is not None or is_left, error)
             self._completion.interrupted(pending, error, may_be_sent)
-            raise  # and nobody gets the reference
+            raise  # and the user never gets the reference
         if pending.recording is not None:
             pending.recording()
         return handle

@@ -49,7 +49,7 @@ from farcall.wire.messages import Accepted, Failure, Reply
 logger = get_logger("farcall")
 
 OWNER_IS_LATE = "; the answer is here, but the owner of a reference in it has not confirmed that"
-NO_TENSOR_BYTES = 16  # what is pickled in so few is no tensor
+NO_TENSOR_BYTES = 16  # a value that is pickled in so few is no tensor
 SLOW_SECONDS = 1.0  # a call that takes longer has a line in the log, at level DEBUG
 
 
@@ -142,7 +142,7 @@ class CallCompletion:
         return self._machine.tell(retract, pending.peer.incarnation, call_id, pending, cause)
 
     def abandon(self, pending: PendingCall, error: Exception) -> bool:
-        """Nobody waits for the answer any more. Returns whether that ends the call."""
+        """Hear that no thread waits for the answer any more. Returns whether that ends the call."""
         peer = pending.peer.incarnation
         with self._machine.lock:
             if not self._machine.state.abandon(peer, pending.call_id, pending):
@@ -441,7 +441,7 @@ class CallCompletion:
 
 
 def _backlog(peer: Peer, error: BaseException | None) -> str:
-    """Return, for timeouts of calls that were not sent, what was to be sent before."""
+    """Return, for timeouts of calls that were not sent, the description of the backlog."""
     box = peer.outbox
     if box.is_idle:
         return ""

@@ -17,7 +17,7 @@ ASYNC_MARK = wrapped_async_rpc_function
 class Deferred(NamedTuple):
     """Returned by farcall's own handlers: the call's value is that of this future, later.
 
-    `stop` is called if nobody wants the value any more. The future may never complete then.
+    `stop` is called if no caller wants the value any more. The future may never complete then.
     """
 
     future: TorchFuture[Any]

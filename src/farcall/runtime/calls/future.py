@@ -40,8 +40,8 @@ class Future(torch.futures.Future[T]):
     """A `torch.futures.Future` that can be awaited, and that lets no error disappear.
 
     - `await future` works in any asyncio loop; cancelling the task that awaits cancels the future.
-    - `cancel` ends the future of a call at once, and what is done for the call elsewhere.
-    - `then` gives another of these; an exception raised in the callback reaches whoever waits for
+    - `cancel` ends the future of a call at once, and the work for the call elsewhere.
+    - `then` gives another of these; an exception raised in the callback is raised by a wait for
       the result. The result completes whatever happens in the callback.
     - Callbacks run in the order in which they were added. One that is added when the future is just
       done, and another thread runs those before it, waits for them, 0.1 seconds at most. Chains of
@@ -69,8 +69,8 @@ class Future(torch.futures.Future[T]):
     _made_by: CodeType | None = None
     _made_at = 0
     executor: Executor | None = None
-    # The main thread sleeps at this bell, since torch's own wait does not look at signals. Whoever
-    # completes the future looks for a bell after that. The main thread first sets the bell and then
+    # The main thread sleeps at this bell, since torch's own wait does not look at signals. A thread
+    # completes the future and then looks for a bell. The main thread first sets the bell and then
     # looks whether the future is done. So one sees the other. Where callbacks come before the end
     # of the completion, `_completes` says that it has begun, and the bell is looked for before it.
     _bell: Bell | None = None
@@ -369,7 +369,7 @@ class _Orphan:
     `collect_all` works on the C++ half alone, also when the Python half is gone. But the error must
     not be kept there, where the garbage collector can't see it: its arguments may lead back to its
     future, and both would stay forever. So the Python half has it; only when that is collected the
-    error moves here. If nobody has looked at it when this is collected, too, it is logged.
+    error moves here. If it was not retrieved when this is collected, too, it is logged.
     """
 
     __slots__ = ("_future", "_looked_at", "_made_at", "_made_by", "_stored")

@@ -43,7 +43,7 @@ def module_breaks_graphs(module: ModuleType) -> None:
             continue
         if isinstance(member, FunctionType):
             breaks_graphs(member)
-            setattr(member, MARK, True)  # if it is wrapped, what is wrapped has the mark now
+            setattr(member, MARK, True)  # if it is wrapped, the wrapped one has the mark now
         elif isinstance(member, type):
             methods_break_graphs(member)
 

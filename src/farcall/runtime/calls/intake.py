@@ -52,7 +52,7 @@ def begin(job: IncomingCall) -> None:
 
 
 def let_in(peers: Iterable[Peer]) -> None:
-    """This worker has no threads for what is queued: what the others wait for may be unread."""
+    """Read on: there are no threads for queued calls, and those may wait for unread frames."""
     for peer in peers:
         link = peer.back_link
         if link is not None and not peer.admission.reads:
@@ -62,6 +62,6 @@ def let_in(peers: Iterable[Peer]) -> None:
 
 
 def _follow(peer: Peer, link: Link) -> None:
-    """Have a link read, or not. Of several threads the last one sets what was decided last."""
+    """Have a link read, or not. Of several threads the last one sets the last decision."""
     with peer.reading:
         link.set_reading(peer.admission.reads)

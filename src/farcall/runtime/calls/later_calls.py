@@ -1,5 +1,5 @@
 """Calls that another thread makes than the one that asked for them: they need something first, and
-whoever asked must not wait.
+the asking thread must not wait.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class LaterCall(msgspec.Struct, eq=False):
     kwargs: Mapping[str, Any]
     handles: Sequence[RefHandle]  # of the references among the arguments
     limit: Limit
-    context: CallContext | None  # the depth and the autograd context of whoever asked for it
+    context: CallContext | None  # the depth and the autograd context of its asker
     grad: bool  # whether grad was enabled there
-    variables: contextvars.Context  # those of whoever asked for it
+    variables: contextvars.Context  # those of its asker
     # One of these two is called in the end; the second also with what the first raises.
     make: Make | None = None  # makes it
     fail: Callable[[BaseException], object] | None = None

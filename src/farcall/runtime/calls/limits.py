@@ -30,7 +30,7 @@ class Limits:
     def of_call(self, timeout: float | None) -> Limit:
         """Return when a call that begins now must end.
 
-        A call made by a handler has at most what is left to the call that the handler serves.
+        A call made by a handler inherits the remaining deadline of the call that it serves.
 
         Args:
             timeout: seconds; 0 for no limit, None for the agent's default.

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Self
 
 from farcall.runtime.calls.graph_breaks import breaks_graphs, methods_break_graphs
 
-# Special methods by which programs use a value, and nobody uses a method.
+# Special methods by which programs use a value, and never a method.
 _USES_OF_VALUES = (
     "bool int float complex index len iter reversed contains getitem setitem delitem next await "
     "aiter anext enter aenter round trunc floor ceil neg pos abs invert lt le gt ge add radd sub "
@@ -83,7 +83,7 @@ def how_to_read(name: str) -> str:
 
 
 def not_a_method(found: object, value: object, name: str) -> TypeError:
-    """The error for what was found under the name of a method, and can't be called."""
+    """Return the error for an attribute under a method's name that can't be called."""
     return TypeError(
         f"{name!r} of this {type(value).__name__} is no method but an attribute, of type "
         f"{type(found).__name__}. {how_to_read(name)}"

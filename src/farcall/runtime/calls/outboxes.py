@@ -1,6 +1,6 @@
-"""Sends what nobody waits for and what can't go at once, since its link has to be dialled first or
-the peer does not read. A thread for each peer does the waiting, so `rpc_async`, `remote`,
-finalizers and control messages return at once whatever the peer does.
+"""Sends frames that no thread waits for and that can't go at once, since their link has to be
+dialled first or the peer does not read. A thread for each peer does the waiting, so `rpc_async`,
+`remote`, finalizers and control messages return at once whatever the peer does.
 
 What waits in which order is `farcall.protocol.outbox`'s business.
 """
@@ -30,7 +30,7 @@ AT_ONCE = 0.0  # a deadline: what can't be written without waiting isn't
 # the thread of the box. A healthy peer that is sent much makes room within less.
 GRACE = 0.01
 # Bytes a second below which a peer counts as one that does not read. A thread waits so long at most
-# for one frame; what is left then is copied.
+# for one frame; the rest is copied then.
 SLOWEST = 100e6
 LOOK_AGAIN = 1.0  # seconds between looks at what a bell should have told
 OVERHEAD = 512  # bytes that a request takes here beside its arguments, about
@@ -41,7 +41,7 @@ class Waiting(Protocol):
 
     @property
     def size(self) -> int:
-        """In bytes; 0 for what is small and can't be many."""
+        """In bytes; 0 for small items that can't be many."""
 
     @property
     def is_over(self) -> bool:
@@ -203,7 +203,7 @@ class Outboxes:
 def detached(frame: Frame) -> Frame:
     """A frame that needs nothing of the sender's memory, for when it is sent later.
 
-    What is in the memory of a device stays there.
+    Buffers in the memory of a device stay there.
     """
     buffers = [one if isinstance(one, OnDevice) else bytes(one) for one in frame.buffers]
     return Frame(frame.message, frame.call_id, frame.body, buffers)

@@ -47,7 +47,7 @@ def call(agent: Agent, name: str | None, call: Call) -> Any:
     """`Agent.call` as an event.
 
     Args:
-        name: of what is called, if it is not the function.
+        name: of the called function, if `function` is not it.
     """
     with record_function(event_name(agent, "sync", name, call)):
         return agent.call(*call)
@@ -62,7 +62,7 @@ def call_async(agent: Agent, name: str | None, call: Call, maker: FrameType) -> 
     except BaseException:
         lasting.__exit__(None, None, None)
         raise
-    # Past our class, which takes a callback for somebody who cares for the result.
+    # Past our class, which counts a callback as interest in the result.
     TorchFuture.add_done_callback(future, lambda _: lasting.__exit__(None, None, None))
     return future
 

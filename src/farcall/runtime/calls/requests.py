@@ -31,7 +31,7 @@ LEAST_SECONDS = 1e-3  # that a callee is told to have; 0 would be no limit
 
 
 class IsSought(Exception):
-    """A reference among the arguments is not even made yet, and nobody may wait for that."""
+    """A reference among the arguments is not even made yet, and the call may not wait for it."""
 
 
 class Requests:

@@ -145,7 +145,7 @@ class ServerCall(Answering, eq=False):
         self.serving.executor.queue(self.run_queued, self.request.depth, self.peer)
 
     def run_queued(self) -> None:
-        """Like `run`, of what was counted as queued."""
+        """Like `run`, of a call that was counted as queued."""
         if self.gate is None:
             intake.begin(self)
             self.run()
@@ -224,7 +224,7 @@ class ServerCall(Answering, eq=False):
                 attach = serving.gradients.receive(self.context, self.peer, request.sent)
             if handles and request.on_reference and target is None:
                 target = serving.references.value_of(handles[0])
-                # Kept until the answer: what is not made yet must not be dropped meanwhile.
+                # Kept until the answer: an object in the making must not be dropped meanwhile.
                 self.handles, handles = handles[:1], handles[1:]
             loaded = serializer.load(
                 frame.body, frame.buffers, references=handles or (), attach=attach, only=only
@@ -258,7 +258,7 @@ class ServerCall(Answering, eq=False):
         )
 
     def _defer(self, result: Deferred) -> None:
-        """Wait for a future without a thread, as long as somebody wants its value.
+        """Wait for a future without a thread, as long as its value is wanted.
 
         The future may be the user's, and never complete. It is not kept here: the future's callback
         leads to this job, and no garbage collector sees cycles through a future of torch's.

@@ -66,7 +66,7 @@ class WaitingRequests:
             self._could_not_send(pending, error)
 
     def wait_for_turn(self, pending: PendingCall) -> None:
-        """Wait until what was to be sent to the callee before is sent.
+        """Wait until all earlier frames for the callee are sent.
 
         Raises:
             NotSent: it is not by the call's deadline.

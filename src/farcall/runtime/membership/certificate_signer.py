@@ -123,8 +123,8 @@ class CertificateSigner:
 
     Args:
         config: names the files. They are read again when they have changed.
-        seal: makes of data what is signed in its place; with a secret beside the certificates, what
-            only those who know that can make.
+        seal: makes of data the bytes that are signed in its place; with a secret beside the
+            certificates, bytes that only those who know the secret can make.
         name: of the worker, for which its certificate must be if names are bound; None: of no one.
 
     Raises:

@@ -47,7 +47,7 @@ class Place:
         credential: what to prove ourselves with, and with whom we may talk.
         listen: host and port (0: any free one) to listen on, checked to be safe.
         advertise: host names or addresses under which others reach us, best first.
-        store: for the endpoint's own use: keys in it clash with nobody else's.
+        store: for the endpoint's own use: keys in it clash with no other's.
         world_size: number of workers; None: they come and go.
         timeout: seconds to wait for others; 0 for no limit.
     """

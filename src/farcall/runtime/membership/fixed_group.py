@@ -51,7 +51,7 @@ class FixedGroup:
         self._ranks = [f"rank/{rank}" for rank in range(size)]
         self._confirmations = [f"confirmed/{rank}" for rank in range(size)]
         self._seen: list[Worker] = []  # all workers by rank, or none while they are not there
-        self._claimed_at = math.inf  # when somebody was seen first in the place of one of them
+        self._claimed_at = math.inf  # when another worker was first seen in the place of one
 
     def abort(self, reason: str) -> None:
         """End the wait of all."""
@@ -66,7 +66,7 @@ class FixedGroup:
             given_up: ends this worker's wait.
 
         Raises:
-            RendezvousTimeout: somebody is missing; says who.
+            RendezvousTimeout: a worker is missing; says which.
             RendezvousError: another worker has ended the wait, this one was interrupted, or not
                 all see the same workers.
         """
@@ -113,7 +113,7 @@ class FixedGroup:
             for one, worker in zip(said, self._seen, strict=True)
         ):
             return True
-        self._seen = []  # somebody sees others: look again
+        self._seen = []  # a worker sees others: look again
         return False
 
     def _look(self) -> list[Worker]:

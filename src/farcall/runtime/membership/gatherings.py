@@ -142,7 +142,7 @@ class Gatherings:
         return arrival.future
 
     def incomplete(self) -> list[Incomplete]:
-        """Return the gatherings that this worker leads and that wait for somebody."""
+        """Return the gatherings that this worker leads and that wait for a member."""
         with self._changed:
             gatherings = [(ident, dict(come)) for ident, come in self._open.items()]
         return [
@@ -156,7 +156,7 @@ class Gatherings:
         ]
 
     def _watch(self) -> None:
-        """Wait until gatherings are complete, late, or lack somebody who is gone."""
+        """Wait until gatherings are complete, late, or lack a worker that is gone."""
         with self._losses.hearing(self._on_lost):
             while True:
                 with self._changed:

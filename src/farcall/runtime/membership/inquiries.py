@@ -1,9 +1,9 @@
 """Work that waits, without a thread, until the store has said where a worker is.
 
-Whoever needs a worker that is not known here leaves what is to be done then. A thread for each name
-waits for the store, and does it: nobody else is held up by a store that does not answer. What needs
-something else that only others can bring about, such as the confirmation of a reference, waits in
-the same way.
+A thread that needs a worker which is not known here leaves its work. A thread for each name waits
+for the store, and then does the work: no other thread is held up by a store that does not answer.
+Work that needs something else that only others can bring about, such as the confirmation of a
+reference, waits in the same way.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Inquiries:
             look: learns where the worker is, and takes no longer than a moment in
                 `time.monotonic()` seconds. It raises RpcTimeout if the store has not answered by
                 then, or another FarcallError if there is nothing to wait for. That does not count
-                for what was left after `look` was called: the worker may be there since.
+                for work that was left after the call of `look`: the worker may be there since.
             deadline: `time.monotonic()` seconds.
             then: called with None and what `look` returned, or with the reason and None; in the
                 order of the calls with this key, by another thread, and without locks. It must not
                 wait.
         """
-        # Uninterrupted, since whoever asks for the same name later relies on the thread.
+        # Uninterrupted, since later questions for the same name rely on the thread.
         uninterrupted(
             partial(self._ask, key, look, _Waiting(deadline, then)), f"farcall-inquire-{self._name}"
         )

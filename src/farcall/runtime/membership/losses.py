@@ -32,8 +32,8 @@ from farcall.transport.uninterrupted import uninterrupted
 
 logger = get_logger("farcall")
 
-ATTEMPT_SECONDS = 5.0  # to reach somebody who was lost
-START_SECONDS = 10.0  # that whoever dials waits for a worker that is starting
+ATTEMPT_SECONDS = 5.0  # to reach a worker that was lost
+START_SECONDS = 10.0  # that a dialler waits for a worker that is starting
 SHUTTING_DOWN = "this worker is shutting down"
 ASK_SECONDS = 1.0  # that the store has to say whose a name is, of which two workers say that
 
@@ -69,7 +69,7 @@ Party = Callable[[Loss], object]
 
 
 class Reception:
-    """Answers an endpoint that listens before its agent exists: whoever dials waits for that.
+    """Answers an endpoint that listens before its agent exists: a dialler waits for that.
 
     Else a stranger could be let in before it is known who belongs to the group.
     """
@@ -99,7 +99,7 @@ class Reception:
 class Losses:
     """The losses of one agent. Thread-safe.
 
-    Nobody can be lost before `start`.
+    No worker can be lost before `start`.
 
     Attributes:
         obituary: says in words how the process of a worker ended, if this process knows that, as
@@ -122,14 +122,14 @@ class Losses:
     def start(
         self, end_calls: EndCalls, parties: Sequence[Party], discard: Callable[[list[int]], None]
     ) -> None:
-        """Say what is done when a worker is lost.
+        """Set the work to be done when a worker is lost.
 
         Args:
             end_calls: takes the calls between a peer, which was lost for some cause, and this
                 worker out of the tables.
             parties: hear of each loss, one after the other, in the thread that noticed it. They
                 must not wait. An error of one keeps nothing from the others.
-            discard: drops what is known of incarnations that were lost long ago.
+            discard: drops all records of incarnations that were lost long ago.
         """
         self._end_calls = end_calls
         self._parties = parties
@@ -242,7 +242,7 @@ class Losses:
         return None
 
     def _who_is(self, name: str, incarnation: int) -> str | None:
-        """Return why whoever says that name and incarnation is nobody of this group, or None."""
+        """Return why a worker of that name and incarnation is none of this group, or None."""
         directory = self._directory
         if incarnation == self._me.incarnation:
             return "it says that it is this worker itself"

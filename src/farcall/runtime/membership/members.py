@@ -2,7 +2,7 @@
 
 The store comes first. If it has not answered for a moment, or is gone, members that are linked are
 asked, too, and the first answer counts. A member tells of those that it knows and that live, as far
-as it knows. Whoever dials says in the handshake where it listens, so a group whose members are
+as it knows. A dialler says in the handshake where it listens, so a group whose members are
 linked finds newcomers and those that came back without the store.
 """
 
@@ -52,7 +52,7 @@ class _Round:
                 self._changed.notify_all()
 
     def wait(self, deadline: float) -> Worker | None:
-        """Wait for an answer, until nobody is left who could give one.
+        """Wait for an answer, until no member is left that could give one.
 
         Args:
             deadline: `time.monotonic()` seconds.
@@ -150,7 +150,7 @@ class Members:
         self._control.post(peer.incarnation, ThisIs(message.key, worker), 0)
 
     def on_answer(self, peer: Peer, message: ThisIs) -> None:
-        """A member has answered. What nobody has asked for does not count."""
+        """A member has answered. An answer without a question does not count."""
         key, worker = message.key, message.worker
         questions = self._rounds.get(key)
         if questions is None:

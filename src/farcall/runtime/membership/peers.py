@@ -60,7 +60,7 @@ class PendingCall(msgspec.Struct, eq=False, gc=False):
         return readable(self.function, self.method)
 
     def fail(self, error: BaseException) -> None:
-        """Fail the future, if there is one and nobody else has completed it. Never raises."""
+        """Fail the future, if there is one and it is not completed yet. Never raises."""
         future, self.future = self.future, None
         if future is not None:
             complete_with(future, error)
@@ -92,7 +92,7 @@ class IncomingCall(AnsweredCall, Protocol):
     queued: int  # bytes by which it counts as queued, see `intake`
 
     def run_queued(self) -> None:
-        """Run what was counted as queued."""
+        """Run a call that was counted as queued."""
 
     def cancel(self, by_user: bool = False) -> None:
         """Stop what can be stopped: the caller gave up, or is lost, or was asked to (`by_user`)."""
@@ -152,7 +152,7 @@ class Peer:
         return self.left or self.lost or "its connection ended"
 
     def describe(self, error: L) -> L:
-        """Add to an error what is known of this peer and of the calls to it."""
+        """Add to an error the facts about this peer and the calls to it."""
         error.rank = self.worker.id
         error.host = host_name(self.worker.host)
         error.pid = self.worker.pid

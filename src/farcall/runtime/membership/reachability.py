@@ -26,7 +26,7 @@ logger = get_logger("farcall")
 
 MAX_ADDRESSES = 8
 _LOOPBACK = "127.0.0.1", "::1"
-# Of the ranges for documentation: nobody has them, so the way there is the way to anybody.
+# Of the ranges for documentation: no host has them, so the way there is the way to any host.
 _ANYBODY = "192.0.2.1", "2001:db8::1"
 _SIOCGIFADDR = 0x8915
 _NAME_LENGTH = 16

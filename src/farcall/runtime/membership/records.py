@@ -1,4 +1,4 @@
-"""Records that workers write to the store of their group, and checks of what is possible."""
+"""Records that workers write to the store of their group, and checks that they are possible."""
 
 from __future__ import annotations
 

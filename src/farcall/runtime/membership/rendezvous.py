@@ -54,7 +54,7 @@ _LEAVE_LIMIT = 5.0
 # shorter than what a store may take to answer a question.
 _RENEWAL_LIMIT, _RENEWAL_PAUSE = 4.0, 0.2
 
-_MOST_EMPTY = 1024  # entries of the log in a row that lead to nobody new
+_MOST_EMPTY = 1024  # entries of the log in a row that lead to no new worker
 
 
 def _nobody_is_dead(worker: Worker) -> bool:
@@ -109,7 +109,7 @@ class Rendezvous:
             ValueError: the id is not a rank of a group of that size.
             DuplicateWorker: another live worker has the name or the id. Ends the wait of a group
                 of fixed size, for all.
-            RendezvousTimeout: somebody is missing; says who.
+            RendezvousTimeout: a worker is missing; says which.
             RendezvousError: another worker of the group failed, or the store is gone.
         """
         if world_size is not None and not 0 <= worker.id < world_size:
@@ -174,7 +174,7 @@ class Rendezvous:
     def roll(self) -> list[Worker]:
         """Return all workers that are up; some may have left since this was last asked.
 
-        Cheap if nobody has joined since then.
+        Cheap if no worker has joined since then.
 
         Raises:
             RuntimeError: the store is gone.
@@ -187,8 +187,8 @@ class Rendezvous:
     def ask(self, me: Worker, name_or_id: str | int) -> Answer:
         """As `find` or `roll`, for a worker that has joined. One that asks for itself signs anew.
 
-        It does so if `is_outdated`. A record that is not believed, of somebody who has a
-        certificate, too, may be signed anew soon: this waits for it, a few seconds at most.
+        It does so if `is_outdated`. A record that is not believed, of another worker with a
+        certificate, may be signed anew soon: this waits for it, a few seconds at most.
 
         Raises:
             RuntimeError: the store is gone.
@@ -215,7 +215,7 @@ class Rendezvous:
         return self._signer.credential() != self._signed_with
 
     def _may_be_signed_anew(self, name_or_id: str | int) -> bool:
-        """Return whether somebody is up by a record that is not believed, and only for a while."""
+        """Return whether a worker is up by a record that is not believed, for a while only."""
         if not self._signed_with:
             return False  # secrets are not renewed
         kind = "name" if isinstance(name_or_id, str) else "rank"
@@ -286,7 +286,7 @@ class Rendezvous:
         before = self._read(f"name/{worker.name}")
         if before is None:
             # Before the record: a death in between leaves a name without record, which is skipped;
-            # the other way round it would leave a worker that nobody can list.
+            # the other way round it would leave a worker that is in no list.
             self._log_name(worker.name)
         for number in self._ids(worker, before):
             candidate = msgspec.structs.replace(worker, id=number)

@@ -35,7 +35,7 @@ class RollCall:
         everybody: asks the store for all workers; None: all are known (a group of fixed size).
         find: likewise, for one.
         endpoint: can ask whether a worker is gone.
-        directory: learns what is found out.
+        directory: learns the results.
     """
 
     def __init__(
@@ -157,5 +157,5 @@ class RollCall:
         return peer.back_link is not None or self._links.linked(peer) is not None
 
     def close(self) -> None:
-        """Ask nobody any more. What is being asked ends when the endpoint is closed."""
+        """Ask no more. A question under way ends when the endpoint is closed."""
         self._threads.close(0)

@@ -4,8 +4,8 @@ The directory says in which order workers came and went (DIR-7 in `protocol/dire
 thread of its own tells listeners of that in the same order, without locks.
 
 A worker of an open group is known here when it has dialled this one, was called, or the store was
-asked. So while somebody waits or listens a thread looks, several times a second, whether anybody
-has joined, and makes links to those whose leaving is to be noticed. Nothing is done otherwise.
+asked. So while a caller waits or listens a thread looks, several times a second, whether workers
+have joined, and makes links to those whose leaving is to be noticed. Nothing is done otherwise.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MemberEvent(NamedTuple):
         kind: "joined"; "left": it has shut down; "lost": it died, or was cut off; "refused": one of
             the two workers does not want a link with the other.
         worker: the one that has come or gone.
-        why: of one that has gone: what is known of that, in words.
+        why: of one that has gone: the reason, as far as it is known, in words.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ class MemberEvent(NamedTuple):
 
 
 def member_of(peer: Peer) -> Member:
-    """Return what is known of a worker, for users."""
+    """Return the description of a worker, for users."""
     worker = peer.worker
     return Member(worker.name, worker.id, worker.role, host_name(worker.host), worker.pid)
 
@@ -135,7 +135,7 @@ class Roster:
     # What the directory says.
 
     def _take(self) -> None:
-        """Have what is new told. Never waits."""
+        """Have the news told. Never waits."""
         with self._changed:
             news, self._here = self._directory.take()
             for one in news:
@@ -176,7 +176,7 @@ class Roster:
     # Listeners.
 
     def listen(self, listener: Listener, *, present: bool) -> None:
-        """Tell somebody of all that comes from now on.
+        """Tell a listener of all that comes from now on.
 
         Args:
             present: tell it first of those that are here already, as of newcomers.
@@ -195,7 +195,7 @@ class Roster:
         self._look()
 
     def dismiss(self, listener: Listener) -> None:
-        """Tell somebody of nothing more. A call that has begun goes on."""
+        """Tell a listener of nothing more. A call that has begun goes on."""
         listener.silence()
         with self._changed:
             self._listeners = [one for one in self._listeners if one is not listener]
@@ -296,7 +296,7 @@ class Roster:
         return in_time
 
     def _refuse(self, names: tuple[str, ...], missing: list[str]) -> None:
-        """Raise what is wrong, in a group of fixed size."""
+        """Raise an error, in a group of fixed size, if names are wrong."""
         for name in names:
             self._directory.resolve(name)
         raise UnknownWorker(
@@ -320,7 +320,7 @@ class Roster:
     # Looking.
 
     def _look(self) -> None:
-        """Have a thread look for newcomers, while somebody wants to know."""
+        """Have a thread look for newcomers, while a caller wants to know."""
         with self._changed:
             if self._is_looking or self._status.is_closed:
                 return
@@ -348,7 +348,7 @@ class Roster:
         return not self._status.is_closed and bool(self._listeners or self._awaited)
 
     def close(self) -> None:
-        """The agent has shut down: nobody is told of anything more."""
+        """The agent has shut down: no listener is told of anything more."""
         with self._changed:
             listeners, self._listeners = self._listeners, []
             self._changed.notify_all()

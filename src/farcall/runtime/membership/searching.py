@@ -1,4 +1,4 @@
-"""Looks for workers that were lost, and may be alive: somebody has to dial first."""
+"""Looks for workers that were lost, and may be alive: one of two has to dial first."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MOST_SECONDS = 30.0  # between two attempts
 class Search:
     """The lost workers of one agent that may be alive. Thread-safe.
 
-    A thread tries one after the other, each after twice the time of before. It ends when there is
-    nobody to look for: most of the lost are dead, and the first attempt proves it.
+    A thread tries one after the other, each after twice the time of before. It ends when none is
+    left to look for: most of the lost are dead, and the first attempt proves it.
 
     Args:
         name: of this worker.
@@ -83,7 +83,7 @@ class Search:
                 logger.debug("%s: %r is not looked for: %s", self._name, peer.name, error)
 
     def close(self) -> None:
-        """Look for nobody any more. An attempt that goes on ends when the endpoint is closed."""
+        """Look for no more. An attempt that goes on ends when the endpoint is closed."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -47,7 +47,7 @@ class ShutdownCoordinator:
         self._going_on: set[object] = set()
         # Grows whenever a call begins, since the user has called shutdown. Without a lock: of two
         # calls that begin at once one may not be counted. But a call is entered above before it
-        # reads the number, so the detector answers nobody until it has written the next one.
+        # reads the number, so the detector answers no worker until it has written the next one.
         # Hence every number that is written after an answer is greater than the answer.
         self._epoch = 0
         self._leaving = False

@@ -1,17 +1,17 @@
 """A torch Store whose values are believed as far as they are signed.
 
-A store is a blackboard: whoever reaches it may write, alter, swap, repeat and remove. So a value is
-a msgpack array of a body and a signature, and what is signed is (each part behind its u32 length)
+A store is a blackboard: a program that reaches it may write, alter, swap, repeat and remove. So a
+value is a msgpack array of a body and a signature of (each part behind its u32 length)
 
     "farcall store 1", the prefix of the group, the number of the board, the key, the body
 
-The number is drawn by whoever comes to the board first, and stands there under `board`: groups that
+The number is drawn by the first worker at the board, and stands there under `board`: groups that
 have one prefix, at different stores or behind different `PrefixStore`s, don't take each other's
-values. What has no right signature counts as not there, and is named once in the log.
+values. A value without a right signature counts as not there, and is named once in the log.
 
 Whatever a store does raises `StoreFailed` and nothing else. Nothing here waits for a key, which a
-liar could remove: a value is read by comparing it with one that nobody writes. Counters and texts
-can't be signed; what a lie about them does is in docs/protocol.md.
+liar could remove: a value is read by comparing it with one that is never written. Counters and
+texts can't be signed; what a lie about them does is in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from farcall.runtime.membership.signing import Signer, signed_parts
 
 _log = get_logger("farcall")
 
-MAX_VALUE = 1 << 20  # bytes of what is looked at
+MAX_VALUE = 1 << 20  # bytes of a value that is looked at
 MAX_COUNT = 1 << 31
 MOST_NAMED = 32  # keys that are named in the log
-MOST_TRIES = 64  # to write a value before others do: nobody is that unlucky
+MOST_TRIES = 64  # to write a value before others do: no worker is that unlucky
 
 _LABEL = b"farcall store 1"
 _NOTHING = b"?"  # no value is this
@@ -55,7 +55,7 @@ class Found(NamedTuple, Generic[T]):
     Attributes:
         raw: as it is in the store; empty if there is nothing.
         value: if there is one that was signed by a member.
-        claim: if there is one that was not: it may be of somebody with another credential.
+        claim: if there is one that was not: it may be of a worker with another credential.
         objection: why there is no value, if there is anything.
     """
 
@@ -106,8 +106,8 @@ class SignedStore:
 
     Args:
         store: where they are, with the prefix.
-        prefix: part of what is signed.
-        signer: signs what is written, and checks what is read.
+        prefix: part of the signed bytes.
+        signer: signs values that are written, and checks those that are read.
     """
 
     def __init__(self, store: Store, prefix: str, signer: Signer) -> None:
@@ -141,7 +141,7 @@ class SignedStore:
         return self._found(key, kind, self._swap(key, _NOTHING, _NOTHING))
 
     def write(self, key: str, expected: bytes, kind: Kind[T], value: T) -> Found[T]:
-        """Put a value in the place of what is expected there; return what the key holds then.
+        """Put a value in the place of the expected one; return the one that the key holds then.
 
         Args:
             expected: as in `Found.raw`.
@@ -167,7 +167,7 @@ class SignedStore:
         """Return whether all keys hold something, signed or not. Cheap."""
         return self._ask(lambda: bool(self._store.check(list(keys))))
 
-    # What is not signed.
+    # Values without a signature.
 
     def text(self, key: str) -> str:
         """Return the text that a key holds; "" if there is none."""

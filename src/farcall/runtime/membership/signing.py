@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Signer(Protocol):
-    """Signs for a group, and knows what was signed so. Thread-safe."""
+    """Signs for a group, and knows its signatures. Thread-safe."""
 
     def sign(self, data: bytes) -> bytes:
         """Return a signature of these bytes."""
@@ -71,7 +71,7 @@ class Unsigned:
         return b""
 
     def objection(self, data: bytes, signature: bytes, name: str) -> str | None:
-        """Object to any signature: what is signed is of a group that has a credential."""
+        """Object to any signature: signed values are of a group that has a credential."""
         if not signature:
             return None
         return (

@@ -1,6 +1,6 @@
 """Finding torch's TCPStore before torch itself is asked to connect to it.
 
-torch's client prints tens of lines while nobody listens, goes on after its timeout, and never
+torch's client prints tens of lines while no store listens, goes on after its timeout, and never
 returns from something that takes its connection but is no store; a thread that is left in it aborts
 the program at its end. So everything that may fail is tried here first, over plain sockets, until a
 deadline: resolving the name, connecting, and a question that only a store answers.
@@ -173,7 +173,7 @@ class Search:
             hint: what to say behind the reason when there is none.
 
         Raises:
-            RendezvousTimeout: nobody listens there until the deadline, or something else does.
+            RendezvousTimeout: no store listens there until the deadline, or something else does.
             RendezvousError: something else listens there, and has said so; or see `resolve`.
         """
         addresses = self.resolve(hint)
@@ -216,7 +216,7 @@ def _ask(address: str, port: int, seconds: float) -> None:
     """Return if a store answers.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no program listens there.
         _Late: the connection or the answer was not there in time.
         _Suspect: something took the connection and closed it.
         _Stranger: the answer is not a store's.

@@ -66,7 +66,7 @@ def open_store(
 
     Raises:
         ValueError: a part is missing or makes no sense; the message says which.
-        RendezvousTimeout: nobody hosts a store at that address; the message says what was found.
+        RendezvousTimeout: no store is at that address; the message says what else answers there.
         RendezvousError: the address can't be used, for instance because another program has it, or
             because it is another machine's and this worker is confined to its own.
     """
@@ -111,7 +111,7 @@ def reopened(store: Store) -> Store:
     """Return a new client of the same store, with the same prefixes.
 
     Raises:
-        OSError: nobody hosts the store.
+        OSError: no process hosts the store.
         RuntimeError: torch can't connect to it.
     """
     below = _below_prefixes(store)

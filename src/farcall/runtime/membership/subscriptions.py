@@ -90,7 +90,7 @@ class Membership:
         self._roster = roster
         self._listener = Listener(events.hear, joins=True, leaves=True, end=events.end)
         roster.listen(self._listener, present=present)
-        # Whoever breaks out of its loop need not close it. Without a lock, as in any finalizer.
+        # A user who breaks out of the loop need not close it. Without a lock, as in any finalizer.
         weakref.finalize(self, self._listener.silence).atexit = False
 
     def close(self) -> None:

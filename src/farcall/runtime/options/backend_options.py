@@ -1,7 +1,8 @@
 """The options of a worker at its start: `RpcBackendOptions`.
 
 It is an ordinary class with ordinary attributes, as users of torch.distributed.rpc expect: they
-subclass it and set attributes afterwards. What is refused when it is set never reaches an agent.
+subclass it and set attributes afterwards. A value that is refused when it is set never reaches an
+agent.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class RpcBackendOptions:
         max_queued_bytes: the same in bytes, from 0. A single request may be larger. Default:
             `FARCALL_MAX_QUEUED_BYTES` of the environment; else 256 MiB.
         secret: shared by all workers, a `Secret`, text (encoded as UTF-8) or bytes. Default:
-            `FARCALL_SECRET` of the environment, or what is in the file `FARCALL_SECRET_FILE`; else
+            `FARCALL_SECRET` of the environment, or the contents of `FARCALL_SECRET_FILE`; else
             the secret of this user on this machine, with which workers talk to those of their own
             machine only.
         tls: certificates that links over TCP are made with, instead of those that are made of the
@@ -71,7 +72,7 @@ class RpcBackendOptions:
             `FARCALL_LISTEN` of the environment; else all interfaces ("::", which is IPv4 and IPv6)
             if a secret is given, and loopback if none is.
         insecure: if no secret is given, have none, and talk to workers of other machines all the
-            same. Whoever reaches this worker can run code in its process. Default:
+            same. Any program that reaches this worker can run code in its process. Default:
             `FARCALL_INSECURE` of the environment ("1" or "0"); else False.
         policy: what other workers may do here, an `Only`; or a dict of them, by pattern
             (`fnmatch.fnmatchcase`) of the workers' names: the first that matches counts, and

@@ -1,7 +1,7 @@
 """Checks of what a user set, and what the environment says where a user set nothing.
 
-All raise TypeError or ValueError, which say what is wrong with which option or variable. Each takes
-what it returned before as it is: options are checked again when the agent starts.
+All raise TypeError or ValueError, which name the option or variable and its mistake. Each takes a
+value that it has returned as it is: options are checked again when the agent starts.
 """
 
 from __future__ import annotations

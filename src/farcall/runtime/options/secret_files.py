@@ -1,6 +1,6 @@
 """Secrets in files: one that a user names, and this user's own, which is made at its first use.
 
-A file with a secret is read only if nobody else could have read or written it.
+A file with a secret is read only if no other user could have read or written it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _WRITERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def read_secret(path: str) -> Secret:
-    """Return the secret in a file that belongs to this user or root, and that nobody else can read.
+    """Return the secret in a file that belongs to this user or root, and that no other can read.
 
     Line ends at the end of a text don't belong to it.
 
     Raises:
-        ValueError: it can't be read, others can read it, or what is in it is no good secret.
+        ValueError: it can't be read, others can read it, or its contents are no good secret.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -57,7 +57,7 @@ def machine_secret() -> tuple[Secret, str]:
     machine is started again. The reason is empty for the former.
 
     Raises:
-        ValueError: what is there is not this user's alone, or no folder can be had.
+        ValueError: the file there is not this user's alone, or no folder can be had.
     """
     reasons: list[str] = []
     for base, folder in _places():
@@ -149,7 +149,7 @@ def _secret_at(folder: int, path: str) -> Secret:
 
 
 def _make_secret(folder: int) -> None:
-    """Make the secret, if nobody else does at the same time. It gets its name when it is whole."""
+    """Make the secret, unless another process does so now. It gets its name when it is whole."""
     name = f".{NAME}-{secrets.token_hex(8)}"
     descriptor = _create(name, folder)
     try:

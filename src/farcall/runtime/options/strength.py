@@ -11,8 +11,8 @@ would have to try for it:
 - else the logarithm of the size of its alphabet: 4 bits in hexadecimal numbers, some 6 in base64, 8
   in bytes that are no text.
 
-Blanks and punctuation between words count nothing. What is a text in base64 or in hexadecimal
-counts as the text. The estimate can't see that something random was found in a book, or is the hash
+Blanks and punctuation between words count nothing. Base64 or hexadecimal digits of a text
+count as the text. The estimate can't see that something random was found in a book, or is the hash
 of something that is easy to guess.
 """
 
@@ -151,7 +151,7 @@ def _follows(one: str, other: str) -> bool:
 
 
 def _foreseen(text: str, strides: tuple[int, ...]) -> list[int]:
-    """Return where characters go on with a sequence, or repeat what was there before."""
+    """Return where characters go on with a sequence, or repeat earlier ones."""
     found = []
     seen: set[str] = set()
     for at in range(2, len(text)):

@@ -96,7 +96,7 @@ class GlooGroup:
 
 
 class _Freed:
-    """In place of what was freed."""
+    """In place of a freed group."""
 
     def send(self, *_: object) -> None:
         raise RuntimeError("this worker has shut down")

@@ -141,7 +141,7 @@ class MpiGroup:
             )
         self.rank = rank
         self.size = size
-        self._mpi: Any = _Mpi.create(list(range(size)))  # its messages meet nobody else's
+        self._mpi: Any = _Mpi.create(list(range(size)))  # its messages meet no others
         self._poller = _Poller(f"farcall mpi {rank}")
 
     def send(self, to: int, tag: int, memory: Buffer) -> _Operation:
@@ -159,7 +159,7 @@ class MpiGroup:
         except RuntimeError as error:
             raise LinkError(f"mpi failed: {error}") from error
         finally:
-            self._poller.add(operation)  # also of what was begun only in part
+            self._poller.add(operation)  # also if it was begun only in part
         return operation
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Lanes over nccl: what is on CUDA devices travels from one to the other, past the CPU.
+"""Lanes over nccl: buffers on CUDA devices travel from one to the other, past the CPU.
 
 Each direction of a pair of ranks has a communicator of its own, which both make when it is first
 used. A communicator does one thing after the other: with one for both directions, two ranks that
@@ -107,7 +107,7 @@ class _Lane:
             raise LinkError("the process group's nccl lane was abandoned: one of its ranks is lost")
 
     def abandon(self) -> None:
-        """End what is under way."""
+        """End the operations under way."""
         self._is_abandoned = True
         with contextlib.suppress(RuntimeError):
             self._nccl.abort()

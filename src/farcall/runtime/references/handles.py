@@ -132,7 +132,7 @@ class References:
     def seek(self, to: str | int) -> RefHandle:
         """The handle for a `remote()` call that can't be made yet: see `sought_at`.
 
-        The machine knows nothing of it until then. So whoever makes the call keeps the handle.
+        The machine knows nothing of it until then. So the maker of the call keeps the handle.
 
         Args:
             to: the name or the id of the owner.
@@ -154,7 +154,7 @@ class References:
             return self._refs.create(handle.ref, owner.incarnation, owner.name)
 
     def sent(self, handle: RefHandle, owner: Worker) -> None:
-        """The `remote()` call of `seek` was sent: what is sent from now on comes after it."""
+        """The `remote()` call of `seek` was sent: all later frames come after it."""
         if handle.owner == SOUGHT:
             reference = self._reference_to(handle.ref, owner)
             handle.reference = as_it_travels(reference)
@@ -289,7 +289,7 @@ class References:
         return self._refs.owner_of(handle.ref) if handle.owner == SOUGHT else handle.owner
 
     def described_state(self, handle: RefHandle) -> str:
-        """Return in a few words what is known here of a reference's value.
+        """Return a few words on the state of a reference's value, as far as it is known here.
 
         Takes no lock, since signal handlers may want to show a reference, and runs no user code.
         """
@@ -313,7 +313,7 @@ class References:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
         owner = self._directory.of_incarnation(handle.owner)
         if owner is not None and owner.lost is not None and not self._status.is_closed:
-            # Whoever heard of its loss by a call may be here before the machine knows.
+            # A thread that heard of its loss by a call may be here before the machine knows.
             raise owner.owner_died()
         if not self._creation_errors:
             incarnation = handle.owner
@@ -395,7 +395,7 @@ class References:
         """A message of the reference protocol arrived."""
         self._machine.tell(self._machine.state.on_message, sender, message, call_id)
         if self._creation_errors and type(message) is Registered:
-            # The value was made after all, or nobody uses the reference any more.
+            # The value was made after all, or the reference is not used any more.
             with self._lock:
                 for minted_by, number, _, is_made in message.entries:
                     ref = RefId(minted_by, number)

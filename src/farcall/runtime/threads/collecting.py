@@ -1,7 +1,7 @@
 """Destructors on this thread, run by the garbage collector: tell whether there are any.
 
 Python collects garbage when objects are made, in whatever thread makes one, and runs there the
-destructors of what was in cycles. So a destructor of the user's may run in the middle of farcall,
+destructors of objects in cycles. So a destructor of the user's may run in the middle of farcall,
 while the thread holds a lock of farcall's. If it makes a call then, the thread waits for itself.
 """
 

@@ -17,8 +17,8 @@ Work = Callable[[], object]
 class DelayedWork:
     """Does what it is given, one after the other. Thread-safe.
 
-    What is posted without a delay is done in the order of `post`. Work should not wait. What it
-    raises is logged. Nothing is done once the agent is shut down.
+    Work that is posted without a delay is done in the order of `post`. It should not wait. Its
+    errors are logged. Nothing is done once the agent is shut down.
 
     Args:
         status: of the agent.

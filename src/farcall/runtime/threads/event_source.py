@@ -26,7 +26,7 @@ class Handler(Protocol):
         """An event arrived. May call `Executor.submit`."""
 
     def before_sleep(self) -> float:
-        """Do what is due. When is something due next: `time.monotonic()` seconds, or inf."""
+        """Do the work that is due. Return when more is due: `time.monotonic()` seconds, or inf."""
 
     def on_shortage(self) -> None:
         """Functions are held back for want of threads. Called again and again while they are."""

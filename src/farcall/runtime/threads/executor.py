@@ -98,12 +98,12 @@ class Executor:
         self._followers = Followers(name, self._follow, self._lock, max_threads)
         self._resting, self._threads = self._followers.resting, self._followers.threads
         self._turns = Turns(self._queue, self._places, self._followers, max_threads)
-        # Of the threads that have had work. What is set meanwhile for new threads holds for others.
+        # Of the threads that have had work. Settings made meanwhile for new threads are for others.
         self._isolations: dict[int, Isolation] = {}
-        self._leader = 0  # thread that has the lead; 0: nobody
+        self._leader = 0  # thread that has the lead; 0: none
         self._place_of_callbacks = OWN  # that the leader runs, or ran last
         self._runs_callbacks = False  # the leader does: they may wait, and then another has to lead
-        self._in_a_row = 0  # events that the leader took without a look at what is due
+        self._in_a_row = 0  # events that the leader took without a look at due work
         self.row = CompletionRow()
         self._stopping = False
         self._watch = endpoint.new_watch()  # over the leader and its event

@@ -58,7 +58,7 @@ class Followers:
         return list(self.threads)
 
     def find(self) -> bool:
-        """Somebody has to look for work: wake a thread that rests, or start one.
+        """Have a thread look for work: wake one that rests, or start one.
 
         Returns:
             Whether there is one. If not, the thread that ends a function next looks for work.
@@ -84,7 +84,7 @@ class Followers:
     def has_reserve(self) -> bool:
         """Return whether there is one more besides, if there may be.
 
-        What is called by no function needs that: else, where the system gives no more threads, the
+        Calls that no function makes need that: else, where the system gives no more threads, the
         calls that functions wait for would find none.
         """
         if len(self.resting) + self.waking < 2 and self.has_spare():

@@ -20,7 +20,7 @@ QUEUE-3  The callers whose functions are queued take turns; the functions of one
 QUEUE-4  If `max_running` functions run, and none of them is of a certain caller, one of its own
          may run besides: `guests` of these at most, and none if functions run one at a time.
 
-What is kept here is what is queued; nothing is locked.
+Only queued calls are kept here; nothing is locked.
 """
 
 from __future__ import annotations

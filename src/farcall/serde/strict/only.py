@@ -21,8 +21,8 @@ class Only:
     Args:
         functions: what callers may run, or pass to a function that runs it: functions, classes,
             and methods ("app:Model.forward", or `Model.forward`) that may be called through a
-            reference. Each is an object or its exact name, "module:qualname". A name allows what is
-            defined there, and nothing that the module happens to have imported.
+            reference. Each is an object or its exact name, "module:qualname". A name allows the
+            definition there, and nothing that the module happens to have imported.
         types: classes of which objects may arrive, beside plain data, tensors, references and
             built-in exceptions: dataclasses, named tuples, enums, structs of msgspec, exceptions,
             modules, and other classes whose state is in `__dict__` or `__slots__`. An object is
@@ -56,11 +56,11 @@ class Only:
         return f"Only(functions={functions!r}, types={types!r}{more})"
 
     def allows(self, name: str) -> bool:
-        """Return whether callers may run what is defined under a name."""
+        """Return whether callers may run the function or class of a name."""
         return name in self._names
 
     def check(self, name: str) -> None:
-        """Raises Refused unless callers may run what is defined under a name; "" has none."""
+        """Raise Refused unless callers may run the function or class of a name; "" has none."""
         if not name:
             raise Refused("this worker runs only functions that are named; this one came by value")
         if name not in self._names:
@@ -99,7 +99,7 @@ class Only:
 
 
 def check_defined(name: str, found: Callable[..., Any]) -> None:
-    """Raises Refused if what was found under an allowed name is really another's.
+    """Raise Refused if the function under an allowed name is really another module's.
 
     "app:os.system" leads to a function, but not to one that app defines.
     """

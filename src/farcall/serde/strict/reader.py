@@ -1,7 +1,7 @@
 """Bytes of the strict format to values: see docs/protocol.md, "Strict values".
 
 Everything that a peer says is bounded: how deep values nest, how many there are, how many follow.
-Nothing that is read refers to what was read before.
+No value refers to an earlier one.
 """
 
 from __future__ import annotations

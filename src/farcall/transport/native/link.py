@@ -156,7 +156,7 @@ def _with_files(buffers: Sequence[Any]) -> list[_native.OutBuffer]:
 
 def _with_file(buffer: Any) -> _native.OutBuffer:
     exporter = getattr(buffer, "obj", None)
-    if isinstance(exporter, memoryview):  # the buffer is a part of what was exported
+    if isinstance(exporter, memoryview):  # the buffer is a part of the exported memory
         exporter = exporter.obj
     find = getattr(exporter, "file_and_address", None)
     file = None if find is None else find()

@@ -1,10 +1,10 @@
 """All that travels between two ranks of a process group: two threads, and waits for them.
 
 A reader has receives under way for as long as the channel lives, so that the end of the peer is
-noticed: a process group tells only those who wait for that very rank. A writer waits until what was
-sent is through. Small messages are given to the group by the sending thread, which does not wait;
-a frame of more than one message goes by the writer, so that a sender that is interrupted leaves
-nothing half sent.
+noticed: a process group tells only those who wait for that very rank. A writer waits until its
+messages are through. Small messages are given to the group by the sending thread, which does not
+wait; a frame of more than one message goes by the writer, so that a sender that is interrupted
+leaves nothing half sent.
 
 Where there are lanes, a third thread waits for the end of the peer, or its alarm, while the others
 may be waiting for a lane, which notices no deaths.
@@ -56,7 +56,7 @@ class Envelope(msgspec.Struct, frozen=True):
 class _Job(msgspec.Struct, eq=False):
     """Messages to send, or that were given to the group already (`operations`).
 
-    Before them goes what is on a device: pairs of an announcement and its buffers.
+    Buffers on a device go before them: pairs of an announcement and its buffers.
     """
 
     messages: Sequence[Buffer]
@@ -77,7 +77,7 @@ class Channel:
             follows. May raise BadFrame or LinkError, which is the end of the channel.
         on_end: called once by the reader, last of all, with the cause.
         on_cut: called when sending failed: the reader has to go on, to find the end.
-        lanes: for what is on a device, if there are any.
+        lanes: for buffers on a device, if there are any.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Channel:
         self._group.receive(self.rank, PAYLOAD_TAG, memory).wait()
 
     def receive_on_device(self, sizes: Sequence[int]) -> list[OnDevice]:
-        """For `on_envelope`: what was announced.
+        """Receive the announced buffers, for `on_envelope`.
 
         Args:
             sizes: in bytes.
@@ -328,7 +328,7 @@ class Channel:
         with self._has_room:
             if self._alarm is None:
                 with contextlib.suppress(LinkError):
-                    self._alarm = self._post(b"!", ALARM_TAG)  # nobody waits for this
+                    self._alarm = self._post(b"!", ALARM_TAG)  # no thread waits for this
 
     def _read(self) -> None:
         cause = "the peer closed the connection"

@@ -2,9 +2,9 @@
 
 Links are numbers on that way: a dialled one exists once the peer has answered `OPENED`. What a peer
 that closes has sent arrives before its end: it says bye, and waits a little for the others to say
-it, too. Process groups know no authentication: whoever is in the group is trusted.
+it, too. Process groups know no authentication: all members of the group are trusted.
 
-A receiver that nobody reads from stops to receive after `UNREAD_LIMIT` bytes, and so holds up the
+A receiver without a reader stops receiving after `UNREAD_LIMIT` bytes, and so holds up the
 senders.
 """
 
@@ -82,7 +82,7 @@ class ProcessGroupEndpoint:
         self._events: queue.SimpleQueue[tuple[Event | None, int]] = queue.SimpleQueue()
         self._gate = threading.Condition()  # guards `_unread` and `_held_up`
         self._unread = 0
-        self._held_up = 0  # readers that wait until somebody reads
+        self._held_up = 0  # channels' readers that wait until a thread takes frames
         self._receiving = False
         self._lock = threading.Lock()  # guards what follows
         self._links: dict[tuple[int, bool, int], GroupLink] = {}
@@ -171,7 +171,7 @@ class ProcessGroupEndpoint:
         return encode_msgpack(Hello(*names, expects, me.host, me.main, me.strict))
 
     def _watch(self, link: GroupLink, call_id: int, waiter: Waiter[Frame]) -> None:
-        """For a link: somebody waits for the outcome of a call."""
+        """For a link: a thread waits for the outcome of a call."""
         with self._lock:
             if link.lost is not None:
                 raise LinkError(link.lost)
@@ -290,7 +290,7 @@ class ProcessGroupEndpoint:
     # Holding up.
 
     def _wait_at_gate(self, channel: Channel, size: int) -> None:
-        """Before a frame is received: until there is a place for it, or somebody waits for it."""
+        """Wait, before a frame is received, for a place for it, or a thread that waits for it."""
         if self._receiving or self._unread + size <= UNREAD_LIMIT:
             return
         with self._gate:
@@ -317,7 +317,7 @@ class ProcessGroupEndpoint:
     # Events.
 
     def next(self, timeout: float | None) -> Event | None:
-        if self._events.empty():  # else nobody needs to be let in for this
+        if self._events.empty():  # else no reader needs to be let in for this
             self._receiving = True  # before the look at `_held_up`: a reader sees one or the other
             if self._held_up:
                 self._open_gate()

@@ -128,7 +128,7 @@ def unpack(
 
 
 def _receive_buffers(lengths: Sequence[int], receive: Callable[[Buffer], None]) -> list[Buffer]:
-    """Take memory for one message at a time: what is only announced costs nothing."""
+    """Take memory for one message at a time: an announcement alone costs nothing."""
     buffers: list[Buffer] = [bytearray() for _ in lengths]
     places = [index for index, length in enumerate(lengths) if length]
     for batch in batches([lengths[place] for place in places]):

@@ -1,6 +1,6 @@
 """A process group as its transport sees it: messages between ranks, by rank and tag.
 
-What is in the memory of devices goes beside it, by lanes.
+Buffers in the memory of devices go beside it, by lanes.
 
 The runtime provides it (`runtime/process_groups/opening.py`, over torch.distributed): nothing here
 knows what carries the bytes.
@@ -35,7 +35,7 @@ class Group(Protocol):
     """What its addresses begin with: "gloo"."""
 
     notices_ends: bool
-    """Whether operations with a rank that has gone fail; if not, whoever leaves has to say so."""
+    """Whether operations with a rank that has gone fail; if not, a leaving rank has to say so."""
 
     rank: int
     size: int
@@ -58,7 +58,7 @@ class Group(Protocol):
         """End every operation that is under way, and all connections."""
 
     def free(self) -> None:
-        """Give back what it has of the system. After `close`, when nobody waits any more."""
+        """Give back its resources. After `close`, when no thread waits any more."""
 
 
 class Lanes(Protocol):
@@ -82,7 +82,7 @@ class Lanes(Protocol):
         """
 
     def abandon(self, rank: int) -> None:
-        """End what is under way to and from a rank; nothing can be begun any more."""
+        """End operations to and from a rank; nothing can be begun any more."""
 
     def close(self) -> None:
         """Abandon all, and give back what they have of the system."""

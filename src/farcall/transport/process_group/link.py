@@ -75,7 +75,7 @@ class GroupLink(DispatchedLink):
         self.channel = channel
         self.number = number
         self.dialled = dialled
-        self.gate = Gate()  # of what is sent
+        self.gate = Gate()  # of the senders
         self._watch = watch
 
     def set_reading(self, is_on: bool) -> None:

@@ -119,7 +119,7 @@ class SocketEndpoint:
             self._poller.wake()
 
     def next(self, timeout: float | None) -> Event | None:
-        # Set before the events are looked at: whoever appends later sees it, and wakes us.
+        # Set before the events are looked at: a thread that appends later sees it, and wakes us.
         self._receiver = threading.get_ident()
         self._poller.is_served = True
         try:
@@ -128,7 +128,7 @@ class SocketEndpoint:
             return None if self._woken else self._receive(timeout)
         finally:
             self._receiver = 0
-            self._woken = False  # whoever calls this looks at everything before it calls again
+            self._woken = False  # the caller looks at everything before it calls again
 
     def poll(self) -> Event | None:
         return self._events.popleft() if self._events else None

@@ -125,7 +125,7 @@ class SocketLink:
         return False
 
     def _leave(self) -> None:
-        """This thread writes no more: the endpoint's thread has to write what is left."""
+        """This thread writes no more: the endpoint's thread has to write the rest."""
         is_left = [False]
         try:
             self._leave_once(is_left)
@@ -234,8 +234,8 @@ class SocketLink:
 
     def _start_reading(self) -> bool:
         """Have the calling thread read, not the endpoint; return False if another one does."""
-        # In the main thread Ctrl-C may come between any two steps of reading, and what was read,
-        # for other callers too, would be lost. So that thread reads only if no other thread does.
+        # In the main thread Ctrl-C may come between any two steps of reading, and frames that were
+        # read, for other callers too, would be lost. So that thread reads only if no other does.
         if self._poller.is_served and is_main_thread():
             return False
         if not self.read_role.acquire(blocking=False):
@@ -325,7 +325,7 @@ class SocketLink:
         gone = isinstance(error, BrokenPipeError)  # a reader says the same of it
         self._cut = "the peer closed the connection" if gone else f"the connection broke: {error}"
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # so that whoever reads finds the end
+            self._sock.shutdown(socket.SHUT_RDWR)  # so that the reading thread finds the end
         if not is_main_thread():
             self.service()
         return LinkError(self.lost or self._cut)

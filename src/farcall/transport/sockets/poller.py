@@ -15,7 +15,7 @@ END = select.EPOLLRDHUP if hasattr(select, "EPOLLRDHUP") else 0
 WRITE = select.EPOLLOUT if hasattr(select, "epoll") else selectors.EVENT_WRITE
 
 
-# A wake-up is something that a wait finds, so that whoever looks without sleeping can't miss it.
+# A wake-up is something that a wait finds, so that a look without sleeping can't miss it.
 WOKEN: tuple[Any, int] = (None, 0)
 
 
@@ -28,7 +28,7 @@ class _Waker:
         self._writer.setblocking(False)
 
     def wake(self) -> None:
-        # Full means that plenty of wake-ups are pending already; closed means nobody waits.
+        # Full means that plenty of wake-ups are pending already; closed means no thread waits.
         with contextlib.suppress(OSError):
             self._writer.send(b"\0")
 
@@ -69,7 +69,7 @@ class EpollPoller:
                 self._epoll.unregister(fd)
 
     def wait(self, timeout: float | None) -> list[tuple[Any, int]]:
-        """(token, events) of what is ready, WOKEN among it; empty after `timeout` seconds."""
+        """Return (token, events) of ready sockets, WOKEN too; empty after `timeout` seconds."""
         tokens = self._tokens
         ready = []
         for fd, events in self._epoll.poll(timeout):

@@ -128,7 +128,7 @@ class Sealer:
     """
 
     def __init__(self, key: bytes, encrypts: bool, number: int = 0) -> None:
-        # The key and the number of the next record, what is to be sealed, and what is sealed.
+        # The key and the number of the next record, the parts to be sealed, and the sealed ones.
         self._state: _Sealing = RecordKey(key, encrypts), number, [], []
         self._memory: memoryview | None = None
 

@@ -21,7 +21,7 @@ class Writer(Protocol):
     """
 
     def put(self, parts: Sequence[Buffer]) -> None:
-        """Take what is to be sent next; nothing is left of what came before."""
+        """Take the parts to be sent next; nothing is left of earlier ones."""
 
     def write(self) -> bool:
         """Write what the kernel takes now. Returns whether all is written; raises OSError."""
