@@ -43,4 +43,4 @@ def test_nothing_else_asks_the_resolver() -> None:
         for path in package.rglob("*.py")
         if "getaddrinfo" in path.read_text() and "testing" not in path.parts
     ]
-    assert asking == ["addresses.py"]
+    assert asking == ["addresses.py"], "call `resolve` of transport/connect/addresses.py instead"

@@ -44,6 +44,20 @@ def names_in(path: str, names: Collection[str]) -> set[str]:
     return words & set(names)
 
 
+def lacks(title: str, path: str, names: Collection[str]) -> str:
+    """Return what to do if a file of a list does not have all of these names, or nothing."""
+    if path not in listed(title):
+        return f"CONTRIBUTING.md, '{title}': the list has lost {path}. Name it, or mend this test"
+    missing = sorted(set(names) - names_in(path, names))
+    if not missing:
+        return ""
+    step = next(line for line in section(title).splitlines() if f"`{path}`" in line)
+    return (
+        f"{path} has no {', '.join(missing)}. CONTRIBUTING.md, '{title}', says what belongs there: "
+        f"{step.strip()}"
+    )
+
+
 def test_all_files_that_are_named_exist() -> None:
     named = FILE.findall(PAGE)
     assert len(named) > 30
@@ -72,8 +86,7 @@ def test_commands_exist() -> None:
     ],
 )
 def test_every_option_is_in_the_files_of_the_list(path: str, others: set[str]) -> None:
-    assert path in listed("An option")
-    assert names_in(path, OPTIONS) >= OPTIONS - others
+    assert not (todo := lacks("An option", path, OPTIONS - others)), todo
 
 
 @pytest.mark.parametrize(
@@ -85,8 +98,7 @@ def test_every_option_is_in_the_files_of_the_list(path: str, others: set[str]) -
     ],
 )
 def test_options_take_effect_where_the_list_says(path: str, example: str) -> None:
-    assert path in listed("An option")
-    assert names_in(path, {example})
+    assert not (todo := lacks("An option", path, {example})), todo
 
 
 def test_every_message_is_in_the_files_of_the_list() -> None:
@@ -99,8 +111,7 @@ def test_every_message_is_in_the_files_of_the_list() -> None:
         "docs/protocol.md": kinds,
         "src/farcall/runtime/control_routes.py": classes - ELSEWHERE,
     }.items():
-        assert path in listed("A control message")
-        assert names_in(path, expected) == expected, path
+        assert not (todo := lacks("A control message", path, expected)), todo
 
 
 def test_every_transport_is_in_the_files_of_the_list() -> None:
@@ -114,7 +125,8 @@ def test_every_transport_is_in_the_files_of_the_list() -> None:
     ):
         assert path in listed("A transport")
         text = (ROOT / path).read_text("utf-8")
-        assert all(re.search(rf"\b{name}", text) for name in TRANSPORTS), path
+        missing = [name for name in TRANSPORTS if not re.search(rf"\b{name}", text)]
+        assert missing == [], f"{path}: see 'A transport' of CONTRIBUTING.md"
 
 
 def test_every_optimizer_is_in_the_files_of_the_list() -> None:
@@ -125,7 +137,8 @@ def test_every_optimizer_is_in_the_files_of_the_list() -> None:
         for name, value in vars(torch.optim).items()
         if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
     }
-    assert names_in("tests/behaviour/test_optimizer.py", classes) == classes
+    todo = lacks("An optimizer", "tests/behaviour/test_optimizer.py", classes)
+    assert not todo, todo
 
 
 def test_the_changelog_has_the_sections_that_are_named() -> None:
@@ -173,3 +186,57 @@ def test_citation_has_the_version() -> None:
     cited = re.search(r"^version: (.*)", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
     assert cited is not None
     assert cited[1] == farcall.__version__
+
+
+def test_a_file_that_was_left_out_is_named_with_its_step() -> None:
+    path = "src/farcall/runtime/control_routes.py"
+    assert lacks("A control message", path, {"Leaving", "Hint"}) == (
+        f"{path} has no Hint. CONTRIBUTING.md, 'A control message', says what belongs there: "
+        f"5. `{path}`: which part gets the message. Messages about references are left to"
+    )
+    assert "has lost docs/style.md" in lacks("A control message", "docs/style.md", {"Leaving"})
+
+
+# .github/: what GitHub shows those who open an issue or a pull request.
+
+TEMPLATES = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def test_owners_of_code_own_files_that_exist() -> None:
+    lines = (ROOT / ".github/CODEOWNERS").read_text("utf-8").splitlines()
+    rules = [line.split() for line in lines if line and not line.startswith("#")]
+    assert rules[0][0] == "*", "each file has an owner"
+    for path, *owners in rules:
+        assert path == "*" or (ROOT / path.strip("/")).exists(), path
+        assert all(re.fullmatch(r"@[\w-]+(/[\w-]+)?", owner) for owner in owners), owners
+
+
+def test_the_pull_request_template_asks_for_commands_and_files_that_exist() -> None:
+    text = (ROOT / ".github/PULL_REQUEST_TEMPLATE.md").read_text("utf-8")
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    commands = re.findall(r"`make ([a-z-]+)`", text)
+    assert "check" in commands
+    assert [name for name in commands if not re.search(rf"^{name}:", makefile, re.M)] == []
+    files = re.findall(r"[\w/]+\.md", text)
+    assert {"CONTRIBUTING.md", "CHANGELOG.md"} <= set(files)
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_issue_templates_are_forms_that_github_takes(path: Path) -> None:
+    form = pytest.importorskip("yaml").safe_load(path.read_text("utf-8"))
+    if path.stem == "config":
+        assert set(form) <= {"blank_issues_enabled", "contact_links"}
+        return
+    assert set(form) == {"name", "description", "labels", "body"}
+    asked = [part for part in form["body"] if part["type"] != "markdown"]
+    assert len({part["id"] for part in asked}) == len(asked) > 0
+    assert all(part["attributes"]["label"] for part in asked)
+    assert any(part.get("validations", {}).get("required") for part in asked)
+
+
+def test_a_bug_report_asks_for_the_program_and_the_machine() -> None:
+    assert {path.stem for path in TEMPLATES} == {"bug", "config", "feature"}
+    text = (ROOT / ".github/ISSUE_TEMPLATE/bug.yml").read_text("utf-8")
+    for wanted in ("shortest program", "`farcall doctor`", "`farcall stacks`", "SECURITY.md"):
+        assert wanted in text

@@ -57,4 +57,7 @@ def test_page_quotes_the_demo(page: Path) -> None:
 
 @pytest.mark.parametrize(("page", "quote"), QUOTES, ids=first_line)
 def test_quoted_code_is_the_demos_code(page: Path, quote: str) -> None:
-    assert any(occurs(quote, source) for source in sources_of(page))
+    is_there = any(occurs(quote, source) for source in sources_of(page))
+    assert is_there, (
+        f"{page.name} quotes lines that its demo has not: copy the demo's into the page"
+    )

@@ -25,15 +25,17 @@ def words_in_use() -> str:
 def test_every_term_is_used_elsewhere() -> None:
     text = words_in_use()
     assert len(TERMS) >= 40
-    assert [term for term in TERMS if not re.search(rf"\b{term.lower()}(?:s|es)?\b", text)] == []
+    unused = [term for term in TERMS if not re.search(rf"\b{term.lower()}(?:s|es)?\b", text)]
+    assert unused == [], "docs/glossary.md has terms that are used nowhere: take them out"
 
 
 def test_terms_are_in_order_and_each_is_listed_once() -> None:
-    assert sorted(set(TERMS), key=str.lower) == TERMS
+    assert sorted(set(TERMS), key=str.lower) == TERMS, "docs/glossary.md: keep the alphabet"
 
 
 def test_every_entry_leads_to_a_page_that_explains_it() -> None:
-    assert [term for term, entry in ENTRIES if "](" not in entry] == []
+    alone = [term for term, entry in ENTRIES if "](" not in entry]
+    assert alone == [], "docs/glossary.md: let these entries link to the page that explains them"
 
 
 def test_readme_and_design_lead_to_the_glossary() -> None:

@@ -44,7 +44,8 @@ def find_cycle(trees: dict[str, ast.Module]) -> list[str] | None:
 
 def test_no_module_is_too_long() -> None:
     lengths = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in FILES}
-    assert {path: length for path, length in lengths.items() if length > MOST_LINES} == {}
+    long = {path: length for path, length in lengths.items() if length > MOST_LINES}
+    assert long == {}, f"split these by responsibility: a module has at most {MOST_LINES} lines"
 
 
 def roots_of(module: str) -> set[str]:
@@ -57,12 +58,17 @@ def modules_in(*units: str) -> list[str]:
 
 def test_every_unit_has_a_layer() -> None:
     units = {unit_of(module) for module in TREES}
-    assert units <= LAYERS.keys() | BESIDE
+    unknown = sorted(units - LAYERS.keys() - BESIDE)
+    assert unknown == [], "give these a place in LAYERS or BESIDE of tests/layers.py"
 
 
 def test_imports_go_downward() -> None:
     upward = {module: upward_imports(module, tree) for module, tree in TREES.items()}
-    assert {module: imported for module, imported in upward.items() if imported} == {}
+    wrong = {module: imported for module, imported in upward.items() if imported}
+    assert wrong == {}, (
+        "these modules import higher layers (LAYERS in tests/layers.py): let the higher one hand "
+        "in what the lower one needs, or move it down"
+    )
 
 
 def test_an_upward_import_is_noticed() -> None:
@@ -79,7 +85,7 @@ def test_an_upward_import_is_noticed() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    assert find_cycle(TREES) is None
+    assert find_cycle(TREES) is None, "these import each other: move what both need into a third"
 
 
 def test_a_cycle_is_noticed() -> None:
@@ -100,17 +106,20 @@ def test_no_module_imports_farcall_inside_a_function() -> None:
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for name in imports_of(function)
     ]
-    assert [one for one in inside if one[1].partition(".")[0] == "farcall"] == []
+    own = [one for one in inside if one[1].partition(".")[0] == "farcall"]
+    assert own == [], "import at the top of the module; if that makes a cycle, split the module"
 
 
 @pytest.mark.parametrize("module", modules_in("protocol"))
 def test_protocol_has_no_io_threads_clock_or_torch(module: str) -> None:
-    assert roots_of(module) & IMPURE == set()
+    impure = sorted(roots_of(module) & IMPURE)
+    assert impure == [], f"{module} is a pure machine: `runtime/` does this for it"
 
 
 @pytest.mark.parametrize("module", modules_in("errors", "ids", "wire", "protocol", "transport"))
 def test_layers_below_serde_know_nothing_of_torch(module: str) -> None:
-    assert roots_of(module) & {"torch", "numpy", "pickle", "cloudpickle"} == set()
+    found = sorted(roots_of(module) & {"torch", "numpy", "pickle", "cloudpickle"})
+    assert found == [], f"{module} knows bytes only: `serde/` or `runtime/` does this for it"
 
 
 def test_only_rpc_sets_the_default_agent() -> None:

@@ -113,7 +113,11 @@ def files() -> list[Path]:
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(TESTS)))
 def test_no_limit_decides_on_a_slow_machine(path: Path) -> None:
-    assert small_limits(path.read_text(), path.name) == []
+    assert small_limits(path.read_text(), path.name) == [], (
+        "these limits fail on a slow machine: wait for an event, with PATIENCE of "
+        "tests/patience.py as the limit. A limit that decides nothing has its place in "
+        "DECIDES_NOTHING of this file"
+    )
 
 
 def test_limits_of_whole_tests_are_larger_than_the_tests_patience() -> None:
