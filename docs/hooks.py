@@ -5,6 +5,7 @@ MkDocs calls the functions named `on_...`.
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -37,12 +38,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def page_of(name: str, program: str) -> str:
+    """Return the page of a program: its docstring as text, then the code below it."""
+    docstring = ast.get_docstring(ast.parse(program)) or ""
+    code = program.split('"""', 2)[2].lstrip("\n")
+    return f"# {name}\n\n{docstring}\n\n```python\n{code}```\n"
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         if source.endswith(".py"):
-            text = f"# {Path(source).stem}\n\n```python\n{text}```\n"
+            text = page_of(Path(source).stem, text)
         files.append(File.generated(config, page, content=text))
     return files
 
