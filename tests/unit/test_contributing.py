@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,35 @@ def test_every_option_is_in_the_files_of_the_list(path: str, others: set[str]) -
 )
 def test_options_take_effect_where_the_list_says(path: str, example: str) -> None:
     assert not (todo := lacks("An option", path, {example})), todo
+
+
+def options_that_are_read(sources: Mapping[str, str]) -> set[str]:
+    """Return the options that these modules read: `options.NAME`, or `self.NAME` in their class."""
+    return {
+        node.attr
+        for path, source in sources.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if isinstance(node.value, ast.Name)
+        if node.value.id == "options"
+        or (node.value.id == "self" and path.endswith("options/backend_options.py"))
+    }
+
+
+def test_every_option_is_read_somewhere() -> None:
+    sources = {str(path): path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")}
+    unread = sorted(OPTIONS - options_that_are_read(sources) - {"devices"})  # that one is only kept
+    assert unread == [], (
+        "these options change nothing: hand them on in runtime/start.py, or in `open_endpoint` of "
+        "RpcBackendOptions (CONTRIBUTING.md, 'An option', step 4)"
+    )
+
+
+def test_an_option_that_is_only_set_is_not_read() -> None:
+    only_set = {"start.py": "options.role = 5", "options/backend_options.py": "self.paths = ()"}
+    assert options_that_are_read(only_set) == set()
+    reads = {"start.py": "f(options.role)", "options/backend_options.py": "f(self.paths)"}
+    assert options_that_are_read(reads) == {"role", "paths"}
 
 
 def test_every_message_is_in_the_files_of_the_list() -> None:

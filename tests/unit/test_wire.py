@@ -54,12 +54,13 @@ def packed(
 
 def test_header_is_32_bytes_and_kinds_keep_their_numbers() -> None:
     assert HEADER.size == 32
-    assert [kind.name for kind in Kind] == [
+    in_order = [
         "REQUEST", "REPLY", "FAILURE", "CANCEL", "ACCEPTED", "REGISTER", "REGISTERED", "RELEASE",
         "RELEASED", "RECEIVED", "LEAVING", "DRAIN", "DRAINED", "DISMISS", "PINNED",
         "RELEASE_CONTEXT", "HOLD_CONTEXT", "GRADIENTS", "CREDIT_RETURNED", "PASS_FAILED", "CROWDED",
         "WHO_IS", "THIS_IS",
     ]  # fmt: skip
+    assert [kind.name for kind in Kind] == in_order, "append a new name here, and never renumber"
     assert [int(kind) for kind in Kind] == list(range(1, len(Kind) + 1))
     assert set(MESSAGES) == set(Kind), "each Kind has a line in MESSAGES of wire/messages.py"
     assert {KINDS[message]: message for message in MESSAGES.values()} == MESSAGES
