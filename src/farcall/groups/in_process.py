@@ -22,7 +22,7 @@ from farcall.transport.brief_threads import Several
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 
 
-class _Options(rpc.RpcBackendOptions):
+class _InProcessOptions(rpc.RpcBackendOptions):
     """Options of an agent whose frames stay in this process."""
 
     network: InprocNetwork
@@ -55,7 +55,7 @@ class Threads:
         self._names = names
         given = {"secret": rpc.Secret.generate(), **options, "store": HashStore()}
         keywords, self._limit = settings(given)
-        self._options = _Options(**keywords)
+        self._options = _InProcessOptions(**keywords)
         self._options.network = InprocNetwork()
         self._agents: list[Agent] = []
 

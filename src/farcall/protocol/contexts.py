@@ -82,7 +82,7 @@ class TellFailures(NamedTuple, Generic[T]):
     content: T
 
 
-class _Entry(Generic[T]):
+class _ContextEntry(Generic[T]):
     __slots__ = ("content", "givers", "mine", "parted", "told")
 
     def __init__(self, content: T, mine: bool) -> None:
@@ -104,7 +104,7 @@ class Contexts(Generic[T]):
     def __init__(self, creator: int, life: int) -> None:
         self._base = (creator % CREATORS) << CREATOR_SHIFT
         self._next = life << LIFE_SHIFT
-        self._entries: dict[int, _Entry[T]] = {}
+        self._entries: dict[int, _ContextEntry[T]] = {}
         self._dead: dict[int, set[int]] = {}  # by the creator and its life
         self._low_watermarks: dict[int, int] = {}  # likewise
 
@@ -122,7 +122,7 @@ class Contexts(Generic[T]):
 
     def create(self, context: int, content: T) -> None:
         """Add a context of this worker, with an id from `next_id`."""
-        self._entries[context] = _Entry(content, mine=True)
+        self._entries[context] = _ContextEntry(content, mine=True)
 
     def get(self, context: int) -> T | None:
         entry = self._entries.get(context)
@@ -144,7 +144,7 @@ class Contexts(Generic[T]):
         if entry is None:
             if self.is_dead(context):
                 return None
-            entry = self._entries[context] = _Entry(content, mine=False)
+            entry = self._entries[context] = _ContextEntry(content, mine=False)
         entry.givers.add(giver)
         return entry.content
 

@@ -24,7 +24,7 @@ NO_LIMIT = timedelta(days=3650)
 _CLOSING_TAG = 0
 
 
-class _Operation:
+class _GlooOperation:
     """See `group.Operation`."""
 
     def __init__(self, work: Any, tensor: torch.Tensor) -> None:
@@ -68,17 +68,17 @@ class GlooGroup:
         internals.assign(options, "devices_of_options", [device])
         self._gloo: Any = _Gloo(store, rank, size, options)
 
-    def send(self, to: int, tag: int, memory: Buffer) -> _Operation:
+    def send(self, to: int, tag: int, memory: Buffer) -> _GlooOperation:
         tensor = tensor_over(memory)
         try:
-            return _Operation(self._gloo.send([tensor], to, tag), tensor)
+            return _GlooOperation(self._gloo.send([tensor], to, tag), tensor)
         except RuntimeError as error:
             raise _lost(error) from error
 
-    def receive(self, source: int, tag: int, memory: Buffer) -> _Operation:
+    def receive(self, source: int, tag: int, memory: Buffer) -> _GlooOperation:
         tensor = tensor_over(memory)
         try:
-            return _Operation(self._gloo.recv([tensor], source, tag), tensor)
+            return _GlooOperation(self._gloo.recv([tensor], source, tag), tensor)
         except RuntimeError as error:
             raise _lost(error) from error
 

@@ -26,7 +26,7 @@ CHUNK = 1 << 30  # bytes of a message at most: mpi counts them in an int
 _SHORT_PAUSE, _LONG_PAUSE = 20e-6, 1e-3  # seconds between two rounds of questions
 
 
-class _Operation:
+class _MpiOperation:
     """See `group.Operation`."""
 
     def __init__(self, works: list[Any], tensors: list[Any]) -> None:
@@ -58,7 +58,7 @@ class _Poller:
 
     def __init__(self, name: str) -> None:
         self._changed = threading.Condition()  # guards what follows
-        self._pending: list[_Operation] = []
+        self._pending: list[_MpiOperation] = []
         self._is_new = False
         self._is_closed = False
         self._thread = FarcallThread(self._run, name)
@@ -66,7 +66,7 @@ class _Poller:
         if refused is not None:
             raise RendezvousError(f"no thread for mpi: {refused}")
 
-    def add(self, operation: _Operation) -> None:
+    def add(self, operation: _MpiOperation) -> None:
         with self._changed:
             self._pending.append(operation)
             self._is_new = True
@@ -144,16 +144,16 @@ class MpiGroup:
         self._mpi: Any = _Mpi.create(list(range(size)))  # its messages meet no others
         self._poller = _Poller(f"farcall mpi {rank}")
 
-    def send(self, to: int, tag: int, memory: Buffer) -> _Operation:
+    def send(self, to: int, tag: int, memory: Buffer) -> _MpiOperation:
         return self._begin(self._mpi.send, to, tag, memory)
 
-    def receive(self, source: int, tag: int, memory: Buffer) -> _Operation:
+    def receive(self, source: int, tag: int, memory: Buffer) -> _MpiOperation:
         return self._begin(self._mpi.recv, source, tag, memory)
 
-    def _begin(self, do: Any, other: int, tag: int, memory: Buffer) -> _Operation:
+    def _begin(self, do: Any, other: int, tag: int, memory: Buffer) -> _MpiOperation:
         tensors = [tensor_over(chunk) for chunk in _chunks(memoryview(memory))]
         works: list[Any] = []
-        operation = _Operation(works, tensors)
+        operation = _MpiOperation(works, tensors)
         try:
             works.extend(do([tensor], other, tag) for tensor in tensors)
         except RuntimeError as error:

@@ -35,7 +35,7 @@ _HOST = "NCCL_HOSTID"
 _constructing = threading.Lock()
 
 
-class _Operation:
+class _NcclOperation:
     """See `group.Operation`."""
 
     def __init__(self, lane: _Lane, done: torch.cuda.Event, memory: torch.Tensor) -> None:
@@ -69,7 +69,7 @@ class _Lane:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._is_abandoned = False
 
-    def send(self, buffer: OnDevice) -> _Operation:
+    def send(self, buffer: OnDevice) -> _NcclOperation:
         memory: Any = buffer.memory
         ready: Any = buffer.ready
         with self._on_stream():
@@ -80,7 +80,7 @@ class _Lane:
             moved = memory.to(self._device)
             return self._started(self._nccl.send([moved], 1, 0), moved)
 
-    def receive(self, size: int) -> tuple[OnDevice, _Operation]:
+    def receive(self, size: int) -> tuple[OnDevice, _NcclOperation]:
         with self._on_stream():
             memory = torch.empty(size, dtype=torch.uint8, device=self._device)
             operation = self._started(self._nccl.recv([memory], 0, 0), memory)
@@ -95,11 +95,11 @@ class _Lane:
         except RuntimeError as error:
             raise _lost(error) from error
 
-    def _started(self, work: Any, memory: torch.Tensor) -> _Operation:
+    def _started(self, work: Any, memory: torch.Tensor) -> _NcclOperation:
         work.wait()  # it is our stream that waits
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         done.record(self._stream)
-        return _Operation(self, done, memory)
+        return _NcclOperation(self, done, memory)
 
     def check(self) -> None:
         """Raises LinkError: it was abandoned."""
@@ -132,10 +132,10 @@ class NcclLanes:
         self._abandoned: set[int] = set()
         self._is_closed = False
 
-    def send(self, to: int, buffer: OnDevice) -> _Operation:
+    def send(self, to: int, buffer: OnDevice) -> _NcclOperation:
         return self._lane(self._rank, to).send(buffer)
 
-    def receive(self, source: int, size: int) -> tuple[OnDevice, _Operation]:
+    def receive(self, source: int, size: int) -> tuple[OnDevice, _NcclOperation]:
         return self._lane(source, self._rank).receive(size)
 
     def _lane(self, sender: int, receiver: int) -> _Lane:
